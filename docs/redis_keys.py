@@ -16,6 +16,10 @@ HOLDS = {
         "`before` those of entries that were trimmed, `folded` those that the stream's own `entries-added` "
         "includes; `chosen`, the last id that the append script chose."
     ),
+    "sw:{app.stream.P}:taken": (
+        "`STREAM/PARTITION/PROCESSOR` that sends to this partition to how much it has taken of that: the number "
+        "of records, and a digest of all of them."
+    ),
     "sw:{app.stream.P}:groups": (
         "Name of each group whose lock trimming asks, to the number of entries that others had deleted "
         "when its count was last compared with the stream; `#trimmed` counts the entries that trimming "
@@ -42,6 +46,15 @@ HOLDS = {
         "key of several parts the letters of their types, MessagePack."
     ),
     "sw:{app.stream.P}:expiry:TABLE": "The same keys by their expiry, of those that have one.",
+    "sw:{app.stream.P}:outbox:GROUP": (
+        "Messages for other streams: to (`STREAM/PARTITION`), since and through (where that partition must "
+        "stand, and stands then), data (msgpack: its limit, and what its append takes). They are deleted once "
+        "they are taken."
+    ),
+    "sw:{app.stream.P}:heads:GROUP": (
+        "Of the outbox: `#`, the id of the last message; `STREAM/PARTITION` to how far what was sent there "
+        "has come; `lost:STREAM/PARTITION:FIRST` to the last record that it lost after it had taken it."
+    ),
     "sw:{app.stream:GROUP}:members": "The membership document, JSON: generation, members, owners of the partitions.",
     "sw:{app.stream:GROUP}:damaged": (
         "A damaged value that workers found in place of the membership document, and quarantined: the "

@@ -4,10 +4,10 @@ Importing a module with an ``App`` has no side effects. A worker (``streamworker
 driver (``streamworker spark``) or a send connects to Redis when it first needs a connection.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from streamworker.core.policies import Errors
 from streamworker.core.protocols.membership.document import Membership
@@ -15,10 +15,10 @@ from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.units import Duration
 from streamworker.declare import check_codec, check_whole, describe
-from streamworker.declared import Processor
+from streamworker.declared import Into, O, P, Processor, R
 from streamworker.errors import ConfigurationError
 from streamworker.injection.declaring import Injecting
-from streamworker.processors import Codec, Start, StreamSpec
+from streamworker.processors import Codec, Start, StreamSpec, Targets
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.settings import Settings
@@ -30,8 +30,26 @@ if TYPE_CHECKING:
     from streamworker.runtime.worker import Worker
 
 T = TypeVar("T")
-P = ParamSpec("P")
-R = TypeVar("R")
+
+ByType = Mapping[type, Stream[Any]]
+"""A stream for each type of row."""
+
+
+class Options(TypedDict, total=False):
+    """The arguments of ``App.processor`` besides the stream and ``into``."""
+
+    name: str | None
+    batch: int | None
+    within: Duration
+    batch_bytes: int
+    errors: Errors | None
+    timeout: Duration | None
+    forward: bool | None
+    output: type | None
+    concurrency: int
+    ordered_by: Literal["key", "none"]
+    start: Start
+    tables: Sequence[Table[Any, Any]]
 
 
 class App(TableApp, Injecting, Pipelines):
@@ -161,10 +179,17 @@ class App(TableApp, Injecting, Pipelines):
         self.streams[name] = stream = Stream[T](self, spec)
         return stream
 
+    @overload
+    def processor(self, stream: Stream[Any], *, into: Stream[O], **options: Unpack[Options]) -> Into[O]: ...
+    @overload
+    def processor(
+        self, stream: Stream[Any], *, into: ByType | None = None, **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Processor[P, R]]: ...
     def processor(
         self,
         stream: Stream[Any],
         *,
+        into: Stream[Any] | ByType | None = None,
         name: str | None = None,
         batch: int | None = None,
         within: Duration = 0.05,
@@ -184,6 +209,10 @@ class App(TableApp, Injecting, Pipelines):
         ----------
         stream
             The stream that the processor reads.
+        into
+            Where what the function returns goes, each row once: a stream of this app, or one for each type
+            of row. The target's key decides the partition. None and an empty list send nothing, and a list
+            sends each of its rows in order. See docs/chains.md.
         name
             Name of the processor and its group; the function's name if None.
         batch
@@ -227,6 +256,7 @@ class App(TableApp, Injecting, Pipelines):
             spec = describe(
                 function,
                 stream.spec,
+                into=_specs_of(into),
                 name=name,
                 batch=batch,
                 within=within,
@@ -272,3 +302,17 @@ class App(TableApp, Injecting, Pipelines):
         from streamworker.runtime.worker import Worker, running
 
         return running(Worker(self, name=name, processors=processors))
+
+
+def _specs_of(into: Stream[Any] | ByType | None) -> Targets:
+    if into is None:
+        return None
+    if isinstance(into, Stream):
+        return into.spec
+    by_type: object = into
+    if isinstance(by_type, Mapping) and all(isinstance(each, Stream) for each in by_type.values()):
+        return {kind: stream.spec for kind, stream in by_type.items()}
+    raise ConfigurationError(
+        f"@app.processor was given into={into!r}.",
+        remedy="Write into=priced, or into={Priced: priced, Alert: alerts}.",
+    )

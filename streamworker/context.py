@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 IdsOf = Callable[[Entry], Iterable[EntryId]]
 """Returns the number of rows in an entry from its fields, where entries hold several rows."""
 
@@ -63,6 +64,25 @@ class Place:
     """The monotonic clock, in seconds."""
     key_of: Callable[[Any], object] | None
     """Returns a record's key; None where functions get columns."""
+
+
+class Sending(NamedTuple):
+    """A record that a call sends to another stream."""
+
+    stream: Any
+    """Its ``StreamSpec``."""
+    record: Any
+    headers: Mapping[str, str | bytes] | None
+
+
+class SendsTo(Protocol[T_contra]):
+    """A stream, as far as a context knows it."""
+
+    spec: Any
+
+    async def send(self, record: T_contra) -> object:
+        """Append one record."""
+        ...
 
 
 class Call:
@@ -291,6 +311,26 @@ class Context:
         """
         self._check_open("forwarded a row")
         self._call.outputs.append(row)
+
+    def send(
+        self, stream: SendsTo[T], record: T, *, headers: Mapping[str, str | bytes] | None = None
+    ) -> None:
+        """Send a record to a stream of the same app once, with the commit of the call's records.
+
+        Records for one partition of that stream arrive in the order in which they were sent.
+
+        Raises
+        ------
+        RecordError
+            If the call is over, or the stream is another app's.
+        """
+        self._check_open("sent a record")
+        if stream.spec.app != self.app:
+            raise RecordError(
+                f"Processor {self.processor!r} sent a record to {stream.spec.name!r} of another app.",
+                remedy="Use `await stream.send(...)`, which may send it again if the call is repeated.",
+            )
+        self._call.outputs.append(Sending(stream.spec, record, headers))
 
     def skip(self, record: object, reason: str = "") -> None:
         """Pass over one record of the call: it is logged, and committed with the others.

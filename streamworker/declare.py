@@ -19,7 +19,17 @@ from streamworker.core.policies import Errors, Policies
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
 from streamworker.injection.parameters import Resource, label, read_parameters
-from streamworker.processors import FunctionMode, OrderedBy, ProcessorSpec, Start, StreamSpec, Takes
+from streamworker.processors import (
+    FunctionMode,
+    OrderedBy,
+    ProcessorSpec,
+    Start,
+    StreamSpec,
+    Takes,
+    Targets,
+    has_several_types,
+    rows_of_several_types,
+)
 from streamworker.records import RecordCodec, RecordType
 from streamworker.redisio.keys import check_name
 
@@ -41,6 +51,7 @@ def describe(
     function: Callable[..., Any],
     stream: StreamSpec,
     *,
+    into: Targets = None,
     name: str | None,
     batch: int | None,
     within: Duration,
@@ -78,9 +89,10 @@ def describe(
         raise _wrong(name, f"has start={start!r}.", f"Use one of: {', '.join(STARTS)}.")
     returned = _returned(returns)
     _check_columns(name, mode, stream, takes, returned)
+    _check_into(name, stream, into, returned, takes, forward)
     # `output` says which columns the function returns; without it they are those of the stream.
     produced = output or (stream.record.python_type if _columns(returned) else returned)
-    forwards = forward if forward is not None else produced is not None
+    forwards = forward if forward is not None else produced is not None and not has_several_types(into)
     return ProcessorSpec(
         name=name,
         stream=stream,
@@ -96,6 +108,7 @@ def describe(
         timeout_ms=None if timeout is None else duration_ms(timeout, "timeout", least_ms=1),
         forward=forwards,
         output=_output_type(produced, stream, name) if forwards else None,
+        into=into,
         concurrency=concurrency,
         ordered_by=cast(OrderedBy, ordered_by),
         start=cast(Start, start),
@@ -108,6 +121,52 @@ def _policies(name: str, errors: Errors | None) -> Policies:
         return Policies(errors)
     except ConfigurationError as error:
         raise _wrong(name, f"is declared wrongly: {error.message}", error.remedy) from None
+
+
+def _check_into(
+    name: str,
+    stream: StreamSpec,
+    into: Targets,
+    returned: Any,
+    takes: Takes | None,
+    forward: bool | None,
+) -> None:
+    """Refuse targets that do not fit the function."""
+    if into is None:
+        return
+    by_type = into if isinstance(into, Mapping) else {into.record.python_type: into}
+    for kind, target in by_type.items():
+        if target.app != stream.app:
+            raise _wrong(
+                name,
+                f"sends into stream {target.name!r} of app {target.app!r}.",
+                "Send into a stream of its own app; an app may read streams of several modules.",
+            )
+        if kind is not target.record.python_type:
+            raise _wrong(
+                name,
+                f"sends {label(kind)} into stream {target.name!r}, which holds {target.record.name}.",
+                f"Write into={{{target.record.name}: {target.name}}}.",
+            )
+    if takes or _columns(returned):
+        raise _wrong(
+            name,
+            "takes or returns columns, and into= sends records.",
+            "Let it take and return lists of records.",
+        )
+    if forward and len(by_type) > 1:
+        raise rows_of_several_types(name)
+    if returned is None:
+        return
+    names = ", ".join(sorted(map(label, by_type)))
+    is_union = typing.get_origin(returned) in (typing.Union, types.UnionType)
+    for kind in typing.get_args(returned) if is_union else (returned,):
+        if kind not in (*by_type, Any, type(None)) and not isinstance(kind, typing.TypeVar):
+            raise _wrong(
+                name,
+                f"returns {label(kind)}, and into= takes {names}.",
+                f"Return {names}, a list of them or None; or name a stream of {label(kind)} in into=.",
+            )
 
 
 def _check_concurrency(

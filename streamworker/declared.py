@@ -1,13 +1,14 @@
 """``Processor``: what a decorator makes of a function."""
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from streamworker.processors import ProcessorSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - as in the error of a type checker: what goes out
 
 
 class Processor(Generic[P, R]):
@@ -28,3 +29,26 @@ class Processor(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, for instance from a test."""
         return self._function(*args, **kwargs)
+
+
+class Into(Protocol[O]):
+    """A decorator whose function returns what goes to one stream; the function's exact type is kept."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, list[O]]], /
+    ) -> Processor[P, Coroutine[Any, Any, list[O]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O]], /
+    ) -> Processor[P, Coroutine[Any, Any, O]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O | None]], /
+    ) -> Processor[P, Coroutine[Any, Any, O | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, list[O]], /) -> Processor[P, list[O]]: ...
+    @overload
+    def __call__(self, function: Callable[P, O], /) -> Processor[P, O]: ...
+    @overload
+    def __call__(self, function: Callable[P, O | None], /) -> Processor[P, O | None]: ...

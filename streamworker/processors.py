@@ -3,13 +3,14 @@
 This module connects to nothing. ``app.py`` makes these values, and ``runtime`` and ``spark`` read them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.policies import Policies
+from streamworker.errors import ConfigurationError
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Parameters
 from streamworker.records import RecordCodec, RecordType
@@ -86,6 +87,24 @@ class TableSpec:
         return None if routed is None else partition_for(routed, self.stream.partitions)
 
 
+Targets = StreamSpec | Mapping[type, StreamSpec] | None
+"""Where rows go besides: one stream, or one for each type of row."""
+
+
+def has_several_types(into: Targets) -> bool:
+    """Return whether rows that go there are of several types, which no acked log holds."""
+    return isinstance(into, Mapping) and len(into) > 1
+
+
+def rows_of_several_types(processor: str) -> ConfigurationError:
+    """Return the error for a processor whose rows of several types should go to its acked log."""
+    return ConfigurationError(
+        f"Processor {processor!r} forwards to an acked log, which holds rows of one type, and into= names "
+        "several.",
+        remedy="Give the pipeline to a processor that reads one of these streams.",
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ProcessorSpec:
     """A processor: a function, the stream it reads, and how it is called."""
@@ -109,6 +128,8 @@ class ProcessorSpec:
     """Whether acked rows go to the acked log."""
     output: RecordType | None
     """Type of the forwarded rows; the stream's type if the records themselves are forwarded."""
+    into: Targets = None
+    """Where the rows go besides the acked log."""
     timeout_ms: int | None = None
     """How long one call of the function may take before it counts as failed."""
     concurrency: int = 1
@@ -123,6 +144,18 @@ class ProcessorSpec:
     """The middleware around its calls; a worker sets it."""
     tables: tuple[TableSpec, ...] = ()
     """The tables that it writes."""
+
+    @property
+    def targets(self) -> tuple[StreamSpec, ...]:
+        """The streams that its rows go to."""
+        if isinstance(self.into, Mapping):
+            return tuple({spec.name: spec for spec in self.into.values()}.values())
+        return () if self.into is None else (self.into,)
+
+    @property
+    def may_send(self) -> bool:
+        """Whether its function can send to other streams."""
+        return self.into is not None or self.takes_context or bool(self.layers)
 
     @property
     def uses_columns(self) -> bool:

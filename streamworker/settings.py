@@ -161,6 +161,9 @@ class Settings:
     unread is ever dropped."""
     acked_entries_max: int = 100_000
     """Entries in one acked log at which commits wait for its readers."""
+    outbox_messages_max: int = 10_000
+    """Messages for other streams in one partition's outbox at which commits wait until those streams have
+    taken some. A commit makes one or more for each partition that it sends to."""
     trim_interval_ms: int = 2_000
     """How often an owner drops what every group and every reader has committed."""
 

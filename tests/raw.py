@@ -94,3 +94,10 @@ def records_in(client: Any, key: str, after: str = "0-0") -> list[tuple[bytes, d
     flats = [[id_, [part for pair in fields.items() for part in pair]] for id_, fields in found]
     records = Entries.of(flats)
     return [(str(each.id).encode(), dict(each.fields)) for each in records if each.id > EntryId.parse(after)]
+
+
+def records_of(client: Any, key: str) -> list[dict[bytes, bytes]]:
+    """Return the fields of each record of a stream, as if each were an entry of its own."""
+    found = client.xrange(key)
+    flat = [(name, [part for pair in fields.items() for part in pair]) for name, fields in found]
+    return [dict(entry.fields) for entry in Entries.of(flat)]

@@ -56,7 +56,8 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
-        "clock", "signals", "connecting", "durability", "declaring", "resources", "read", "send", "run",
+        "clock", "signals", "connecting", "durability", "declaring", "resources", "read", "send", "forward",
+        "run",
         "measuring", "watch", "listener", "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),

@@ -90,6 +90,8 @@ class PartitionView:
     """The oldest record that is tried again, in state ``retrying``."""
     pause: PauseView | None = None
     """The operator's pause that stands, whoever owns the partition; ``pausing`` until the owner obeys it."""
+    outbox: int = 0
+    """Messages for other streams that these have not taken yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +166,8 @@ class GroupSnapshot:
     def committed(self) -> int:
         """Source entries that the group has committed, over all partitions."""
         return sum(view.entries for view in self.partitions)
+
+    @property
+    def outbox(self) -> int:
+        """Messages for other streams that these have not taken yet, over all partitions."""
+        return sum(view.outbox for view in self.partitions)

@@ -110,6 +110,10 @@ class StreamKeys:
         """Counts of the records in entries that hold many."""
         return f"{self._partition_tag(partition)}:counts"
 
+    def taken(self, partition: int) -> str:
+        """How much one partition has taken from each outbox."""
+        return f"{self._partition_tag(partition)}:taken"
+
     def producer(self, partition: int, producer: str) -> str:
         """Last send of one producer to one partition."""
         return f"{self._partition_tag(partition)}:producer:{producer}"
@@ -128,6 +132,17 @@ class StreamKeys:
 
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
+
+
+class OutboxKeys(NamedTuple):
+    """The outbox of one slot, whatever writes to it."""
+
+    messages: str
+    """Messages that the targets have not confirmed yet."""
+    heads: str
+    """The last message, and how far the history of each target has come."""
+    source: str
+    """Its name at the targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +179,12 @@ class GroupKeys(StreamKeys):
     def state(self, partition: int) -> str:
         """Keyed state of one partition."""
         return f"{self._partition_tag(partition)}:state:{self.group}"
+
+    def outbox(self, partition: int) -> "OutboxKeys":
+        """What one partition sends to other streams."""
+        tag, group = self._partition_tag(partition), self.group
+        source = f"{self.stream}/{partition}/{group}"
+        return OutboxKeys(f"{tag}:outbox:{group}", f"{tag}:heads:{group}", source)
 
     @property
     def members(self) -> str:
@@ -243,6 +264,7 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream.P}:events", "stream"),
     KeyRow("sw:{app.stream.P}:producer:ID", "string, expires after an hour"),
     KeyRow("sw:{app.stream.P}:counts", "hash"),
+    KeyRow("sw:{app.stream.P}:taken", "hash"),
     KeyRow("sw:{app.stream.P}:groups", "hash"),
     KeyRow("sw:{app.stream.P}:lock:GROUP", "hash"),
     KeyRow("sw:{app.stream.P}:acked:GROUP", "stream"),
@@ -251,6 +273,8 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream.P}:state:GROUP", "hash"),
     KeyRow("sw:{app.stream.P}:table:TABLE", "hash"),
     KeyRow("sw:{app.stream.P}:expiry:TABLE", "zset"),
+    KeyRow("sw:{app.stream.P}:outbox:GROUP", "stream"),
+    KeyRow("sw:{app.stream.P}:heads:GROUP", "hash"),
     KeyRow("sw:{app.stream:GROUP}:members", "string"),
     KeyRow("sw:{app.stream:GROUP}:damaged", "any"),
     KeyRow("sw:{app.stream:GROUP}:control", "stream"),

@@ -127,6 +127,7 @@ class _Look:
     lag: int
     acked_length: int
     dead: int
+    outbox: int
     problem: str
 
 
@@ -140,15 +141,16 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             ("HGETALL", keys.groups(p)),
             ("XLEN", keys.acked(p)),
             ("XLEN", keys.dead(p)),
+            ("XLEN", keys.outbox(p).messages),
             RecordCounts.command(keys.counts(p)),
         ]
     replies = await backend.pipeline(commands)
     looks, uncounted = [], []
     for p in range(count):
-        lock, length, groups, settled, acked_length, dead, counts = replies[7 * p : 7 * p + 7]
+        lock, length, groups, settled, acked_length, dead, outbox, counts = replies[8 * p : 8 * p + 8]
         packed = RecordCounts.of(counts)
         records = _number(length) + packed.extra - packed.before
-        broken = [r for r in (lock, length, acked_length, dead) if isinstance(r, BackendError)]
+        broken = [r for r in (lock, length, acked_length, dead, outbox) if isinstance(r, BackendError)]
         view = None
         try:
             view = None if isinstance(lock, BackendError) else lock_view(lock, p)
@@ -165,6 +167,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
                 lag=lag,
                 acked_length=_number(acked_length),
                 dead=_number(dead),
+                outbox=_number(outbox),
                 problem=str(broken[0]) if broken else "",
             )
         )
@@ -234,6 +237,7 @@ def _partition_view(look: _Look, membership: Membership) -> PartitionView:
         rows=lock.rows,
         acked_length=look.acked_length,
         dead=look.dead,
+        outbox=look.outbox,
         since_ms=lock.since_ms,
         retry=lock.retry if state == "retrying" else None,
         pause=lock.pause,

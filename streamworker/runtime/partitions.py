@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -27,6 +28,9 @@ from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.forward.forwarder import Forwarder
+from streamworker.runtime.forward.outgoing import OutboxWriter
+from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
@@ -82,6 +86,7 @@ class Partitions:
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
+        self._forwarder = Forwarder(self.backend, self.spec.stream.app, self.settings, self.rng)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
         self.fetcher = fetcher_for(self.backend)(
             self.backend,
@@ -96,7 +101,8 @@ class Partitions:
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
-        return self.fetcher.run, self._committer.run, self._maintain
+        forwards = (self._forwarder.run,) if self.spec.may_send else ()
+        return self.fetcher.run, self._committer.run, self._maintain, *forwards
 
     def runners(self) -> dict[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read. Safe from any thread."""
@@ -174,6 +180,7 @@ class Partitions:
 
             resources = await self._patiently(effect, log, "resource_not_made", open_resources)
             stored = await self._patiently(effect, log, "state_unreadable", read_state)
+            outbox = await self._opened_outbox(effect, log, stack) if self.spec.may_send else None
             if running.drained.is_set():
                 return None
             running.runner = PartitionRunner(
@@ -189,9 +196,13 @@ class Partitions:
                 on_state=lambda reason, retry: self._show(effect, reason, retry),
                 log=log,
                 cache=self._cache,
+                outbox=outbox,
             )
             try:
-                return await running.runner.run()
+                stopped = await running.runner.run()
+                if outbox is not None and stopped.reason is StopReason.DRAINED:
+                    await outbox.source.settle()
+                return stopped
             finally:
                 self.witness.note(partition, running.runner.commits.committed)
 
@@ -202,6 +213,22 @@ class Partitions:
         if running is not None and running.drained.is_set():
             state, retry = "draining", ()
         self.mark(MarkLock(effect.partition, effect.owner, effect.lock.epoch, state, reason, retry))
+
+    async def _opened_outbox(
+        self, effect: StartRunner, log: BoundLogger, stack: AsyncExitStack
+    ) -> OutboxWriter:
+        """Begin to forward what an earlier owner has left, and return where this owner's messages go."""
+        partition, settings = effect.partition, self.settings
+
+        def held_up(reason: str) -> None:
+            if runner := self.runners().get(partition):
+                runner.activity.hinder("outbox", reason)
+
+        opened = partial(self._forwarder.open, self.keys.outbox(partition), held_up)
+        source, heads = await self._patiently(effect, log, "outbox_unreadable", opened)
+        stack.callback(source.close)
+        routes = Routes(self.spec.into, settings.entry_bytes_max)
+        return OutboxWriter(routes, source, heads, turn=partition, limit=settings.outbox_messages_max)
 
     async def _patiently(
         self, effect: StartRunner, log: BoundLogger, trouble: str, call: Callable[[], Awaitable[T]]

@@ -144,6 +144,8 @@ class LocalWorker:
     async def until_drained(self, timeout: float = 30.0) -> None:
         """Wait until each record that was sent is committed by each of the worker's processors.
 
+        That includes the records that these send to other streams.
+
         Raises
         ------
         ProcessingError
@@ -151,11 +153,20 @@ class LocalWorker:
         TimeoutError
             With how much each processor had left.
         """
+        before: int | None = None if any(spec.may_send for spec in self._specs.values()) else -1
 
         def drained(now: Snapshot) -> bool:
-            for group in now.processors.values():
+            nonlocal before
+            groups = now.processors.values()
+            for group in groups:
                 _refuse_halted(group)
-            return all(group.lag == 0 for group in now.processors.values())
+            if any(group.lag or group.outbox for group in groups):
+                return False
+            # The groups were looked at one after the other. What one of them sent to another meanwhile was
+            # noticed if the other has committed more since the look before.
+            committed = sum(group.committed for group in groups)
+            known, before = before, committed if before != -1 else -1
+            return known in (-1, committed)
 
         await self.until(drained, timeout)
 

@@ -11,6 +11,7 @@ from streamworker.cli.doctor.repair import _do
 from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.data.outbox import START, Mark, Message, Target
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
@@ -21,6 +22,7 @@ from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadEntry
+from streamworker.redisio.data.outbox import pack_records
 from streamworker.redisio.group import locks, membership
 from streamworker.redisio.group.membership import HeartbeatReply, Renewal
 from streamworker.redisio.group.operation import Access
@@ -32,6 +34,7 @@ from streamworker.settings import Settings
 STREAM = StreamKeys("shop", "orders")
 GROUP = GroupKeys("shop", "orders", "price")
 OTHER_GROUP = GroupKeys("shop", "orders", "audit")
+TO = Target("priced", 5)
 
 Raw: TypeAlias = "redis.Redis"
 """A plain client: what other programs may do to our keys, and what they see of them."""
@@ -198,6 +201,20 @@ def request(
 def batch_of(rows: int, first: EntryId = ZERO) -> AckedBatch:
     """Return some rows, ready for a commit."""
     return encode_batch(pa.record_batch({"n": list(range(rows))}), first)
+
+
+def message(number: int, since: Mark = START, *payloads: bytes, limit: int = 0) -> Message:
+    """Return a message of some records, by default of one."""
+    data = pack_records(limit, streams.records_args(payloads or (b"%d" % number,), "json"))
+    return Message(number, TO, since, since.after(max(1, len(payloads)), data), data)
+
+
+def chain(count: int) -> list[Message]:
+    """Return messages that follow each other."""
+    found: list[Message] = []
+    for number in range(1, count + 1):
+        found.append(message(number, found[-1].through if found else START))
+    return found
 
 
 def put(raw: Raw, key: str, kind: str = "list") -> None:

@@ -47,6 +47,7 @@ class Call:
 
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
 GROUPS, COUNTS = GROUP.groups(0), GROUP.counts(0)
+OUTBOX = GROUP.outbox(0)
 CALLS = {
     call.script.name: call
     for call in (
@@ -60,6 +61,13 @@ CALLS = {
             scripts.APPEND,
             *streams.append_call(STREAM, streams.Append(0, "p", 1, 10, [(b"a", {b"h": b"1"})])),
         ),
+        Call(
+            scripts.FORWARD,
+            (EVENTS, STREAM.taken(0), COUNTS),
+            ("orders/0/audit", "0-", "1-aa", 10, 1, "v", "a"),
+        ),
+        Call(scripts.EXPIRE, (LOCK, *GROUP.tables(0, ["totals"])), ("w1", 5, 100)),
+        Call(scripts.OPEN_OUTBOX, (OUTBOX.messages, OUTBOX.heads), ()),
         Call(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (5, 100, "price")),
         Call(
             scripts.CHANGE_MEMBERS,
@@ -137,6 +145,10 @@ async def prepare(group: Group) -> None:
     await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")
     await run("HSET", GROUP.readers, "spark", "{}")
     await run("SET", GROUP.damaged, "x")
+    values, index = GROUP.tables(0, ["totals"])
+    await run("HSET", values, "ann", "1 x")
+    await run("ZADD", index, 1, "ann")
+    await run("XADD", OUTBOX.messages, "1-1", "to", "priced/0")
 
 
 @pytest.mark.usefixtures("small_nodes")

@@ -19,11 +19,12 @@ from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
 from streamworker.redisio.admin.repair import _log_keys, group_keys
 from streamworker.redisio.data.commit import CommitRequest, DeadEntry, commit_call
+from streamworker.redisio.data.outbox import OutboxWrite, forward_call
 from streamworker.redisio.data.streams import Append, Headers, Payload, append_call
 from streamworker.redisio.group import operations_claim, operations_lease
 from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
-from tests.contract.support import GROUP, STREAM, batch_of
+from tests.contract.support import GROUP, STREAM, batch_of, chain
 
 LOCK, EVENTS, ACKED, DEAD, STATE, COUNTS, GROUPS = (
     GROUP.lock(0),
@@ -174,6 +175,23 @@ def appends(t: Transcript) -> None:
     ]
     for seq, limit, entries in sends:
         t.run(scripts.APPEND, *append_call(STREAM, Append(0, "p", seq, limit, entries)))
+    t.look()
+
+
+def outboxes(t: Transcript) -> None:
+    """Messages with a commit and without its heads; taken once, refused, and from elsewhere."""
+    keys, messages = GROUP.outbox(0), chain(3)
+    t.add(1, 3)
+    _, epoch, *_ = t.acquire("w1", 7)
+    for limit in (100, 2):
+        t.commit(epoch, 0, 1, outbox=OutboxWrite("", messages[:2], 100), rows=1)
+        t.commit(epoch, 1, 2, outbox=OutboxWrite(str(messages[1].id), messages[2:], limit))
+    t.commit(epoch, 2, 3, outbox=OutboxWrite("", messages, 100))
+    for _ in range(2):
+        t.run(scripts.OPEN_OUTBOX, (keys.messages, keys.heads), ())
+        t.client.delete(keys.heads)
+    for each in (*messages, messages[0], *chain(4)):
+        t.run(scripts.FORWARD, *forward_call("shop", keys.source, each))
     t.look()
 
 
@@ -367,6 +385,7 @@ SCENARIOS = (
     commits,
     tables,
     appends,
+    outboxes,
     members,
     mending,
     by_hand,

@@ -63,6 +63,8 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         STREAM.producer(0, "ID"),
         STREAM.counts(0),
         STREAM.groups(0),
+        STREAM.taken(0),
+        *GROUP.outbox(0)[:2],
         *(getattr(GROUP, name)(0) for name in ("lock", "acked", "copy", "dead", "state")),
         *(getattr(GROUP, name) for name in ("members", "control", "beats", "loads", "readers")),
         *(getattr(GROUP, name) for name in ("damaged", "holds", "schemas")),

@@ -88,7 +88,7 @@ ROLES = (
         "Delete a group, a dead letter, or a key but the membership document and the heartbeats; overwrite a "
         "stream; touch another app.",
         _WORKER,
-        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS),
+        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, Grant(("xdel",), ("outbox",))),
     ),
     Role(
         "producer",
@@ -118,7 +118,10 @@ ROLES = (
         "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
         Grant(
             (*_CONNECT, "get", "hget", "hgetall", "hmget", "xinfo|groups", "xlen"),
-            ("stream", "events", "groups", "counts", "lock", "acked", "dead", "members", "beats", "readers"),
+            (
+                *("stream", "events", "groups", "counts", "lock", "acked", "dead", "outbox"),
+                *("members", "beats", "readers"),
+            ),
             read_only=True,
         ),
         (
@@ -145,7 +148,7 @@ ROLES = (
         # SCAN returns the names of all keys of the server, since key patterns do not apply to it.
         (
             *(_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS),
-            Grant(("xdel",), ("dead",)),
+            Grant(("xdel",), ("dead", "outbox")),
             Grant(("scan",), ("members",)),
             Grant(("memory|usage", "unlink"), ("table", "expiry")),
         ),

@@ -11,6 +11,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.errors import BackendError, ConfigurationError, RecordError
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.ackedlog import AckedBatch
+from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ARGS_MAX, COMMIT, log_ahead, wrong_type
 from streamworker.redisio.wire.client import Backend, ScriptCall
@@ -32,6 +33,8 @@ class CommitCode(Enum):
     """Not committed: the batch does not begin at the checkpoint, or the stream holds other entries."""
     FULL = "FULL"
     """Not committed: the acked log is at its limit until its readers have read more of it."""
+    OUTBOX = "OUTBOX"
+    """Not committed: the outbox is at its limit until the target streams have taken more of it."""
     BADTYPE = "BADTYPE"
     """Not committed: another program wrote to a key; ``error`` names it."""
     AHEAD = "AHEAD"
@@ -81,6 +84,8 @@ class CommitRequest:
     tables: Mapping[str, int] = field(default_factory=dict)
     """The processor's tables, and how many ms each keeps a value; 0 for ever."""
     dead: Sequence[DeadEntry] = ()
+    outbox: OutboxWrite | None = None
+    """Messages for other streams; None adds none."""
     trim: bool = False
     """Whether to drop source entries that every group has committed."""
     acked_limit: int = 0
@@ -174,9 +179,18 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         args.append(0)
     else:
         args += (batch.rows, str(batch.first), batch.schema, batch.crc, batch.codec, batch.size, batch.data)
+    names = _names(keys, request.partition, *tables)
+    if request.outbox is not None:
+        place = keys.outbox(request.partition)
+        names = (*names[:BESIDES], place.messages, place.heads, *names[BESIDES:])
+        args += request.outbox.args()
     for name, (its_sets, its_dels) in tables.items():
         args += (request.tables[name], len(its_sets) // 2, *its_sets, len(its_dels), *its_dels)
-    return _names(keys, request.partition, *tables), args
+    return names, args
+
+
+BESIDES = 6
+"""Keys of each commit; those of the outbox and of tables follow."""
 
 
 @cache

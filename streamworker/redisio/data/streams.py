@@ -28,6 +28,7 @@ from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM
 from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import groups_by_name
 from streamworker.redisio.wire.link import Argument
 
 PAYLOAD = b"v"
@@ -213,17 +214,23 @@ async def append_many(
 
 def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
-    p, entries = append.partition, append.entries
-    args: list[Argument] = [append.seq, append.follows or "", append.limit, len(entries)]
-    columns = [_entry_fields(entry) for entry in entries] if append.pack == "arrow" else []
+    p = append.partition
+    args = (append.seq, append.follows or "", append.limit, *records_args(append.entries, append.pack))
+    return (keys.events(p), keys.producer(p, append.producer), keys.counts(p)), args
+
+
+def records_args(entries: Sequence[bytes | tuple[Payload, Headers]], packing: Packing) -> list[Argument]:
+    """Return what a script appends: the number of records, the form of the entries, and these."""
+    args: list[Argument] = [len(entries)]
+    columns = [_entry_fields(entry) for entry in entries] if packing == "arrow" else []
     rows = [int(flat[1]) for flat in columns]
     if sum(rows) > len(rows):
-        args[3:] = [sum(rows), "p"]
+        args[:] = [sum(rows), "p"]
         for records, flat in zip(rows, columns, strict=True):
             args += (records, len(flat), *flat)
-    elif append.pack and not columns and len(entries) >= PACK_MIN:
+    elif packing and not columns and len(entries) >= PACK_MIN:
         args.append("p")
-        for records, flat in _packed(entries, append.pack):
+        for records, flat in _packed(entries, packing):
             args += (records, len(flat), *flat)
     elif (payloads := _payloads(entries)) is not None:
         args.append("v")
@@ -233,7 +240,7 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
         for entry in entries:
             flat = _entry_fields(entry)
             args += (len(flat), *flat)
-    return (keys.events(p), keys.producer(p, append.producer), keys.counts(p)), args
+    return args
 
 
 def _packed(
@@ -426,6 +433,13 @@ async def entries_up_to(backend: Backend, keys: StreamKeys, partition: int, posi
         if not more:
             # This slice reached the end of the stream, and `added` was read at the same moment.
             return max(0, int(added) - after)
+
+
+async def slowest_group(backend: Backend, keys: StreamKeys, partition: int) -> str:
+    """Return the group that is furthest behind in a partition; empty if there is none."""
+    groups = groups_by_name(await backend.execute("XINFO", "GROUPS", keys.events(partition)))
+    lags = {name: group.get(b"lag") for name, group in groups.items()}
+    return max(lags, key=lambda name: lags[name] or 0).decode("utf-8", "replace") if lags else ""
 
 
 # -- trimming --------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
--- uses: trim epoch tables
+-- uses: trim epoch tables outbox
 -- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, tables, and the position of
 -- the Redis consumer group, which other tools show. Only the owner at its epoch can commit, and only from the
 -- current checkpoint. The script recognises a repeated commit by its new checkpoint.
 --
 -- KEYS  1 lock (hash)  2 acked (stream)  3 events (stream)  4 state (hash)  5 dead (stream)
---       6 counts (hash)  then for each table its values (hash) and its expiry index (zset)
+--       6 counts (hash)
+--       if there are messages:  7 outbox (stream)  8 heads (hash)
+--       then for each table its values (hash) and its expiry index (zset)
 -- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source records committed
 --       6 group  7 limit of the acked log, entries; 0 for none  8 '1' to trim the source
 --       9 rows of the acked log that all readers have read; 0 for none
@@ -15,9 +17,11 @@
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
 --             rows, and if there are any: first, schema, crc, codec, size, batch
+--             'outbox', if there are messages for other streams: limit of the outbox, id of its last message,
+--                n, n x (id, target, begin, end, data)
 --             for each table: ms that a value lives, 0 for ever; n, n x (key, value to set); n, n x key to
 --                delete
--- reply [OK | DUP | FENCED | GAP | FULL, epoch, checkpoint, rows]; OK with tables: and the server's ms
+-- reply [OK | DUP | FENCED | GAP | FULL | OUTBOX, epoch, checkpoint, rows]; OK with tables: and the server's ms
 --       | [AHEAD, acked, last id of the log, rows]
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local CHUNK = 4000      -- unpack() fails at 8,000 values
@@ -26,11 +30,14 @@ local TRIM_ACKED = 100
 
 local lock, acked, events, state, dead = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local owner, epoch, previous, new, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[6]
+local outbox, heads, tables_at = nil, nil, 7
+if string.find(KEYS[7] or '', '}:outbox:', 1, true) then outbox, heads, tables_at = KEYS[7], KEYS[8], 9 end
 
 -- A commit of one record has few commands, so each of them costs. A missing key has no wrong type, and
 -- reading a key of a wrong type returns an error, so the types are only checked where keys exist.
 if redis.call('EXISTS', acked, state, dead, unpack(KEYS, 6)) > 0 then
-  local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream', 'hash'}) or wrong_table(7)
+  local wrong = wrong_type({'hash', 'stream', 'stream', 'hash', 'stream', 'hash', outbox and 'stream',
+    outbox and 'hash'}) or wrong_table(tables_at)
   if wrong then return {'BADTYPE', wrong} end
 end
 local function refused(key, answer)
@@ -102,6 +109,13 @@ local dead_n, dead_at = tonumber(ARGV[at]), at + 1
 at = dead_at
 for _ = 1, dead_n do at = at + 1 + tonumber(ARGV[at]) end
 local rows, batch_at = tonumber(ARGV[at]), at + 1
+at = batch_at + (rows > 0 and 6 or 0)
+local outbox_at, tables_from = at + 1, at
+if outbox then
+  tables_from = outbox_at + 3 + 5 * tonumber(ARGV[outbox_at + 2])
+  local code = outbox_refuses(outbox, heads, ARGV[outbox_at + 1], tonumber(ARGV[outbox_at]))
+  if code then return reply(code) end
+end
 
 local limit, past = tonumber(ARGV[7]), tonumber(ARGV[9])
 if rows > 0 and limit > 0 and redis.call('XLEN', acked) >= limit then
@@ -112,7 +126,10 @@ end
 -- The first write is the one that needs memory. If the server refuses it, nothing was written; if the
 -- server accepts it, it refuses none of the others.
 total = total + rows
-local now = (rows > 0 or dead_n > 0 or #KEYS > 6) and text(server_ms())
+local now = (rows > 0 or dead_n > 0 or #KEYS >= tables_at) and text(server_ms())
+local outbox_n = outbox and tonumber(ARGV[outbox_at + 2])
+local outbox_refusal = outbox and outbox_add(outbox, outbox_n, outbox_at + 3)
+if outbox_refusal then return outbox_refusal end
 if rows > 0 then
   local added = redis.pcall('XADD', acked, text(total) .. '-0', 'rows', text(rows),
     'first', ARGV[batch_at], 'last', new, 'prev', previous, 'schema', ARGV[batch_at + 1],
@@ -125,6 +142,7 @@ if rows > 0 then
     return added
   end
 end
+if outbox then outbox_done(heads, outbox_n, outbox_at + 3) end
 at = dead_at
 for _ = 1, dead_n do
   local n = tonumber(ARGV[at])
@@ -134,8 +152,8 @@ end
 for i = 0, 2 * sets_n - 1, CHUNK do
   redis.call('HSET', state, unpack(ARGV, sets_at + i, sets_at + math.min(i + CHUNK, 2 * sets_n) - 1))
 end
-at = batch_at + (rows > 0 and 6 or 0)
-for i = 7, #KEYS, 2 do at = write_table(KEYS[i], KEYS[i + 1], at, now, CHUNK) end
+at = tables_from
+for i = tables_at, #KEYS, 2 do at = write_table(KEYS[i], KEYS[i + 1], at, now, CHUNK) end
 for i = 0, dels_n - 1, CHUNK do
   redis.call('HDEL', state, unpack(ARGV, dels_at + i, dels_at + math.min(i + CHUNK, dels_n) - 1))
 end
@@ -155,4 +173,4 @@ local tail = rows > 0 and {'tail', text(total) .. ' ' .. new .. ' ' .. epoch} or
 redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total), unpack(tail))
 if ARGV[8] == '1' then trim_events(events, TRIM_EVENTS) end
 if rows > 0 then trim_acked(acked, past, TRIM_ACKED) end
-return {'OK', epoch, new, text(total), #KEYS > 6 and now or nil}
+return {'OK', epoch, new, text(total), #KEYS >= tables_at and now or nil}

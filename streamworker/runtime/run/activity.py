@@ -9,7 +9,7 @@ from typing import Literal
 
 from streamworker.runtime.clock import monotonic_ms
 
-Trouble = Literal["reads", "commit"]
+Trouble = Literal["reads", "commit", "outbox"]
 """What may be held up in a partition. Each recovers independently, so each has its own reason."""
 
 SHOWN_MS = 1_000
@@ -36,7 +36,7 @@ class Activity:
         """When each running call began, the oldest first."""
         self.busy_since_ms: int | None = None
         """When the oldest of the running calls began, by the monotonic clock; None if none runs."""
-        self._troubles: dict[Trouble, str] = {"reads": "", "commit": ""}
+        self._troubles: dict[Trouble, str] = {"reads": "", "commit": "", "outbox": ""}
         self._shows = True
 
     # -- calls -----------------------------------------------------------------------------------
@@ -89,8 +89,8 @@ class Activity:
 
     @property
     def trouble(self) -> str:
-        """What holds up the reads or the commit in flight; empty if nothing does."""
-        return self._troubles["reads"] or self._troubles["commit"]
+        """What holds up the reads, the commit in flight or the outbox; empty if nothing does."""
+        return next((reason for reason in self._troubles.values() if reason), "")
 
     @property
     def is_commit_held_up(self) -> bool:
@@ -98,7 +98,7 @@ class Activity:
         return bool(self._troubles["commit"])
 
     def hinder(self, what: Trouble, reason: str) -> None:
-        """Show what holds up the reads or a commit; an empty reason shows that this one continues."""
+        """Show what holds up one of them; an empty reason shows that this one continues."""
         self._troubles[what] = reason
         self._show()
 

@@ -21,6 +21,7 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.records.entries import as_stored, origin_at
 from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
+from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.committer import Committer, Ticket
@@ -75,6 +76,8 @@ class Commits:
     log: BoundLogger
     tables: StateWithTables | None = None
     """The tables of the partition, which are told of each confirmed commit."""
+    outbox: OutboxWriter | None = None
+    """Where messages for other streams go, if the function can send any."""
 
     def __post_init__(self) -> None:
         lock = self.start.lock
@@ -119,6 +122,7 @@ class Commits:
             last=as_stored(*origin_at(work.entries, -1)),
             state=work.state,
             dead=work.dead,
+            outbox=self.outbox.write(work.sends) if work.sends and self.outbox else None,
             trim=self.trims.with_commit(),
             acked_limit=self.settings.acked_entries_max,
             acked_trim_rows=self.trims.acked_rows,
@@ -152,6 +156,8 @@ class Commits:
         self._committed = (request.new, reply.rows)
         if self.tables is not None:
             self.tables.confirmed(reply.at_ms)
+        if request.outbox is not None and self.outbox is not None:
+            self.outbox.source.committed(request.outbox)
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
         self.records_done += request.entries
@@ -172,6 +178,9 @@ class Commits:
                 f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
                 "start its pipeline or forget the reader"
             )
+        elif reply.code is CommitCode.OUTBOX and self.outbox is not None:
+            event, why = "outbox_full", self.outbox.source.reason
+            reason = f"outbox full: {why or 'the streams that this partition sends to are behind'}"
         if reply.code is not CommitCode.UNKNOWN and not self.activity.is_commit_held_up:
             self.log.warning(event, reason=reason)
         self.activity.hinder("commit", reason)

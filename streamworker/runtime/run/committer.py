@@ -38,7 +38,7 @@ from streamworker.settings import Settings
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 """A larger group of commits is split, so that one call stays well below its deadline on a slow network."""
 
-HELD_UP = frozenset({CommitCode.FULL, CommitCode.BADTYPE, CommitCode.AHEAD})
+HELD_UP = frozenset({CommitCode.FULL, CommitCode.OUTBOX, CommitCode.BADTYPE, CommitCode.AHEAD})
 """The commit is not done, and is retried: this worker still holds the lock, and somebody else must act first.
 Handling the batch again would not help, and would repeat the handler's side effects each time."""
 
@@ -60,8 +60,10 @@ class Ticket:
 
     @property
     def size(self) -> int:
-        """Bytes that the commit adds to the acked log."""
-        return 0 if self.request.batch is None else len(self.request.batch.data)
+        """Bytes that the commit adds to the acked log and the outbox."""
+        batch, outbox = self.request.batch, self.request.outbox
+        size = 0 if batch is None else len(batch.data)
+        return size + (sum(len(each.data) for each in outbox.messages) if outbox else 0)
 
 
 @dataclass(eq=False)

@@ -21,15 +21,16 @@ import anyio.lowlevel
 import anyio.to_thread
 import pyarrow as pa
 
-from streamworker.context import Call, Context, IdsOf, Place
+from streamworker.context import Call, Context, IdsOf, Place, Sending
 from streamworker.core.data.entries import Entry
 from streamworker.core.policies import Policy
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.injection.middleware import around
-from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.redisio.data.ackedlog import AckedBatch
+from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.threads import registered
 
@@ -68,8 +69,11 @@ NOT_OURS = DecodeError("The entry is replayed for another group.")
 class Invoker:
     """Calls the function of one processor for one partition."""
 
-    def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
+    def __init__(
+        self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int, routes: Routes
+    ) -> None:
         self.spec = spec
+        self._routes = routes
         self.place = place
         self.state = state
         self._limiter = shared_limiter(threads)
@@ -80,8 +84,10 @@ class Invoker:
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
         self._row_type: type = object
-        if spec.output is not None:
-            self._row_type = spec.output.built_type
+        row = spec.output or (spec.into.record if isinstance(spec.into, StreamSpec) else None)
+        if row is not None:
+            self._row_type = row.built_type
+        self._takes_rows = spec.forward or spec.into is not None
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = not issubclass(self._row_type, list)
@@ -247,10 +253,20 @@ class Invoker:
         if result is None and not outputs:
             rows: Sequence[Any] = records if self.forwards_input else ()
             return Effects(rows, changes) if rows or changes else NOTHING
-        if not self.spec.forward:
-            self.unwanted()
-            return Effects((), changes)
-        return Effects(self._forwarded(result, outputs), changes)
+        sendings = [each for each in outputs if type(each) is Sending]
+        own = [each for each in outputs if type(each) is not Sending] if sendings else outputs
+        if result is None and not own:
+            rows = records if self.forwards_input else ()
+        elif self._takes_rows:
+            rows = self._forwarded(result, own)
+        else:
+            self._unwanted()
+            rows = ()
+        return Effects([*rows, *sendings] if sendings else rows, changes)
+
+    def put_out(self, outputs: Sequence[Any], records: Sequence[Any]) -> Sequence[Any]:
+        """Return what a function with ``Records`` has put out for some records."""
+        return self._effects(None, outputs, None, records).outputs
 
     def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
         """Return the rows of a call: first those of ``ctx.forward``, then those that it returned."""
@@ -267,7 +283,7 @@ class Invoker:
             returned = [result]
         return self.checked([*outputs, *returned] if outputs else returned)
 
-    def unwanted(self) -> None:
+    def _unwanted(self) -> None:
         """Log once that rows of a processor that forwards nothing are dropped."""
         if not self._warned:
             self._warned = True
@@ -275,6 +291,19 @@ class Invoker:
                 "rows_not_forwarded",
                 reason="the processor has no output type: annotate what it returns, or set forward=True",
             )
+
+    def convert(self, outputs: Sequence[Any]) -> tuple[pa.RecordBatch | None, Routed]:
+        """Convert what calls have put out: rows to Arrow, and what goes to other streams by its routes.
+
+        A value that fits in neither form is a RecordError; code of the rows' class may raise anything.
+        """
+        sendings: list[Sending] = []
+        if (self.spec.takes_context or self.spec.layers) and any(type(each) is Sending for each in outputs):
+            sendings = [each for each in outputs if type(each) is Sending]
+            outputs = [each for each in outputs if type(each) is not Sending]
+        rows = self.to_rows(outputs)
+        sends = self._routes.routed(outputs, sendings) if outputs or sendings else {}
+        return rows, sends
 
     def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
         """Convert rows to Arrow; None if there are none.
@@ -369,7 +398,7 @@ def forwards_input(spec: ProcessorSpec) -> bool:
     not say that it returns rows. A function that is annotated ``-> Order | None`` filters: its None
     forwards nothing.
     """
-    if not spec.forward or spec.output not in (None, spec.stream.record):
+    if not spec.forward or spec.into is not None or spec.output not in (None, spec.stream.record):
         return False
     returns = inspect.signature(spec.function).return_annotation
     return returns in (inspect.Signature.empty, None, type(None), "None")

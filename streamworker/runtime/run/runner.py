@@ -21,6 +21,8 @@ from streamworker.context import Place
 from streamworker.core.events import StartRunner
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.forward.outgoing import OutboxWriter
+from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
@@ -95,6 +97,8 @@ class PartitionRunner:
     log: BoundLogger
     cache: TableCache
     """Values of the tables, for all partitions of this worker."""
+    outbox: OutboxWriter | None = None
+    """Where messages for other streams go, if the function can send any."""
 
     def __post_init__(self) -> None:
         spec, app = self.spec, self.spec.stream.app
@@ -114,6 +118,7 @@ class PartitionRunner:
             abandon=self.abandon,
             log=self.log,
             tables=kept if isinstance(kept, StateWithTables) else None,
+            outbox=self.outbox,
         )
         place = Place(
             app=app,
@@ -126,7 +131,8 @@ class PartitionRunner:
             key_of=spec.stream.key if spec.takes == "records" else None,
         )
         invoker, mode = _ways_of(spec)
-        self.invoker = invoker(spec, place, kept, self.settings.handler_threads)
+        routes = self.outbox.routes if self.outbox else Routes(spec.into, self.settings.entry_bytes_max)
+        self.invoker = invoker(spec, place, kept, self.settings.handler_threads, routes)
         self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
         self.buffer.use(spec.batch)
 

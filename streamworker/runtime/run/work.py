@@ -11,6 +11,7 @@ from streamworker.records.entries import id_at, size_of
 from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.commit import DeadEntry
+from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.state import Changes
 
 
@@ -25,6 +26,8 @@ class Work:
     packed: AckedBatch | None = None
     """``rows`` in encoded form, if the commit can use it as it is."""
     dead: list[DeadEntry] = field(default_factory=list)
+    sends: Routed = field(default_factory=dict)
+    """Rows for other streams, encoded."""
     state: Changes = field(default_factory=dict)
     holds_rows: bool = False
     """Whether the entries are those of a stream of columns."""

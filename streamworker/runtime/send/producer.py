@@ -82,7 +82,7 @@ class Producer:
         timeout: float | None = None,
     ) -> Sent:
         """Append one record; return when Redis has it. See ``Stream.send``."""
-        partition, entry, size = self.prepared(record, _header_fields(headers))
+        partition, entry, size = self.prepared(record, header_fields(headers))
         part = self._lanes.queue((partition, (entry,), size, 1), on_full)
         if timeout is None:  # One coroutine less: of thousands of concurrent sends each object counts.
             return Sent(partition, await part.done)
@@ -357,7 +357,8 @@ class _RowSender(ManySender):
         return records, None
 
 
-def _header_fields(headers: Mapping[Any, Any] | None) -> dict[bytes, bytes] | None:
+def header_fields(headers: Mapping[Any, Any] | None) -> dict[bytes, bytes] | None:
+    """Return a record's headers as bytes; None if there are none."""
     if not headers:
         return None
     if len(headers) > HEADERS_MAX:

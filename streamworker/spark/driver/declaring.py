@@ -6,7 +6,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from streamworker.declared import Processor
 from streamworker.errors import ConfigurationError
-from streamworker.processors import PipelineSpec, ProcessorSpec
+from streamworker.processors import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.redisio.keys import check_name
 from streamworker.spark.driver.checks import check_pipeline
 
@@ -65,7 +65,10 @@ class Pipelines:
                 )
             source = processor.spec
             if not source.forward and source.name not in self.silent:
-                source = replace(source, forward=True, output=source.stream.record)
+                if has_several_types(source.into):
+                    raise rows_of_several_types(source.name)
+                target = source.targets[0] if source.targets else source.stream
+                source = replace(source, forward=True, output=target.record)
                 self.processors[source.name] = source
             spec = PipelineSpec(
                 name=label,

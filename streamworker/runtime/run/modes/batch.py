@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry
+from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.invoke import Decoded, Effects
 from streamworker.runtime.run.modes.modes import Failed, Mode
 from streamworker.runtime.run.work import Work, joined
@@ -18,6 +19,7 @@ class _Part:
     """Results of handling the records of a batch."""
 
     rows: list[pa.RecordBatch] = field(default_factory=list)
+    sends: Routed = field(default_factory=dict)
     poison: list[tuple[Entry, Failed]] = field(default_factory=list)
     """Records that failed for good, or that the function set aside."""
     halts: tuple[Entry, Failed] | None = None
@@ -65,6 +67,7 @@ class BatchMode(Mode):
             self.state.drop_group()
             return halted
         work = Work(entries=whole, rows=joined(part.rows), holds_rows=self.invoker.ids_of is not None)
+        work.sends = part.sends
         work.packed = None if part.poison else self.invoker.packed(entries, records, part.rows)
         for entry, failed in sorted(part.poison, key=lambda each: each[0].id):
             work.dead += self.removed(entry, failed)
@@ -129,14 +132,15 @@ class BatchMode(Mode):
         self, entries: Sequence[Entry], records: list[Any], part: _Part, before: int = 0
     ) -> Effects | Failed | None:
         rows: pa.RecordBatch | None = None
+        sends: Routed = {}
         made = 0
 
         async def call(attempt: int) -> Effects:
-            nonlocal rows, made
+            nonlocal rows, sends, made
             made = attempt
             effects = await self.invoker.call_batch(entries, records, attempt)
             # Rows that cannot be converted to Arrow are an error of this call, not of the commit.
-            rows = self.invoker.to_rows(effects.outputs)
+            rows, sends = self.invoker.convert(effects.outputs)
             return effects
 
         outcome = await self.attempts(call, entries, before=before)
@@ -145,6 +149,8 @@ class BatchMode(Mode):
                 self.state.keep(outcome.changes)
             if rows is not None:
                 part.rows.append(rows)
+            for where, rows_of_one in sends.items():
+                part.sends.setdefault(where, []).extend(rows_of_one)
             for place, policy in (outcome.removed or {}).items():
                 its, _ = self._slice(entries, records, place, place + 1)
                 part.poison.append((its[0], Failed(policy, made)))

@@ -32,6 +32,7 @@ from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
+from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
@@ -51,10 +52,12 @@ BAD_ROWS_MAX = 20
 class ColumnsInvoker(Invoker):
     """Calls a function that takes columns, or that reads a stream of columns."""
 
-    def __init__(self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int) -> None:
+    def __init__(
+        self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int, routes: Routes
+    ) -> None:
         if spec.mode is FunctionMode.RECORD:
             spec = replace(spec, function=self._for_each(spec.function, is_async=spec.is_async))
-        super().__init__(spec, place, state, threads)
+        super().__init__(spec, place, state, threads, routes)
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
         self.ids_of = ids_of_rows if self._is_arrow else None

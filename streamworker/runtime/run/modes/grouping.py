@@ -171,7 +171,7 @@ class GroupingMode(Mode):
     def _take(self) -> Work:
         with self._lock:
             work = self._work
-            work.rows = self.invoker.to_rows(work.outputs)
+            work.rows, work.sends = self.invoker.convert(work.outputs)
             work.entries = self._take_entries()
             work.state = self.state.seal()
             self._work = Work()

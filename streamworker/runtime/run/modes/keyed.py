@@ -188,7 +188,7 @@ class KeyedMode(GroupingMode):
             if effects.outputs:
                 # Rows that cannot be converted to Arrow are an error of this call. At the commit it would
                 # be too late: other records of the key would be done already.
-                self.invoker.to_rows(effects.outputs)
+                self.invoker.convert(effects.outputs)
         except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
             failed = self.failed(raised, hand.attempt)
             self._ends(place)

@@ -87,7 +87,7 @@ class RecordMode(GroupingMode):
 
         async def call(attempt: int) -> Effects:
             effects = await self.invoker.call_record(entry, record, attempt)
-            self.invoker.to_rows(effects.outputs)
+            self.invoker.convert(effects.outputs)
             return effects
 
         return await self.attempts(call, [entry], failed=failed)

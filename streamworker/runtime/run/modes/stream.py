@@ -175,10 +175,14 @@ class StreamMode(GroupingMode):
         """Count the records in hand as done; a RecordError from here makes the function fail."""
         if not self._hand:
             return
-        outputs, removed = self._seen.outputs, self._seen.removed
-        if not outputs and self.invoker.forwards_input:
-            outputs = [record for place, (_, record, _) in enumerate(self._hand) if place not in removed]
-        effects = Effects(self._checked(outputs) if outputs else (), self._view.changes, removed)
+        outputs: Sequence[Any] = self._seen.outputs
+        removed = self._seen.removed
+        if outputs or self.invoker.forwards_input:
+            kept = [record for place, (_, record, _) in enumerate(self._hand) if place not in removed]
+            outputs = self.invoker.put_out(outputs, kept)
+            if self._careful:
+                self.invoker.convert(outputs)
+        effects = Effects(outputs, self._view.changes, removed)
         self.add_done([entry for entry, _, _ in self._hand], effects, self._attempts + 1)
         self.poke()
         self._hand = []
@@ -187,15 +191,6 @@ class StreamMode(GroupingMode):
         self._failing, self._failures = None, 0
         if self._search is not None:
             self._search.succeeded()
-
-    def _checked(self, outputs: Sequence[Any]) -> Sequence[Any]:
-        if not self.spec.forward:
-            self.invoker.unwanted()
-            return ()
-        self.invoker.checked(outputs)
-        if self._careful:
-            self.invoker.to_rows(outputs)
-        return outputs
 
     def _show(self, items: list[_Item]) -> None:
         """Reset the context to these records, with nothing forwarded or stored yet."""

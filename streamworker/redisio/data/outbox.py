@@ -1,0 +1,198 @@
+"""Outboxes: what one slot sends to partitions of other streams, each message once.
+
+A script of the slot adds messages in the step that commits what they come from; ``lua/parts/outbox.lua`` has
+its functions. Whoever owns the slot forwards them, and deletes those that their targets have taken.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import START, Mark, Message, Target
+from streamworker.errors import BackendError
+from streamworker.redisio.keys import OutboxKeys, StreamKeys
+from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.durability import MEMORY, Durability, NotDurable, Undurable
+from streamworker.redisio.wire.info import pairs_of
+from streamworker.redisio.wire.link import Argument
+
+LAST = "#"
+"""Field of the heads: id of the last message. No stream can have this name."""
+LOST = "lost:"
+"""How fields of the heads begin that tell what a target lost: ``lost:TARGET:FIRST`` to the last record."""
+
+_encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[Any]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Where an outbox stands."""
+
+    last: str
+    """Id of the last message; empty if there was none."""
+    marks: Mapping[Target, Mark]
+    """How far the history of each target has come."""
+    lost: Mapping[tuple[Target, int], int]
+    """Records that targets lost after they had confirmed them: the last by target and first."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxWrite:
+    """Messages that a commit adds to an outbox."""
+
+    after: str
+    """Id of the message before; empty if there was none."""
+    messages: Sequence[Message]
+    limit: int
+    """Messages that the outbox may hold when these are added."""
+
+    def args(self) -> list[Argument]:
+        """Return the arguments of the script that commits."""
+        args: list[Argument] = ["outbox", self.limit, self.after, len(self.messages)]
+        for each in self.messages:
+            args += (str(each.id), str(each.to), str(each.since), str(each.through), each.data)
+        return args
+
+
+def pack_records(limit: int, args: Sequence[Argument]) -> bytes:
+    """Return the content of a message: the limit of the target, and what its append takes."""
+    return _encode([limit, *args])
+
+
+# -- at the source ---------------------------------------------------------------------------
+
+
+async def open_outbox(backend: Backend, keys: OutboxKeys, durability: Durability = MEMORY) -> Heads:
+    """Return where an outbox stands, once all that is in it is durable. The call may be repeated."""
+    call: ScriptCall = ((keys.messages, keys.heads), ())
+    (reply,) = await backend.run_many(OPEN_OUTBOX, [call], durability=durability)
+    if isinstance(reply, Undurable):
+        raise reply.error()
+    if isinstance(reply, BackendError):
+        raise reply
+    return heads_of(checked(reply)[1])
+
+
+def heads_of(flat: Sequence[bytes]) -> Heads:
+    """Parse the fields and values of an outbox's heads; what cannot be read is left out."""
+    last, marks, lost = "", {}, {}
+    for name, value in pairs_of(flat).items():
+        field, text = name.decode("utf-8", "replace"), value.decode("utf-8", "replace")
+        try:
+            if field == LAST:
+                last = text
+            elif field.startswith(LOST):
+                target, _, first = field.removeprefix(LOST).rpartition(":")
+                lost[Target.parse(target), int(first)] = int(text)
+            elif field:
+                marks[Target.parse(field)] = Mark.parse(text)
+        except ValueError:  # Another program wrote it.
+            continue
+    return Heads(last, marks, lost)
+
+
+async def read_messages(
+    backend: Backend, keys: OutboxKeys, after: int, through: int, count: int
+) -> list[Message]:
+    """Return messages of an outbox by their numbers: those after one up to another, at most so many."""
+    first, last = EntryId(after + 1, 0), f"{through}-{2**64 - 1}"
+    found = await backend.execute("XRANGE", keys.messages, str(first), last, "COUNT", count)
+    return [_message(entry_id, pairs_of(flat)) for entry_id, flat in found]
+
+
+def _message(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Message:
+    return Message(
+        EntryId.parse(entry_id).ms,
+        Target.parse(fields[b"to"].decode()),
+        Mark.parse(fields[b"since"]),
+        Mark.parse(fields[b"through"]),
+        fields[b"data"],
+    )
+
+
+async def delete_messages(backend: Backend, taken: Mapping[OutboxKeys, Sequence[EntryId]]) -> None:
+    """Delete messages that their targets have taken. The call may be repeated."""
+    await backend.pipeline([("XDEL", keys.messages, *map(str, ids)) for keys, ids in taken.items()])
+
+
+async def note_lost(backend: Backend, keys: OutboxKeys, to: Target, stands: Mark, since: Mark) -> None:
+    """Keep what a target lost, for `status` and `doctor`."""
+    await backend.execute("HSET", keys.heads, f"{LOST}{to}:{stands.records + 1}", since.records)
+
+
+# -- at the target ---------------------------------------------------------------------------
+
+
+class ForwardCode(Enum):
+    """The result of forwarding a message."""
+
+    TAKEN = "taken"
+    """The target has it, from this try or an earlier one."""
+    FULL = "FULL"
+    """Not taken: the target partition is at its limit, and a group still needs all of it."""
+    OTHER = "OTHER"
+    """Not taken: the target stands elsewhere than the message begins."""
+    REFUSED = "REFUSED"
+    """Not taken: Redis refused, and ``error`` says why."""
+    UNKNOWN = "UNKNOWN"
+    """Taken or not, or not durable yet; ``error`` says why. Forward it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReply:
+    """The reply to a message."""
+
+    code: ForwardCode
+    stands: Mark = START
+    """Where the target stands, with ``OTHER``."""
+    error: BackendError | None = None
+
+
+async def forward_many(
+    backend: Backend,
+    app: str,
+    messages: Sequence[tuple[str, Message]],
+    durability: Durability = MEMORY,
+) -> list[ForwardReply]:
+    """Forward messages, each with the name of its source, in one round trip and in order.
+
+    The call may be repeated. It raises ``BackendError`` if nothing was answered.
+    """
+    calls = [forward_call(app, source, message) for source, message in messages]
+    return list(map(_reply, await backend.run_many(FORWARD, calls, durability=durability)))
+
+
+def forward_call(app: str, source: str, message: Message) -> ScriptCall:
+    """Return keys and arguments of ``forward.lua`` for a message."""
+    keys, partition = StreamKeys(app, message.to.stream), message.to.partition
+    names = (keys.events(partition), keys.taken(partition), keys.counts(partition))
+    return names, (source, str(message.since), str(message.through), *_decode(message.data))
+
+
+def _reply(reply: Any) -> ForwardReply:
+    if isinstance(reply, NotDurable):
+        return ForwardReply(ForwardCode.UNKNOWN, error=reply)
+    if isinstance(reply, BackendError):
+        return ForwardReply(ForwardCode.REFUSED, error=reply)
+    if isinstance(reply, Undurable):
+        found = _reply(reply.reply)
+        # A refused message wrote nothing that could be lost.
+        return (
+            ForwardReply(ForwardCode.UNKNOWN, error=reply.error())
+            if found.code is ForwardCode.TAKEN
+            else found
+        )
+    match reply:
+        case [b"BADTYPE", key]:
+            return ForwardReply(ForwardCode.REFUSED, error=wrong_type(key))
+        case [b"OTHER", stands]:
+            return ForwardReply(ForwardCode.OTHER, Mark.parse(stands))
+        case [b"FULL", _]:
+            return ForwardReply(ForwardCode.FULL)
+        case _:
+            return ForwardReply(ForwardCode.TAKEN)

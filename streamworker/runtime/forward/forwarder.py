@@ -1,0 +1,381 @@
+"""Forwards the messages of all outboxes of one processor in one worker, many in one round trip.
+
+Messages for one target partition go in order, and those for different ones do not wait for each other. A
+message that was committed and is durable at its source is forwarded; once it is durable at its target, it is
+deleted at the source. Whatever ends this worker in between, the next owner of the outbox forwards the rest
+again, and the targets recognise what they have. So does this worker after a call without an answer.
+
+If a target stands elsewhere than a message begins, one of the two servers has gone back after a failover.
+What the source still has is forwarded again. What it has not is lost: it is told and kept on the record, and
+forwarding goes on. If the target has records of a history that the source has lost, nothing says which of
+the source's records are among them, so that target waits for a person.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+import anyio.abc
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import Mark, Message, Standing, Target, standing_of
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError
+from streamworker.log import get_logger
+from streamworker.redisio.data import outbox
+from streamworker.redisio.data.outbox import ForwardCode, ForwardReply, OutboxWrite
+from streamworker.redisio.data.streams import slowest_group
+from streamworker.redisio.keys import OutboxKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.durability import durability_of
+from streamworker.runtime.signals import Signal
+from streamworker.settings import Settings
+
+HELD_BYTES = 1024 * 1024
+"""Bytes of messages of one outbox that a worker holds; it reads the others when these are through."""
+READ_COUNT = 200
+ROUND_BYTES = 4 * 1024 * 1024
+"""Bytes of one round trip."""
+FULL_PAUSE_MS = (20, 500)
+"""The first and the longest pause before a full target is tried again."""
+DIVERGED_PAUSE_MS = 5_000
+"""The pause before a target is looked at again that waits for a person."""
+SHOWN_PAUSE_MS = 100
+"""A target that is full is shown once a pause is this long."""
+SETTLE_MS = 500
+"""How long an outbox that is given up is still forwarded, if nothing holds it up. The next owner does the
+rest."""
+DELETE_EVERY_MS = 20
+
+
+@dataclass(eq=False)
+class _Lane:
+    """The messages of one outbox for one target partition, in order."""
+
+    source: "Source"
+    to: Target
+    messages: deque[Message] = field(default_factory=deque)
+    """All that the worker has read and the target has not taken."""
+    busy: bool = False
+    """Whether its messages are in a round trip, or rest before the next one."""
+    pauses: Pauses | None = None
+    reason: str = ""
+    """What holds it up."""
+
+    def taken(self, count: int) -> None:
+        """Drop messages from the front that the target has."""
+        for _ in range(count):
+            message = self.messages.popleft()
+            self.source.held -= len(message.data)
+            self.source.taken.append(message.id)
+
+    def held_up(self, reason: str) -> None:
+        """Show what holds it up; an empty reason shows that it goes on."""
+        if self.reason != reason:
+            self.reason = reason
+            if not self.source.closed:
+                self.source.on_trouble(self.source.reason)
+
+
+class Source:
+    """One outbox, as its owner forwards it."""
+
+    def __init__(
+        self, keys: OutboxKeys, forwarder: "Forwarder", through: int, on_trouble: Callable[[str], None]
+    ) -> None:
+        self.keys = keys
+        self._forwarder = forwarder
+        self.on_trouble = on_trouble
+        """Called with what holds it up, and with an empty reason when it goes on."""
+        self.confirmed = through
+        """Number of the last message that is durable at the source."""
+        self.read_up_to = 0
+        """Number of the last message that was put into a lane."""
+        self.reading = self.closed = False
+        self.held = 0
+        """Bytes of the messages in lanes."""
+        self.lanes: dict[Target, _Lane] = {}
+        self.taken: list[EntryId] = []
+        """Messages to delete."""
+        self.emptied = Signal()
+
+    def committed(self, write: OutboxWrite) -> None:
+        """Forward the messages of a commit that is confirmed."""
+        first, self.confirmed = write.messages[0].number, write.messages[-1].number
+        if self.read_up_to == first - 1 and self.held < HELD_BYTES and not self.reading:
+            self.put(write.messages)
+        else:
+            self._forwarder.read(self)
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Put messages into the lanes of their targets."""
+        for message in messages:
+            if (lane := self.lanes.get(message.to)) is None:
+                lane = self.lanes[message.to] = _Lane(self, message.to)
+            lane.messages.append(message)
+            self.held += len(message.data)
+            self.read_up_to = message.number
+            self._forwarder.start(lane)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all confirmed messages have been taken."""
+        return self.read_up_to >= self.confirmed and not self.held
+
+    @property
+    def reason(self) -> str:
+        """What holds it up; empty if nothing does."""
+        return next((lane.reason for lane in self.lanes.values() if lane.reason), "")
+
+    async def settle(self) -> None:
+        """Wait a moment until all is forwarded, unless something holds it up."""
+        with anyio.move_on_after(SETTLE_MS / 1000):
+            while not self.is_idle and not self.reason:
+                await self.emptied.wait()
+
+    def close(self) -> None:
+        """Forward nothing more: another worker may own the outbox now."""
+        self.closed = True
+        self._forwarder.forget(self)
+
+
+@dataclass(eq=False)
+class Forwarder:
+    """Forwards what the partitions of one processor have sent; ``run()`` must be running."""
+
+    backend: Backend
+    app: str
+    settings: Settings
+    rng: random.Random
+
+    def __post_init__(self) -> None:
+        self._durability = durability_of(self.settings)
+        self._log = get_logger("streamworker.forwarder")
+        self._sources: dict[OutboxKeys, Source] = {}
+        self._ready: defaultdict[str, dict[_Lane, None]] = defaultdict(dict)
+        """Lanes with messages, in turn, by the node of their target."""
+        self._rounds: set[str] = set()
+        """Nodes to which a round trip is under way."""
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._to_delete = Signal()
+
+    async def open(self, keys: OutboxKeys, on_trouble: Callable[[str], None]) -> tuple[Source, outbox.Heads]:
+        """Begin with an outbox that this worker owns now; raise BackendError if it cannot be read."""
+        heads = await outbox.open_outbox(self.backend, keys, self._durability)
+        through = EntryId.parse(heads.last).ms if heads.last else 0
+        source = self._sources[keys] = Source(keys, self, through, on_trouble)
+        self.read(source)
+        return source, heads
+
+    def forget(self, source: Source) -> None:
+        """Forward no more of an outbox."""
+        if self._sources.get(source.keys) is source:
+            del self._sources[source.keys]
+
+    async def run(self) -> None:
+        """Forward until cancelled."""
+        async with anyio.create_task_group() as self._tasks:
+            try:
+                await self._delete()
+            finally:
+                self._tasks = None
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def read(self, source: Source) -> None:
+        """Read messages that this worker does not hold: an earlier owner's, or those that waited."""
+        if self._tasks is not None and not source.reading and self._wants_more(source):
+            source.reading = True
+            self._tasks.start_soon(self._read, source)
+
+    @staticmethod
+    def _wants_more(source: Source) -> bool:
+        return not source.closed and source.read_up_to < source.confirmed and source.held < HELD_BYTES
+
+    async def _read(self, source: Source) -> None:
+        pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
+        while self._wants_more(source):
+            up_to = source.confirmed
+            try:
+                found = await outbox.read_messages(
+                    self.backend, source.keys, source.read_up_to, up_to, READ_COUNT
+                )
+            except BackendError as error:
+                self._log.warning("outbox_unreadable", source=source.keys.source, error=str(error))
+                await anyio.sleep(pauses.next_ms() / 1000)
+                continue
+            source.put(found)
+            if len(found) < READ_COUNT:
+                source.read_up_to = up_to
+        source.reading = False
+        source.emptied.fire()
+
+    # -- forwarding --------------------------------------------------------------------------
+
+    def start(self, lane: _Lane) -> None:
+        """Forward the messages of a lane, if it has any and nothing is under way for it."""
+        if self._tasks is None or lane.busy or not lane.messages or lane.source.closed:
+            return
+        events = StreamKeys(self.app, lane.to.stream).events(lane.to.partition)
+        place = self.backend.known_place_of(events)
+        self._ready[place][lane] = None
+        if place not in self._rounds:
+            self._rounds.add(place)
+            self._tasks.start_soon(self._round, place)
+
+    async def _round(self, place: str) -> None:
+        """Forward to one node, one round trip after the other, until there is nothing for it."""
+        try:
+            while work := self._gather(place):
+                await self._forward(work)
+        finally:
+            self._rounds.discard(place)
+
+    def _gather(self, place: str) -> list[tuple[_Lane, list[Message]]]:
+        work, size, ready = [], 0, self._ready[place]
+        while ready and size < ROUND_BYTES:
+            lane = next(iter(ready))
+            del ready[lane]
+            its: list[Message] = []
+            for message in () if lane.source.closed else lane.messages:
+                its.append(message)
+                size += len(message.data)
+                if size >= ROUND_BYTES:
+                    break
+            if its:
+                lane.busy = True
+                work.append((lane, its))
+        return work
+
+    async def _forward(self, work: list[tuple[_Lane, list[Message]]]) -> None:
+        assert self._tasks is not None
+        messages = [(lane.source.keys.source, message) for lane, its in work for message in its]
+        try:
+            replies = await outbox.forward_many(self.backend, self.app, messages, self._durability)
+        except BackendError as error:
+            replies = [ForwardReply(ForwardCode.UNKNOWN, error=error)] * len(messages)
+        at = 0
+        for lane, its in work:
+            stopped = _settled(lane, replies[at : at + len(its)])
+            at += len(its)
+            if stopped is None:
+                lane.pauses = None
+                self._go_on(lane, "")
+            else:
+                self._tasks.start_soon(self._again, lane, stopped)
+        self._to_delete.fire()
+
+    def _go_on(self, lane: _Lane, reason: str | None = None) -> None:
+        lane.busy = False
+        if reason is not None:
+            lane.held_up(reason)
+        self.start(lane)
+        self.read(lane.source)
+        if lane.source.is_idle:
+            lane.source.emptied.fire()
+
+    async def _again(self, lane: _Lane, reply: ForwardReply) -> None:
+        """Let a lane go on after a message that was not taken."""
+        first_ms, max_ms = FULL_PAUSE_MS
+        lane.pauses = lane.pauses or Pauses(self.rng.random, first_ms=first_ms, max_ms=max_ms)
+        pause_ms = lane.pauses.next_ms()
+        try:
+            if reply.code is ForwardCode.OTHER:
+                pause_ms = await self._compare(lane, reply.stands)
+            elif reply.code is not ForwardCode.FULL:
+                self._log.warning(
+                    "forward_unanswered",
+                    source=lane.source.keys.source,
+                    to=str(lane.to),
+                    reason=str(reply.error),
+                    retry_in_ms=pause_ms,
+                )
+                lane.held_up(f"{lane.to.in_words} does not take what it is sent: {reply.error}")
+            elif pause_ms >= SHOWN_PAUSE_MS:
+                target = StreamKeys(self.app, lane.to.stream)
+                group = await slowest_group(self.backend, target, lane.to.partition)
+                why = f"because {group} lags" if group else "and no processor reads it"
+                lane.held_up(f"{lane.to.in_words} is full {why}")
+        except BackendError as error:
+            self._log.warning("forward_unanswered", to=str(lane.to), reason=str(error))
+        await anyio.sleep(pause_ms / 1000)
+        self._go_on(lane)
+
+    async def _compare(self, lane: _Lane, stands: Mark) -> int:
+        """Compare where a target stands with all that the source still has for it.
+
+        Take what follows into the lane, and return how long the lane rests.
+        """
+        source = lane.source
+        log = self._log.bind(source=source.keys.source, to=str(lane.to), stands=str(stands))
+        chain: list[Message] = []
+        at, up_to = 0, source.read_up_to
+        while found := await outbox.read_messages(self.backend, source.keys, at, up_to, READ_COUNT):
+            at = found[-1].number
+            chain += [message for message in found if message.to == lane.to]
+        source.held += sum(len(message.data) for message in chain)
+        source.held -= sum(len(message.data) for message in lane.messages)
+        lane.messages = deque(chain)
+        if not chain:  # Another worker owns the outbox by now, and has forwarded all of it.
+            return 0
+        why, taken = standing_of(stands, [(message.since, message.through) for message in chain])
+        lane.taken(taken)
+        since = chain[0].since
+        if why is Standing.DIVERGED:
+            if not lane.reason:
+                log.error("outbox_diverged", since=str(since))
+            lane.held_up(
+                f"{lane.to.in_words} has records that this partition has lost: it stands at {stands}, and "
+                f"this partition goes on from {since}; see `streamworker doctor`"
+            )
+            return DIVERGED_PAUSE_MS
+        if why is Standing.TARGET_WENT_BACK:
+            lost = since.records - stands.records
+            log.error(
+                "forwarded_records_lost", records=lost, reason="the target confirmed them and lost them"
+            )
+            await outbox.note_lost(self.backend, source.keys, lane.to, stands, since)
+            lane.messages[0] = replace(chain[0], since=stands)
+        return 0
+
+    # -- deleting ----------------------------------------------------------------------------
+
+    async def _delete(self) -> None:
+        """Delete at the sources what the targets have taken, a few times a second at most."""
+        pauses = Pauses(self.rng.random)
+        left: defaultdict[OutboxKeys, list[EntryId]] = defaultdict(list)
+        while True:
+            for keys, source in self._sources.items():
+                if source.taken:
+                    left[keys] += source.taken
+                    source.taken = []
+            if not left:
+                await self._to_delete.wait()
+                continue
+            try:
+                await outbox.delete_messages(self.backend, left)
+            except BackendError as error:
+                self._log.warning("outbox_not_trimmed", error=str(error))
+                await anyio.sleep(pauses.next_ms() / 1000)
+            else:
+                left.clear()
+                pauses.reset()
+                await anyio.sleep(DELETE_EVERY_MS / 1000)
+
+
+def _settled(lane: _Lane, replies: Sequence[ForwardReply]) -> ForwardReply | None:
+    """Drop what a target has taken; return the reply to the first message that it has not."""
+    for reply in replies:
+        if reply.code is ForwardCode.OTHER:
+            # It may have taken this one and later ones from an earlier owner, or by a call without an answer.
+            ends = [message.through for message in lane.messages]
+            if reply.stands not in ends:
+                return reply
+            lane.taken(ends.index(reply.stands) + 1)
+            return None
+        if reply.code is not ForwardCode.TAKEN:
+            return reply
+        lane.taken(1)
+    return None

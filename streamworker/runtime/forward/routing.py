@@ -1,0 +1,129 @@
+"""Encodes the rows that a processor sends to other streams, and chooses their partitions.
+
+Both happen as part of the call that made the rows, so that a row that cannot be sent fails that call.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+from streamworker.context import Sending
+from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.errors import RecordError
+from streamworker.processors import StreamSpec, Targets
+from streamworker.records.codecs import make_list_encoder, short
+from streamworker.redisio.data.streams import records_args
+from streamworker.redisio.wire.link import Argument
+from streamworker.runtime.send.lane import Encoded, bytes_of
+from streamworker.runtime.send.producer import header_fields
+from streamworker.runtime.send.refusals import too_large
+
+IN_TURN = -1
+"""Stands for the partition of rows without a key, until their commit deals them out."""
+
+Routed = dict[tuple[str, int], list[Any]]
+"""By stream and partition, in order: encoded rows; for a stream of columns the rows themselves."""
+
+
+class Routes:
+    """The ways from the rows of one processor to other streams."""
+
+    def __init__(self, into: Targets, row_bytes_max: int) -> None:
+        self._into = into
+        self._row_bytes_max = row_bytes_max
+        self._known: dict[str, _Route] = {}
+
+    def routed(self, rows: Sequence[Any], sendings: Sequence[Sending]) -> Routed:
+        """Return encoded rows by where they go; raise RecordError for a row that cannot go anywhere."""
+        found: Routed = {}
+        into = self._into
+        if isinstance(into, StreamSpec):
+            if rows:
+                self.route(into).add(found, rows)
+        elif into is not None:
+            by_type: dict[type, list[Any]] = {}
+            for row in rows:
+                by_type.setdefault(type(row), []).append(row)
+            for kind, its in by_type.items():
+                if kind not in into:
+                    raise RecordError(
+                        f"The function returned {short(its[0])}, and into= names no stream for that type.",
+                        remedy=f"It has: {', '.join(sorted(each.__name__ for each in into))}.",
+                    )
+                self.route(into[kind]).add(found, its)
+        for sending in sendings:
+            self.route(sending.stream).add(found, [sending.record], header_fields(sending.headers))
+        return found
+
+    def route(self, spec: StreamSpec) -> "_Route":
+        """Return the way to a stream."""
+        if (known := self._known.get(spec.name)) is None:
+            known = self._known[spec.name] = _Route(spec, self._row_bytes_max)
+        return known
+
+    def named(self, stream: str) -> "_Route":
+        """Return the way to a stream that rows went to before."""
+        return self._known[stream]
+
+
+class _Route:
+    """The way to one stream."""
+
+    def __init__(self, spec: StreamSpec, row_bytes_max: int) -> None:
+        self.spec = spec
+        self._row_bytes_max = row_bytes_max
+        self._encode = None if spec.codec == "arrow" else spec.record.encoder(spec.codec)
+        self._encode_list = None if spec.codec == "arrow" else make_list_encoder(spec.record, spec.codec)
+        self._packer: Any = None
+
+    def add(self, to: Routed, rows: Sequence[Any], headers: Mapping[bytes, bytes] | None = None) -> None:
+        """Add rows, encoded, to the lists of their partitions."""
+        entries = self._entries(rows, headers)
+        name = self.spec.name
+        for partition, entry in zip(self._partitions(rows), entries, strict=True):
+            if (known := to.get((name, partition))) is None:
+                to[name, partition] = [entry]
+            else:
+                known.append(entry)
+
+    def _entries(self, rows: Sequence[Any], headers: Mapping[bytes, bytes] | None) -> Sequence[Any]:
+        if self._encode is None:
+            if headers:
+                raise RecordError(
+                    f"A record with headers was sent to {self.spec.name!r}, whose entries hold columns.",
+                    remedy="Send it without headers.",
+                )
+            self.spec.record.to_arrow(rows)
+            return rows
+        payloads: Sequence[Any] | None = self._encode_list(rows) if self._encode_list is not None else None
+        if payloads is None:
+            payloads = list(map(self._encode, rows))
+        for payload in payloads:
+            size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
+            if size > self._row_bytes_max:
+                raise too_large("record", self.spec, size, self._row_bytes_max)
+        if headers is None and isinstance(payloads[0], bytes):
+            return payloads
+        return [(payload, headers) for payload in payloads]
+
+    def _partitions(self, rows: Sequence[Any]) -> Sequence[int]:
+        count = self.spec.partitions
+        keys: list[Any] = list(map(self.spec.key, rows))
+        if set(map(type, keys)) == {str}:
+            try:
+                return [crc32(key.encode()) % count for key in keys]
+            except UnicodeEncodeError:
+                pass  # The slow way says which.
+        raw = map(canonical_key, keys)
+        return [IN_TURN if key is None else partition_for(key, count) for key in raw]
+
+    def args(self, entries: Sequence[Any]) -> list[Argument]:
+        """Return what the target's script appends for entries of one partition."""
+        if self._encode is not None:
+            return records_args(entries, self.spec.packing)
+        from streamworker.redisio.data.columns import Packer  # pyarrow takes long to import
+
+        if self._packer is None:
+            self._packer = Packer(self.spec.record.arrow_schema())
+        fields: Encoded = (self._packer.fields(self.spec.record.to_arrow(entries), "lz4"), None)
+        return records_args([fields], "arrow")

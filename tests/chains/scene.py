@@ -1,0 +1,78 @@
+"""A stage for chains: real workers that are killed, and what arrives at the far end."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import msgspec
+
+from streamworker import App
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.client import Backend
+from tests.chains.chain_app import Item, Noticed, item
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess
+from tests.judge import check_rows, read_logs
+from tests.raw import opened, records_of
+from tests.rebalance.scene import FAST
+
+HERE = Path(__file__).parent
+CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
+"""The processors, and what each reads."""
+
+
+class ChainScene:
+    def __init__(self, url: str, spawn: SpawnWorker, seed: int = 1) -> None:
+        self.url = url
+        self.sent = 0
+        self.random = random.Random(seed)
+        self._spawn = spawn
+        self._started = 0
+
+    def worker(self, **environ: str) -> WorkerProcess:
+        self._started += 1
+        command = ("run", "chain_app:app", "--name", f"w{self._started}")
+        return self._spawn(*command, cwd=HERE, environ={**FAST, **environ})
+
+    def send(self, count: int) -> None:
+        """Send the next records."""
+
+        async def send() -> None:
+            app = App("chain", redis_url=self.url)
+            items = app.stream("items", Item, key="customer", partitions=4)
+            async with app:
+                await items.send_many([item(n) for n in range(self.sent, self.sent + count)])
+
+        asyncio.run(send())
+        self.sent += count
+
+    def snapshots(self) -> list[GroupSnapshot]:
+        async def look() -> list[GroupSnapshot]:
+            async with Backend.open(self.url, name="observer", call_timeout_ms=10_000) as backend:
+                return [await take_snapshot(backend, "chain", stream, name) for name, stream in CHAIN.items()]
+
+        return asyncio.run(look())
+
+    def arrived(self) -> int:
+        """Return how many records the last processor has committed."""
+        return self.snapshots()[-1].committed
+
+    def check(self) -> None:
+        """Each record is at the far end once, in the order of its key, and so is what was sent beside."""
+        with opened(self.url) as client:
+            logs = read_logs(client, GroupKeys("chain", "summed", "report"), 3)
+            rows = [
+                [{"n": row["n"], "key": row["customer"]} for entry in log for row in entry.rows]
+                for log in logs.values()
+            ]
+            assert check_rows(rows) == set(range(self.sent))
+            keys = StreamKeys("chain", "noticed")
+            beside = [record for p in range(2) for record in records_of(client, keys.events(p))]
+        decode = msgspec.json.Decoder(Noticed).decode
+        numbers = [decode(fields[b"v"]).n for fields in beside]
+        assert sorted(numbers) == list(range(0, self.sent, 10))
+        assert all(
+            fields[b"h.customer"] == b"c%d" % (n % 97) for n, fields in zip(numbers, beside, strict=True)
+        )

@@ -1,0 +1,199 @@
+"""Outboxes: messages that are committed with a batch, and that their targets take once."""
+
+from dataclasses import replace
+
+import pytest
+
+from streamworker.core.data.entries import ZERO
+from streamworker.core.data.outbox import START, Mark, Message
+from streamworker.redisio.data import outbox, streams
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.data.outbox import ForwardCode, OutboxWrite
+from streamworker.redisio.keys import StreamKeys
+from tests.contract.support import GROUP, TO, Group, Raw, chain, everything, message, put, request
+
+pytestmark = pytest.mark.anyio
+
+PRICED = StreamKeys("shop", "priced")
+OUTBOX = GROUP.outbox(0)
+
+
+def write(messages: list[Message], *, after: str = "", limit: int = 100) -> OutboxWrite:
+    return OutboxWrite(after, messages, limit)
+
+
+async def forward(group: Group, *messages: Message, source: str = "orders/0/price") -> list[ForwardCode]:
+    replies = await outbox.forward_many(group.backend, "shop", [(source, each) for each in messages])
+    return [reply.code for reply in replies]
+
+
+async def payloads(group: Group) -> list[bytes]:
+    found = await streams.range_entries(group.backend, PRICED.events(5), ZERO, None, 5_000)
+    return [entry.fields[b"v"] for entry in found]
+
+
+# -- at the source ---------------------------------------------------------------------------
+
+
+async def test_a_commit_adds_its_messages_in_the_same_step(group: Group) -> None:
+    """The outbox holds them as they were given, and its heads say where the next ones go on."""
+    entries, lock = await group.begun(2)
+    messages = chain(2)
+    reply = await group.commit(replace(request(lock, entries, rows=2), outbox=write(messages)))
+    assert reply.code is CommitCode.OK
+    assert await outbox.read_messages(group.backend, OUTBOX, 0, 2, 10) == messages
+    heads = await outbox.open_outbox(group.backend, OUTBOX)
+    assert (heads.last, heads.marks) == (str(messages[-1].id), {TO: messages[-1].through})
+
+
+async def test_a_repeated_commit_adds_its_messages_once(group: Group, raw: Raw) -> None:
+    """Its answer was lost, and it is sent again."""
+    entries, lock = await group.begun(1)
+    sent = replace(request(lock, entries), outbox=write(chain(3)))
+    await group.commit(sent)
+    before = everything(raw)
+    assert (await group.commit(sent)).code is CommitCode.DUP
+    assert everything(raw) == before
+
+
+async def test_a_full_outbox_holds_up_commits_that_send_and_no_others(group: Group, raw: Raw) -> None:
+    """Nothing is written, and the same commit succeeds once the targets have taken some."""
+    entries, lock = await group.begun(3)
+    first, second = chain(2)
+    done = replace(request(lock, entries[:1]), outbox=write([first]))
+    assert (await group.commit(done)).code is CommitCode.OK
+    at = entries[0].id
+    held_up = replace(
+        request(lock, entries[1:2], previous=at, rows=1), outbox=write([second], after=str(first.id), limit=1)
+    )
+    before = everything(raw)
+    assert (await group.commit(held_up)).code is CommitCode.OUTBOX
+    assert everything(raw) == before
+    await outbox.delete_messages(group.backend, {OUTBOX: [first.id]})
+    assert (await group.commit(held_up)).code is CommitCode.OK
+    silent = request(lock, entries[2:], previous=entries[1].id)
+    assert (await group.commit(silent)).code is CommitCode.OK
+
+
+async def test_messages_that_do_not_follow_the_last_are_a_gap(group: Group, raw: Raw) -> None:
+    """Whoever packed them knew another history of the outbox."""
+    entries, lock = await group.begun(1)
+    before = everything(raw)
+    sent = replace(request(lock, entries), outbox=write(chain(1), after="7-7"))
+    assert (await group.commit(sent)).code is CommitCode.GAP
+    assert everything(raw) == before
+
+
+async def test_a_commit_behind_which_the_log_is_ahead_leaves_no_message_that_counts(group: Group) -> None:
+    """It adds them before it is refused, and the next owner drops them, if it is not done after all."""
+    entries, lock = await group.begun(1)
+    await group.backend.execute("XADD", GROUP.acked(0), "99-0", "x", "y")
+    refused = replace(request(lock, entries, rows=1), outbox=write(chain(2)))
+    assert (await group.commit(refused)).code is CommitCode.AHEAD
+    assert (await group.commit(refused)).code is CommitCode.AHEAD
+    await group.backend.execute("HSET", OUTBOX.heads, "#", "0-0")  # It sent something before.
+    heads = await outbox.open_outbox(group.backend, OUTBOX)
+    assert heads.last == str(chain(2)[-1].id)
+    assert await outbox.read_messages(group.backend, OUTBOX, 0, 10, 10) == []
+
+
+async def test_an_outbox_whose_heads_were_deleted_goes_on_behind_its_last_message(group: Group) -> None:
+    """What is in it is kept, and the next message gets an id that Redis takes."""
+    entries, lock = await group.begun(1)
+    messages = chain(2)
+    await group.commit(replace(request(lock, entries), outbox=write(messages)))
+    await group.backend.execute("HDEL", OUTBOX.heads, "#", str(TO))
+    heads = await outbox.open_outbox(group.backend, OUTBOX)
+    assert (heads.last, heads.marks) == (str(messages[-1].id), {})
+    assert await outbox.read_messages(group.backend, OUTBOX, 0, 9, 10) == messages
+
+
+async def test_what_a_target_lost_is_kept_by_range(group: Group) -> None:
+    """Noted twice, it is the same loss."""
+    for _ in range(2):
+        await outbox.note_lost(group.backend, OUTBOX, TO, Mark(3, "aa"), Mark(7, "bb"))
+    heads = await outbox.open_outbox(group.backend, OUTBOX)
+    assert heads.lost == {(TO, 4): 7}
+
+
+@pytest.mark.parametrize("key", [OUTBOX.messages, OUTBOX.heads], ids=["outbox", "heads"])
+async def test_a_key_of_another_type_is_named_and_nothing_is_written(
+    group: Group, raw: Raw, key: str
+) -> None:
+    """Another program wrote there."""
+    entries, lock = await group.begun(1)
+    put(raw, key)
+    before = everything(raw)
+    reply = await group.commit(replace(request(lock, entries), outbox=write(chain(1))))
+    assert reply.code is CommitCode.BADTYPE and key in str(reply.error)
+    assert everything(raw) == before
+
+
+# -- at the target ---------------------------------------------------------------------------
+
+
+async def test_a_target_takes_each_message_once_and_in_order(group: Group) -> None:
+    """Repeats are recognised, of whichever worker; one that is not next is refused."""
+    first, second, third = chain(3)
+    assert await forward(group, second) == [ForwardCode.OTHER]
+    assert await forward(group, first, second, second) == [ForwardCode.TAKEN] * 3
+    assert await forward(group, first) == [ForwardCode.OTHER]
+    assert await forward(group, third) == [ForwardCode.TAKEN]
+    assert await payloads(group) == [b"1", b"2", b"3"]
+
+
+async def test_the_answer_to_a_message_that_is_not_next_says_where_the_target_stands(group: Group) -> None:
+    """By this its source finds out which of the two went back."""
+    first, second = chain(2)
+    await forward(group, first)
+    (reply,) = await outbox.forward_many(group.backend, "shop", [("orders/0/price", first)])
+    assert reply.code is ForwardCode.TAKEN
+    elsewhere = replace(second, since=Mark(9, "ff"))
+    (reply,) = await outbox.forward_many(group.backend, "shop", [("orders/0/price", elsewhere)])
+    assert (reply.code, reply.stands) == (ForwardCode.OTHER, first.through)
+
+
+async def test_another_history_under_the_same_numbers_is_refused(group: Group) -> None:
+    """After a failover of the source: the numbers agree, and the records do not."""
+    taken = message(1, START, b"old")
+    await forward(group, taken)
+    other = message(1, START, b"new")
+    assert other.through.records == taken.through.records
+    assert await forward(group, other) == [ForwardCode.OTHER]
+    assert await payloads(group) == [b"old"]
+
+
+async def test_each_source_counts_for_itself(group: Group) -> None:
+    """Two partitions of one processor send to the same target."""
+    assert await forward(group, message(1)) == [ForwardCode.TAKEN]
+    assert await forward(group, message(1), source="orders/1/price") == [ForwardCode.TAKEN]
+    assert await payloads(group) == [b"1", b"1"]
+
+
+async def test_a_target_that_is_full_takes_nothing_and_later_all(group: Group, raw: Raw) -> None:
+    """All records of a message or none, by the limit of its stream."""
+    await streams.append_many(group.backend, PRICED, [streams.Append(5, "p", 1, 0, [b"x"] * 3)])
+    sent = message(1, START, b"a", b"b", limit=4)
+    assert await forward(group, sent) == [ForwardCode.FULL]
+    assert await payloads(group) == [b"x"] * 3
+    raw.xtrim(PRICED.events(5), maxlen=2, approximate=False)
+    assert await forward(group, sent) == [ForwardCode.TAKEN]
+    assert await payloads(group) == [b"x", b"x", b"a", b"b"]
+
+
+async def test_many_records_arrive_as_an_append_would_write_them(group: Group) -> None:
+    """They share entries, and are counted as records."""
+    many = [b'{"n":%d}' % n for n in range(100)]
+    assert await forward(group, message(1, START, *many)) == [ForwardCode.TAKEN]
+    found = await streams.read_each(group.backend, PRICED, {5: ZERO}, 1_000)
+    assert [entry.fields[b"v"] for entry in found[5]] == many  # type: ignore[union-attr]
+    assert await streams.entries_up_to(group.backend, PRICED, 5, found[5][-1].id) == 100  # type: ignore[index]
+
+
+async def test_a_message_is_deleted_by_an_id_of_its_history_only(group: Group) -> None:
+    """A worker that was paused through a failover does not delete what was sent since under its number."""
+    entries, lock = await group.begun(1)
+    old, new = message(1, START, b"old"), message(1, START, b"new")
+    await group.commit(replace(request(lock, entries), outbox=write([new])))
+    await outbox.delete_messages(group.backend, {OUTBOX: [old.id]})
+    assert await outbox.read_messages(group.backend, OUTBOX, 0, 1, 10) == [new]

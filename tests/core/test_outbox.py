@@ -1,0 +1,41 @@
+"""Marks of what was sent, and what a target's answer means."""
+
+import pytest
+
+from streamworker.core.data.outbox import START, Mark, Standing, Target, standing_of
+
+A, B, C, D = (Mark(n, digest) for n, digest in enumerate(("aa", "bb", "cc", "dd"), 1))
+CHAIN = [(A, B), (B, C), (C, D)]
+
+
+@pytest.mark.parametrize(
+    ("stands", "expected"),
+    [
+        pytest.param(A, (Standing.GOES_ON, 0), id="it has none of them"),
+        pytest.param(C, (Standing.GOES_ON, 2), id="it has two of them"),
+        pytest.param(D, (Standing.GOES_ON, 3), id="it has all"),
+        pytest.param(START, (Standing.TARGET_WENT_BACK, 0), id="it has lost all that was confirmed"),
+        pytest.param(Mark(2, "xx"), (Standing.DIVERGED, 0), id="it has others under a number of theirs"),
+        pytest.param(Mark(9, "xx"), (Standing.DIVERGED, 0), id="it has more than was ever sent"),
+        pytest.param(Mark(1, "xx"), (Standing.DIVERGED, 0), id="it has others up to where they begin"),
+    ],
+)
+def test_an_answer_tells_which_of_the_two_went_back(stands: Mark, expected: tuple[Standing, int]) -> None:
+    """What the source still has for the target begins behind all that the target has confirmed."""
+    assert standing_of(stands, CHAIN) == expected
+
+
+def test_a_mark_depends_on_the_whole_history() -> None:
+    """The same message after another history leads elsewhere, and so does another message."""
+    one, other = START.after(1, b"a"), START.after(1, b"b")
+    assert one != other
+    assert one.after(1, b"x") != other.after(1, b"x")
+    assert START.after(1, b"a") == one
+    assert START.after(2, b"a") != one
+
+
+@pytest.mark.parametrize("text", ["priced", "priced/x", ""])
+def test_what_names_no_target_is_refused(text: str) -> None:
+    """Another program wrote it."""
+    with pytest.raises(ValueError, match="invalid literal"):
+        Target.parse(text)
