@@ -149,6 +149,9 @@ QUICK: dict[str, Any] = {
 }
 
 
+KEYS = GroupKeys("shop", "orders", "price")
+
+
 class Shop:
     """An app whose worker runs in this process, and what its function was given."""
 
@@ -156,21 +159,26 @@ class Shop:
         self.app = App("shop", redis_url=url, **QUICK)
         self.orders = self.app.stream("orders", Order, partitions=1)
         self.seen: list[int] = []
-        self.keys = GroupKeys("shop", "orders", "price")
 
         @self.app.processor(self.orders, batch=10, within=0.0)
         async def price(batch: list[Order]) -> list[Priced]:
             self.seen.extend(order.number for order in batch)
             return [Priced(order.number, 1.0) for order in batch]
 
+        self.worker = Worker(self.app)
+
     async def send(self, *numbers: int) -> list[EntryId]:
         return [(await self.orders.send(Order(number))).entry_id for number in numbers]
 
-    async def until_committed(self, url: str, rows: int) -> None:
+    async def until_committed(self, rows: int) -> None:
+        """Wait until the log has so many rows, and the worker has the answer to the commit of the last."""
+
         async def enough() -> bool:
-            async with Backend.open(url, name="observer") as backend:
-                lock = await locks.read_lock(backend, self.keys, 0)
-            return lock is not None and lock.rows == rows
+            runners = [group.partitions.running().get(0) for group in self.worker._groups]
+            async with Backend.open(self.app.settings.redis_url, name="observer") as backend:
+                lock = await locks.read_lock(backend, KEYS, 0)
+            known = any(runner and runner.commits.committed.rows == rows for runner in runners)
+            return known and lock is not None and lock.rows == rows
 
         await wait_for_async(enough, f"{rows} rows are in the log", 20)
 
@@ -178,11 +186,10 @@ class Shop:
 @contextlib.asynccontextmanager
 async def working(url: str) -> AsyncIterator[Shop]:
     shop = Shop(url)
-    worker = Worker(shop.app)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(worker.run)
+        tasks.start_soon(shop.worker.run)
         yield shop
-        worker.stop()
+        shop.worker.stop()
 
 
 @pytest.mark.parametrize("how", ["a power failure", "a restored copy", "flushed"])
@@ -193,11 +200,11 @@ async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:
             kept = await shop.send(1, 2, 3)
-            await shop.until_committed(durable.url, 3)
+            await shop.until_committed(3)
             size = await bytes_written(durable)
             shutil.copytree(durable.data_dir, copy)
             gone = await shop.send(4, 5, 6, 7)
-            await shop.until_committed(durable.url, 7)
+            await shop.until_committed(7)
             if how == "flushed":
                 with raw(durable) as client:
                     client.flushall()
@@ -211,7 +218,7 @@ async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer
             await wait_for_async(lambda: all_of(log, "partition_rolled_back"), "it is told", 20)
             left = 0 if how == "flushed" else 3
             again = await shop.send(8, 9)
-            await shop.until_committed(durable.url, left + 2)
+            await shop.until_committed(left + 2)
             producer = shop.app.producer(shop.orders)
             (lost,) = producer.lost
     (line,) = all_of(log, "partition_rolled_back")
@@ -232,18 +239,18 @@ async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:
             await shop.send(1)
-            await shop.until_committed(durable.url, 1)
-            kept = (shop.keys.lock(0), shop.keys.acked(0))
+            await shop.until_committed(1)
+            kept = (KEYS.lock(0), KEYS.acked(0))
             with raw(durable) as client:
                 before = [client.dump(key) for key in kept]
             await shop.send(2, 3)
-            await shop.until_committed(durable.url, 3)
+            await shop.until_committed(3)
             with raw(durable) as client:
                 for key, value in zip(kept, before, strict=True):
                     client.restore(key, 0, value, replace=True)
             durable.restart()
             await wait_for_async(lambda: all_of(log, "partition_rolled_back"), "it is told", 20)
-            await shop.until_committed(durable.url, 3)
+            await shop.until_committed(3)
     (line,) = all_of(log, "partition_rolled_back")
     assert (line["entries"], line["rows"]) == (2, 2)
     assert line["source"] == "the entries are there, and are handled again"
@@ -254,10 +261,10 @@ async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Embed
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:
             await shop.send(1, 2)
-            await shop.until_committed(durable.url, 2)
+            await shop.until_committed(2)
             durable.restart()
             await shop.send(3)
-            await shop.until_committed(durable.url, 3)
+            await shop.until_committed(3)
     known = Committed(7, EntryId(9, 0), 90, 30, "a")
     assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=8)) is None
     assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=7)) is not None
