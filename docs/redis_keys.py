@@ -40,7 +40,8 @@ HOLDS = {
         "it, which takes its place."
     ),
     "sw:{app.stream.P}:dead:GROUP": "Dead letters: id, error, attempts, at (ms), by, and the entry's own fields as `f.<name>`.",
-    "sw:{app.stream.P}:state:GROUP": "Keyed state that the processor saved with its commits.",
+    "sw:{app.stream.P}:state:GROUP": "Keyed state that the processor saved with its commits; and, under names that "
+    "begin with a zero byte, up to which planned time each timer is done, its last call, and calls asked for.",
     "sw:{app.stream.P}:table:TABLE": (
         "Values of a table, by the canonical bytes of their key: expiry (ms; empty for none), a space, for a "
         "key of several parts the letters of their types, MessagePack."

@@ -6,7 +6,7 @@ from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.units import Duration, Size
-from streamworker.declared import Processor
+from streamworker.declaring.processor import Processor
 from streamworker.errors import (
     ConfigurationError,
     DecodeError,

@@ -15,7 +15,8 @@ from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.units import Duration
 from streamworker.declare import check_codec, check_whole, describe
-from streamworker.declared import Into, O, P, Processor, R
+from streamworker.declaring.processor import Into, O, P, Processor, R
+from streamworker.declaring.timers import TIMERS_STREAM, TimerApp
 from streamworker.errors import ConfigurationError
 from streamworker.injection.declaring import Injecting
 from streamworker.processors import Codec, Start, StreamSpec, Targets
@@ -52,7 +53,7 @@ class Options(TypedDict, total=False):
     tables: Sequence[Table[Any, Any]]
 
 
-class App(TableApp, Injecting, Pipelines):
+class App(TableApp, Injecting, Pipelines, TimerApp):
     """The streams, processors and pipelines of one application.
 
     Parameters
@@ -109,6 +110,7 @@ class App(TableApp, Injecting, Pipelines):
         )
         Injecting.__init__(self, include)
         Pipelines.__init__(self)
+        TimerApp.__init__(self)
         Membership.empty(1, assignment)
         chosen = self.settings.coordination.name
         if assignment == "weighted" and not PROTOCOLS[chosen].has_document:
@@ -154,7 +156,7 @@ class App(TableApp, Injecting, Pipelines):
             records that are sent together share entries, which saves most of the memory and the time.
         """
         check_name("stream", name)
-        if name in self.streams:
+        if name in self.streams or name == TIMERS_STREAM:
             raise ConfigurationError(
                 f"App {self.name!r} has two streams named {name!r}.", remedy="Give one of them another name."
             )
@@ -279,7 +281,7 @@ class App(TableApp, Injecting, Pipelines):
             self.processors[spec.name] = spec
             if forward is False:
                 self.silent.add(spec.name)
-            return Processor(self.processors, spec.name, function)
+            return Processor(self, spec.name, function)
 
         return bind
 

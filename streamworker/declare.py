@@ -35,6 +35,7 @@ from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500
 """Records in a batch if the function takes a list and no size is given."""
+BATCH_BYTES = 4 * 1024 * 1024
 ROWS_DEFAULT = 10_000
 """Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
 RECORDS_DEFAULT = 1_000
@@ -53,13 +54,13 @@ def describe(
     *,
     into: Targets = None,
     name: str | None,
-    batch: int | None,
-    within: Duration,
-    batch_bytes: int,
-    errors: Errors | None,
-    timeout: Duration | None,
-    forward: bool | None,
-    output: type | None,
+    batch: int | None = None,
+    within: Duration = 0.05,
+    batch_bytes: int = BATCH_BYTES,
+    errors: Errors | None = None,
+    timeout: Duration | None = None,
+    forward: bool | None = None,
+    output: type | None = None,
     concurrency: int = 1,
     ordered_by: str = "key",
     start: str = "earliest",

@@ -20,9 +20,10 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from streamworker.app import App
-from streamworker.declared import Processor
+from streamworker.declaring.processor import Processor
+from streamworker.declaring.timers import Timer
 from streamworker.errors import ConfigurationError, StreamworkerError
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import ProcessorSpec, TimerSpec
 from streamworker.stream import Stream, StreamApp
 from streamworker.table import Table
 from streamworker.variables import REDIS_URL_OVERRIDE
@@ -125,6 +126,21 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     )
 
 
+def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
+    """Return the app, the group and the timer that a path names; an error lists the timers."""
+    module, found = _resolve(path)
+    there: list[str] = []
+    for app in _apps(module).values():
+        for group in (*app.timers_group(), *app.processors.values()):
+            for timer in group.timers:
+                if isinstance(found, Timer) and found.spec is timer:
+                    return with_override(app), group, timer
+                there.append(timer.name)
+    raise ConfigurationError(
+        f"{path} is {_describe(found)}, not a timer.", remedy=_list("Timers there", sorted(there))
+    )
+
+
 def resolve_processor(path: str) -> Selection:
     """Return the processor that a path names; an app must have only one. An error lists the processors."""
     selection = resolve_processors(path)
@@ -156,9 +172,9 @@ def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]
     for app in _apps(module).values():
         if names is not None and (named := names(app).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
-            return module, named if isinstance(named, Stream | Table) else Processor(
-                app.processors, attribute, named.function
-            )
+            if isinstance(named, Stream | Table):
+                return module, named
+            return module, Processor(app, attribute, named.function)
     place = getattr(module, "__file__", None) or "a namespace package"
     remedy = _apps_hint(module)
     if names is not None and (inside := _inside(module, names)):

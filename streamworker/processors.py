@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.schedules import Missed, PlannedTimes
 from streamworker.core.policies import Policies
 from streamworker.errors import ConfigurationError
 from streamworker.injection.middleware import Layer
@@ -48,6 +49,8 @@ class StreamSpec:
     codec: Codec
     records_max: int
     """Records that a partition may hold before senders wait."""
+    has_records: bool = True
+    """Whether it can hold any; the stream of an app's timers cannot."""
     single_entries: bool = False
     """Whether each record is an entry of its own."""
     key_fields: str | tuple[str, ...] | None = None
@@ -144,6 +147,8 @@ class ProcessorSpec:
     """The middleware around its calls; a worker sets it."""
     tables: tuple[TableSpec, ...] = ()
     """The tables that it writes."""
+    timers: "Sequence[TimerSpec]" = ()
+    """The functions that each partition calls by time, between its batches."""
 
     @property
     def targets(self) -> tuple[StreamSpec, ...]:
@@ -161,6 +166,17 @@ class ProcessorSpec:
     def uses_columns(self) -> bool:
         """Whether the function takes columns, or its stream has columns."""
         return self.takes != "records" or self.stream.codec == "arrow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimerSpec:
+    """A function that is called by time."""
+
+    name: str
+    schedule: PlannedTimes
+    missed: Missed
+    call: ProcessorSpec
+    """How the function is called: with the planned time in place of a record, if it takes that."""
 
 
 @dataclass(frozen=True, kw_only=True)

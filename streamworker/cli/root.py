@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, bench, dead, orders, reset, schema, send, simulate, status, top
-from streamworker.cli.data import table
+from streamworker.cli import acl, bench, orders, simulate, status, timers, top
+from streamworker.cli.data import dead, reset, schema, send, table
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.support import Commands, say
@@ -56,6 +56,7 @@ app.command()(status.history)
 app.command()(orders.pause)
 app.command()(orders.resume)
 app.command()(orders.retry)
+app.add_typer(timers.app, name="timers")
 app.add_typer(dead.app, name="dead")
 app.add_typer(table.app, name="table")
 app.command()(reset.reset)

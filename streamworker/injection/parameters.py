@@ -98,11 +98,13 @@ def read_parameters(
     known: "Mapping[str, Resource[..., Any]]",
     *,
     takes_record: bool = True,
+    at_time: bool = False,
     takes_context: bool = True,
 ) -> Parameters:
     """Read what fills a function's parameters; one that nothing fills is a ConfigurationError.
 
-    ``whose`` names the function in errors: ``Processor 'price'``.
+    ``whose`` names the function in errors: ``Processor 'price'``. ``at_time`` is for functions that are
+    called by time: in place of a record they are given the planned time, if they ask for it.
     """
     hints = hints_of(function, whose)
     record = context = ""
@@ -120,7 +122,9 @@ def read_parameters(
             continue
         else:
             shown = name if hint is None else f"{name}: {label(hint)}"
-            can = ["its record"] * takes_record + ["a Context"] * takes_context
+            can = ["the planned time as a datetime" if at_time else "its record"] * takes_record + [
+                "a Context"
+            ] * takes_context
             there = ", ".join(map(str, known.values()))
             raise ConfigurationError(
                 f"{whose} takes `{shown}`, which nothing fills.",
@@ -128,7 +132,7 @@ def read_parameters(
                 f" with @app.resource: {there or 'there are none'}.",
             )
         filled.append(name)
-    if takes_record and not record:
+    if takes_record and not (at_time or record):
         raise ConfigurationError(
             f"{whose} takes no record.", remedy="Let it take the record, a list of records, or Records."
         )

@@ -101,8 +101,9 @@ class Partitions:
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
+        reads = (self.fetcher.run,) if self.spec.stream.has_records else ()
         forwards = (self._forwarder.run,) if self.spec.may_send else ()
-        return self.fetcher.run, self._committer.run, self._maintain, *forwards
+        return *reads, self._committer.run, self._maintain, *forwards
 
     def runners(self) -> dict[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read. Safe from any thread."""

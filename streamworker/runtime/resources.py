@@ -1,5 +1,6 @@
 """Makes the resources of a worker and of its partitions, and closes them."""
 
+import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -33,7 +34,8 @@ class Resources:
         Raise ProcessingError if one cannot be made; those before it are closed then.
         """
         values = dict(self.values)
-        wanted = [spec.parameters for spec in specs] + [layer.parameters for layer in self.layers]
+        calls = [call for spec in specs for call in (spec, *(timer.call for timer in spec.timers))]
+        wanted = [call.parameters for call in calls] + [layer.parameters for layer in self.layers]
         async with AsyncExitStack() as stack:
 
             async def make(resources: Iterable[Resource[..., Any]]) -> None:
@@ -53,7 +55,22 @@ class Resources:
             replace(layer, function=layer.parameters.bind(layer.function, self.values))
             for layer in self.layers
         ]
-        return replace(spec, function=spec.parameters.bind(spec.function, self.values), layers=layers)
+        timers = tuple(replace(timer, call=_timed(self.bound(timer.call))) for timer in spec.timers)
+        function = spec.parameters.bind(spec.function, self.values)
+        return replace(spec, function=function, layers=layers, timers=timers)
+
+
+def _timed(call: ProcessorSpec) -> ProcessorSpec:
+    """Return a timer's call whose function is given the planned time, and drops it if it takes none."""
+    function = call.function
+    if call.parameters.record:
+        return call
+
+    @functools.wraps(function)
+    def without_time(_: object, *context: object) -> Any:
+        return function(*context)
+
+    return replace(call, function=without_time)
 
 
 @asynccontextmanager

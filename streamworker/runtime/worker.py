@@ -27,7 +27,7 @@ from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Override
 from streamworker.log import get_logger
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import ProcessorSpec, TimerSpec
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import check_server
@@ -65,6 +65,11 @@ class Application(Protocol):
     settings: Settings
     processors: dict[str, ProcessorSpec]
     layers: list[Layer]
+    timers: dict[str, TimerSpec]
+
+    def timers_group(self) -> list[ProcessorSpec]:
+        """Return the group that runs its timers, if it has any."""
+        ...
 
     def load(self) -> None:
         """Import the modules that declare more of it."""
@@ -97,7 +102,7 @@ class Worker:
         static_id = static_id or app.settings.static_id
         self._static_id = check_name("static id", static_id) if static_id else ""
         app.load()
-        self._specs = _chosen(app, processors)
+        self._specs = [*_chosen(app, processors), *app.timers_group()]
         self._resources = Resources(app.layers, {each.resource: each.value for each in overrides})
         self._groups: list[Group] = []
         self._stopping = False
@@ -172,7 +177,7 @@ class Worker:
         while True:
             try:
                 await check_durability(backend, self._settings)
-                for spec in self._app.processors.values():
+                for spec in (*self._app.processors.values(), *self._app.timers_group()):
                     await declare(backend, spec)
             except BackendUnavailable as error:
                 if anyio.current_time() > until:
@@ -251,9 +256,10 @@ def run_worker(
 
 
 def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec]:
-    if not app.processors:
+    if not app.processors and not app.timers:
         raise ConfigurationError(
-            f"App {app.name!r} has no processors.", remedy="Declare one with @app.processor(stream)."
+            f"App {app.name!r} has no processors and no timers.",
+            remedy="Declare one with @app.processor(stream).",
         )
     for name in names or ():
         if name not in app.processors:

@@ -22,7 +22,7 @@ from streamworker.app import App
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.units import Duration, duration_ms
-from streamworker.declared import Processor
+from streamworker.declaring.processor import Processor
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.injection.parameters import Override
 from streamworker.processors import ProcessorSpec

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from streamworker.cli.data.reset import parse_target
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.reset import parse_target
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker

@@ -1,1 +1,1 @@
-"""Commands that show and export what a processor keeps."""
+"""Commands about what is stored: records, dead letters, checkpoints, types and tables."""

@@ -71,7 +71,8 @@ class CommitRequest:
     new: EntryId
     """The last record of the batch, which becomes the checkpoint."""
     entries: int
-    """How many records it has."""
+    """How many records it has. 0 for the commit of a timer: ``new`` is ``previous``, and the first field of
+    ``state`` is the timer's."""
     batch: AckedBatch | None = None
     """The forwarded rows; None adds nothing to the acked log."""
     reads: Sequence[tuple[EntryId, StoredEntry]] = ()
@@ -136,6 +137,8 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         for part in (texts.get(after) or str(after), texts.get(first) or str(first), tag)
     ]
     last, tag = request.last or (request.new, "")
+    # A timer's commit covers no entry, so none has to be there.
+    last_text = "" if new == previous else texts.get(last) or str(last)
     sets: list[Argument] = []
     dels: list[Argument] = []
     tables: dict[str, tuple[list[Argument], list[Argument]]] = {name: ([], []) for name in request.tables}
@@ -163,7 +166,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         request.acked_trim_rows,
         len(request.reads),
         *reads,
-        texts.get(last) or str(last),
+        last_text,
         tag,
         len(sets) // 2,
         *sets,

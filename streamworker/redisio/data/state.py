@@ -1,10 +1,59 @@
 """Reads a partition's keyed state; ``commit`` writes it atomically with the checkpoint."""
 
+from collections.abc import Sequence
+
+import msgspec
+
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
 
 SCAN_COUNT = 1_000
+TIMERS = "\0"
+"""Prefix of the fields that belong to timers, and not to the function's state."""
+TICK = "\0tick:"
+"""Prefix of the fields that say up to which planned time (ms) a timer is done. A commit whose first field is
+one moves no checkpoint, and is a repeat if the field has that value already (``commit.lua``)."""
+RAN = "\0ran:"
+"""Prefix of the fields that tell of a timer's last call, as JSON."""
+RUN = "\0run:"
+"""Prefix of the fields by which somebody asks for a call now: the time to call it for (ms)."""
+
+
+class Ran(msgspec.Struct, frozen=True):
+    """The last call of a timer in one partition."""
+
+    at: int
+    """The planned time."""
+    began: int
+    """When it began; all times are the server's, in ms."""
+    took: int
+    by: str
+    """The member that made it."""
+
+
+async def read_calls(backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str) -> list[Ran]:
+    """Return the last call of a timer in each partition that had one."""
+    replies = await backend.pipeline([("HGET", keys.state(p), RAN + timer) for p in partitions])
+    return [msgspec.json.decode(reply, type=Ran) for reply in all_answered(replies) if reply is not None]
+
+
+async def ask_for_calls(
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str, at_ms: int
+) -> None:
+    """Ask for a call of a timer now, in some partitions; their owners see it when they read the state."""
+    all_answered(await backend.pipeline([("HSET", keys.state(p), RUN + timer, at_ms) for p in partitions]))
+
+
+async def calls_asked_for(
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str
+) -> list[int]:
+    """Return the partitions where a call of a timer was asked for and is not done."""
+    replies = all_answered(
+        await backend.pipeline([("HEXISTS", keys.state(p), RUN + timer) for p in partitions])
+    )
+    return [p for p, is_open in zip(partitions, replies, strict=True) if is_open]
 
 
 async def read_state(backend: Backend, keys: GroupKeys, partition: int) -> dict[str, bytes]:

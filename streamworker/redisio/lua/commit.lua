@@ -12,7 +12,7 @@
 --       9 rows of the acked log that all readers have read; 0 for none
 --       then  n, n x (id, id, tag): the entry or checkpoint after which each read began, its first entry,
 --                and the content of that; '' is not compared
---             id, tag: the entry that holds the checkpoint after, and its content
+--             id, tag: the entry that holds the checkpoint after, and its content; '' and '' for a timer
 --             n, n x (field, value): state to set
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
@@ -53,7 +53,10 @@ if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
 -- This is checked before the first write: a later failure would leave rows in the log without a checkpoint.
 if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} end
 local total, committed = tonumber(held[4]), tonumber(held[5])
-if held[3] == new then
+-- A timer's commit moves no checkpoint. Its first field of the state to set names the timer, and the planned
+-- time, up to which the timer is done after the commit.
+local is_tick = previous == new
+if held[3] == new and not (is_tick and redis.call('HGET', state, ARGV[14]) ~= ARGV[15]) then
   -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
   -- HDEL changes nothing, is always allowed, and makes Redis accept HSET when memory is full.
   redis.call('HDEL', lock, '')

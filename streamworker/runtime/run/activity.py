@@ -9,7 +9,7 @@ from typing import Literal
 
 from streamworker.runtime.clock import monotonic_ms
 
-Trouble = Literal["reads", "commit", "outbox"]
+Trouble = Literal["reads", "commit", "outbox", "timer"]
 """What may be held up in a partition. Each recovers independently, so each has its own reason."""
 
 SHOWN_MS = 1_000
@@ -36,7 +36,7 @@ class Activity:
         """When each running call began, the oldest first."""
         self.busy_since_ms: int | None = None
         """When the oldest of the running calls began, by the monotonic clock; None if none runs."""
-        self._troubles: dict[Trouble, str] = {"reads": "", "commit": "", "outbox": ""}
+        self._troubles: dict[Trouble, str] = {"reads": "", "commit": "", "outbox": "", "timer": ""}
         self._shows = True
 
     # -- calls -----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Activity:
 
     @property
     def trouble(self) -> str:
-        """What holds up the reads, the commit in flight or the outbox; empty if nothing does."""
+        """What holds up the reads, the commit in flight, the outbox or a timer; empty if nothing does."""
         return next((reason for reason in self._troubles.values() if reason), "")
 
     @property

@@ -101,7 +101,7 @@ class Commits:
         return Committed(lock.epoch, checkpoint, lock.entries + self.records_done, rows, lock.log)
 
     async def submit(self, work: Work) -> None:
-        """Start a commit after the previous one is done."""
+        """Start a commit after the previous one is done; without entries it is that of a timer."""
         batch, rows = work.packed, work.rows
         if batch is None and rows is not None:
             if rows.nbytes < ENCODE_IN_THREAD_BYTES:
@@ -109,7 +109,8 @@ class Commits:
             else:
                 batch = await anyio.to_thread.run_sync(encode_batch, rows, work.first)
         await self.flush()
-        last = work.last
+        entries = work.entries
+        last = work.last if entries else self._previous
         request = CommitRequest(
             partition=self.start.partition,
             owner=self.start.owner,
@@ -118,8 +119,8 @@ class Commits:
             new=last,
             entries=work.records,
             batch=batch,
-            reads=self.buffer.reads_up_to(last),
-            last=as_stored(*origin_at(work.entries, -1)),
+            reads=self.buffer.reads_up_to(last) if entries else (),
+            last=as_stored(*origin_at(entries, -1)) if entries else None,
             state=work.state,
             dead=work.dead,
             outbox=self.outbox.write(work.sends) if work.sends and self.outbox else None,

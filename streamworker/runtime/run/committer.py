@@ -123,6 +123,10 @@ class Committer:
         except BackendError:
             return True
 
+    async def time_ms(self, partition: int) -> int:
+        """Return the clock of the server that has a partition."""
+        return await self.backend.time_ms(near=self.keys.lock(partition))
+
     async def run(self) -> None:
         """Send commits until cancelled."""
         async with anyio.create_task_group() as tasks:

@@ -8,14 +8,16 @@ from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
+from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate, Signal
 
 
 class Intake:
     """The entries of one partition for its mode, from the buffer that the fetcher fills."""
 
-    def __init__(self, buffer: PartitionBuffer, gate: Gate, activity: Activity) -> None:
+    def __init__(self, buffer: PartitionBuffer, gate: Gate, activity: Activity, timers: Timers) -> None:
         self.buffer = buffer
+        self.timers = timers
         self.gate = gate
         """Closed while the worker's heartbeats do not get through: no call may start."""
         self._activity = activity
@@ -75,12 +77,12 @@ class Intake:
     async def next_entries(
         self, limits: BatchLimits, interrupted: Callable[[], bool] = lambda: False
     ) -> Sequence[Entry]:
-        """Wait for the next batch and take it; return none when draining, or when ``interrupted``.
+        """Wait for the next batch and take it; return none when draining, ``interrupted`` or a timer is due.
 
         The code that makes ``interrupted`` true also wakes the buffer.
         """
         buffer, activity = self.buffer, self._activity
-        while await self.wait_may_start() and not interrupted():
+        while await self.wait_may_start() and not (interrupted() or self.timers.are_due):
             if buffer.closed:
                 # No more entries arrive: the partition is lost, or is no longer fetched.
                 activity.rests()

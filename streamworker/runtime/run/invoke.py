@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -140,6 +141,10 @@ class Invoker:
         if self.plain is None:
             return await self._call(record, (entry,), (record,), attempt)
         return self.effects_of(await self.plain(record), record)
+
+    async def call_timer(self, at: datetime, attempt: int) -> Effects:
+        """Call the function of a timer, for a planned time."""
+        return await self._call(at, (), (), attempt)
 
     def effects_of(self, result: Any, record: Any) -> Effects:
         """Return the effects of a call of ``plain`` with a record."""

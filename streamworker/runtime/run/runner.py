@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -20,6 +21,7 @@ from structlog.stdlib import BoundLogger
 from streamworker.context import Place
 from streamworker.core.events import StartRunner
 from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
@@ -36,6 +38,7 @@ from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
 from streamworker.runtime.run.state import NoState, PartitionState
 from streamworker.runtime.run.statetables import StateWithTables, TableCache
+from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
@@ -107,7 +110,6 @@ class PartitionRunner:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stopped: Stopped | None = None
         self.activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", self.on_state)
-        self.intake = Intake(self.buffer, self.gate, self.activity)
         kept = self._kept_state()
         self.commits = Commits(
             start=self.start,
@@ -132,18 +134,31 @@ class PartitionRunner:
         )
         invoker, mode = _ways_of(spec)
         routes = self.outbox.routes if self.outbox else Routes(spec.into, self.settings.entry_bytes_max)
-        self.invoker = invoker(spec, place, kept, self.settings.handler_threads, routes)
+        threads = self.settings.handler_threads
+        self.invoker = invoker(spec, place, kept, threads, routes)
+        timers = Timers(
+            [(timer, Invoker(timer.call, place, kept, threads, routes)) for timer in spec.timers],
+            self.state,
+            server_ms=partial(self.committer.time_ms, partition),
+            wake=self.buffer.wake,
+            on_trouble=partial(self.activity.hinder, "timer"),
+            by=self.start.owner,
+            rng=self.rng,
+            log=self.log,
+        )
+        self.intake = Intake(self.buffer, self.gate, self.activity, timers)
         self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
         self.buffer.use(spec.batch)
 
     def _kept_state(self) -> PartitionState:
         spec, committer = self.spec, self.committer
+        own = {name: value for name, value in self.state.items() if not name.startswith(TIMERS)}
         if spec.concurrency > 1:
             return NoState(spec.name, spec.concurrency)
         if not spec.tables:
-            return PartitionState(self.state)
+            return PartitionState(own)
         return StateWithTables(
-            self.state,
+            own,
             specs=spec.tables,
             partition=self.start.partition,
             backend=committer.backend,
@@ -164,10 +179,14 @@ class PartitionRunner:
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
+                if self.spec.timers:
+                    tasks.start_soon(self.intake.timers.watch)
                 halted = await self.mode.run()
                 await self.commits.flush()
                 if halted:
                     await self._stay_halted(halted)
+                if self.spec.timers:
+                    tasks.cancel_scope.cancel()
         finally:
             self.activity.hide_trouble()
             self.activity.stops()

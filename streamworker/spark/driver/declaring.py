@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from streamworker.declared import Processor
+from streamworker.declaring.processor import Processor
 from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.redisio.keys import check_name

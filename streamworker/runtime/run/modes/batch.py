@@ -32,7 +32,7 @@ class BatchMode(Mode):
     async def run(self) -> str:
         """Handle batches until draining; return why the partition halts, or an empty text."""
         limits = BatchLimits(self.spec.batch, self.spec.batch_bytes, self.spec.within_ms)
-        while entries := await self.intake.next_entries(limits):
+        while entries := await self.take(limits):
             halted = await self._handle(entries)
             if halted:
                 return halted

@@ -135,6 +135,12 @@ class GroupingMode(Mode):
             self.poke()
             await self._taken.wait()
 
+    async def run_timers(self) -> None:
+        """Call the timers that are due, once all done entries are in a commit."""
+        await self.taken()
+        if self.refused is None:
+            await super().run_timers()
+
     def is_refused(self) -> bool:
         """Whether the done entries cannot be committed and must be handled again."""
         return self.refused is not None

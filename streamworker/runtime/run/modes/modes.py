@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 
+from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
 from streamworker.core.policies import CHOICES, Halt, Policy, Retry, Skip
@@ -38,7 +39,7 @@ from streamworker.runtime.run.invoke import (
     failure,
     traceback_of,
 )
-from streamworker.runtime.run.work import ids_of, span
+from streamworker.runtime.run.work import Work, ids_of, span
 
 SLICE_MS = 2
 """A mode handles records one after the other for this long before it yields to the event loop and a commit
@@ -85,6 +86,30 @@ class Mode(ABC):
 
         When this returns, the mode has submitted a commit for all that is done.
         """
+
+    async def take(
+        self, limits: BatchLimits, interrupted: Callable[[], bool] = lambda: False
+    ) -> Sequence[Entry]:
+        """Return ``intake.next_entries``; call the timers that are due meanwhile."""
+        while True:
+            entries = await self.intake.next_entries(limits, interrupted)
+            if entries or interrupted() or self.intake.draining:
+                return entries
+            await self.run_timers()
+
+    async def run_timers(self) -> None:
+        """Call the timers that are due, and commit what they did."""
+        timers = self.intake.timers
+        self.in_call = ()
+        while timers.are_due and await self.intake.wait_may_start():
+            self.activity.begins()
+            try:
+                tick = await timers.next()
+            finally:
+                self.activity.ends()
+            if tick is not None:
+                self.state.keep(tick.effects.changes or {})
+                await self.commits.submit(Work(state={**tick.marks, **self.state.seal()}))
 
     @property
     def oldest(self) -> str:

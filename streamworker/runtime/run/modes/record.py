@@ -26,7 +26,7 @@ class RecordMode(GroupingMode):
         limits = BatchLimits(self.spec.batch, self.spec.batch_bytes, 0)
         halted = ""
         while not halted:
-            entries = await self.intake.next_entries(limits, self.is_refused)
+            entries = await self.take(limits, self.is_refused)
             if not entries and not self.is_refused():
                 break
             if entries:
@@ -57,6 +57,9 @@ class RecordMode(GroupingMode):
         while place < len(entries) and self.refused is None:
             if not await self.intake.wait_may_start():
                 return ""
+            if self.intake.timers.are_due:
+                await self.run_timers()
+                continue
             failed: Failed | None = None
             if place in bad:
                 failed = Failed(bad[place], 0)

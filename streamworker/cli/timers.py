@@ -1,0 +1,148 @@
+"""``streamworker timers``: when the timers of an app ran last, and when they run next."""
+
+from typing import Annotated, Any
+
+import anyio
+import typer
+
+from streamworker.app import App
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.orders import POLL_S, Wait, operator
+from streamworker.cli.support import (
+    AppPath,
+    AsJson,
+    Commands,
+    connected,
+    group_keys,
+    print_json,
+    print_table,
+    run_async,
+    say,
+)
+from streamworker.core.units import duration_ms
+from streamworker.errors import ConfigurationError
+from streamworker.importing import resolve_app, resolve_timer
+from streamworker.processors import ProcessorSpec, TimerSpec
+from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
+from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import counted, duration
+
+
+class _ListFirst(Commands):
+    """Takes ``timers shop:app`` for ``timers list shop:app``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(cls=_ListFirst, no_args_is_help=True, help="Show when timers run.")
+
+
+@app.callback()
+def root() -> None:
+    """Keep `list` a word of its own: typer would take a single command for the group."""
+
+
+@app.command("list")
+def list_timers(path: AppPath, json: AsJson = False) -> None:
+    """Show the timers of an app: when each ran last, for how long and by whom, and when it runs next.
+
+    A timer of the app runs once in the whole application, and a timer of a processor in each partition; of
+    such a timer the table shows the newest call. `timers shop:app` does the same.
+
+    \b
+    Examples:
+      streamworker timers list shop:app
+      streamworker timers list shop:app --json
+    """
+    found = run_async(_read, resolve_app(path))
+    if json:
+        print_json(found)
+    elif not found:
+        say("The app has no timers.")
+    else:
+        columns = ("timer", "runs", "on", "last", "next", "took")
+        print_table(columns, [[each[column] for column in columns] for each in found])
+
+
+@app.command("run-now")
+def run_now(
+    timer: Annotated[
+        str, typer.Argument(metavar="TIMER", help="MODULE:NAME of the timer, such as shop:report.")
+    ],
+    wait: Wait = "10 seconds",
+) -> None:
+    """Let a timer run now, once, whatever its schedule says.
+
+    It gets the present time as its planned time. The workers that own the partitions call it, and the
+    command ends when the call is committed. If no worker runs, the next one calls it.
+
+    \b
+    Examples:
+      streamworker timers run-now shop:report
+    """
+    run_async(_run_now, *resolve_timer(timer), duration_ms(wait, "--wait") / 1000)
+
+
+async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:
+    keys, partitions = group_keys(group), range(group.stream.partitions)
+    async with connected(app) as backend:
+        at_ms = await backend.time_ms()
+        await ask_for_calls(backend, keys, partitions, timer.name, at_ms)
+        given = await give_order(
+            backend, keys, partitions, "retry", who=operator(), why=f"run timer {timer.name}"
+        )
+        if not given:
+            raise ConfigurationError(
+                f"No worker has run {timer.name!r} yet.",
+                remedy="The first worker that starts will run it at once.",
+            )
+        still = list(partitions)
+        with anyio.move_on_after(wait_s):
+            while still:
+                still = await calls_asked_for(backend, keys, partitions, timer.name)
+                await anyio.sleep(POLL_S if still else 0)
+    done = len(partitions) - len(still)
+    if done:
+        say(f"Timer {timer.name} ran in {counted(done, 'partition')} of {group.stream.name}.")
+    if still:
+        say(
+            f"It has not run in {counted(len(still), 'partition')} within {wait_s:g} s: a call runs or "
+            "fails, or no worker is there. The order stands; `streamworker timers` shows when it ran.",
+            error=True,
+        )
+        raise typer.Exit(ExitCode.FAILED)
+
+
+async def _read(app: App) -> list[dict[str, Any]]:
+    groups = [*app.timers_group(), *app.processors.values()]
+    async with connected(app) as backend:
+        now_ms = await backend.time_ms()
+        return [await _row(backend, spec, timer, now_ms) for spec in groups for timer in spec.timers]
+
+
+async def _row(backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: int) -> dict[str, Any]:
+    partitions = range(spec.stream.partitions)
+    calls = await read_calls(backend, group_keys(spec), partitions, timer.name)
+    schedule, newest = timer.schedule, max(calls, key=lambda call: call.began, default=None)
+    row = {
+        "timer": timer.name,
+        "runs": str(schedule),
+        "on": "app" if not spec.stream.has_records else f"each partition of {spec.name}",
+        "missed": timer.missed,
+        "last": "",
+        "next": _time(timer, schedule.after(now_ms)),
+        "took": "",
+    }
+    if newest is not None:
+        there = "" if len(partitions) == 1 else f" ({len(calls)} of {counted(len(partitions), 'partition')})"
+        row["last"] = _time(timer, newest.at) + there
+        row["took"] = f"{duration(newest.took)} by {newest.by}"
+    return row
+
+
+def _time(timer: TimerSpec, ms: int) -> str:
+    return f"{timer.schedule.moment(ms):%Y-%m-%d %H:%M:%S%z}"

@@ -1,0 +1,1 @@
+"""What decorators make of functions: processors and timers."""

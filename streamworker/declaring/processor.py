@@ -1,0 +1,129 @@
+"""``Processor``: what a decorator makes of a function."""
+
+import functools
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from streamworker.core.data.schedules import Missed, every
+from streamworker.core.units import Duration
+from streamworker.declaring.timers import Timer, describe_timer
+from streamworker.errors import ConfigurationError
+from streamworker.injection.parameters import Resource
+from streamworker.processors import FunctionMode, ProcessorSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - as in the error of a type checker: what goes out
+P2 = ParamSpec("P2")
+R2 = TypeVar("R2")
+
+_every = every
+
+
+class ProcessorApp(Protocol):
+    """What a processor needs of its app."""
+
+    processors: dict[str, ProcessorSpec]
+    resources: dict[str, Resource[..., Any]]
+
+
+class Processor(Generic[P, R]):
+    """A decorated processor function; calling it calls the function itself."""
+
+    def __init__(self, app: ProcessorApp, name: str, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self._app = app
+        self.name = name
+        """The processor's name, which is the name of its group."""
+        self._function = function
+
+    @property
+    def spec(self) -> ProcessorSpec:
+        """Return the processor's specification; a pipeline that is bound later may change it."""
+        return self._app.processors[self.name]
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, for instance from a test."""
+        return self._function(*args, **kwargs)
+
+    def timer(
+        self, *, every: Duration, missed: Missed = "skip"
+    ) -> Callable[[Callable[P2, R2]], Timer[P2, R2]]:
+        """Call a function once a period in each partition, between two batches, with the partition's state.
+
+        The worker that owns the partition calls it. The planned time and what the call stores are committed
+        together, under the owner's epoch, so a planned time takes effect once. While a record is tried again,
+        and while the partition is paused or halted, its timers wait, too.
+
+        Parameters
+        ----------
+        every
+            The period. Planned times are multiples of it since 1970, in UTC.
+        missed
+            What becomes of a planned time that nobody ran within a minute, or before the next one:
+            ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first.
+
+        Raises
+        ------
+        ConfigurationError
+            If the period is none, the function takes what nothing fills, or the processor takes ``Records``
+            or has ``concurrency``: there is no moment between two batches then.
+
+        Examples
+        --------
+        >>> import msgspec
+        >>> from streamworker import App, Context
+        >>> app = App("shop")
+        >>> class Order(msgspec.Struct):
+        ...     customer: str
+        >>> @app.processor(app.stream("orders", Order, key="customer"))
+        ... async def count(order: Order, ctx: Context) -> None:
+        ...     ctx.state["seen"] = ctx.state.get("seen", 0) + 1
+        >>> @count.timer(every="1 hour")
+        ... async def tell(ctx: Context) -> None:
+        ...     ctx.log.info("seen", count=ctx.state.get("seen", 0))
+        """
+
+        def bind(function: Callable[P2, R2]) -> Timer[P2, R2]:
+            spec = self.spec
+            if spec.mode is FunctionMode.STREAM or spec.concurrency > 1:
+                raise ConfigurationError(
+                    f"Processor {self.name!r} takes Records or has concurrency: it has no batches.",
+                    remedy="Take a record or a list without concurrency, or use @app.timer.",
+                )
+            made = describe_timer(
+                function, lambda name: _every(every, name), missed, spec, self._app.resources
+            )
+            if any(other.name == made.name for other in spec.timers):
+                raise ConfigurationError(
+                    f"Processor {self.name!r} has two timers named {made.name!r}.",
+                    remedy="Rename one of the functions.",
+                )
+            self._app.processors[self.name] = replace(spec, timers=(*spec.timers, made))
+            return Timer(made, function)
+
+        return bind
+
+
+class Into(Protocol[O]):
+    """A decorator whose function returns what goes to one stream; the function's exact type is kept."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, list[O]]], /
+    ) -> Processor[P, Coroutine[Any, Any, list[O]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O]], /
+    ) -> Processor[P, Coroutine[Any, Any, O]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O | None]], /
+    ) -> Processor[P, Coroutine[Any, Any, O | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, list[O]], /) -> Processor[P, list[O]]: ...
+    @overload
+    def __call__(self, function: Callable[P, O], /) -> Processor[P, O]: ...
+    @overload
+    def __call__(self, function: Callable[P, O | None], /) -> Processor[P, O | None]: ...

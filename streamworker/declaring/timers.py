@@ -1,0 +1,190 @@
+"""The decorators of timers: ``@app.timer``, ``@app.cron`` and ``@processor.timer``."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from streamworker.core.data.schedules import Missed, PlannedTimes, check_missed, cron, every
+from streamworker.core.units import Duration
+from streamworker.declare import describe
+from streamworker.errors import ConfigurationError
+from streamworker.injection.parameters import Resource, label, read_parameters
+from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
+from streamworker.records import RecordType
+from streamworker.redisio.keys import check_name
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+TIMERS_STREAM = "streamworker-timers"
+"""The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
+TIMERS_GROUP = "timers"
+
+
+class Timer(Generic[P, R]):
+    """A function that is called by time; calling it calls the function itself."""
+
+    def __init__(self, spec: TimerSpec, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self.spec = spec
+        self.name = spec.name
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, for instance from a test."""
+        return self._function(*args, **kwargs)
+
+
+class TimerApp:
+    """The part of an app that declares its timers, each of which runs once in the whole application."""
+
+    name: str
+    resources: dict[str, Resource[..., Any]]
+
+    def __init__(self) -> None:
+        self.timers: dict[str, TimerSpec] = {}
+
+    def timer(self, *, every: Duration, missed: Missed = "skip") -> Callable[[Callable[P, R]], Timer[P, R]]:
+        """Call a function once a period in the whole application, whichever of its workers live.
+
+        One worker, the leader, runs the timers of an app. It is chosen as the owner of a partition is, and
+        another takes over when it dies. The function runs at least once for each planned time; what it
+        returns, sends and stores takes effect once. A function that fails is called again, after a pause
+        that grows up to a minute.
+
+        Parameters
+        ----------
+        every
+            The period. Planned times are multiples of it since 1970, in UTC.
+        missed
+            What becomes of a planned time that nobody ran within a minute, or before the next one:
+            ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first. Nothing was missed
+            before the timer was first deployed.
+
+        Raises
+        ------
+        ConfigurationError
+            If the period is none, or the function takes what nothing fills.
+
+        Examples
+        --------
+        >>> from datetime import datetime
+        >>> from streamworker import App
+        >>> app = App("shop")
+        >>> @app.timer(every="10 seconds")
+        ... async def sweep(at: datetime) -> None: ...
+        """
+        return self._timer(lambda name: _every(every, name), missed)
+
+    def cron(
+        self, spec: str, *, tz: str = "UTC", missed: Missed = "skip"
+    ) -> Callable[[Callable[P, R]], Timer[P, R]]:
+        """Call a function at the times of a cron expression, once in the whole application; see ``timer``.
+
+        Parameters
+        ----------
+        spec
+            Minute, hour, day, month and day of the week, as in ``0 6 * * mon``; or six fields, the first of
+            which are seconds.
+        tz
+            The time zone of the expression, such as ``Europe/Paris``. A time that the zone skips in spring
+            runs after the gap, and one that comes twice in autumn runs once.
+        missed
+            As for ``timer``.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no cron expression or time zone, or the function takes what nothing fills.
+
+        Examples
+        --------
+        >>> from datetime import datetime
+        >>> from streamworker import App
+        >>> app = App("shop")
+        >>> @app.cron("0 6 * * mon", tz="Europe/Paris", missed="once")
+        ... async def report(at: datetime) -> None: ...
+        """
+        return self._timer(lambda name: cron(spec, tz, name), missed)
+
+    def _timer(
+        self, schedule: Callable[[str], PlannedTimes], missed: Missed
+    ) -> Callable[[Callable[P, R]], Timer[P, R]]:
+        def bind(function: Callable[P, R]) -> Timer[P, R]:
+            spec = describe_timer(function, schedule, missed, _group(self.name), self.resources)
+            if spec.name in self.timers:
+                raise ConfigurationError(
+                    f"App {self.name!r} has two timers named {spec.name!r}.",
+                    remedy="Rename one of the functions.",
+                )
+            self.timers[spec.name] = spec
+            return Timer(spec, function)
+
+        return bind
+
+    def timers_group(self) -> list[ProcessorSpec]:
+        """Return the group whose owner of the one partition runs the timers; none if there are no timers."""
+        timers = tuple(self.timers.values())
+        return [_group(self.name, timers)] if timers else []
+
+
+_every = every
+
+
+def describe_timer(
+    function: Callable[..., Any],
+    schedule: Callable[[str], PlannedTimes],
+    missed: Missed,
+    group: ProcessorSpec,
+    resources: Mapping[str, Resource[..., Any]],
+) -> TimerSpec:
+    """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
+    name = check_name("timer", function.__name__)
+    check_missed(missed, name)
+    parameters = read_parameters(function, f"Timer {name!r}", resources, at_time=True)
+    given = parameters.hints.get(parameters.record)
+    if parameters.record and given not in (None, datetime):
+        raise ConfigurationError(
+            f"Timer {name!r} takes `{parameters.record}: {label(given)}`, which nothing fills.",
+            remedy="It can take the planned time as a datetime, a Context, and resources declared above it.",
+        )
+    call = replace(
+        group,
+        function=function,
+        mode=FunctionMode.BATCH,
+        is_async=inspect.iscoroutinefunction(function),
+        takes="records",
+        takes_context=bool(parameters.context),
+        parameters=parameters,
+        timeout_ms=None,
+        forward=False,
+        output=None,
+        timers=(),
+    )
+    return TimerSpec(name=name, schedule=schedule(name), missed=missed, call=call)
+
+
+@dataclass
+class _NoRecord:
+    none: int = 0
+
+
+async def _no_record(batch: list[_NoRecord]) -> None:
+    """Stand for the function of the group that only has timers: its stream never holds a record."""
+
+
+def _group(app: str, timers: tuple[TimerSpec, ...] = ()) -> ProcessorSpec:
+    stream = StreamSpec(
+        app=app,
+        name=TIMERS_STREAM,
+        record=RecordType.of(_NoRecord),
+        key=lambda _: None,
+        partitions=1,
+        codec="json",
+        records_max=0,
+        has_records=False,
+    )
+    return replace(describe(_no_record, stream, name=TIMERS_GROUP, forward=False), timers=timers)

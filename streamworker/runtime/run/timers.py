@@ -1,0 +1,183 @@
+"""The timers of one partition: when each is due, and its calls between two batches.
+
+A call's results are committed under the owner's epoch, as those of a batch are, and the checkpoint stays. The
+planned time up to which a timer is done stands in the partition's state, in the same commit. So a time is
+never done twice, and a worker that dies leaves the next time to the next owner.
+"""
+
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import anyio
+import msgspec
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.data.schedules import Due, due
+from streamworker.core.pauses import Pauses
+from streamworker.core.policies import Skip
+from streamworker.errors import BackendError
+from streamworker.processors import TimerSpec
+from streamworker.redisio.data.state import RAN, RUN, TICK, Ran
+from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.invoke import Effects, Invoker, describe_error, failure, traceback_of
+from streamworker.runtime.run.state import Changes
+from streamworker.runtime.signals import Signal
+
+RETRY_FIRST_MS, RETRY_MAX_MS = 200, 60_000
+"""Bounds of the pause before a timer that failed is called again."""
+LOOK_AGAIN_MS = 60_000
+"""A timer's task asks the server's time at least this often: the two clocks may drift apart."""
+
+
+class Tick(NamedTuple):
+    """A planned time of a timer that is done, and the results of its call."""
+
+    marks: Changes
+    """The fields that say so; the first names the timer, and begins with the planned time."""
+    effects: Effects
+
+
+class _Timer:
+    def __init__(
+        self, spec: TimerSpec, invoker: Invoker, stored: Mapping[str, bytes], pauses: Pauses
+    ) -> None:
+        self.spec = spec
+        self.invoker = invoker
+        self.last_ms = int(stored.get(TICK + spec.name, b"-1").partition(b"/")[0])
+        """The planned time up to which it is done; -1 before its first deploy."""
+        self.attempts = 0
+        self.pauses = pauses
+        self.not_before_ms = 0
+        wanted = stored.get(RUN + spec.name)
+        self.wanted_ms = None if wanted is None else int(wanted)
+        """The time that somebody asked it to be called for now."""
+
+    def due(self, now_ms: int) -> Due | None:
+        if self.wanted_ms is not None:
+            return Due(max(self.last_ms, self.wanted_ms), True)
+        if self.last_ms < 0:
+            return Due(now_ms, False)  # Nothing was missed before it was first deployed.
+        if now_ms < self.not_before_ms:
+            return None
+        return due(self.spec.schedule, self.spec.missed, self.last_ms, now_ms)
+
+    def next_ms(self, now_ms: int) -> int:
+        """Return when to look again."""
+        return max(self.not_before_ms, self.spec.schedule.after(max(self.last_ms, now_ms)))
+
+
+class Timers:
+    """The timers of one partition, for its mode."""
+
+    def __init__(
+        self,
+        timers: Sequence[tuple[TimerSpec, Invoker]],
+        stored: Mapping[str, bytes],
+        *,
+        server_ms: Callable[[], Awaitable[int]],
+        wake: Callable[[], None],
+        on_trouble: Callable[[str], None],
+        by: str,
+        rng: random.Random,
+        log: BoundLogger,
+    ) -> None:
+        self._timers = {
+            spec.name: _Timer(
+                spec,
+                invoker,
+                stored,
+                Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS),
+            )
+            for spec, invoker in timers
+        }
+        self._server_ms = server_ms
+        self._wake = wake
+        self._on_trouble = on_trouble
+        self._by = by
+        self._log = log
+        self._ahead_ms = 0
+        """How far the server's clock is ahead of this machine's monotonic clock."""
+        self._changed = Signal()
+        self.are_due = False
+        """Whether a timer is to be called."""
+
+    def run_now(self, name: str, at_ms: int) -> None:
+        """Let a timer be called as soon as possible, whatever its schedule says."""
+        self._timers[name].wanted_ms = at_ms
+        self._changed.fire()
+
+    async def watch(self) -> None:
+        """Set ``are_due``, and wake the mode, when a timer is due; runs as long as the partition."""
+        pauses = Pauses(random.random)
+        while self._timers:
+            try:
+                self._ahead_ms = await self._server_ms() - monotonic_ms()
+            except BackendError as error:
+                self._log.warning("timers_wait", error=str(error))
+                await anyio.sleep(pauses.next_ms() / 1000)
+                continue
+            now_ms = self._now_ms()
+            if any(timer.due(now_ms) for timer in self._timers.values()):
+                self.are_due = True
+                self._wake()
+                await self._changed.wait()
+                continue
+            next_ms = min(timer.next_ms(now_ms) for timer in self._timers.values())
+            await self._changed.wait(min(next_ms - now_ms, LOOK_AGAIN_MS) / 1000)
+
+    def _now_ms(self) -> int:
+        return monotonic_ms() + self._ahead_ms
+
+    async def next(self) -> Tick | None:
+        """Make the calls that are due, until one has something to commit; None if none has."""
+        for timer in self._timers.values():
+            now_ms = self._now_ms()
+            found = timer.due(now_ms)
+            if found is not None and (tick := await self._tick(timer, found, now_ms)) is not None:
+                return tick
+        self.are_due = False
+        self._changed.fire()
+        return None
+
+    async def _tick(self, timer: _Timer, found: Due, now_ms: int) -> Tick | None:
+        name, schedule = timer.spec.name, timer.spec.schedule
+        done = b"%d" % found.at_ms
+        if timer.wanted_ms is not None:
+            done += b"/%d" % now_ms  # The same planned time may be asked for again.
+        marks: Changes = {TICK + name: done, RUN + name: None}
+        effects = Effects()
+        if found.runs:
+            at = schedule.moment(found.at_ms if timer.wanted_ms is None else timer.wanted_ms)
+            timer.attempts += 1
+            try:
+                effects = await timer.invoker.call_timer(at, timer.attempts)
+            except Skip as skip:
+                self._log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
+            except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                self._failed(timer, failure(raised))
+                return None
+            ran = Ran(found.at_ms, now_ms, self._now_ms() - now_ms, self._by)
+            marks[RAN + name] = msgspec.json.encode(ran)
+        elif timer.last_ms >= 0:
+            self._log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
+        if timer.attempts > 1:
+            self._on_trouble("")
+        timer.last_ms, timer.attempts, timer.not_before_ms, timer.wanted_ms = found.at_ms, 0, 0, None
+        timer.pauses.reset()
+        return Tick(marks, effects)
+
+    def _failed(self, timer: _Timer, error: Exception) -> None:
+        pause_ms = timer.pauses.next_ms()
+        timer.not_before_ms = self._now_ms() + pause_ms
+        said = describe_error(error)
+        details: dict[str, Any] = {"exception": traceback_of(error)} if timer.attempts == 1 else {}
+        self._log.warning(
+            "timer_failed",
+            timer=timer.spec.name,
+            attempt=timer.attempts,
+            retry_in_ms=pause_ms,
+            error=said,
+            **details,
+        )
+        self._on_trouble(f"timer {timer.spec.name} fails, attempt {timer.attempts}: {said}")

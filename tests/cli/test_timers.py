@@ -1,0 +1,75 @@
+"""`timers` shows when timers run, and `timers run-now` lets one run at once."""
+
+import json
+import sys
+from pathlib import Path
+
+from streamworker.cli.exit_codes import ExitCode
+from tests.cli.conftest import SHOP, Invoke
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+TIMED = f"""{SHOP}
+
+from datetime import datetime
+from pathlib import Path
+
+
+@app.cron("0 6 1 1 *", tz="Europe/Paris", missed="once")
+async def greet(at: datetime) -> None:
+    Path("greeted").write_text(str(at))
+
+
+@pricing.timer(every="1 hour")
+async def flush() -> None: ...
+"""
+
+
+def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
+    shop: Path, streamworker: Invoke, spawn: SpawnWorker
+) -> None:
+    (shop / "shop.py").write_text(TIMED, "utf-8")
+    sys.modules.pop("shop", None)
+    early = streamworker("timers", "run-now", "shop:greet")
+    assert early.exit_code == ExitCode.CONFIGURATION
+    assert early.output == (
+        "Error: No worker has run 'greet' yet.\nThe first worker that starts will run it at once.\n"
+    )
+    worker = spawn("run", "shop:app", "--name", "w1")
+    wait_for((shop / "greeted").exists, "the first worker runs it at once")
+
+    (shop / "greeted").unlink()
+    asked = streamworker("timers", "run-now", "shop:greet")
+    assert asked.exit_code == 0, asked.output
+    assert asked.output == "Timer greet ran in 1 partition of streamworker-timers.\n"
+    assert (shop / "greeted").exists()
+    everywhere = streamworker("timers", "run-now", "shop:flush")
+    assert everywhere.output == "Timer flush ran in 4 partitions of orders.\n"
+
+    lines = streamworker("timers", "shop:app").output.splitlines()
+    assert lines[0].split() == ["timer", "runs", "on", "last", "next", "took"]
+    assert "0 6 1 1 * Europe/Paris" in lines[1] and "-01-01 06:00:00+0100" in lines[1]
+    assert "every hour" in lines[2] and "each partition of price" in lines[2]
+    assert "(4 of 4 partitions)" in lines[2]
+    greet, flush = json.loads(streamworker("timers", "list", "shop:app", "--json").stdout)
+    assert (greet["timer"], greet["on"], greet["missed"]) == ("greet", "app", "once")
+    assert greet["took"].rpartition("by ")[2].startswith("w1.")
+    assert flush["next"] > flush["last"][:19]
+
+    worker.terminate()
+    assert worker.wait() == 0
+    alone = streamworker("timers", "run-now", "shop:greet", "--wait", "100 milliseconds")
+    assert alone.exit_code == ExitCode.FAILED
+    assert "It has not run in 1 partition within 0.1 s" in alone.output
+
+
+def test_what_is_no_timer_is_named_with_those_that_are_there(shop: Path, streamworker: Invoke) -> None:
+    (shop / "shop.py").write_text(TIMED, "utf-8")
+    sys.modules.pop("shop", None)
+    wrong = streamworker("timers", "run-now", "shop:audit")
+    assert wrong.exit_code == ExitCode.CONFIGURATION
+    assert "Timers there: flush, greet" in " ".join(wrong.output.split())
+
+
+def test_an_app_without_timers_says_so(streamworker: Invoke) -> None:
+    assert streamworker("timers", "shop:app").output == "The app has no timers.\n"

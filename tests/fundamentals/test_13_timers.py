@@ -1,0 +1,194 @@
+"""Timers call a function by time: once in the whole application, or in each partition between batches."""
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from streamworker import App, ConfigurationError, Context
+from streamworker.testing import local_worker
+from tests.helpers import wait_for_async as until
+
+pytestmark = pytest.mark.anyio
+
+
+class Order(msgspec.Struct):
+    customer: str
+    amount: float
+
+
+async def test_a_timer_runs_once_in_the_whole_application(redis_url: str) -> None:
+    """Two workers share the processors; one of them runs each planned time."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=2)
+    seen: list[datetime] = []
+
+    @app.processor(orders)
+    async def audit(order: Order) -> None: ...
+
+    @app.timer(every=0.1)
+    async def sweep(at: datetime) -> None:
+        seen.append(at)
+
+    async with local_worker(app, url=redis_url, name="w1"), local_worker(app, url=redis_url, name="w2"):
+        await until(lambda: len(seen) >= 5, "five times have come")
+
+    assert seen == sorted(set(seen))
+    assert all(at.tzinfo is UTC and at.microsecond % 100_000 == 0 for at in seen), "multiples of the period"
+
+
+async def test_an_application_may_have_timers_alone(redis_url: str) -> None:
+    app = App("shop", redis_url=redis_url)
+    seen: list[str] = []
+
+    @app.resource
+    async def mail() -> AsyncIterator[list[str]]:
+        yield seen
+
+    @app.middleware
+    async def note(ctx: Context) -> AsyncIterator[None]:
+        seen.append(f"before {ctx.processor}")
+        yield
+
+    @app.cron("* * * * * *", tz="Europe/Paris")
+    def tick(at: datetime, ctx: Context, mail: list[str]) -> None:
+        mail.append(f"{at:%z} {ctx.partition}")
+
+    async with local_worker(app, url=redis_url):
+        await until(lambda: len(seen) >= 2, "a second has come")
+
+    assert seen[:2] in (["before timers", "+0100 0"], ["before timers", "+0200 0"])
+
+
+async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state(redis_url: str) -> None:
+    """What it stores is committed as that of a batch is, and what batches stored is there."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=4)
+    told: dict[int, float] = {}
+
+    @app.processor(orders, batch=50)
+    async def sum_up(batch: list[Order], ctx: Context) -> None:
+        ctx.state["sum"] = ctx.state.get("sum", 0.0) + sum(order.amount for order in batch)
+
+    @sum_up.timer(every=0.1)
+    async def flush(ctx: Context) -> None:
+        told[ctx.partition] = told.get(ctx.partition, 0.0) + ctx.state.pop("sum", 0.0)
+        assert list(ctx.state) == [], "nothing of the timer's own is in the state"
+
+    async with local_worker(app, url=redis_url) as worker:
+        for part in range(10):
+            await orders.send_many([Order(f"customer-{n}", 1.0) for n in range(part, 200 + part)])
+        await worker.until_drained()
+        await until(lambda: sum(told.values()) == 2_000, "all is flushed")
+
+    assert set(told) == {0, 1, 2, 3}
+
+
+async def test_a_timer_runs_between_records_too(redis_url: str) -> None:
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    seen: list[str] = []
+
+    @app.processor(orders)
+    async def audit(order: Order, ctx: Context) -> None:
+        ctx.state["last"] = order.customer
+        await until(lambda: bool(seen) or order.customer != "ann", "the timer has run once")
+        seen.append(order.customer)
+
+    @audit.timer(every=0.1)
+    def tell(ctx: Context) -> None:
+        seen.append(f"timer after {ctx.state.get('last')}")
+
+    async with local_worker(app, url=redis_url) as worker:
+        await until(lambda: bool(seen), "the timer has run")
+        await orders.send_many([Order(customer, 1.0) for customer in ("ann", "bob", "cid")])
+        await worker.until_drained()
+        await until(lambda: "timer after cid" in seen, "it runs on")
+
+    assert [each for each in seen if not each.startswith("timer")] == ["ann", "bob", "cid"]
+
+
+async def test_a_timer_that_fails_is_called_again_and_stores_nothing_before(redis_url: str) -> None:
+    """Meanwhile batches go on, and the partition says what fails."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    calls: list[datetime] = []
+    healed = False
+
+    @app.processor(orders)
+    async def audit(order: Order) -> None: ...
+
+    @audit.timer(every=0.1)
+    async def report(at: datetime, ctx: Context) -> None:
+        calls.append(at)
+        ctx.state["reports"] = ctx.state.get("reports", 0) + 1
+        if not healed:
+            raise ConnectionError("the mail server is away")
+        assert ctx.state["reports"] == 1 or len(calls) > 4
+
+    async with local_worker(app, url=redis_url) as worker:
+        await until(lambda: len(calls) >= 2, "it was tried twice")
+        await orders.send(Order("ann", 1.0))
+        await worker.until_drained()
+        now = await worker.until(lambda now: bool(now.processors["audit"].partitions[0].reason))
+        assert "timer report fails" in now.processors["audit"].partitions[0].reason
+        healed, failed = True, len(calls)
+        await until(lambda: len(calls) > failed + 1, "it runs again")
+        await worker.until(lambda now: not now.processors["audit"].partitions[0].reason)
+
+
+async def test_what_is_missed_is_skipped_run_once_or_caught_up(redis_url: str) -> None:
+    """The first deploy misses nothing; a break between two workers does."""
+    app = App("shop", redis_url=redis_url)
+    seen: dict[str, list[datetime]] = {"skip": [], "once": [], "all": []}
+    for name, times in seen.items():
+
+        def remember(at: datetime, times: list[datetime] = times) -> None:
+            times.append(at)
+
+        remember.__name__ = f"missed_{name}"
+        app.timer(every=1.5, missed=name)(remember)  # type: ignore[arg-type]
+
+    async with local_worker(app, url=redis_url, name="w1"):
+        await until(lambda: all(seen.values()), "each has run")
+    before = {name: times[-1] for name, times in seen.items()}
+    await until(lambda: datetime.now(UTC) > before["all"] + timedelta(seconds=5), "three times pass")
+    async with local_worker(app, url=redis_url, name="w2"):
+        await until(
+            lambda: all(times[-1] > before[name] for name, times in seen.items()), "each has run again"
+        )
+        resumed = seen["once"].index(before["once"]) + 1
+        assert seen["once"][resumed] >= before["once"] + timedelta(seconds=3), "the newest of those missed"
+        await until(lambda: len(seen["all"]) >= 5, "all is caught up")
+
+    assert seen["all"] == [seen["all"][0] + timedelta(seconds=1.5 * n) for n in range(len(seen["all"]))]
+
+
+def test_what_cannot_be_called_by_time_is_refused_at_import() -> None:
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer")
+
+    @app.processor(orders, concurrency=4)
+    async def price(order: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Processor 'price' takes Records or has concurrency"):
+
+        @price.timer(every="1 hour")
+        async def flush(ctx: Context) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Timer 'sweep' takes `at: Order`, which nothing fills"):
+
+        @app.timer(every="1 hour")
+        async def sweep(at: Order) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Timer 'clean' takes `when: int`, which nothing fills"):
+
+        @app.timer(every="1 hour")
+        async def clean(at: datetime, when: int) -> None: ...
+
+    @app.timer(every="1 hour")
+    async def mop() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="App 'shop' has two timers named 'mop'"):
+        app.timer(every="1 hour")(mop)

@@ -1,0 +1,92 @@
+"""Timers under kills: whatever dies, each planned time takes effect once."""
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, wait_for
+from tests.raw import opened
+
+KILLS = 4
+APP = """
+import os
+from datetime import datetime
+import msgspec
+from streamworker import App, Context
+
+app = App(
+    "shop", heartbeat_interval_ms=100, dead_after_ms=300, call_timeout_ms=2000, session_timeout_ms=6000,
+    founding_pause_ms=1,
+)
+
+
+class Order(msgspec.Struct):
+    customer: str
+
+
+@app.processor(app.stream("orders", Order, key="customer", partitions=2))
+async def audit(order: Order, ctx: Context) -> None:
+    ctx.state["sum"] = ctx.state.get("sum", 0) + 1
+
+
+@app.timer(every=0.1, missed="all")
+async def sweep(at: datetime, ctx: Context) -> None:
+    ctx.state["ticks"] = ctx.state.get("ticks", 0) + 1
+    ctx.state["first"] = ctx.state.get("first", at.timestamp())
+    ctx.state["last"] = at.timestamp()
+
+
+@audit.timer(every=0.1)
+async def flush(ctx: Context) -> None:
+    ctx.state["flushed"] = ctx.state.get("flushed", 0) + ctx.state.pop("sum", 0)
+"""
+
+
+def test_each_planned_time_takes_effect_once_while_workers_are_killed(
+    tmp_path: Path, spawn: SpawnWorker, redis_url: str
+) -> None:
+    """With missed="all" none is left out either; and what partition timers flush equals what was counted."""
+    (tmp_path / "shop.py").write_text(APP, "utf-8")
+    rng = random.Random(17)
+    started, workers = 0, dict[str, WorkerProcess]()
+
+    def start() -> None:
+        nonlocal started
+        started += 1
+        workers[f"w{started}"] = spawn("run", "shop:app", "--name", f"w{started}", cwd=tmp_path)
+
+    with opened(redis_url) as server:
+
+        def leader() -> str:
+            found: dict[bytes, bytes] = server.hgetall("sw:{shop.streamworker-timers.0}:state:timers")
+            ran = found.get(b"\0ran:sweep")
+            return "" if ran is None else json.loads(ran)["by"].partition(".")[0]
+
+        start()
+        start()
+        sent = 0
+        for _ in range(KILLS):
+            for partition in (0, 1):
+                for _ in range(rng.randrange(50)):
+                    server.xadd(f"sw:{{shop.orders.{partition}}}:events", {"v": '{"customer":"ann"}'})
+                    sent += 1
+            killed = wait_for(lambda: next((w for w in workers if w == leader()), ""), "a live worker leads")
+            workers.pop(killed).kill()
+            start()
+        wait_for(lambda: leader() in workers, "another has taken over")
+
+        def total() -> int:
+            states = [server.hgetall(f"sw:{{shop.orders.{p}}}:state:audit") for p in (0, 1)]
+            return sum(msgspec.msgpack.decode(state[b"flushed"]) for state in states if b"flushed" in state)
+
+        wait_for(lambda: total() == sent, "each order is counted and flushed once")
+        for process in workers.values():
+            process.terminate()
+            assert process.wait() == 0
+        assert total() == sent
+        found = server.hgetall("sw:{shop.streamworker-timers.0}:state:timers")
+        ticks, first, last = (msgspec.msgpack.decode(found[name]) for name in (b"ticks", b"first", b"last"))
+        assert ticks == round((last - first) / 0.1) + 1
