@@ -30,7 +30,8 @@ HOLDS = {
         "entry of the log by rows, source id and epoch; gone, where others deleted entries before the "
         "group had committed them; reset, the epoch at which the checkpoint was last moved by hand; "
         "ordered, the version of the operators' orders, and obeyed, the version that the last acquisition "
-        "returned; paused_at, paused_by, paused_why while an operator's pause stands; "
+        "returned; paused_at, paused_by, paused_why while an operator's pause stands; aside, a line for each "
+        "record to set aside; "
         "retry, the failed attempts of a record that is tried again, with the times of the first and the next; "
         "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),

@@ -95,6 +95,7 @@ class OrderGiven(ControlMessage):
     """The version of the orders in each partition's lock."""
     who: str
     why: str
+    """The reason, in the operator's words; for ``put`` it begins with the record."""
 
     def __str__(self) -> str:
         return f"{self.order} {runs(self.partitions)} by {self.who}"

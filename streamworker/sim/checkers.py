@@ -57,6 +57,8 @@ class _Watched:
     done: set[tuple[str, int, int]] = field(default_factory=set)
     is_paused: bool = False
     """Whether its owner knows that an operator has paused it."""
+    aside: frozenset[int] = frozenset()
+    """The records that an owner was told to set aside when it acquired the lock."""
     made: dict[int, Commit] = field(default_factory=dict)
     """The commits that came into the log, even if a failover lost them later."""
 
@@ -121,6 +123,10 @@ class Checker:
         """The owner of a partition was told that it is paused: nothing is committed from now on (I4)."""
         self._watched[partition].is_paused = True
 
+    def told_aside(self, partition: int, records: Sequence[int]) -> None:
+        """The owner of a partition was told to set some records aside."""
+        self._watched[partition].aside |= frozenset(records)
+
     def resumed(self, partition: int) -> None:
         """An operator resumes a partition."""
         self._watched[partition].is_paused = False
@@ -155,6 +161,8 @@ class Checker:
             )
         if known.is_paused:
             self.found("I4", f"{where}: {commit.owner} committed while the partition was paused")
+        if kept := {row.id for row in commit.rows if row.id in known.aside}.difference(commit.aside):
+            self.found("I4", f"{where}: {commit.owner} did not set aside {_few(kept)}")
         known.checkpoint = commit.new
         known.done.add((commit.owner, commit.epoch, commit.new))
         known.made[id(commit)] = commit
@@ -180,6 +188,7 @@ class Checker:
         for known, lock in zip(self._watched, model.locks, strict=True):
             kept = {record.number for record in lock.events}
             kept.update(record.number for commit in lock.log for record in commit.rows)
+            known.aside &= frozenset(lock.aside)
             known.sent &= kept
             known.holder, known.generation = (lock.owner, lock.epoch), lock.generation
             known.asked, known.checkpoint = (0, 0), lock.checkpoint
@@ -193,19 +202,19 @@ class Checker:
     def judge(self, model: RedisModel) -> None:
         """Check the acked logs as a reader finds them (I1, I2, I3)."""
         for partition, lock in enumerate(model.locks):
-            rows = [record for commit in lock.log for record in commit.rows]
+            rows = [row for commit in lock.log for row in commit.rows if row.id not in commit.aside]
             numbers = [record.number for record in rows]
             where = f"partition {partition}"
             waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
-            missing = self._watched[partition].sent.difference(numbers, waiting)
+            missing = self._watched[partition].sent.difference(numbers, waiting, lock.dead)
             if missing:
                 self.found(
                     "I1",
                     f"{where}: confirmed entries are neither in the acked log nor waiting: {_few(missing)}",
                 )
-            repeated = {number for number, times in Counter(numbers).items() if times > 1}
+            repeated = {number for number, times in Counter([*numbers, *lock.dead]).items() if times > 1}
             if repeated:
-                self.found("I2", f"{where}: entries are in the acked log twice: {_few(repeated)}")
+                self.found("I2", f"{where}: entries are done twice: {_few(repeated)}")
             ids = [record.id for record in rows]
             if ids != sorted(ids) or numbers != sorted(numbers):
                 self.found("I3", f"{where}: the acked log is out of order")

@@ -88,6 +88,7 @@ class SimulatedGroup(Ground):
         self.model.on_held = lambda partition: self.checker.held(partition, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
         self.model.on_paused = self.checker.paused
+        self.model.on_aside = self.checker.told_aside
         self.workers: list[SimWorker] = []
         self.is_healed = False
         """Whether all faults have ended."""

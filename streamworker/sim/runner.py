@@ -23,6 +23,7 @@ class SimRunner:
     def __init__(self, worker: Process, partition: int, owner: str, lock: Acquired) -> None:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
         self.checkpoint = lock.checkpoint.ms
+        self.aside = frozenset(record.ms for record in lock.aside)
         self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
         worker.soon(self.begin)
 
@@ -52,8 +53,9 @@ class SimRunner:
         batch_ms = 1 + int(draw() * conditions.batch_ms)
         if conditions.stuck and draw() < conditions.stuck:
             batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
-        world.checker.executed(self.partition, records)
-        commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records))
+        aside = tuple(record.id for record in records if record.id in self.aside)
+        world.checker.executed(self.partition, [record for record in records if record.id not in aside])
+        commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records), aside)
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
 
     def behind_checkpoint(self, read: list[Record]) -> list[Record]:

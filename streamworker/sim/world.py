@@ -87,8 +87,8 @@ class World(SimulatedGroup):
 
     def _operate(self, fault: Fault) -> None:
         partition = fault.pick // 4 % len(self.model.locks)
-        self.order(partition, "retry" if fault.pick % 4 == 0 else "pause")
-        if fault.pick % 4:
+        self.order(partition, ("retry", "put", "pause", "pause")[fault.pick % 4])
+        if fault.pick % 4 > 1:
             self.clock.after(fault.span_ms, lambda: self.order(partition, "resume"))
 
     def order(self, partition: int, order: str) -> None:
@@ -98,7 +98,9 @@ class World(SimulatedGroup):
         if not self._has_orders:
             self._has_orders = True
             self.clock.after(ORDERS_LOOK_MS, self._look_for_orders)
-        version = self.model.order(partition, order)
+        lock = self.model.locks[partition]
+        waiting = next((record.id for record in lock.events if record.id > lock.checkpoint), 0)
+        version = self.model.order(partition, order, waiting)
         if order == "resume":
             self.checker.resumed(partition)
         if version is not None:

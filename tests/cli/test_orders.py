@@ -1,18 +1,22 @@
 """`pause`, `resume` and `retry` on groups that run: no worker is restarted."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import redis
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke
+from streamworker.records.entries import Entries
+from tests.cli.conftest import Invoke, OpenTerminal
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 
 FAILING = """
 
-@app.processor(orders, name="fragile", on_error="halt", attempts=1, forward=False)
+@app.processor(orders, name="fragile", errors=Halt(), forward=False)
 async def fragile(order: Order) -> None:
     import pathlib
     if order.amount < 0 and not pathlib.Path("mended").exists():
@@ -103,7 +107,8 @@ def test_a_halted_partition_is_retried_without_a_restart(
     shop: Path, streamworker: Invoke, spawn: SpawnWorker
 ) -> None:
     """The function works again; the partition goes on at its checkpoint, in order."""
-    (shop / "shop.py").write_text((shop / "shop.py").read_text("utf-8") + FAILING, "utf-8")
+    source = "from streamworker import Halt" + (shop / "shop.py").read_text("utf-8") + FAILING
+    (shop / "shop.py").write_text(source, "utf-8")
     send(streamworker, 1, amount=-1.0)
     send(streamworker, 2)
     worker = spawn("run", "shop:fragile", "--name", "w1")
@@ -155,3 +160,114 @@ def test_an_order_that_no_worker_confirms_is_not_said_to_be_done(
     finally:
         worker.resume()
     wait_for(lambda: states(streamworker, "price") == {"paused"}, "the worker has obeyed")
+
+
+POISON = """
+
+@app.processor(orders, name="{name}", errors={errors}, forward=False{more})
+async def {name}(given: {takes}) -> None:
+    for order in given if isinstance(given, list) else [given]:
+        if order.amount < 0:
+            raise ValueError("no such customer")
+"""
+
+
+def letters(streamworker: Invoke, processor: str) -> list[dict[str, object]]:
+    listed: list[dict[str, object]] = json.loads(
+        streamworker("dead", "list", f"shop:{processor}", "--json").stdout
+    )
+    return listed
+
+
+@pytest.mark.parametrize(
+    ("name", "errors", "takes", "more"),
+    [
+        ("halts", "Halt()", "Order", ""),
+        ("retries", "Retry()", "Order", ""),
+        ("in_batches", "Retry()", "list[Order]", ", batch=10"),
+        ("overlaps", "Halt()", "Order", ", concurrency=4"),
+    ],
+)
+def test_one_poison_record_is_set_aside_on_a_group_that_runs(
+    shop: Path,
+    streamworker: Invoke,
+    redis_url: str,
+    spawn: SpawnWorker,
+    name: str,
+    errors: str,
+    takes: str,
+    more: str,
+) -> None:
+    """It is one of five in an entry; the others are handled, once and in order, by the same worker."""
+    source = "from streamworker import Halt, Retry" + (shop / "shop.py").read_text("utf-8")
+    source += POISON.format(name=name, errors=errors, takes=takes, more=more)
+    (shop / "shop.py").write_text(source, "utf-8")
+    orders = [{"order_id": n, "customer": "ann", "amount": -1.0 if n == 3 else 1.0} for n in range(1, 6)]
+    sent = streamworker("send", "shop:orders", "-", input="\n".join(map(json.dumps, orders)))
+    assert sent.exit_code == 0
+    worker = spawn("run", f"shop:{name}", "--name", "w1")
+
+    wait_for(lambda: "no such customer" in worker.log(), "the worker stands at the poison record")
+    done = streamworker("dead", "put", f"shop:{name}", place_of(redis_url, 3), "--yes", "--why", "a test")
+    assert done.exit_code == 0, done.output
+    assert re.match(r"Done by worker w1 at \S+ \S+: streamworker dead show shop:\w+ \d/\d+-0$", done.stdout)
+    wait_for(lambda: lag(streamworker, name) == 0, "the others are handled")
+    (letter,) = letters(streamworker, name)
+    assert letter["record"]["order_id"] == 3  # type: ignore[index]
+    assert "Set aside by " in str(letter["error"]) and ": a test" in str(letter["error"])
+    assert states(streamworker, name) == {"running"}
+    assert worker.running
+    assert "put" in streamworker("history", f"shop:{name}").stdout
+
+
+def test_dead_put_asks_first_and_names_the_record(
+    worker: WorkerProcess, terminal: OpenTerminal, streamworker: Invoke, redis_url: str
+) -> None:
+    """Without a yes nothing is changed."""
+    del worker
+    streamworker("pause", "shop:price")
+    send(streamworker, 7)
+    asked = terminal("dead", "put", "shop:price", place_of(redis_url, 7))
+    question = "aside (Order(order_id=7, customer='ann', amount=1.0)), and no other. Go on? [y/N]"
+    wait_for(lambda: question in asked.read(), "the question is asked")
+    asked.press("n\n")
+    assert asked.wait() != 0
+    streamworker("resume", "shop:price")
+    wait_for(lambda: lag(streamworker, "price") == 0, "the order is handled")
+    assert letters(streamworker, "price") == []
+
+
+def test_dead_put_does_not_say_what_did_not_happen(
+    worker: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """A record that was handled, one that never was, one that a paused or absent worker will come to."""
+    send(streamworker, 7)
+    wait_for(lambda: lag(streamworker, "price") == 0, "the order is handled")
+    streamworker("pause", "shop:price")
+    send(streamworker, 8)
+    place = place_of(redis_url, 8)
+    paused = streamworker("dead", "put", "shop:price", place, "--yes")
+    assert paused.exit_code == ExitCode.FAILED
+    assert "was not set aside: an operator has paused the partition. The order stands" in paused.output
+    nothing = streamworker("dead", "put", "shop:price", "0/1-0", "--yes")
+    assert nothing.exit_code == ExitCode.CONFIGURATION
+    assert "has no record 1-0" in nothing.output
+    streamworker("resume", "shop:price")
+    wait_for(lambda: len(letters(streamworker, "price")) == 1, "the order was obeyed later")
+    late = streamworker("dead", "put", "shop:price", place, "--yes")
+    assert late.exit_code == ExitCode.FAILED
+    assert "the group has committed it already" in late.output
+    del worker
+
+
+def place_of(redis_url: str, order_id: int) -> str:
+    """PARTITION/ID of the record of an order, which may be one of many in an entry."""
+    client = redis.Redis.from_url(redis_url)
+    for partition in range(4):
+        stored = cast(list[Any], client.xrange(f"sw:{{shop.orders.{partition}}}:events"))
+        for entry in Entries.of(
+            [[name, [part for pair in fields.items() for part in pair]] for name, fields in stored]
+        ):
+            if json.loads(entry.fields[b"v"])["order_id"] == order_id:
+                return f"{partition}/{entry.id}"
+    raise AssertionError(f"no order {order_id}")

@@ -76,7 +76,7 @@ CLOCKS_BEHIND_MS = (0, 0, 90, 5_000)
 """How far the clock of a server that takes over may be behind."""
 ORDERED = 7
 """Before one step of so many an operator gives an order."""
-ORDERS: tuple[orders.Order, ...] = ("pause", "resume", "retry")
+ORDERS: tuple[orders.Order, ...] = ("pause", "resume", "retry", "put")
 MEDDLED = 4
 """Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
 BATCHES = {rows: batch_of(rows) for rows in (1, 2, 3)}
@@ -211,6 +211,7 @@ class Twins:
                         checkpoint=EntryId(self._id(p, reply.checkpoint), 0),
                         entries=0,
                         log=self._log(p, reply.log),
+                        aside={EntryId(self._id(p, record), 0): why for record, why in reply.aside.items()},
                     )
                     if isinstance(reply, Acquired)
                     else reply
@@ -397,17 +398,22 @@ class Twins:
             self.met.add(f"released: {real[step.where]}")
 
     async def _order(self, step: Step) -> None:
-        order: orders.Order = ORDERS[step.how // ORDERED % 3]
-        p = step.where
-        given = await orders.give_order(self.backend, GROUP, [p], order, who="ann", why="")
-        version = self.model.order(p, order)
+        order: orders.Order = ORDERS[step.how // ORDERED % 4]
+        p, lock = step.where, self.model.locks[step.where]
+        waiting = [record.id for record in lock.events if record.id > lock.checkpoint]
+        record = waiting[-1] if waiting and step.how % 5 else lock.checkpoint
+        given = await orders.give_order(
+            self.backend, GROUP, [p], order, who="ann", why="", record=self.real_id[p].get(record, ZERO)
+        )
+        version = self.model.order(p, order, record)
         self.same(
             f"the version of {order} {p}",
             {p: each.version for p, each in given.items() if each.is_new},
             {} if version is None else {p: version},
         )
         if version is not None:
-            self.model.post(OrderGiven(order, (p,), (version,), "ann", ""))
+            said = str(self.real_id[p][record]) if order == "put" else ""
+            self.model.post(OrderGiven(order, (p,), (version,), "ann", said))
 
     # -- records -------------------------------------------------------------------------------
 
@@ -681,8 +687,15 @@ class Twins:
         )
         self.same(
             f"the orders of {p}",
-            (*(int(fields.get(name, 0)) for name in ("ordered", "obeyed")), "paused_at" in fields),
-            (mine.ordered, mine.obeyed, mine.is_paused),
+            (
+                *(int(fields.get(name, 0)) for name in ("ordered", "obeyed")),
+                "paused_at" in fields,
+                *(
+                    self._id(p, EntryId.parse(line.split(" ")[0]))
+                    for line in fields.get("aside", "").splitlines()
+                ),
+            ),
+            (mine.ordered, mine.obeyed, mine.is_paused, *mine.aside),
         )
         self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)
         entries = Entries.of(events)

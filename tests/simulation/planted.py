@@ -256,6 +256,28 @@ class _NeverLooks(Around):
         return None if isinstance(event, ev.OrdersSeen) else event
 
 
+@_model("each owner that learns of it sets a record aside, outside of commits", "operator,kill,stop")
+class _PutsAtOnce(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        reply, lock = super().acquire(partition, owner, generation, live), self.locks[partition]
+        if isinstance(reply, Acquired):
+            lock.dead += [record.number for record in lock.events if record.id in lock.aside]
+        return reply
+
+    def take(self, partition: int, commit: Commit) -> None:
+        dead = [*self.locks[partition].dead]
+        super().take(partition, commit)
+        self.locks[partition].dead = dead
+
+
+@_model("a record is not set aside if its partition gets another owner", "operator,kill,stop")
+class _LosesPut(RedisModel):
+    def acquire(self, partition: int, owner: str, generation: int, live: Sequence[str]) -> AcquireReply:
+        if owner != self.locks[partition].owner:
+            self.locks[partition].aside = ()
+        return super().acquire(partition, owner, generation, live)
+
+
 # -- members -----------------------------------------------------------------------------------
 
 

@@ -1,16 +1,18 @@
-"""``streamworker dead``: lists, shows, replays and drops dead letters.
+"""``streamworker dead``: sets records aside; lists, shows, replays and drops dead letters.
 
 A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it.
 """
 
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated
 
+import anyio
 import msgspec
 import typer
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.orders import POLL_S, Wait, Why, operator
 from streamworker.cli.support import (
     AsJson,
     Limit,
@@ -28,10 +30,22 @@ from streamworker.cli.support import (
     say,
 )
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.units import duration_ms
+from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import Selection, resolve_processor
 from streamworker.processors import ProcessorSpec
-from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
+from streamworker.redisio.data.dead import (
+    StoredLetter,
+    drop_dead,
+    last_dead,
+    list_dead,
+    replay_dead,
+    show_dead,
+)
+from streamworker.redisio.data.streams import record_at
+from streamworker.redisio.group.locks import LockView, read_lock
+from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import counted
@@ -42,7 +56,9 @@ PAGE = 500
 ROWS_SHOWN = 20
 """Rows of an entry that ``show`` prints; an entry may have ten thousand."""
 
-app = typer.Typer(no_args_is_help=True, help="Look at dead letters, run them again, or drop them.")
+app = typer.Typer(
+    no_args_is_help=True, help="Set records aside; look at dead letters, run them again, drop them."
+)
 
 Letters = Annotated[
     list[str] | None,
@@ -154,18 +170,108 @@ def drop_letters(
     _summarise("Dropped", done, asked - done)
 
 
-def _parse_letter(text: str, spec: ProcessorSpec) -> tuple[int, EntryId]:
+@app.command("put")
+def put_record(
+    processor: ProcessorPath,
+    record: Annotated[
+        str,
+        typer.Argument(metavar="RECORD", help="PARTITION/ID of the record, as `status` and the log name it."),
+    ],
+    why: Why = "",
+    wait: Wait = "10 seconds",
+    yes: Yes = False,
+) -> None:
+    """Set one record aside, on a group that runs.
+
+    The owner of the partition makes the record a dead letter, without calling the function for it, and
+    goes on. This works for a record that halts its partition, for one that is tried again and again,
+    for one that was not reached yet, and for one of many in an entry.
+
+    \b
+    Examples:
+      streamworker dead put shop:price 7/1795383533683-0
+      streamworker dead put shop:price 7/1795383533683-0 --yes --why "order without a customer"
+    """
+    selection = resolve_processor(processor)
+    partition, record_id = _parse_letter(record, selection.processors[0], "RECORD")
+    text = run_async(_text_of, selection, partition, record_id)
+    if not yes:
+        confirm(f"Sets record {record_id} of partition {partition} aside ({text}), and no other. Go on?")
+    letter, problem = run_async(_put, selection, partition, record_id, why, wait)
+    if letter is None:
+        say(f"Record {record_id} of partition {partition} was not set aside: {problem}", error=True)
+        raise typer.Exit(ExitCode.FAILED)
+    say(
+        f"Done by worker {name_of(letter.by)} at {local_time(letter.at_ms)}: "
+        f"streamworker dead show {processor} {_name(letter)}"
+    )
+
+
+async def _text_of(selection: Selection, partition: int, record_id: EntryId) -> str:
+    """Return a record as text; raise ConfigurationError if the stream does not hold it."""
+    spec = selection.processors[0]
+    async with connected(selection.app) as backend:
+        found = await record_at(backend, group_keys(spec), partition, record_id)
+    if found is None:
+        raise ConfigurationError(
+            f"Partition {partition} of {spec.stream.name} has no record {record_id}.",
+            remedy="`streamworker status` and the log name the record that fails.",
+        )
+    fields: Mapping[bytes, bytes] = found.fields
+    if spec.stream.codec == "arrow":
+        from streamworker.redisio.data.columns import alone  # loads pyarrow
+
+        fields = alone(found)
+    record = _decoded(spec, fields)
+    if isinstance(record, list):
+        record = record[0]
+    return "it cannot be decoded" if record is None else shortened(repr(record))
+
+
+async def _put(
+    selection: Selection, partition: int, record_id: EntryId, why: str, wait: str
+) -> tuple[StoredLetter | None, str]:
+    """Give the order, and wait until it is obeyed; return the dead letter, or why there is none."""
+    keys, wait_s = group_keys(selection.processors[0]), duration_ms(wait, "--wait") / 1000
+    async with connected(selection.app) as backend:
+        newest = await last_dead(backend, keys, partition)
+        given = await give_order(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
+        if partition not in given:
+            return None, "the group has never run in this partition."
+        if not given[partition].is_new:
+            return None, "the group has committed it already."
+        lock: LockView | None = None
+        with anyio.move_on_after(wait_s):
+            while True:
+                lock = await read_lock(backend, keys, partition)
+                if lock is None or record_id not in lock.aside or not lock.owner or lock.pause is not None:
+                    break
+                await anyio.sleep(POLL_S)
+        letters = await list_dead(backend, keys, [partition], after=newest, count=PAGE)
+    letter = next((each for each in letters if each.entry_id == record_id), None)
+    if letter is not None or lock is None or record_id not in lock.aside:
+        return letter, "its worker committed it before it knew of the order."
+    if lock.pause is not None:
+        holds = "an operator has paused the partition"
+    elif not lock.owner:
+        holds = "no worker owns the partition"
+    else:
+        holds = f"{name_of(lock.owner)} has not come to it within {wait}: {lock.reason or 'a call runs'}"
+    return None, f"{holds}. The order stands, and a worker obeys it when it comes to the record."
+
+
+def _parse_letter(text: str, spec: ProcessorSpec, hint: str = "LETTER") -> tuple[int, EntryId]:
     """Parse ``PARTITION/ID``; refuse another form, and a partition that the stream does not have."""
     partition, slash, letter_id = text.partition("/")
     if not slash or not partition.isdecimal() or int(partition) >= spec.stream.partitions:
         raise typer.BadParameter(
             f"{text!r} is no PARTITION/ID such as 3/1769860800000-0, as `dead list` prints it.",
-            param_hint="LETTER",
+            param_hint=hint,
         )
     try:
         return int(partition), EntryId.parse(letter_id)
     except ConfigurationError as error:
-        raise typer.BadParameter(str(error), param_hint="LETTER") from None
+        raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
 Chosen = dict[int, list[EntryId]]
@@ -253,9 +359,8 @@ async def _pages(
         return
     keys, partitions = _place(selection)
     for partition in partitions:
-        newest = await backend.execute("XREVRANGE", keys.dead(partition), "+", "-", "COUNT", 1)
         # A record that fails again becomes a new letter. Replaying those too would never end.
-        last = EntryId.parse(newest[0][0]) if newest else ZERO
+        last = await last_dead(backend, keys, partition)
         after = ZERO
         while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
             ids = [letter.id for letter in page if letter.id <= last]
@@ -285,11 +390,16 @@ def _text(value: bytes) -> str:
         return repr(value)
 
 
+def shortened(text: str, width: int = 160) -> str:
+    """Return the beginning of a text."""
+    return text if len(text) <= width else text[: width - 3] + "..."
+
+
 def _short(error: str) -> str:
     """Return the last line of a traceback, which names the error; on a terminal cut to the table's width."""
     line = (error.strip().splitlines() or [""])[-1]
     width = max(40, console().width - 60)
-    return line if len(line) <= width or not sys.stdout.isatty() else line[: width - 3] + "..."
+    return shortened(line, width) if sys.stdout.isatty() else line
 
 
 def _fields(selection: Selection, letter: StoredLetter) -> dict[str, str]:
@@ -302,13 +412,18 @@ def _fields(selection: Selection, letter: StoredLetter) -> dict[str, str]:
 
 
 def _record(selection: Selection, letter: StoredLetter) -> object:
-    spec = selection.processors[0].stream
+    return _decoded(selection.processors[0], letter.fields)
+
+
+def _decoded(processor: ProcessorSpec, fields: Mapping[bytes, bytes]) -> object:
+    """Decode what an entry holds: a record, or a list of rows; None if it cannot be decoded."""
+    spec = processor.stream
     try:
         if spec.codec == "arrow":
             from streamworker.redisio.data.columns import unpacked  # loads pyarrow
 
-            return spec.record.from_arrow(spec.record.fit_arrow(unpacked(letter.fields), extra="drop"))
-        return spec.record.decoder(spec.codec)(letter.fields)
+            return spec.record.from_arrow(spec.record.fit_arrow(unpacked(fields), extra="drop"))
+        return spec.record.decoder(spec.codec)(fields)
     except RecordError:
         return None
 

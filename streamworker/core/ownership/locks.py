@@ -11,7 +11,8 @@ The script compares the owner as well as the epoch, because a failover may lose 
 new primary's clock is behind, two owners can then hold the same epoch, but never the same name.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.words import name_of
@@ -38,6 +39,8 @@ class Acquired:
     """Version of the operators' orders in the lock; 0 if there never was one."""
     is_paused: bool = False
     """Whether an operator's pause stands."""
+    aside: Mapping[EntryId, str] = field(default_factory=dict)
+    """The records that an operator wants set aside, and why."""
 
     def __str__(self) -> str:
         return f"acquired, epoch {self.epoch}" + (", paused" if self.is_paused else "")

@@ -141,7 +141,8 @@ ROLES = (
     ),
     Role(
         "operator",
-        "Runs commands: what a worker may, and `dead replay`, `dead drop`, `pause`, `reset`, `doctor`.",
+        "Runs commands: what a worker may, and `pause`, `dead put`, `dead replay`, `dead drop`, `reset`, "
+        "`doctor`.",
         "Delete a source entry, or a key but the membership document, the heartbeats and tables; overwrite a "
         "stream; touch another app or the server.",
         _WORKER,

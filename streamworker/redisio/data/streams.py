@@ -22,6 +22,7 @@ from streamworker.records.packs import (
     pack,
     pack_headers,
 )
+from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import answered, foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
@@ -416,6 +417,18 @@ async def range_entries(
     """Return at most ``count`` entries from ``start`` to ``end``, both included, or to the last entry."""
     last = "+" if end is None else str(end)
     return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
+
+
+async def record_at(backend: Backend, keys: StreamKeys, partition: int, record: EntryId) -> Entry | None:
+    """Return one record, alone if it is one of many in an entry; None if the stream does not hold it."""
+    found = Entries.of(await backend.execute("XRANGE", keys.events(partition), str(record), "+", "COUNT", 1))
+    for entry in found:
+        if isinstance(entry.origin, NumberedRows) and first_id(entry) <= record <= entry.id:
+            row = record.seq - first_id(entry).seq
+            return cut(entry, row, row + 1)
+        if entry.id == record:
+            return entry
+    return None
 
 
 async def entries_up_to(backend: Backend, keys: StreamKeys, partition: int, position: EntryId) -> int:

@@ -3,7 +3,7 @@
 import contextlib
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from streamworker.core.data.entries import EntryId
@@ -48,6 +48,8 @@ class LockView:
     pause: PauseView | None = None
     retry: RetryView | None = None
     """What the state ``retrying`` is about; it stands there afterwards, too."""
+    aside: Mapping[EntryId, str] = field(default_factory=dict)
+    """The records that an operator wants set aside, and why."""
 
 
 async def acquire_many(
@@ -79,15 +81,21 @@ async def acquire_many(
 
 def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
-        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, ordered, paused_at]:
+        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, ordered, paused_at, aside]:
             identity = log.decode("utf-8", "replace")
             counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
-            orders = (whole(ordered) or 0, bool(paused_at))
+            orders = (whole(ordered) or 0, bool(paused_at), _aside(aside))
             return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *orders)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
         case _:
             return Stale(int(reply[1]))
+
+
+def _aside(lines: bytes) -> dict[EntryId, str]:
+    """Read the lines of a lock's field ``aside``: an id and a reason each."""
+    parts = (line.partition(b" ") for line in lines.split(b"\n") if line)
+    return {EntryId.parse(record): why.decode("utf-8", "replace") for record, _, why in parts}
 
 
 async def release_many(
@@ -180,6 +188,7 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         pause=PauseView(number(b"paused_at"), text(b"paused_by"), text(b"paused_why"))
         if b"paused_at" in fields
         else None,
+        aside=_aside(fields.get(b"aside", b"")),
     )
 
 

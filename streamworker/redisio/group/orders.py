@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from streamworker.core.control import OrderGiven
-from streamworker.errors import BackendError
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.errors import BackendError, CoordinationError
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ORDER
 from streamworker.redisio.wire.client import Backend
 
-Order = Literal["pause", "resume", "retry"]
+Order = Literal["pause", "resume", "retry", "put"]
+
+TEXT_MAX = 500
+"""Characters of a name or a reason that a lock keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,28 +35,47 @@ class Given:
 
 
 async def give_order(
-    backend: Backend, keys: GroupKeys, partitions: Sequence[int], order: Order, *, who: str, why: str
+    backend: Backend,
+    keys: GroupKeys,
+    partitions: Sequence[int],
+    order: Order,
+    *,
+    who: str,
+    why: str,
+    record: EntryId = ZERO,
 ) -> dict[int, Given]:
     """Write an order into the locks of some partitions, and tell their owners. The call may be repeated.
 
-    A partition where the group never ran is missing in the result.
+    A partition where the group never ran is missing in the result. ``record`` is what ``put`` sets aside: the
+    commit that passes it adds it to the dead letters in place of the function's results.
     """
-    calls = [((keys.lock(p),), (order, who, why)) for p in partitions]
+    who, why = _one_line(who), _one_line(why)
+    calls = [((keys.lock(p),), (order, who, why, str(record))) for p in partitions]
     replies = answered(partitions, await backend.run_many(ORDER, calls), _given)
     given = {partition: reply for partition, reply in replies if reply is not None}
     news = {p: each.version for p, each in given.items() if each.is_new}
     if news:
-        told = OrderGiven(order, tuple(news), tuple(news.values()), who, why)
+        said = f"{record} {why}".rstrip() if order == "put" else why
+        told = OrderGiven(order, tuple(news), tuple(news.values()), who, said)
         await post(backend, keys, [told.fields()])
     return given
 
 
 def _given(reply: Any) -> Given | None:
     match reply:
+        case [b"FULL"]:
+            raise CoordinationError(
+                "100 records of this partition are to be set aside already.",
+                remedy="Wait until its worker has passed them.",
+            )
         case [code, version, owner]:
             return Given(int(version), owner.decode("utf-8", "replace"), code == b"OK")
         case _:
             return None
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:TEXT_MAX]
 
 
 async def read_versions(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:

@@ -17,7 +17,7 @@
 --       6... ids of all members
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
 --       committed them, without those reported before, epoch of the last reset or '', version of the
---       operators' orders or '', when the partition was paused or '']
+--       operators' orders or '', when the partition was paused or '', a line for each record to set aside]
 --       | [HELD, owner, waited ms] | [STALE, generation of the lock]
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
@@ -40,12 +40,14 @@ local now = server_ms()
 
 local function granted(epoch)
   local gone = settle(lock, KEYS[2], ARGV[4])
-  local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at')
+  local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
+    'aside')
   if has[6] then
     begin_writes(lock)
     redis.call('HSET', lock, 'obeyed', has[6], 'state', has[7] and 'paused' or 'running', 'reason', '')
   end
-  return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or '', has[6] or '', has[7] or ''}
+  return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or '', has[6] or '', has[7] or '',
+    has[8] or ''}
 end
 
 if held_generation > generation then return {'STALE', held_generation} end

@@ -1,4 +1,4 @@
--- uses: trim epoch tables outbox
+-- uses: trim epoch tables outbox aside
 -- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, tables, and the position of
 -- the Redis consumer group, which other tools show. Only the owner at its epoch can commit, and only from the
 -- current checkpoint. The script recognises a repeated commit by its new checkpoint.
@@ -44,7 +44,7 @@ local function refused(key, answer)
   if string.find(tostring(answer.err), 'WRONGTYPE', 1, true) then return {'BADTYPE', key} end
   return answer
 end
-local held = redis.pcall('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries')
+local held = redis.pcall('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries', 'aside')
 if held.err then return refused(lock, held) end
 local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
@@ -174,6 +174,8 @@ end
 -- Readers check later entries against the log's last entry, which may have been trimmed by then.
 local tail = rows > 0 and {'tail', text(total) .. ' ' .. new .. ' ' .. epoch} or {}
 redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total), unpack(tail))
+-- An order to set a record aside ends with the commit that passes it: no later owner obeys it again.
+if held[6] then store_aside(lock, aside_after(held[6], new)) end
 if ARGV[8] == '1' then trim_events(events, TRIM_EVENTS) end
 if rows > 0 then trim_acked(acked, past, TRIM_ACKED) end
 return {'OK', epoch, new, text(total), #KEYS >= tables_at and now or nil}

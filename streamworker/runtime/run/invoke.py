@@ -23,13 +23,13 @@ import anyio.to_thread
 import pyarrow as pa
 
 from streamworker.context import Call, Context, IdsOf, Place, Sending
-from streamworker.core.data.entries import Entry
+from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
-from streamworker.records.entries import REPLAYED_FOR, readable_fields
+from streamworker.records.entries import REPLAYED_FOR, id_at, readable_fields
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
@@ -67,6 +67,10 @@ NOT_OURS = DecodeError("The entry is replayed for another group.")
 """Marks an entry that is replayed for another group: it counts as done without a call or a log line."""
 
 
+class SetAside(DecodeError):
+    """An operator wants a record set aside: it becomes a dead letter without a call."""
+
+
 class Invoker:
     """Calls the function of one processor for one partition."""
 
@@ -82,6 +86,8 @@ class Invoker:
         """How many ``def`` functions run at a time, over all partitions of this worker."""
         self.calls_in_threads = 0
         """Calls that have a thread, or wait for one."""
+        self.aside: Mapping[EntryId, str] = {}
+        """The records that an operator wants set aside, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
         self._row_type: type = object
@@ -107,8 +113,10 @@ class Invoker:
         """Decode entries, all in one pass unless one of them is bad."""
         stream = self.spec.stream
         assert stream.codec != "arrow"  # ColumnsInvoker decodes these
-        with suppress(BaseException):  # Code of the record's class may run here, and raise anything.
-            return Decoded(stream.record.decode_many(entries, stream.codec), {})
+        first, last = (id_at(entries, 0), id_at(entries, -1)) if self.aside and entries else (ZERO, ZERO)
+        if not any(first <= record <= last for record in self.aside):
+            with suppress(BaseException):  # Code of the record's class may run here, and raise anything.
+                return Decoded(stream.record.decode_many(entries, stream.codec), {})
         decode = stream.record.decoder(stream.codec)
         return self.one_by_one(entries, lambda entry: decode(readable_fields(entry)))
 
@@ -121,11 +129,18 @@ class Invoker:
             if entry.fields.get(REPLAYED_FOR, mine) != mine:
                 bad[place] = NOT_OURS
                 continue
+            if self.aside and (why := self.set_aside(entry)):
+                bad[place] = SetAside(f"Set aside {why}")
+                continue
             try:
                 records[place] = decode(entry)
             except RecordError as error:
                 bad[place] = error
         return Decoded(records, bad)
+
+    def set_aside(self, entry: Entry) -> str:
+        """Return why an operator wants an entry set aside; empty if none does."""
+        return self.aside.get(entry.id, "")
 
     # -- calling -----------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ class PartitionRunner:
         routes = self.outbox.routes if self.outbox else Routes(spec.into, self.settings.entry_bytes_max)
         threads = self.settings.handler_threads
         self.invoker = invoker(spec, place, kept, threads, routes)
+        self.invoker.aside = self.start.lock.aside
         timers = Timers(
             [(timer, Invoker(timer.call, place, kept, threads, routes)) for timer in spec.timers],
             self.state,

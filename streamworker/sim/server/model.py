@@ -70,6 +70,8 @@ class RedisModel(Documents):
         self.on_lock: Callable[[LockChange], None] = lambda _: None
         self.on_paused: Callable[[int], None] = lambda _: None
         """Called with a partition whose owner learns that it is paused."""
+        self.on_aside: Callable[[int, Sequence[int]], None] = lambda _partition, _records: None
+        """Called with the records of a partition that its owner learns to set aside."""
         self.on_held: Callable[[int], None] = lambda _: None
         self.on_commit: Callable[[int, Commit], None] = lambda _partition, _commit: None
 
@@ -105,14 +107,19 @@ class RedisModel(Documents):
         lock.obeyed = lock.ordered
         if lock.is_paused:
             self.on_paused(partition)
-        orders = (lock.ordered, lock.is_paused)
+        self.on_aside(partition, lock.aside)
+        orders = (lock.ordered, lock.is_paused, {EntryId(record, 0): "by ann" for record in lock.aside})
         return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id, 0, 0, *orders)
 
-    def order(self, partition: int, order: str) -> int | None:
+    def order(self, partition: int, order: str, record: int = 0) -> int | None:
         """``order.lua``: return the new version; None if there is nothing to change."""
         lock = self.locks[partition]
         if not lock.log_id or (order == "resume" and not lock.is_paused):
             return None
+        if order == "put":
+            if record <= lock.checkpoint:
+                return None
+            lock.aside = (*(each for each in lock.aside if each > lock.checkpoint and each != record), record)
         lock.is_paused = order == "pause" or (lock.is_paused and order != "resume")
         lock.ordered = max(self.lock_ms, lock.ordered + 1)
         return lock.ordered
@@ -221,6 +228,8 @@ class RedisModel(Documents):
         lock = self.locks[partition]
         lock.log.append(commit)
         lock.checkpoint = commit.new
+        lock.aside = tuple(each for each in lock.aside if each > commit.new)
+        lock.dead += [record.number for record in commit.rows if record.id in commit.aside]
         self.on_commit(partition, commit)
 
     def trim(self, partition: int, up_to: int) -> None:

@@ -31,6 +31,8 @@ class Commit:
     previous: int
     new: int
     rows: tuple[Record, ...] = ()
+    aside: tuple[int, ...] = ()
+    """Ids of those rows that are set aside: they are dead letters, and not in the acked log."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -57,6 +59,10 @@ class Lock:
     ordered: int = 0
     obeyed: int = 0
     is_paused: bool = False
+    aside: tuple[int, ...] = ()
+    """Ids of the records that an operator wants set aside."""
+    dead: list[int] = field(default_factory=list)
+    """Numbers of the records that were set aside."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from itertools import accumulate, islice
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
-from streamworker.core.policies import CHOICES, Halt, Policy, Retry, Skip
+from streamworker.core.policies import CHOICES, DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.errors import RecordError
 from streamworker.processors import FunctionMode
 from streamworker.records.entries import REPLAYED_FOR
@@ -35,6 +35,7 @@ from streamworker.runtime.run.invoke import (
     NOT_OURS,
     Effects,
     Invoker,
+    SetAside,
     describe_error,
     failure,
     traceback_of,
@@ -120,6 +121,8 @@ class Mode(ABC):
         """Return what to do about a failed call, or about an entry without a record."""
         if failed.error is NOT_OURS:
             return Skip()
+        if isinstance(failed.error, SetAside):
+            return DeadLetter()
         return self.spec.errors.after(failed.error, failed.attempts)
 
     def halts(self, failed: Failed) -> bool:
