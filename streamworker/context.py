@@ -33,7 +33,11 @@ class TablesInCall(Protocol):
     Keys and values are encoded; see ``records.statetables``.
     """
 
-    partition: int
+    @property
+    def partition(self) -> int | None:
+        """The partition whose keys they take; None takes all, in a call by hand."""
+        ...
+
     specs: Collection[object]
     """The specifications of the tables that the call's processor names."""
 

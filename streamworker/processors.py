@@ -83,10 +83,13 @@ class TableSpec:
     leading: int
     """How many of the parts of a key are the stream's key; 0 if the whole key is."""
 
-    def partition_of(self, key: Any) -> int | None:
-        """Return the partition of a key; None if its part that decides has no value."""
-        leading = key[: self.leading] if self.leading > 1 else key[0] if self.leading else key
-        routed = canonical_key(leading)
+    def partition_of(self, key: Any, field: bytes | None = None) -> int | None:
+        """Return the partition of a key, given its field if that is known; None if no part of it decides."""
+        routed = field
+        if self.leading:
+            routed = canonical_key(key[: self.leading] if self.leading > 1 else key[0])
+        elif routed is None:
+            routed = self.form.field(key)
         return None if routed is None else partition_for(routed, self.stream.partitions)
 
 

@@ -69,12 +69,12 @@ class Table(Generic[K, V]):
         RecordError
             If a key is not of the table's type, or in a call belongs to another partition.
         """
-        fields = {self._form.field(key): key for key in keys}
         call = self._call()
         if call is not None:
-            self._check_partition(call, fields.values())
+            fields = self._fields(call, keys)
             bodies = dict(zip(fields, await call.read(self.name, list(fields)), strict=True))
         else:
+            fields = {self._form.field(key): key for key in keys}
             bodies = await self._committed(fields)
         value_of = self._form.value_of
         return {
@@ -86,7 +86,7 @@ class Table(Generic[K, V]):
     async def _committed(self, fields: Mapping[bytes, K]) -> dict[bytes, bytes | None]:
         by_partition: dict[int, list[bytes]] = {}
         for field, key in fields.items():
-            partition = self.spec.partition_of(key)
+            partition = self.spec.partition_of(key, field)
             if partition is not None:
                 by_partition.setdefault(partition, []).append(field)
         bodies: dict[bytes, bytes | None] = {}
@@ -127,15 +127,14 @@ class Table(Generic[K, V]):
     def set_many(self, values: Mapping[K, V]) -> None:
         """Set the values of some keys; see :meth:`set`."""
         call = self._call() or self._refuse()
-        self._check_partition(call, values)
-        form = self._form
-        call.write(self.name, {form.field(key): form.body(key, value) for key, value in values.items()})
+        body = self._form.body
+        fields = self._fields(call, values)
+        call.write(self.name, {field: body(key, values[key]) for field, key in fields.items()})
 
     def delete(self, key: K) -> None:
         """Remove a key, with the commit of this call's records; see :meth:`set`."""
         call = self._call() or self._refuse()
-        self._check_partition(call, (key,))
-        call.write(self.name, {self._form.field(key): None})
+        call.write(self.name, dict.fromkeys(self._fields(call, (key,))))
 
     def _call(self) -> TablesInCall | None:
         """Return the running call of this table's processor; None outside of one."""
@@ -148,19 +147,22 @@ class Table(Generic[K, V]):
             remedy="Only that processor writes it, in the commit of its records: send it a record.",
         )
 
-    def _check_partition(self, call: TablesInCall, keys: Iterable[K]) -> None:
-        partition_of = self.spec.partition_of
+    def _fields(self, call: TablesInCall, keys: Iterable[K]) -> dict[bytes, K]:
+        """Return keys by their fields; raise RecordError for one that this call may not use."""
+        field_of, partition_of, here = self._form.field, self.spec.partition_of, call.partition
+        fields: dict[bytes, K] = {}
         for key in keys:
-            self._form.field(key)
-            partition = partition_of(key)
-            if partition != call.partition:
+            field = field_of(key)
+            if here is not None and (partition := partition_of(key, field)) != here:
                 where = "no partition" if partition is None else f"partition {partition}"
                 raise RecordError(
                     f"The key {key!r} of table {self.name!r} belongs to {where}, and this call has records "
-                    f"of partition {call.partition}.",
+                    f"of partition {here}.",
                     remedy="A call may use the keys of its own records: the stream's key, or keys that begin "
                     "with it.",
                 )
+            fields[field] = key
+        return fields
 
     # -- declared ------------------------------------------------------------------------------
 

@@ -65,6 +65,10 @@ FULL = {
     "durability/test_failover.py": "failovers and power failures, one after the other",
     "durability/test_full_disk.py": "root mounts a small disk",
     "rebalance": "how long partitions stand still is measured, and sessions and holds run out",
+    "runtime/test_tables_planted.py": "runs the tests of tables for each mistake",
+    "runtime/test_tables_and_kills.py::test_processes_are_killed_at_random_and_each_record_is_counted_once": (
+        "kills processes for half a minute"
+    ),
     "runtime/test_fetcher.py::test_a_new_entry_reaches_its_buffer_within_milliseconds": "measures a latency",
     "runtime/test_keyed_mode.py::test_waiting_handlers_go_faster_by_far_side_by_side": "measures rates",
     "runtime/test_keyed_mode.py::test_what_concurrency_costs_a_record": "measures rates",

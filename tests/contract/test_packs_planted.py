@@ -1,14 +1,12 @@
 """Mistakes in how entries hold many records, planted in a copy of the project: its tests find each."""
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.planting import copied, outcome, planted
+
 TESTS = ("tests/records/test_packs.py", "tests/contract/test_packs.py")
 
 LUA = "streamworker/redisio/lua"
@@ -119,37 +117,22 @@ PLANTS = {
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the project that may be spoilt."""
-    folder = tmp_path_factory.mktemp("planted")
-    for name in ("streamworker", "tests", "docs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    return folder
+    return copied(tmp_path_factory.mktemp("planted"))
 
 
 @pytest.fixture
-def planted(request: pytest.FixtureRequest, copy: Path) -> Iterator[Path]:
+def spoilt(request: pytest.FixtureRequest, copy: Path) -> Iterator[Path]:
     """Plant a mistake in the copy, and take it out again."""
-    name, right, wrong = PLANTS[request.param]
-    text = (copy / name).read_text("utf-8")
-    assert text.count(right) == 1, f"{name} has {right!r} {text.count(right)} times"
-    (copy / name).write_text(text.replace(right, wrong), "utf-8")
-    yield copy
-    (copy / name).write_text(text, "utf-8")
-
-
-def outcome(folder: Path) -> int:
-    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return done.returncode
+    with planted(copy, *PLANTS[request.param]):
+        yield copy
 
 
 def test_the_copy_passes_without_a_mistake(copy: Path) -> None:
     """Otherwise the next test would prove nothing."""
-    assert outcome(copy) == 0
+    assert outcome(copy, TESTS) == 0
 
 
-@pytest.mark.parametrize("planted", PLANTS, indirect=True)
-def test_a_planted_mistake_is_found(planted: Path) -> None:
+@pytest.mark.parametrize("spoilt", PLANTS, indirect=True)
+def test_a_planted_mistake_is_found(spoilt: Path) -> None:
     """One test at least fails."""
-    assert outcome(planted) == 1
+    assert outcome(spoilt, TESTS) == 1

@@ -174,6 +174,7 @@ class Bench:
             rng=self.rng,
         )
         self.committer = Committer(backend, self.keys, changed, self.rng)
+        self.cache = TableCache(1024 * 1024)
         self.gate = Gate()
         self.generation = 1
 
@@ -230,7 +231,7 @@ class Bench:
             on_halted=halted.append,
             on_state=lambda reason, _: states.append(reason),
             log=structlog.get_logger("test"),
-            cache=TableCache(1024 * 1024),
+            cache=self.cache,
         )
         running = Running(runner, lock, halted=halted, states=states)
         self.tasks.start_soon(self._run, running)

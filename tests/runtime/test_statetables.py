@@ -2,11 +2,12 @@
 
 from typing import Any
 
+import anyio
 import pytest
 
 from streamworker import App
 from streamworker.processors import ProcessorSpec
-from streamworker.runtime.run.statetables import ITEM_BYTES, TableCache
+from streamworker.runtime.run.statetables import ITEM_BYTES, StateWithTables, TableCache
 from streamworker.table import Table
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench
@@ -72,6 +73,39 @@ async def test_what_was_written_is_read_from_redis_once(emptied: str) -> None:
         await desk.send([4])
         await desk.until_committed(5)
         assert seen == [None, 1, 2, 3, 100]
+
+
+async def test_a_read_that_comes_late_does_not_replace_a_newer_value_in_the_cache(
+    emptied: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that its call left behind asks for a key, and is answered after a later call has written it."""
+    async with bench(emptied, run=False) as desk:
+        spec, counts = counting(desk, [])
+        state = StateWithTables(
+            {},
+            specs=spec.tables,
+            partition=0,
+            backend=desk.backend,
+            keys=desk.keys,
+            cache=TableCache(10_000),
+            rng=desk.rng,
+        )
+        asked, late = anyio.Event(), anyio.Event()
+
+        async def slow(*_: Any) -> tuple[list[bytes | None], int]:
+            asked.set()
+            await late.wait()
+            return [b" old"], 1
+
+        monkeypatch.setattr(state, "_ask", slow)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(state.read, counts.name, [b"ann"], {})
+            await asked.wait()
+            state.keep({(counts.name, b"ann"): b"new"})
+            state.seal()
+            state.confirmed(2)
+            late.set()
+        assert await state.read(counts.name, [b"ann"], {}) == [b"new"]
 
 
 def test_the_cache_drops_what_was_used_longest_ago() -> None:

@@ -111,14 +111,12 @@ class StateWithTables(PartitionState):
     def confirmed(self, at_ms: int) -> None:
         """Note that Redis has the oldest commit that was not confirmed, since ``at_ms`` if that is known."""
         self._commits += 1
+        number, put = self._number, self._cache.put
+        heads = {table: b"%d " % (at_ms + ttl_ms) if ttl_ms else b" " for table, ttl_ms in self.ttls.items()}
         for key, value in self._unconfirmed.pop(0).items():
-            if isinstance(key, str):
-                continue
-            stored = None
-            if value is not None and at_ms:
-                ttl_ms = self.ttls[key[0]]
-                stored = (b"%d " % (at_ms + ttl_ms) if ttl_ms else b" ") + value
-            self._cache.put((self._number, *key), stored)
+            if not isinstance(key, str):
+                table, field = key
+                put((number, table, field), heads[table] + value if value is not None and at_ms else None)
         if at_ms:
             self._clock_ms = at_ms - monotonic_ms()
 
@@ -128,14 +126,14 @@ class StateWithTables(PartitionState):
         now_ms = monotonic_ms() + self._clock_ms
         found: dict[bytes, bytes | None] = {}
         missing: list[bytes] = []
+        number, cached = self._number, self._cache.get
         for field in fields:
-            key = (table, field)
             for layer in layers:
-                if key in layer:
-                    found[field] = layer[key]
+                if (table, field) in layer:
+                    found[field] = layer[table, field]
                     break
             else:
-                if (kept := self._cache.get((self._number, *key))) is None:
+                if (kept := cached((number, table, field))) is None:
                     missing.append(field)
                 else:
                     found[field] = alive(kept, now_ms)

@@ -1,0 +1,91 @@
+"""Mistakes in how tables are read and written, planted in a copy of the project: its tests find each."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.planting import copied, outcome, planted
+
+TESTS = (
+    "tests/runtime/test_statetables.py",
+    "tests/contract/test_statetables.py",
+    "tests/fundamentals/test_12_tables.py",
+)
+RUN, LUA = "streamworker/runtime/run", "streamworker/redisio/lua"
+PLANTS = {
+    "a read misses the writes of a commit that is under way": (
+        f"{RUN}/statetables.py",
+        "self._unconfirmed.append(self._group)",
+        "self._unconfirmed.append({})",
+    ),
+    "a read misses the writes of calls that no commit has yet": (
+        f"{RUN}/statetables.py",
+        "for layer in (changes, self._group, *reversed(self._unconfirmed))",
+        "for layer in (changes, *reversed(self._unconfirmed))",
+    ),
+    "a value is written outside of the commit, though its call fails": (
+        f"{RUN}/state.py",
+        "self.changes.update(changes)",
+        "self.changes.update(changes); self._below.keep(changes)",
+    ),
+    "the cache outlives its owner": (
+        f"{RUN}/statetables.py",
+        "self._number = next(_numbers)",
+        "self._number = 0",
+    ),
+    "a read that comes late replaces a newer value": (
+        f"{RUN}/statetables.py",
+        "if value is not None and commits == self._commits:",
+        "if value is not None:",
+    ),
+    "whoever was the owner may expire": (
+        f"{LUA}/expire.lua",
+        "if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'FENCED'} end",
+        "",
+    ),
+    "values expire at the time of the write before": (
+        f"{LUA}/parts/tables.lua",
+        "redis.call('ZADD', index, unpack(scores))",
+        "redis.call('ZADD', index, 'NX', unpack(scores))",
+    ),
+    "a value that lives for ever from now on is removed": (
+        f"{LUA}/parts/tables.lua",
+        "if expired_before then",
+        "if false then",
+    ),
+    "what nobody touches stays": (
+        "streamworker/runtime/partitions.py",
+        "            if tables:\n",
+        "            if False:\n",
+    ),
+    "a key of another partition is written": (
+        "streamworker/table.py",
+        "(partition := partition_of(key, field)) != here:",
+        "(partition := partition_of(key, field)) is None:",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the project that may be spoilt."""
+    return copied(tmp_path_factory.mktemp("planted"))
+
+
+@pytest.fixture
+def spoilt(request: pytest.FixtureRequest, copy: Path) -> Iterator[Path]:
+    """Plant a mistake in the copy, and take it out again."""
+    with planted(copy, *PLANTS[request.param]):
+        yield copy
+
+
+def test_the_copy_passes_without_a_mistake(copy: Path) -> None:
+    """Otherwise the next test would prove nothing."""
+    assert outcome(copy, TESTS) == 0
+
+
+@pytest.mark.parametrize("spoilt", PLANTS, indirect=True)
+def test_a_planted_mistake_is_found(spoilt: Path) -> None:
+    """One test at least fails."""
+    assert outcome(spoilt, TESTS) == 1
