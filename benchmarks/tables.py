@@ -56,6 +56,11 @@ class Result(msgspec.Struct):
     memory_mib: float
 
 
+def opened(url: str) -> Any:
+    """Return a client that is patient: to drop ten million keys takes the server seconds."""
+    return redis.Redis.from_url(url, protocol=2, socket_timeout=600)
+
+
 def peak_mib() -> float:
     """Return the most memory that this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -132,7 +137,7 @@ def run_by_hand(url: str, partitions: int, updates: int) -> Result:
     decode = msgspec.json.Decoder(Event).decode
     encode = msgspec.msgpack.Encoder().encode
     total_of = msgspec.msgpack.Decoder(Total).decode
-    client: Any = redis.Redis.from_url(url, protocol=2)
+    client = opened(url)
     done, begun = 0, time.monotonic()
     while done < updates:
         for p in range(partitions):
@@ -188,9 +193,9 @@ def compare(keys: int, updates: int, partitions: int) -> dict[str, Result]:
     """Run both programs, each in a process of its own, on a server that holds its keys alone."""
     found: dict[str, Result] = {}
     options = [f"--partitions={partitions}", f"--updates={updates}"]
-    with EmbeddedServer(maxmemory="16gb") as server, redis.Redis.from_url(server.url, protocol=2) as client:
+    with EmbeddedServer(maxmemory="16gb") as server, opened(server.url) as client:
         for program in ("ours", "by hand"):
-            client.flushall()
+            client.flushall(asynchronous=True)
             if program == "ours":
                 fill_ours(client, server.url, keys, partitions, updates)
             else:

@@ -1,6 +1,7 @@
 """`streamworker table`, and what other commands tell of tables, on what a real worker has counted."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,18 @@ def test_a_reset_says_that_tables_are_not_undone(counted: Invoke) -> None:
     assert "Empties totals, by_order in 4 partitions." in cleared.stdout
     listed = json.loads(counted("table", "list", "shop:app", "--json").stdout)
     assert [(each["keys"], each["bytes"]) for each in listed] == [(0, 0), (0, 0)]
+
+
+def test_a_check_of_types_says_which_values_could_not_be_read(counted: Invoke, shop: Path) -> None:
+    """Before the deploy, and how many values the table holds."""
+    module = (shop / "shop.py").read_text("utf-8")
+    assert counted("schema", "check", "shop:app").exit_code == ExitCode.OK
+    (shop / "shop.py").write_text(module.replace("dict[str, float]", "list[int]"), "utf-8")
+    sys.modules.pop("shop", None)
+    found = counted("schema", "check", "shop:app")
+    assert found.exit_code == ExitCode.CONFIGURATION
+    assert "3 of the sampled values cannot be read" in found.stdout
+    assert "breaks: 3 stored values; Table 'totals' holds no list[int] for the key" in found.stdout
 
 
 def test_a_path_that_names_no_table_lists_them(shop: Path, invoke: Invoke) -> None:

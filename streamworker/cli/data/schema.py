@@ -18,12 +18,15 @@ from streamworker.cli.support import (
 )
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import resolve_app
-from streamworker.processors import ProcessorSpec, StreamSpec
+from streamworker.processors import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.evolution import changes, json_schema
+from streamworker.records.statetables import alive
 from streamworker.redisio.data import schemas, streams
+from streamworker.redisio.data.statetables import count_values
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, help="Compare record types with what is stored.")
 
@@ -51,7 +54,8 @@ def check(path: AppPath, json: AsJson = False) -> None:
 
     It compares each stream's record type with the one of the workers that ran last, decodes stored entries
     with the new type, and compares the rows that processors forward with those in their acked logs. It
-    changes nothing, and ends with an error if a change breaks something.
+    decodes some values of each table. It changes nothing, and ends with an error if a change breaks
+    something.
 
     \b
     Examples:
@@ -82,6 +86,8 @@ async def _check(app: App) -> list[Finding]:
             if spec.forward and spec.output is not None:
                 reading = [each.name for each in app.pipelines.values() if each.processor.name == spec.name]
                 found += await _log(backend, spec, reading)
+            for table in spec.tables:
+                found += await _table(backend, table)
     return found
 
 
@@ -124,3 +130,21 @@ async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) 
     readers = f"; its pipelines are {', '.join(pipelines)}" if pipelines else ""
     effect = f"breaks: workers refuse to start, since the acked log holds other rows{readers}"
     return [Finding(f"{spec.name} (rows)", each, effect, True) for each in told]
+
+
+async def _table(backend: Backend, spec: TableSpec) -> list[Finding]:
+    """Say whether some values of each partition can be decoded."""
+    keys, partitions = StreamKeys(spec.stream.app, spec.stream.name), range(spec.stream.partitions)
+    bad: list[str] = []
+    for partition in partitions:
+        _, flat = await backend.execute("HSCAN", keys.table(partition, spec.name), 0, "COUNT", SAMPLE)
+        for field, stored in pairs_of(flat).items():
+            try:
+                spec.form.value_of(field, alive(stored, 0) or b"")
+            except RecordError as error:
+                bad.append(error.message)
+    if not bad:
+        return []
+    count = sum((await count_values(backend, keys, spec.name, partitions)).values())
+    what = f"{len(bad)} of the sampled values cannot be read"
+    return [Finding(spec.name, what, f"breaks: {count:,} stored values; {bad[0]}", True)]
