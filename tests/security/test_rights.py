@@ -335,7 +335,7 @@ def test_a_viewer_sees_entries_that_it_cannot_count_as_waiting(
 ) -> None:
     """After XDEL Redis does not know the lag, and to count it takes a script: it is never shown as 0."""
     anyio.run(worked, redis_url)
-    partition = next(p for p in range(4) if admin.xlen(f"sw:{{shop.orders.{p}}}:events"))
+    partition = 3
     events = f"sw:{{shop.orders.{partition}}}:events"
     admin.xadd(events, {"v": "{}"}, id="99999999999999-0")
     admin.xadd(events, {"v": "{}"}, id="99999999999999-1")
