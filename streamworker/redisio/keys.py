@@ -24,6 +24,15 @@ _FIRST = re.compile(r"[A-Za-z0-9]")
 _LATER = re.compile(r"[A-Za-z0-9_.-]")
 
 
+def is_name(name: str) -> bool:
+    """Whether a name may become part of a key.
+
+    >>> is_name("price"), is_name("a b")
+    (True, False)
+    """
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(kind: str, name: str) -> str:
     """Return a name if it may become part of a key.
 
@@ -33,7 +42,7 @@ def check_name(kind: str, name: str) -> str:
     >>> check_name("app", "shop")
     'shop'
     """
-    if _NAME.fullmatch(name):
+    if is_name(name):
         return name
     remedy = (
         f"Use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' and '-'; the first a letter or a digit."

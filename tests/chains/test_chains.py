@@ -9,9 +9,12 @@ import msgspec
 import pytest
 
 from streamworker import App, Context, DeadLetter, Records
+from streamworker.cli.doctor.groups import app_checks
 from streamworker.core.data.outbox import Target
+from streamworker.redisio.admin.outboxes import accept_target, find_diverged
 from streamworker.redisio.data.outbox import heads_of
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.stream import Stream
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
@@ -244,6 +247,9 @@ async def test_a_target_that_went_back_is_told_and_counted_and_the_chain_goes_on
     assert heads.lost == {(Target("alerts", 1), 1): 10}
     assert len(arrived) == len(set(arrived)) == 50
     assert set(range(30, 60)) <= set(arrived)
+    async with Backend.open(redis_url, name="doctor") as backend:
+        told = {check.name: check for check in await app_checks(backend, its.app, "shop:app")}["outbox price"]
+    assert (told.verdict, told.found) == ("warn", "targets lost 10 records that they had confirmed, 1 times")
 
 
 async def test_a_source_that_went_back_sends_nothing_to_who_knows_more(redis_url: str) -> None:
@@ -271,3 +277,14 @@ async def test_a_source_that_went_back_sends_nothing_to_who_knows_more(redis_url
         now = await worker.until(lambda now: now.processors["price"].lag == 0)
         assert now.processors["price"].outbox > 0
     assert lengths() == [20, 10, 20]
+
+    async with Backend.open(redis_url, name="doctor") as backend:
+        (found,) = await find_diverged(backend, keys, 1)
+        told = {check.name: check for check in await app_checks(backend, its.app, "shop:app")}["outbox price"]
+        assert (found.to, found.stands.records, found.since.records) == (Target("alerts", 1), 10, 4)
+        assert told.verdict == "fail" and "--accept-targets price" in told.remedy
+        assert await accept_target(backend, keys, found)
+        assert not await accept_target(backend, keys, found)
+    async with local_worker(its.app, url=redis_url) as worker:
+        await worker.until_drained()
+    assert lengths() == [20, 20, 20]

@@ -106,7 +106,12 @@ CALLS = {
         Call(scripts.REPAIR_READER, (GROUP.readers,), ("spark", "{}")),
         Call(scripts.REPAIR_LOG, (LOCK, ACKED), ("log", 10, 100)),
         Call(scripts.REPAIR_AHEAD, repair._log_keys(GROUP, 0), ("log", "price", "")),
-        Call(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0), GROUPS), ("price", "w1", "5")),
+        Call(
+            scripts.REPAIR_PLACE,
+            (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0), GROUPS, *OUTBOX[:2]),
+            ("price", "w1", "5"),
+        ),
+        Call(scripts.REPAIR_TAKEN, (STREAM.taken(0),), ("orders/0/audit", "0-", "3-aa")),
         Call(scripts.REPAIR_GROUP, repair.group_keys(GROUP), ("7", "gone", "1|1|run|0")),
     )
 }

@@ -190,6 +190,8 @@ def outboxes(t: Transcript) -> None:
     for _ in range(2):
         t.run(scripts.OPEN_OUTBOX, (keys.messages, keys.heads), ())
         t.client.delete(keys.heads)
+    for stands in ("0-", "7-aa"):
+        t.run(scripts.REPAIR_TAKEN, (STREAM.taken(0),), ("orders/0/audit", stands, "3-aa"))
     for each in (*messages, messages[0], *chain(4)):
         t.run(scripts.FORWARD, *forward_call("shop", keys.source, each))
     t.look()
@@ -348,7 +350,11 @@ def repairs(t: Transcript) -> None:
         t.run(scripts.REPAIR_AHEAD, _log_keys(GROUP, 0), ("L", "price", cursor))
     t.look()
     for _ in range(2):
-        t.run(scripts.REPAIR_PLACE, (LOCK, EVENTS, ACKED, DEAD, STATE, GROUPS), ("price", "", 6))
+        t.run(
+            scripts.REPAIR_PLACE,
+            (LOCK, EVENTS, ACKED, DEAD, STATE, GROUPS, *GROUP.outbox(0)[:2]),
+            ("price", "", 6),
+        )
         t.run(scripts.REPAIR_GROUP, group_keys(GROUP), ("",))
     t.look()
 

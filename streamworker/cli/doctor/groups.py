@@ -1,7 +1,7 @@
 """The checks of ``doctor`` for an app: its streams, groups, locks, acked logs and their readers."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 from streamworker.app import App
@@ -13,9 +13,10 @@ from streamworker.errors import StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Holder
+from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting, read_heads
 from streamworker.redisio.admin.repair import logs_ahead
 from streamworker.redisio.group.membership import quarantined
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
@@ -78,19 +79,28 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
     except StreamworkerError as error:
         return [fail(name, error.message, error.remedy or "Look at the key with TYPE.")]
     ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
-    return [ok(name, counted(declared, "partition")), *_undeclared(path, name, holders, ours)]
+    left = {
+        holder.name: await messages_waiting(backend, GroupKeys(app.name, stream.name, holder.name), declared)
+        for holder in holders
+        if holder.name not in ours and is_name(holder.name)
+    }
+    return [ok(name, counted(declared, "partition")), *_undeclared(path, name, holders, ours, left)]
 
 
-def _undeclared(path: str, name: str, holders: Sequence[Holder], ours: set[str]) -> Iterator[Check]:
+def _undeclared(
+    path: str, name: str, holders: Sequence[Holder], ours: set[str], left: Mapping[str, int]
+) -> Iterator[Check]:
     """Warn about groups that prevent trimming of a stream and that the app does not declare."""
     for holder in holders:
         if holder.name in ours:
             continue
         unread = counted(holder.lag, "record")
         pending = f", {holder.pending:,} delivered and not acknowledged" if holder.pending else ""
+        waiting = left.get(holder.name, 0)
+        also = f"; {counted(waiting, 'message')} for other streams wait in its outbox" if waiting else ""
         yield warn(
             f"{name}: {holder.name}",
-            f"not declared by the app; {unread} it has not read cannot be trimmed{pending}",
+            f"not declared by the app; {unread} it has not read cannot be trimmed{pending}{also}",
             "Leave it if another deployment runs it. If no worker runs it any more: "
             f"streamworker repair {path} --forget-group {shlex.quote(holder.name)}",
         )
@@ -115,6 +125,7 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         # The checks below need the keys that could not be read.
         return [*(fail(name, problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
     checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), _partitions(snapshot)]
+    checks += await _outbox(backend, spec, keys, snapshot, path)
     checks += (
         ok(f"table {table.name}", f"{counted(table.keys, 'key')}, {memory(table.bytes)}")
         for table in snapshot.tables
@@ -233,6 +244,39 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
         else ""
     )
     return ok(name, f"none halted or held up{also}")
+
+
+async def _outbox(
+    backend: Backend, spec: ProcessorSpec, keys: GroupKeys, snapshot: GroupSnapshot, path: str
+) -> list[Check]:
+    """Tell what waits for other streams, what these have lost, and which of them wait for a person."""
+    name, partitions = f"outbox {spec.name}", len(snapshot.partitions)
+    waiting = counted(snapshot.outbox, "message")
+    if not spec.may_send and snapshot.outbox:
+        remedy = "Let the processor take a Context until they are gone; a worker forwards them then."
+        return [
+            warn(name, f"{waiting} wait, and no worker forwards them: the function sends nothing", remedy)
+        ]
+    if not spec.may_send or not partitions:
+        return []
+    checks = [
+        fail(
+            name,
+            f"{found.to.in_words} has taken {counted(found.stands.records, 'record')} from partition "
+            f"{found.partition}, which has lost some of them and goes on from {found.since.records:,}",
+            "Which of its records are there already cannot be told. To go on, and have some twice: "
+            f"streamworker repair {path} --accept-targets {spec.name}",
+        )
+        for found in await find_diverged(backend, keys, partitions)
+    ]
+    heads = await read_heads(backend, keys, range(partitions))
+    lost = [last - first + 1 for each in heads.values() for (_, first), last in each.lost.items()]
+    if lost:
+        text = f"targets lost {counted(sum(lost), 'record')} that they had confirmed, {len(lost)} times"
+        checks.append(warn(name, text, "docs/chains.md: `durability` keeps a failover from losing any."))
+    if not checks and any(each.last for each in heads.values()):
+        checks.append(ok(name, f"{waiting} wait"))
+    return checks
 
 
 def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_ms: int) -> Check:

@@ -14,6 +14,7 @@ from streamworker.cli.doctor.repair_plan import (
     plan_group,
     plan_log,
     plan_reader,
+    plan_targets,
     plan_undeclared,
 )
 from streamworker.cli.exit_codes import ExitCode
@@ -33,6 +34,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin import repair as changes
 from streamworker.redisio.admin.health import holders
+from streamworker.redisio.admin.outboxes import accept_target, find_diverged
 from streamworker.redisio.admin.repair import look
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
@@ -65,6 +67,15 @@ def repair(
             help="Delete the damaged membership document or heartbeats that workers replaced and kept.",
         ),
     ] = None,
+    accept_targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept-targets",
+            metavar="PROCESSOR",
+            help="Let streams go on that took records which the processor's partition has lost. Some of what "
+            "it sends now may be there already.",
+        ),
+    ] = None,
     forget_group: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,10 +105,13 @@ def repair(
       streamworker repair shop:app --forget-reader revenue
       streamworker repair shop:app --trim-log price
       streamworker repair shop:app --drop-damaged price
+      streamworker repair shop:app --accept-targets price
       streamworker repair shop:app --forget-group price-v1
     """
     found = resolve_app(app)
-    wanted = _Wanted(forget_reader or [], trim_log or [], forget_group or [], drop_damaged or [])
+    wanted = _Wanted(
+        forget_reader or [], trim_log or [], forget_group or [], drop_damaged or [], accept_targets or []
+    )
     wanted.check(found)
     if json and not (yes or dry_run):
         raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
@@ -112,10 +126,11 @@ class _Wanted(NamedTuple):
     logs: list[str]
     groups: list[str]
     damaged: list[str]
+    sources: list[str]
 
     def check(self, app: App) -> None:
         """Refuse processors that the app does not declare, and groups that it declares."""
-        for name in (*self.logs, *self.damaged):
+        for name in (*self.logs, *self.damaged, *self.sources):
             if name not in app.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} has no processor {name!r}.",
@@ -184,6 +199,10 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
             steps += plan_log(facts)
         if spec.name in wanted.damaged:
             steps += plan_damaged(facts)
+        if spec.name in wanted.sources:
+            steps += plan_targets(
+                facts, await find_diverged(backend, group_keys(spec), spec.stream.partitions)
+            )
     if unknown:
         raise ConfigurationError(
             f"No acked log of {app.name!r} has a reader {min(unknown)!r}.",
@@ -248,6 +267,12 @@ async def _do(backend: Backend, step: Step) -> str:
             entries = counted(total, "entry", "entries")
             end = await noted(f"{step.action}: {entries}", trimmed) if total else ""
             return f"{_done(len(trimmed), len(step.partitions))}; {entries} dropped{end}"
+        case "accept target":
+            assert step.diverged is not None
+            is_done = await accept_target(backend, keys, step.diverged)
+            return (
+                f"done{await noted(f'{step.action} {step.what}', step.partitions)}" if is_done else _CHANGED
+            )
         case "drop damaged":
             return "done" if await changes.drop_damaged(backend, facts) else _CHANGED
         case "forget group":

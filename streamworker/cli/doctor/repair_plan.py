@@ -5,11 +5,13 @@ do this themselves, and sooner. And a step that drops unread or uncommitted data
 option names it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from streamworker.core.protocols.membership.document import Member
 from streamworker.errors import CoordinationError
+from streamworker.redisio.admin.outboxes import Diverged
 from streamworker.redisio.admin.repair import Facts
 from streamworker.redisio.group.locks import LockView
 from streamworker.settings import Settings
@@ -25,6 +27,7 @@ Action = Literal[
     "forget reader",
     "trim log",
     "drop damaged",
+    "accept target",
     "forget group",
 ]
 
@@ -42,6 +45,23 @@ class Step:
     names: tuple[str, ...] = ()
     """The members or the reader that the step removes."""
     partitions: tuple[int, ...] = ()
+    diverged: Diverged | None = None
+    """The target that goes on."""
+
+
+def plan_targets(facts: Facts, found: Sequence[Diverged]) -> list[Step]:
+    """Plan that targets go on which have records that their source has lost."""
+    return [
+        Step(
+            "accept target",
+            facts,
+            f"{each.to.in_words}, from partition {each.partition}",
+            f"it has {each.stands.records:,} records of it, which goes on from {each.since.records:,}",
+            partitions=(each.partition,),
+            diverged=each,
+        )
+        for each in found
+    ]
 
 
 def plan_group(facts: Facts, settings: Settings) -> list[Step]:

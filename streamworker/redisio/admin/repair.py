@@ -183,7 +183,8 @@ async def forget_place(backend: Backend, facts: Facts, partition: int) -> bool:
     held = ("", "") if lock is None else (lock.owner, str(lock.epoch))
     await backend.execute("UNLINK", keys.copy(partition))  # left by a repair that was killed
     kinds = (keys.lock, keys.events, keys.acked, keys.dead, keys.state, keys.groups)
-    return await _done(backend, REPAIR_PLACE, [key(partition) for key in kinds], (keys.group, *held))
+    places = [*(key(partition) for key in kinds), *keys.outbox(partition)[:2]]
+    return await _done(backend, REPAIR_PLACE, places, (keys.group, *held))
 
 
 async def forget_group(backend: Backend, facts: Facts) -> bool:

@@ -1,0 +1,71 @@
+"""What `doctor` and `repair` ask about outboxes: what waits, what was lost, and which targets know more."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from streamworker.core.data.outbox import START, Mark, Message, Standing, Target, standing_of
+from streamworker.redisio.data.outbox import Heads, heads_of, read_messages
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.scripts import REPAIR_TAKEN, checked
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered
+
+READ_COUNT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Diverged:
+    """A target that has records of a source which the source's server has lost."""
+
+    partition: int
+    """The source's partition."""
+    to: Target
+    stands: Mark
+    """Where the target stands."""
+    since: Mark
+    """Where the source goes on."""
+
+
+async def read_heads(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, Heads]:
+    """Return where the outboxes of some partitions stand, in one round trip."""
+    asked = [("HGETALL", keys.outbox(p).heads) for p in partitions]
+    replies = all_answered(await backend.pipeline(asked)) if asked else []
+    return {p: heads_of(flat) for p, flat in zip(partitions, replies, strict=True)}
+
+
+async def messages_waiting(backend: Backend, keys: GroupKeys, partitions: int) -> int:
+    """Return how many messages wait in the outboxes of a group."""
+    asked = [("XLEN", keys.outbox(p).messages) for p in range(partitions)]
+    return sum(all_answered(await backend.pipeline(asked)))
+
+
+async def find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> list[Diverged]:
+    """Return the targets that take nothing more because they know more than their source."""
+    found: list[Diverged] = []
+    for partition, heads in (await read_heads(backend, keys, range(partitions))).items():
+        chains = await _chains(backend, keys, partition) if heads.last else {}
+        for to, chain in chains.items():
+            taken = StreamKeys(keys.app, to.stream).taken(to.partition)
+            stored = await backend.execute("HGET", taken, keys.outbox(partition).source)
+            stands = Mark.parse(stored) if stored else START
+            links = [(message.since, message.through) for message in chain]
+            if standing_of(stands, links)[0] is Standing.DIVERGED:
+                found.append(Diverged(partition, to, stands, links[0][0]))
+    return found
+
+
+async def _chains(backend: Backend, keys: GroupKeys, partition: int) -> Mapping[Target, list[Message]]:
+    chains: dict[Target, list[Message]] = {}
+    at, last = 0, 2**53
+    while found := await read_messages(backend, keys.outbox(partition), at, last, READ_COUNT):
+        at = found[-1].number
+        for message in found:
+            chains.setdefault(message.to, []).append(message)
+    return chains
+
+
+async def accept_target(backend: Backend, keys: GroupKeys, found: Diverged) -> bool:
+    """Let a target go on with what its source has; False if it has moved since the caller looked."""
+    taken = StreamKeys(keys.app, found.to.stream).taken(found.to.partition)
+    args = (keys.outbox(found.partition).source, str(found.stands), str(found.since))
+    return bool(checked(await backend.run(REPAIR_TAKEN, (taken,), args))[0] == b"OK")
