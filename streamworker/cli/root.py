@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, bench, orders, simulate, status, timers, top
+from streamworker.cli import acl, bench, graph, orders, simulate, status, timers, top
 from streamworker.cli.data import dead, reset, schema, send, table
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
@@ -52,6 +52,7 @@ app.command()(send.send)
 app.command()(top.top)
 app.command()(status.status)
 app.command()(status.lag)
+app.command()(graph.graph)
 app.command()(status.history)
 app.command()(orders.pause)
 app.command()(orders.resume)

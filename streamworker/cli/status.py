@@ -168,8 +168,13 @@ def _print_status(snapshot: GroupSnapshot) -> None:
     else:
         say("No worker runs.")
     say("")
+    sends = any(view.outbox for view in snapshot.partitions)
     print_table(
-        ("partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead", "reason"),
+        (
+            *("partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"),
+            *(("outbox",) if sends else ()),
+            "reason",
+        ),
         [
             (
                 view.partition,
@@ -180,6 +185,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
                 view.lag,
                 view.rows,
                 view.dead,
+                *((view.outbox,) if sends else ()),
                 held_up(view, snapshot.taken_ms),
             )
             for view in snapshot.partitions

@@ -19,6 +19,7 @@ from typing import Protocol
 import anyio
 import anyio.abc
 
+from streamworker.core.data.graph import cycles
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.registry import Coordinator, make_coordinator
@@ -143,6 +144,7 @@ class Worker:
                             groups.start_soon(group.run)
                         if self._stopping:
                             self.stop()
+                        self._tell_cycles()
                         log.info("worker_started", worker=self.name, processors=[s.name for s in self._specs])
                         if on_ready is not None:
                             on_ready()
@@ -162,6 +164,12 @@ class Worker:
         self._stopping = True
         for group in self._groups:
             group.stop()
+
+    def _tell_cycles(self) -> None:
+        specs = self._app.processors.values()
+        for ring in cycles((spec.stream.name, target.name) for spec in specs for target in spec.targets):
+            remedy = "If its processors send more than they take, it fills up and stands still."
+            log.warning("streams_form_a_cycle", streams=ring, remedy=remedy)
 
     async def _prepare(self, backend: Backend) -> bool:
         """Check the server or the Cluster, and declare streams, groups and schemas, before joining.

@@ -1,0 +1,89 @@
+"""`graph` on an app with a chain, a cycle, a pipeline and a stream that only `ctx.send` reaches."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+LOOP = """
+import msgspec
+from streamworker import App, Context
+
+app = App("loop")
+
+
+class Item(msgspec.Struct):
+    n: int
+
+
+first = app.stream("first", Item, partitions=2)
+second = app.stream("second", Item, partitions=3)
+aside = app.stream("aside", Item, partitions=1)
+
+
+@app.processor(first, into=second)
+async def one(item: Item, ctx: Context) -> Item | None:
+    if item.n % 2:
+        ctx.send(aside, item)
+    return item
+
+
+@app.processor(second, into=first, forward=False)
+async def two(item: Item) -> Item | None:
+    return Item(item.n - 1) if item.n else None
+
+
+@app.pipeline(one, path="lake")
+def to_lake(frame):
+    return frame
+"""
+
+
+@pytest.fixture
+def loop(folder: Path) -> None:
+    (folder / "loop.py").write_text(LOOP, "utf-8")
+
+
+def _graph(streamworker: Invoke) -> Any:
+    shown = streamworker("graph", "loop:app", "--json")
+    assert shown.exit_code == 0, shown.output
+    return json.loads(shown.stdout)
+
+
+@pytest.mark.usefixtures("loop")
+def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """As JSON for programs and as lines for people; the worker says the cycle, too."""
+    before = {(edge["start"], edge["end"]) for edge in _graph(streamworker)["edges"]}
+    assert before == {
+        ("first", "one()"),
+        ("one()", "second"),
+        ("one()", "to_lake()"),
+        ("second", "two()"),
+        ("two()", "first"),
+    }
+    sent = streamworker("send", "loop:first", "-", input="\n".join('{"n": 3}' for _ in range(5)))
+    assert sent.exit_code == 0, sent.output
+    worker = spawn("run", "loop:app", "--name", "w1")
+
+    def is_through() -> bool:
+        shown = _graph(streamworker)
+        reads = [edge["waiting"] for edge in shown["edges"] if edge["kind"] == "reads"]
+        ways = [(edge["start"], edge["end"]) for edge in shown["edges"]]
+        return ("one()", "aside") in ways and not sum(reads)
+
+    wait_for(is_through, "all went round and the record beside is shown")
+    shown = _graph(streamworker)
+    assert shown["streams"] == {"first": 2, "second": 3, "aside": 1}
+    assert [sorted(ring) for ring in shown["cycles"]] == [["first", "one()", "second", "two()"]]
+    (spark,) = [edge for edge in shown["edges"] if edge["kind"] == "spark"]
+    assert (spark["end"], spark["waiting"]) == ("to_lake()", 20)
+    lines = streamworker("graph", "loop:app").stdout.splitlines()
+    assert lines[0].startswith("aside x1  no processor reads it")
+    assert any(line.startswith("first x2 ──► one  ") for line in lines)
+    assert "cycle: first → one → second → two → first" in lines
+    assert "streams_form_a_cycle" in worker.log()
