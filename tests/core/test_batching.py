@@ -1,5 +1,7 @@
 """Batches, reads and the search for poison are arithmetic, and right for all small cases."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from streamworker.core.data.batching import (
     BatchLimits,
     Candidate,
     Halving,
+    ReadPlan,
     SizeEstimate,
     plan_read,
     prefix_within,
@@ -105,18 +108,22 @@ CANDIDATES = st.lists(
         room_entries=st.integers(1, 2_000),
         estimate_bytes=st.integers(1, 50_000),
         starved=st.booleans(),
+        most_entries=st.integers(1, 2_000),
     ),
     max_size=40,
     unique_by=lambda candidate: candidate.partition,
 )
 
 
-@given(CANDIDATES, st.integers(0, 1_000_000), st.integers(1, 1_000), st.integers(0, 100))
+BEHIND = st.sets(st.integers(0, 10_000), max_size=40)
+
+
+@given(CANDIDATES, st.integers(0, 1_000_000), st.integers(1, 1_000), st.integers(0, 100), BEHIND)
 def test_a_read_fits_the_budget_or_is_one_entry_for_a_partition_without_work(
-    candidates: list[Candidate], free: int, most: int, turn: int
+    candidates: list[Candidate], free: int, most: int, turn: int, behind: set[int]
 ) -> None:
     """By the estimates a read never exceeds the free bytes, and nobody without work is forgotten."""
-    plan = plan_read(candidates, free_bytes=free, count_max=most, turn=turn)
+    plan = plan_read(candidates, free_bytes=free, count_max=most, turn=turn, behind=behind)
     sizes = {candidate.partition: candidate.estimate_bytes for candidate in candidates}
     if plan is None:
         assert not any(c.starved or c.estimate_bytes <= free for c in candidates)
@@ -127,13 +134,15 @@ def test_a_read_fits_the_budget_or_is_one_entry_for_a_partition_without_work(
     assert need <= free or (plan.count == 1 and len(plan.partitions) == 1 and starved >= set(plan.partitions))
 
 
-@given(CANDIDATES, st.integers(0, 1_000_000), st.integers(0, 100))
-def test_each_partition_without_work_has_its_turn(candidates: list[Candidate], free: int, first: int) -> None:
+@given(CANDIDATES, st.integers(0, 1_000_000), st.integers(0, 100), BEHIND)
+def test_each_partition_without_work_has_its_turn(
+    candidates: list[Candidate], free: int, first: int, behind: set[int]
+) -> None:
     """However little is free, and whatever else could be read; and no read without it waits for long."""
     starved = {candidate.partition for candidate in candidates if candidate.starved}
     asked: set[int] = set()
     for turn in range(first, first + 2 * len(candidates) + 2):
-        plan = plan_read(candidates, free_bytes=free, count_max=100, turn=turn)
+        plan = plan_read(candidates, free_bytes=free, count_max=100, turn=turn, behind=behind)
         assert plan is not None or not starved
         if plan is not None:
             asked |= set(plan.partitions)
@@ -156,3 +165,17 @@ def test_a_partition_that_is_nearly_full_does_not_slow_down_the_others() -> None
     assert plan is not None
     assert plan.partitions == (1,)
     assert plan.count == 1_000
+
+
+def test_partitions_of_full_and_of_single_entries_are_both_read_ahead() -> None:
+    """Neither is left out until it is empty, nor read by the other's few entries only."""
+    full = Candidate(0, 10_000_000, 1, 500_000, starved=False, most_entries=2)
+    single = Candidate(1, 10_000_000, 1_500, 500, starved=False, most_entries=2_000)
+
+    def read(turn: int, behind: set[int], *candidates: Candidate) -> ReadPlan | None:
+        return plan_read(candidates, free_bytes=32_000_000, count_max=1_000, turn=turn, behind=behind)
+
+    assert read(0, {0, 1}, full, single) == ReadPlan((0, 1), 1)
+    assert read(1, {0, 1}, full, single) == ReadPlan((1,), 1_000)
+    assert read(1, {0}, full, single) == ReadPlan((1, 0), 1)
+    assert read(1, {1}, replace(full, starved=True), single) == ReadPlan((1,), 1_000, is_partial=True)

@@ -11,6 +11,7 @@ import redis
 
 from streamworker.core.data.batching import ENTRY_OVERHEAD_BYTES, BatchLimits
 from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.redisio.data.streams import Append, append_many
 from streamworker.runtime.read import streamwatch
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.streamwatch import regression
@@ -176,6 +177,21 @@ async def test_a_partition_that_is_stuck_does_not_starve_the_others(redis_url: s
                     buffer.release(len(taken), sum(entry.size for entry in taken))
                 await asyncio.sleep(0)
         assert buffers[0].held <= 1.5 * desk.budget.limit / 4
+
+
+async def test_a_partition_of_full_entries_is_read_ahead_beside_one_of_single_entries(redis_url: str) -> None:
+    """Few of its entries fit, and many of the other's; it is read before it is empty all the same."""
+    async with bench(redis_url, partitions=2, fetch_count=10) as desk:
+        appends = [Append(0, "p", n, 0, [b'{"number":1}'] * 500, pack="json") for n in range(1, 21)]
+        await append_many(desk.backend, desk.stream_keys, appends)
+        full, single = (desk.fetcher.add(p, ZERO) for p in range(2))
+        await wait_for_async(lambda: full.waiting > 1, "the first full entries came")
+        for n in range(5):
+            taken = full.take(full.waiting - 1, 10_000_000)
+            full.release(len(taken), sum(entry.size for entry in taken))
+            await desk.add_raw(b"small", partition=1)
+            await wait_for_async(lambda: full.waiting > 1, f"entries came beside one that waits, {n}")
+        assert single.waiting == 5
 
 
 def entry(number: int, size: int) -> Entry:

@@ -4,7 +4,7 @@ Rules of this file: numbers in, numbers out. The code touches no entry, record o
 check every rule with small integers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from streamworker.errors import InternalError
@@ -103,6 +103,11 @@ class SizeEstimate:
         return known if self.is_known else max(known, self.FIRST_BYTES)
 
 
+READ_ENTRIES_MAX = 8_000
+"""Entries that one read may return in total. Parsing a reply into entries blocks the event loop for 1.3 us
+per entry (measured), so this limits the pause of one read to some 10 ms."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A partition that could be read now."""
@@ -114,6 +119,8 @@ class Candidate:
     estimate_bytes: int
     starved: bool
     """It holds no entries, so its runner has nothing to do."""
+    most_entries: int = READ_ENTRIES_MAX
+    """How many entries it has room for while it holds none: few, if each has many records."""
 
     @property
     def entries(self) -> int:
@@ -132,13 +139,13 @@ class ReadPlan:
     """Partitions without work were left out, so the read must not block for long."""
 
 
-READ_ENTRIES_MAX = 8_000
-"""Entries that one read may return in total. Parsing a reply into entries blocks the event loop for 1.3 us
-per entry (measured), so this limits the pause of one read to some 10 ms."""
-
-
 def plan_read(
-    candidates: Sequence[Candidate], *, free_bytes: int, count_max: int, turn: int
+    candidates: Sequence[Candidate],
+    *,
+    free_bytes: int,
+    count_max: int,
+    turn: int,
+    behind: Collection[int] = (),
 ) -> ReadPlan | None:
     """Choose which partitions the next read asks, and for how many entries; None if nothing can be read now.
 
@@ -147,6 +154,9 @@ def plan_read(
     different one each ``turn``. Every other turn, the read asks one of the partitions that hold nothing and
     do not fit, for one entry. Otherwise partitions that cannot proceed (because their acked log is full, say)
     could keep the budget from those that can, forever.
+
+    Partitions whose entries have many records take a few entries, others a thousand. Those of the others that
+    are ``behind``, and so have more for sure, are read by themselves every other turn.
     """
     if not candidates:
         return None
@@ -170,12 +180,23 @@ def plan_read(
             return ReadPlan((asked,), 1, is_partial=len(hungry) + len(chosen) > 1)
     if not chosen:
         return None
-    count = min(count_max, max(1, READ_ENTRIES_MAX // len(chosen)), free_bytes // need)
+
+    def most(of: Sequence[Candidate]) -> int:
+        need = sum(candidate.estimate_bytes for candidate in of)
+        return min(count_max, max(1, READ_ENTRIES_MAX // len(of)), free_bytes // need)
+
     # The smallest partition must not slow down the others: a partition with little room left is asked
     # again when it has more, unless its runner has nothing to do.
-    fitting = [c for c in chosen if c.starved or c.entries * 4 >= count] or chosen
-    count = min(count, *(max(1, c.entries) for c in fitting))
-    return ReadPlan(tuple(c.partition for c in fitting), max(1, count), is_partial=bool(hungry))
+    count = most(chosen)
+    asking = [c for c in chosen if c.starved or c.entries * 4 >= min(count, c.most_entries)] or chosen
+    is_partial = bool(hungry)
+    if turn % 2 and any(c.most_entries * 4 < count for c in asking):
+        rest = [c for c in asking if c.partition in behind and c.most_entries * 4 >= count]
+        if rest:
+            is_partial |= any(c.starved for c in asking if c not in rest)
+            asking, count = rest, most(rest)
+    count = min(count, *(max(1, c.entries) for c in asking))
+    return ReadPlan(tuple(c.partition for c in asking), max(1, count), is_partial=is_partial)
 
 
 class Halving:

@@ -165,6 +165,11 @@ class PartitionBuffer:
         return math.ceil(max(0, self._ahead - self.waiting) / self.per_entry)
 
     @property
+    def most_entries(self) -> int:
+        """``room_entries`` while none waits."""
+        return math.ceil(self._ahead / self.per_entry)
+
+    @property
     def needs_more(self) -> bool:
         """Whether the fetcher should interrupt a running read for this partition.
 

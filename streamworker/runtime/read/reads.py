@@ -148,6 +148,7 @@ class Reads(ABC):
             free_bytes=self.budget.free // shares,
             count_max=self.settings.fetch_count,
             turn=self._turn,
+            behind=self.behind,
         )
 
     def _note(self, buffer: PartitionBuffer, share: int) -> None:
@@ -161,12 +162,14 @@ class Reads(ABC):
         estimate = buffer.estimate if buffer.estimate.is_known else self.budget.estimate
         # A guessed size must not exclude a partition: all shares together fit the budget.
         most = self.budget.limit if estimate.is_known else share
+        estimate_bytes = max(1, min(estimate.bytes_per_entry, most))
         self.candidates[partition] = Candidate(
             partition=partition,
             room_bytes=max(0, share - buffer.held),
             room_entries=buffer.room_entries,
-            estimate_bytes=max(1, min(estimate.bytes_per_entry, most)),
+            estimate_bytes=estimate_bytes,
             starved=buffer.held == 0,
+            most_entries=min(buffer.most_entries, share // estimate_bytes),
         )
 
     def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
