@@ -254,27 +254,30 @@ def _packed(
     """
     payloads: Sequence[Any] | None = _payloads(entries)
     headed: dict[int, bytes] = {}
-    if payloads is None:
+    if payloads is not None:
+        sizes = list(map(len, payloads))
+    else:
         payloads = [entry if isinstance(entry, bytes) else entry[0] for entry in entries]
         headed = {
             place: pack_headers(entry[1])
             for place, entry in enumerate(entries)
             if not isinstance(entry, bytes) and entry[1]
         }
-    # A record that has fields of its own is larger than any entry, so that it shares none.
-    sizes = [len(each) if isinstance(each, bytes) else ENTRY_BYTES_MAX for each in payloads]
-    for place, packed in headed.items():
-        sizes[place] += len(packed)
-    ends = list(accumulate(size + 1 for size in sizes))
+        # A record that has fields of its own is larger than any entry, so that it shares none.
+        sizes = [len(each) if isinstance(each, bytes) else ENTRY_BYTES_MAX for each in payloads]
+        for place, packed in headed.items():
+            sizes[place] += len(packed)
+    ends = list(accumulate(sizes))
     yield 1, _entry_fields(entries[0])
     start, count = 1, len(entries)
     while start < count:
-        end = bisect_right(ends, ends[start - 1] + ENTRY_BYTES_MAX + 1, lo=start)
+        # What is left is for the bytes that separate the records.
+        end = bisect_right(ends, ends[start - 1] + ENTRY_BYTES_MAX - ENTRY_RECORDS_MAX, lo=start)
         end = min(max(end, start + 1), start + ENTRY_RECORDS_MAX)
         if end - start == 1:
             yield 1, _entry_fields(entries[start])
         else:
-            its = {place - start: headed[place] for place in range(start, end) if place in headed}
+            its = {place - start: packed for place, packed in headed.items() if start <= place < end}
             its_payloads = payloads[start:end] if packing != "binary" else as_binary(payloads[start:end])
             yield end - start, pack(its_payloads, its, is_json=packing == "json")
         start = end

@@ -11,7 +11,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
@@ -52,9 +54,12 @@ class AppendOutcome(Enum):
     """A try without an answer may have been written, or may still arrive."""
 
 
-@dataclass(slots=True, eq=False)
-class Part:
-    """Entries of one send for one partition."""
+class Part(msgspec.Struct, eq=False, gc=False):
+    """Entries of one send for one partition.
+
+    The garbage collector does not look at it: of thousands of concurrent sends it would look at each, again
+    and again. No cycle leads through it once its send has ended.
+    """
 
     entries: Sequence[Encoded]
     size: int
@@ -80,7 +85,7 @@ class Part:
         self.done.exception()  # Without it, asyncio logs the error of a sender that has given up.
 
 
-class AppendSlice(NamedTuple):
+class AppendSlice(msgspec.Struct, eq=False, gc=False):
     """The entries of a part that are in one append."""
 
     part: Part
@@ -251,8 +256,9 @@ class Lane:
     def put_back(self, batch: Batch) -> None:
         """Put the entries of an append that was not written back into the queue, in their order."""
         back: list[Part] = []
-        for part, start, _ in batch.slices:
-            part.taken = min(part.taken, start)
+        for each in batch.slices:
+            part = each.part
+            part.taken = min(part.taken, each.start)
             if not part.waits:
                 part.waits = True
                 back.append(part)

@@ -356,7 +356,7 @@ class Lanes:
         """Report to the senders that Redis refused, or could not be asked."""
         if batch.unanswered and not isinstance(error, InternalError):
             error = refused_later(self._spec, error)
-        for part, _, _ in batch.slices:
-            if not part.given_up:
-                part.refuse(copy_of(error))
+        for each in batch.slices:
+            if not each.part.given_up:
+                each.part.refuse(copy_of(error))
         self._end(batch, AppendOutcome.UNKNOWN if batch.unanswered else AppendOutcome.NOT_WRITTEN)

@@ -82,11 +82,15 @@ class Producer:
         timeout: float | None = None,
     ) -> Sent:
         """Append one record; return when Redis has it. See ``Stream.send``."""
-        partition, entry, size = self.prepared(record, header_fields(headers))
-        part = self._lanes.queue((partition, (entry,), size, 1), on_full)
-        if timeout is None:  # One coroutine less: of thousands of concurrent sends each object counts.
-            return Sent(partition, await part.done)
+        partition, part = self.begin(record, headers, on_full)
         return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
+
+    def begin(
+        self, record: Any, headers: Mapping[str, str | bytes] | None, on_full: OnFull
+    ) -> tuple[int, Part]:
+        """Begin to send one record; its part is done when Redis has it."""
+        partition, entry, size = self.prepared(record, header_fields(headers))
+        return partition, self._lanes.queue((partition, (entry,), size, 1), on_full)
 
     async def send_many(
         self,

@@ -34,8 +34,8 @@ class QuickWay:
         """Return the payloads of records by partition; None if the ordinary path must be used."""
         if self._encode is None or (payloads := self._encode(records)) is None:
             return None
-        sizes = list(map(len, payloads))
-        if max(sizes, default=0) > self._payload_bytes_max or sum(sizes) > self._list_bytes_max:
+        size, most = sum(map(len, payloads)), self._payload_bytes_max
+        if size > self._list_bytes_max or (size > most and max(map(len, payloads)) > most):
             return None
         partitions = self._partitions_of(records)
         if partitions is None:

@@ -113,7 +113,7 @@ class RecordMode(GroupingMode):
                 entries[start:end], self._slice_here, entries, records, start, end
             )
             return here
-        invoker, intake, gate = self.invoker, self.intake, self.intake.gate
+        invoker, intake = self.invoker, self.intake
         until_ms = monotonic_ms() + SLICE_MS
         self.in_call = ()
         self.begin_row(entries, start)
@@ -139,7 +139,7 @@ class RecordMode(GroupingMode):
                         self._row_end = place
                     else:
                         self.add_next(effects)
-                    if intake.draining or not gate.is_open:
+                    if not intake.may_start:
                         return place, None
                     if self._idle:
                         self.poke()
