@@ -70,10 +70,10 @@ class PartitionView:
     reason: str
     """Why the partition is halted or held up; the error, while a record is tried again."""
     checkpoint: str
-    entries: int
+    records: int
     """Source records committed by this group."""
     gone: int
-    """Source entries that another program deleted before this group had committed them."""
+    """Source records that another program deleted before this group had committed them."""
     lag: int
     """Source records not committed yet."""
     length: int
@@ -154,7 +154,7 @@ class GroupSnapshot:
 
     @property
     def lag(self) -> int:
-        """Source entries that the group has not committed yet, over all partitions."""
+        """Source records that the group has not committed yet, over all partitions."""
         return sum(view.lag for view in self.partitions)
 
     @property
@@ -164,8 +164,8 @@ class GroupSnapshot:
 
     @property
     def committed(self) -> int:
-        """Source entries that the group has committed, over all partitions."""
-        return sum(view.entries for view in self.partitions)
+        """Source records that the group has committed, over all partitions."""
+        return sum(view.records for view in self.partitions)
 
     @property
     def outbox(self) -> int:

@@ -270,7 +270,7 @@ class _Demo:
                         f"rebalanced after {one.cause} of {one.member}: "
                         f"{len(one.moved)} partitions moved in {one.ms} ms"
                     )
-            processed = sum(view.entries for view in self.snapshot.partitions)
+            processed = self.snapshot.committed
             self.reporter.update(self.sent, processed, self.in_spark)
             await asyncio.sleep(SAMPLE_S)
 

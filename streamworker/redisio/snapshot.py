@@ -230,7 +230,7 @@ def _partition_view(look: _Look, membership: Membership) -> PartitionView:
         state=state,
         reason=reason,
         checkpoint=str(lock.checkpoint),
-        entries=lock.entries - lock.gone,
+        records=lock.entries - lock.gone,
         gone=lock.gone,
         lag=look.lag,
         length=look.length,

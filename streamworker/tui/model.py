@@ -159,7 +159,7 @@ def _arrived(before: Mapping[int, PartitionView], current: GroupSnapshot, elapse
     rates = []
     for view in current.partitions:
         old = before.get(view.partition)
-        rates.append(_rate(old.entries + old.lag if old else None, view.entries + view.lag, elapsed_s))
+        rates.append(_rate(old.records + old.lag if old else None, view.records + view.lag, elapsed_s))
     return _total(rates)
 
 
@@ -171,7 +171,7 @@ def _cell(
         # An owner that is not a member any more holds the lock until another worker acquires it.
         owner=letters.get(view.owner, "?") if view.owner else "",
         wanted=letters.get(view.assigned, "?") if view.assigned else "",
-        per_s=_rate(before.entries if before else None, view.entries, elapsed_s),
+        per_s=_rate(before.records if before else None, view.records, elapsed_s),
     )
 
 

@@ -261,7 +261,7 @@ async def test_a_group_that_registers_late_counts_the_records_that_are_there(
         keys = type(GROUP)("shop", "orders", name)
         await streams.register(group.backend, keys, 1, start)
         view = (await take_snapshot(group.backend, "shop", "orders", name)).partitions[0]
-        assert (view.lag, view.entries) == (lag, 100 - lag), name
+        assert (view.lag, view.records) == (lag, 100 - lag), name
     assert await streams.entries_up_to(group.backend, STREAM, 0, entries[29].id) == 30
 
 

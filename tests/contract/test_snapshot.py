@@ -40,7 +40,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     first = view.partitions[0]
     assert (first.owner, first.assigned, first.epoch, first.state) == ("a.1", "a.1", lock.epoch, "running")
     assert first.checkpoint == str(entries[3].id)
-    assert (first.entries, first.lag, first.length) == (4, 6, 10)
+    assert (first.records, first.lag, first.length) == (4, 6, 10)
     assert (first.rows, first.acked_length, first.dead) == (40, 1, 1)
     assert first.since_ms > 0
     assert [(p.owner, p.state, p.reason) for p in view.partitions[1:]] == [

@@ -34,7 +34,7 @@ def snapshot(members: dict[str, str], owners: list[str | None]) -> GroupSnapshot
                 state="running" if owner else "unowned",
                 reason="",
                 checkpoint="0-0",
-                entries=0,
+                records=0,
                 gone=0,
                 lag=0,
                 length=0,

@@ -45,7 +45,7 @@ async def test_a_worker_that_takes_a_partition_says_what_was_deleted_while_nobod
     assert [(line["partition"], line["entries"]) for line in told] == [(0, 5)]
     assert seen == [0, 5, 6, 8, 9, 10]
     (view,) = snapshot.partitions
-    assert (view.lag, view.entries, view.gone) == (0, 6, 5)
+    assert (view.lag, view.records, view.gone) == (0, 6, 5)
     samples = [sample for metric in families([snapshot], up=True) for sample in metric.samples]
     assert [s.value for s in samples if s.name == "streamworker_deleted_records_total"] == [5]
     with structlog.testing.capture_logs() as logged:

@@ -44,7 +44,7 @@ def group(
             state="running" if owner[p] else "unowned",
             reason="",
             checkpoint="1763700000000-0",
-            entries=1_000 + committed,
+            records=1_000 + committed,
             gone=0,
             lag=lag,
             length=2_000,

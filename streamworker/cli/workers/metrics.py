@@ -61,7 +61,7 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
     for view in snapshot.partitions:
         one = {**group, "partition": view.partition}
         yield "streamworker_lag_records", one, view.lag
-        yield "streamworker_committed_records_total", one, view.entries
+        yield "streamworker_committed_records_total", one, view.records
         yield "streamworker_deleted_records_total", one, view.gone
         yield "streamworker_acked_rows_total", one, view.rows
         yield "streamworker_dead_letters", one, view.dead

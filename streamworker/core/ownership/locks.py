@@ -25,13 +25,13 @@ class Acquired:
     epoch: int
     checkpoint: EntryId
     entries: int
-    """Source entries up to the checkpoint: those that the group committed, plus those that are ``gone``."""
+    """Source records up to the checkpoint: those that the group committed, plus those that are ``gone``."""
     rows: int
     """Rows in the partition's acked log."""
     log: str
     """Identity of the acked log."""
     gone: int = 0
-    """Source entries that another program deleted before the group committed them, and that no worker has
+    """Source records that another program deleted before the group committed them, and that no worker has
     been told of before."""
     reset: int = 0
     """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""

@@ -27,7 +27,7 @@ class LockView:
     generation: int
     checkpoint: EntryId
     entries: int
-    """Source entries up to the checkpoint: those that the group has committed, plus ``gone``."""
+    """Source records up to the checkpoint: those that the group has committed, plus ``gone``."""
     rows: int
     """Rows that the acked log has ever held."""
     log: str
@@ -38,7 +38,7 @@ class LockView:
     """``running``, ``retrying``, ``draining``, ``halted``, ``paused``, or empty without an owner."""
     reason: str
     gone: int
-    """Source entries that another program deleted before the group had committed them."""
+    """Source records that another program deleted before the group had committed them."""
     reset: int
     """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
     ordered: int = 0

@@ -49,7 +49,7 @@ class Committed:
     epoch: int
     checkpoint: EntryId
     entries: int
-    """Source entries that the group had committed."""
+    """Source records that the group had committed."""
     rows: int
     """Rows of the acked log."""
     log: str

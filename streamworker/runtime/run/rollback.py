@@ -35,7 +35,7 @@ class Rollback:
     """What one partition has lost."""
 
     entries: int
-    """Source entries whose commit is lost."""
+    """Source records whose commit is lost."""
     after: EntryId | None
     """The checkpoint in Redis now; None if the lock is gone."""
     up_to: EntryId
