@@ -1,7 +1,11 @@
 """What each key in Redis holds, for docs/redis-keys.md; the keys are those of `KEY_TABLE`."""
 
 HOLDS = {
-    "sw:{app.stream}:stream": "How the stream is declared: app, stream, partitions, codec, created_at (ms); schema, the JSON Schema of its records in the workers that ran last.",
+    "sw:{app.stream}:stream": (
+        "How the stream is declared: app, stream, partitions, codec, created_at (ms); schema, the JSON Schema "
+        "of its records in the workers that ran last; if declared `retention`, and `retention:GROUP` of a "
+        "group's acked log."
+    ),
     "sw:{app.stream.P}:events": (
         "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields; or "
         "many records, see below. "
@@ -14,7 +18,8 @@ HOLDS = {
     "sw:{app.stream.P}:counts": (
         "If entries hold many records, how many these are beyond one an entry: `extra` those ever added, "
         "`before` those of entries that were trimmed, `folded` those that the stream's own `entries-added` "
-        "includes; `chosen`, the last id that the append script chose."
+        "includes; `chosen`, the last id that the append script chose. With retention `retained`, the records "
+        "that stay although all groups have passed them, and `oldest`, the time of the first (ms)."
     ),
     "sw:{app.stream.P}:taken": (
         "`STREAM/PARTITION/PROCESSOR` that sends to this partition to how much it has taken of that: the number "
@@ -28,7 +33,8 @@ HOLDS = {
     "sw:{app.stream.P}:lock:GROUP": (
         "owner, epoch, generation, checkpoint, entries, rows, log, since, state, reason; tail, the last "
         "entry of the log by rows, source id and epoch; gone, where others deleted entries before the "
-        "group had committed them; reset, the epoch at which the checkpoint was last moved by hand; "
+        "group had committed them; with retention of the log dropped, its rows that went, and oldest, the "
+        "time of its first (ms); reset, the epoch at which the checkpoint was last moved by hand; "
         "ordered, the version of the operators' orders, and obeyed, the version that the last acquisition "
         "returned; paused_at, paused_by, paused_why while an operator's pause stands; aside, a line for each "
         "record to set aside; "

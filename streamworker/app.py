@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
+from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
@@ -129,6 +130,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         partitions: int = 8,
         codec: Codec = "json",
         max_records: int | None = None,
+        retention: RetentionLike | None = None,
         single_entries: bool = False,
     ) -> Stream[T]:
         """Declare a stream.
@@ -149,8 +151,11 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             ``fields`` an entry's fields are the record's fields, as programs without streamworker write
             them. With ``arrow`` an entry holds many rows in columns; see docs/columns.md.
         max_records
-            Records that a partition may hold before senders wait; ``partition_records_max`` if None.
-            With ``arrow`` each entry counts as one.
+            Records that a partition may hold that a group has not read, before senders wait;
+            ``partition_records_max`` if None. With ``arrow`` each entry counts as one.
+        retention
+            How long entries stay after all groups have read them: ``"7 days"``, ``"10 GB"``, ``"1_000_000
+            records"``, or a list of these, of which the first that is reached counts. None: no longer.
         single_entries
             Whether each record is an entry of its own, as redis-cli and other programs read it. Otherwise
             records that are sent together share entries, which saves most of the memory and the time.
@@ -176,6 +181,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             partitions=partitions,
             codec=codec,
             records_max=max_records or self.settings.partition_records_max,
+            retention=None if retention is None else Retention.of(retention, "retention"),
             single_entries=single_entries,
         )
         self.streams[name] = stream = Stream[T](self, spec)
@@ -200,6 +206,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         timeout: Duration | None = None,
         forward: bool | None = None,
         output: type | None = None,
+        log_retention: RetentionLike | None = None,
         concurrency: int = 1,
         ordered_by: Literal["key", "none"] = "key",
         start: Start = "earliest",
@@ -237,6 +244,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             Whether rows go to the acked log. None forwards if the function returns something.
         output
             Type of the rows, if the return annotation does not give it.
+        log_retention
+            The same for the acked log, and its readers. A log without any reader keeps a day if None.
         concurrency
             Maximum concurrent calls in one partition, for a function that takes one record and waits
             for I/O. Such a function has no ``ctx.state``.
@@ -267,6 +276,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
                 timeout=timeout,
                 forward=forward,
                 output=output,
+                log_retention=log_retention,
                 concurrency=concurrency,
                 ordered_by=ordered_by,
                 start=start,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from streamworker.context import Records
+from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors, Policies
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
@@ -61,6 +62,7 @@ def describe(
     timeout: Duration | None = None,
     forward: bool | None = None,
     output: type | None = None,
+    log_retention: RetentionLike | None = None,
     concurrency: int = 1,
     ordered_by: str = "key",
     start: str = "earliest",
@@ -110,6 +112,7 @@ def describe(
         forward=forwards,
         output=_output_type(produced, stream, name) if forwards else None,
         into=into,
+        log_retention=None if log_retention is None else Retention.of(log_retention, "log_retention"),
         concurrency=concurrency,
         ordered_by=cast(OrderedBy, ordered_by),
         start=cast(Start, start),

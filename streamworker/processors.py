@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes
 from streamworker.core.policies import Policies
 from streamworker.errors import ConfigurationError
@@ -48,7 +49,9 @@ class StreamSpec:
     partitions: int
     codec: Codec
     records_max: int
-    """Records that a partition may hold before senders wait."""
+    """Records that a partition may hold that a group has not read, before senders wait."""
+    retention: Retention | None = None
+    """How long entries stay after all groups have read them; None for no longer."""
     has_records: bool = True
     """Whether it can hold any; the stream of an app's timers cannot."""
     single_entries: bool = False
@@ -136,6 +139,8 @@ class ProcessorSpec:
     """Type of the forwarded rows; the stream's type if the records themselves are forwarded."""
     into: Targets = None
     """Where the rows go besides the acked log."""
+    log_retention: Retention | None = None
+    """How long rows of the acked log stay after all readers have read them."""
     timeout_ms: int | None = None
     """How long one call of the function may take before it counts as failed."""
     concurrency: int = 1

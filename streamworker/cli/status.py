@@ -7,34 +7,106 @@ from streamworker.cli.support import (
     GroupPath,
     Limit,
     Processors,
+    connected,
     local_time,
     print_json,
     print_table,
+    run_async,
     say,
     snapshots,
+    take,
 )
+from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.importing import Selection, resolve_processors
+from streamworker.redisio.holdings import take_holdings
 from streamworker.tui.figures import duration, held_up, memory
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
-    """Show the members of a group, and the owner of each partition.
+    """Show the members of a group, the owner of each partition, and what Redis holds.
 
-    The command prints owner, epoch, state, checkpoint and lag of each partition.
+    The command prints owner, epoch, state, checkpoint and lag of each partition. Of streams, acked logs,
+    state and dead letters it prints the memory, the oldest record that can be read again, and when the
+    memory is full at today's rate.
 
     \b
     Examples:
       streamworker status shop:app
       streamworker status shop:price --json
     """
-    taken = snapshots(app, processor)
+    selection = resolve_processors(app, processor)
+    taken, holdings = run_async(_status, selection)
     if json:
-        print_json(taken)
+        print_json([{**asdict(each), "held": _held_of(each, holdings)} for each in taken])
         return
-    for at, snapshot in enumerate(taken):
-        if at:
-            say("")
+    for snapshot in taken:
         _print_status(snapshot)
+        say("")
+    print_holdings(holdings)
+
+
+async def _status(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
+    async with connected(selection.app) as backend:
+        taken = [await take(backend, spec) for spec in selection.processors]
+        streams = {spec.stream.name: spec.stream.partitions for spec in selection.processors}
+        groups = [(spec.stream.name, spec.name) for spec in selection.processors]
+        return taken, await take_holdings(backend, selection.app.name, streams, groups)
+
+
+def print_holdings(holdings: Holdings) -> None:
+    """Print what an app holds, and when the memory is full."""
+    print_table(
+        ("", "name", "records", "memory", "oldest", "kept"),
+        [
+            (
+                each.kind,
+                each.name,
+                each.records if each.kind != "state" else None,
+                memory(each.size),
+                local_time(each.oldest_ms) if each.oldest_ms else None,
+                kept(each, holdings.taken_ms),
+            )
+            for each in holdings.held
+            if each.size or each.kind in ("stream", "acked log")
+        ],
+    )
+    say("", memory_forecast(holdings))
+
+
+def kept(holding: Holding, now_ms: int) -> str:
+    """Return in words what stays of a stream or a log."""
+    if not holding.retention:
+        return {"stream": "what a group has not read", "acked log": "what a reader has not read"}.get(
+            holding.kind, ""
+        )
+    growth = holding.growth(now_ms)
+    grows = f", about {memory(growth.most)} in {duration(round(growth.seconds * 1000))}"
+    return f"{holding.retention}{grows if growth.most > 1.05 * growth.size else ''}"
+
+
+def memory_forecast(holdings: Holdings) -> str:
+    """Return in words when the memory is full."""
+    if not holdings.limit:
+        used = f"{memory(holdings.used)} of memory are used; " if holdings.used else ""
+        return f"{used}the server has no maxmemory, or this user may not ask for it."
+    text = f"{memory(holdings.used)} of {memory(holdings.limit)} are used. Full at today's rate: "
+    if holdings.full_in_s is None:
+        return f"{text}never, as long as groups and readers keep up."
+    return f"{text}in {duration(round(holdings.full_in_s * 1000))}."
+
+
+def _held_of(snapshot: GroupSnapshot, holdings: Holdings) -> dict[str, object]:
+    names = {("stream", snapshot.stream)} | {
+        (kind, snapshot.processor) for kind in ("acked log", "state", "dead letters")
+    }
+    full_s = holdings.full_in_s
+    return {
+        "holdings": [each for each in holdings.held if (each.kind, each.name) in names],
+        "memory_used": holdings.used,
+        "memory_limit": holdings.limit,
+        "memory_full_in_s": None if full_s is None else round(full_s),
+    }
 
 
 def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:

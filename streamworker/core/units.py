@@ -98,3 +98,25 @@ def _number(text: str, units: dict[str, int]) -> float | None:
     if found is None or found[2] not in units:
         return None
     return float(found[1].replace("_", "")) * units[found[2]]
+
+
+def duration_text(ms: int) -> str:
+    """Return a duration as `duration_ms` reads it, in the largest unit that gives a whole number.
+
+    >>> duration_text(604_800_000), duration_text(90_000), duration_text(86_400_000)
+    ('7 days', '90 seconds', '1 day')
+    """
+    units = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"), (1, "ms"))
+    each, name = next((unit for unit in units if ms and ms % unit[0] == 0), (1_000, "second"))
+    return f"{ms // each} {name}{'' if name == 'ms' or ms == each else 's'}"
+
+
+def size_text(size: int) -> str:
+    """Return a size as `size_bytes` reads it, in the largest unit that gives a whole number.
+
+    >>> size_text(10_000_000_000), size_text(65_536), size_text(1_001)
+    ('10 GB', '64 KiB', '1001 B')
+    """
+    whole = [(each, name) for name, each in _BYTES.items() if size % each == 0 and name != "KB"]
+    each, name = max(whole)
+    return f"{size // each} {name}"

@@ -1,19 +1,22 @@
 """Creates what a processor needs in Redis before its group can work."""
 
 import pyarrow as pa
+from structlog.stdlib import BoundLogger
 
 from streamworker.processors import ProcessorSpec
 from streamworker.records.evolution import json_schema
-from streamworker.redisio.data import schemas, streams
+from streamworker.redisio.data import retention, schemas, streams
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 
 
-async def declare(backend: Backend, spec: ProcessorSpec) -> None:
-    """Declare a processor's stream, its group in each partition, its targets, and the schema of its rows.
+async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
+    """Declare a processor's stream, its group in each partition, its targets, its retention and the schema
+    of its rows.
 
     It may be called again: it compares what exists with what is declared. Other declarations than those of
-    the app are refused.
+    the app are refused. But of two values of the retention the later counts; ``again`` says that this program
+    has declared its value before.
     """
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)
@@ -24,6 +27,13 @@ async def declare(backend: Backend, spec: ProcessorSpec) -> None:
         await streams.declare(
             backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name
         )
+    mine = retention.Retentions(stream.retention, spec.log_retention)
+    before = await retention.declare(backend, keys, stream.partitions, mine, again=again)
+    for of, was, now in zip(
+        (f"stream {stream.name}", f"acked log of {spec.name}"), before, mine, strict=True
+    ):
+        if was and now and was != now and not again:
+            log.warning("retention_changed", of=of, before=str(was), now=str(now))
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
         # when partitions wait.

@@ -248,7 +248,7 @@ class Group:
         pauses = Pauses(self.rng.random)
         while True:
             try:
-                await declare(self.backend, self.spec)
+                await declare(self.backend, self.spec, self._log, again=True)
             except BackendError as error:
                 self._log.warning("declare_failed", error=str(error))
                 await anyio.sleep(pauses.next_ms() / 1000)

@@ -36,6 +36,7 @@ from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
+from streamworker.runtime.run.keeping import Keeping
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.run.statetables import TableCache
@@ -87,6 +88,7 @@ class Partitions:
         self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
         self._forwarder = Forwarder(self.backend, self.spec.stream.app, self.settings, self.rng)
+        self._keeping = Keeping(self.backend, self.keys, self.spec, self.settings, self.log)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
         self.fetcher = fetcher_for(self.backend)(
             self.backend,
@@ -286,7 +288,8 @@ class Partitions:
         while True:
             await anyio.sleep(self.settings.trim_interval_ms / 1000)
             trims = {p: runner.commits.trims for p, runner in self.running().items()}
-            await trim_once(self.backend, self.keys, trims, self.log)
+            if trims:
+                await trim_once(self.backend, self._keeping, trims, self.log)
             await self._expire()
             if self._running and self.spec.forward and (output := self.spec.output):
                 try:  # Somebody may have deleted its schema.

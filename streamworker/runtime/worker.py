@@ -186,7 +186,7 @@ class Worker:
             try:
                 await check_durability(backend, self._settings)
                 for spec in (*self._app.processors.values(), *self._app.timers_group()):
-                    await declare(backend, spec)
+                    await declare(backend, spec, log)
             except BackendUnavailable as error:
                 if anyio.current_time() > until:
                     raise

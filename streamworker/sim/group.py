@@ -29,6 +29,8 @@ LOAD_IS_A_REASON_MS = 10**9
 """Under ``weighted`` load is a reason for every move, for as long as a simulation may last."""
 LOAD_SPELL_MS = 4_000
 """Interval at which loads change during the faults."""
+RETENTION_MS = 1_000
+"""How long the source records of every third seed stay after their commit."""
 START_MS = 1_000_000
 """First time of the server's clock; generations and epochs begin there."""
 
@@ -72,6 +74,7 @@ class SimulatedGroup(Ground):
             on_post=self._spread_the_word,
             extend=EXTENSIONS.get(protocol),
         )
+        self.model.retention_ms = RETENTION_MS if seed % 3 == 2 else 0
         self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
         self.is_weighted = assignment == "weighted"
         """Whether the assignment shares partitions by load, not by number."""

@@ -92,7 +92,7 @@ def held_up(view: PartitionView, now_ms: int) -> str:
     return f"{state} by {view.pause.by} {since:%Y-%m-%d %H:%M}{why}"
 
 
-def memory(size: int | None) -> str:
+def memory(size: float | None) -> str:
     """Format a number of bytes; None as a dash.
 
     >>> memory(900), memory(6_100_000), memory(None)

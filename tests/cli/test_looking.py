@@ -42,6 +42,20 @@ def test_status_names_owner_epoch_and_state_of_each_partition(
     assert sum(view["rows"] for view in snapshot["partitions"]) == 50
 
 
+def test_status_tells_what_redis_holds_and_how_far_back(worker: WorkerProcess, streamworker: Invoke) -> None:
+    """The memory of streams, logs and dead letters, the oldest record, and when the memory is full."""
+    lines = streamworker("status", "shop:price").stdout.splitlines()
+    (stream,) = [line for line in lines if line.startswith("stream ")]
+    assert stream.endswith("what a group has not read")
+    (log,) = [line for line in lines if line.startswith("acked log")]
+    assert log.split()[2:4] == ["price", "50"]
+    assert "Full at today's rate: never" in lines[-1]
+    told = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]["held"]
+    assert {each["kind"] for each in told["holdings"]} == {"stream", "acked log", "state", "dead letters"}
+    assert told["memory_used"] < told["memory_limit"]
+    assert told["memory_full_in_s"] is None
+
+
 def test_history_tells_why_what_moved_and_how_long(worker: WorkerProcess, streamworker: Invoke) -> None:
     """A join of the first worker moves all partitions to it; its leave moves none."""
     worker.terminate()

@@ -84,13 +84,13 @@ async def test_rows_go_on_after_the_whole_log_was_trimmed(group: Group) -> None:
 async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> None:
     """Each partition for itself; one that a reader has not begun yet is not trimmed at all."""
     logs = {p: (await group.own(partition=p)).log for p in range(3)}
-    assert await readers.slowest_rows(group.backend, GROUP) == {}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {}
     fast = ReaderPosition({0: 10, 1: 20, 2: 30}, logs, 5)
     slow = ReaderPosition({0: 40, 1: 7}, {0: logs[0], 1: logs[1]}, 6)
     await register_reader(group.backend, GROUP, "fast", fast)
-    assert await readers.slowest_rows(group.backend, GROUP) == {0: 10, 1: 20, 2: 30}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {0: 10, 1: 20, 2: 30}
     await register_reader(group.backend, GROUP, "slow", slow)
-    assert await readers.slowest_rows(group.backend, GROUP) == {0: 10, 1: 7}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {0: 10, 1: 7}
     assert await readers.positions(group.backend, GROUP) == {"fast": fast, "slow": slow}
 
 
@@ -99,7 +99,7 @@ async def test_a_position_in_a_log_that_was_replaced_trims_nothing(group: Group,
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: old.log}, 5))
     raw.delete(GROUP.lock(0), GROUP.acked(0))
     await group.own()
-    assert await readers.slowest_rows(group.backend, GROUP) == {}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {}
 
 
 async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, raw: Raw) -> None:
@@ -108,7 +108,7 @@ async def test_a_reader_that_cannot_be_read_holds_everything_back(group: Group, 
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))
     for broken in ("", "[]", "{}", '{"p": {"0": "x"}, "log": {}, "at": 1}', "\xff"):
         raw.hset(GROUP.readers, "broken", broken.encode("latin-1"))
-        assert await readers.slowest_rows(group.backend, GROUP) == {}
+        assert (await readers.slowest_rows(group.backend, GROUP)).rows == {}
 
 
 async def test_a_hold_keeps_rows_until_it_ends(group: Group, raw: Raw) -> None:
@@ -123,12 +123,14 @@ async def test_a_hold_keeps_rows_until_it_ends(group: Group, raw: Raw) -> None:
         hold = ReaderPosition({0: 7 if name == "now" else 1}, {0: held_log}, now_ms, until_ms=until_ms)
         raw.hset(GROUP.holds, name, hold.text())
     raw.hset(GROUP.holds, b"\xff", b"[no json")
-    assert await readers.slowest_rows(group.backend, GROUP) == {}, "a hold alone lets nothing be trimmed"
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {}, (
+        "a hold alone lets nothing be trimmed"
+    )
     assert set(raw.hkeys(GROUP.holds)) == {b"now", b"other"}
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 100}, {0: log}, 5))
-    assert await readers.slowest_rows(group.backend, GROUP) == {0: 7}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {0: 7}
     raw.hdel(GROUP.holds, "now")
-    assert await readers.slowest_rows(group.backend, GROUP) == {0: 100}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {0: 100}
 
 
 async def test_a_forgotten_reader_holds_nothing_back(group: Group) -> None:
@@ -138,4 +140,4 @@ async def test_a_forgotten_reader_holds_nothing_back(group: Group) -> None:
         await register_reader(group.backend, GROUP, name, ReaderPosition({0: rows}, {0: log}, 5))
     assert await readers.forget(group.backend, GROUP, "gone")
     assert not await readers.forget(group.backend, GROUP, "gone")
-    assert await readers.slowest_rows(group.backend, GROUP) == {0: 50}
+    assert (await readers.slowest_rows(group.backend, GROUP)).rows == {0: 50}

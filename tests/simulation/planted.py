@@ -118,6 +118,12 @@ class _TrimsTooMuch(RedisModel):
         super().trim(partition, self.locks[partition].last_event)
 
 
+@_model("a limit of retention drops what the group has not read", "kill,stop")
+class _LimitDropsUnread(RedisModel):
+    def trim(self, partition: int, up_to: int) -> None:
+        super().trim(partition, max(up_to, self.lock_ms - self._start_ms - 300))
+
+
 # -- ids and entries ---------------------------------------------------------------------------
 
 

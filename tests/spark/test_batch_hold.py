@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pytest
@@ -11,13 +12,16 @@ import structlog
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from streamworker.app import App
 from streamworker.core.data import readers
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.errors import DataLoss
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.data.streams import trim_many
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.run.keeping import Keeping
 from streamworker.runtime.run.trims import Trims, trim_once
+from streamworker.settings import Settings
 from streamworker.spark.source import datasource, logs
 from streamworker.spark.source.datasource import LogBatchReader, LogStreamReader, ReadTask
 from streamworker.spark.source.options import parse_options
@@ -25,6 +29,19 @@ from streamworker.spark.source.schema import spark_schema
 from tests.spark.acked import ORDER, AckedLog
 
 pytestmark = pytest.mark.slow
+
+shop = App("shop")
+
+
+@dataclass
+class Order:
+    n: int
+
+
+@shop.processor(shop.stream("orders", Order), forward=True)
+def price(order: Order) -> None:
+    """Forward it."""
+
 
 Tasks = Sequence[ReadTask]
 Reader = LogBatchReader | LogStreamReader
@@ -57,7 +74,9 @@ def work_trims(acked: AckedLog, url: str, rows: int | None = None) -> None:
     async def trim() -> None:
         backend = Backend.open(url, name="worker")
         if rows is None:
-            await trim_once(backend, acked.keys, {0: Trims(0)}, structlog.stdlib.get_logger())
+            log = structlog.stdlib.get_logger()
+            keeping = Keeping(backend, acked.keys, price.spec, Settings(), log)
+            await trim_once(backend, keeping, {0: Trims(0)}, log)
         else:
             await trim_many(backend, acked.keys, {0: rows})
         await backend.aclose()

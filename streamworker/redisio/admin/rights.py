@@ -71,7 +71,7 @@ _WORKER = Grant(
         *("client|id", "client|list", "client|unblock", "info"),
         *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
         *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
-        *("xpending", "xrange", "xread", "xrevrange", "xsetid", "xtrim"),
+        *("memory|usage", "xpending", "xrange", "xread", "xrevrange", "xsetid", "xtrim"),
         *("hlen", "zadd", "zcount", "zrangebyscore", "zrem"),
     )
 )
@@ -117,7 +117,7 @@ ROLES = (
         "Shows: `status`, `lag`, `top`, `history`.",
         "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
         Grant(
-            (*_CONNECT, "get", "hget", "hgetall", "hmget", "xinfo|groups", "xlen"),
+            (*_CONNECT, "get", "hget", "hgetall", "hmget", "info", "memory|usage", "xinfo|groups", "xlen"),
             (
                 *("stream", "events", "groups", "counts", "lock", "acked", "dead", "outbox"),
                 *("members", "beats", "readers"),
@@ -126,6 +126,7 @@ ROLES = (
         ),
         (
             Grant(("xrevrange",), ("control",), read_only=True),
+            Grant(("memory|usage",), ("state",), read_only=True),
             Grant(("hlen", "memory|usage", "zcount"), ("table", "expiry"), read_only=True),
         ),
     ),

@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -76,7 +76,7 @@ class Append:
     """Number of this append, greater than all earlier numbers of this producer and partition. An append
     that is repeated with the same number writes nothing."""
     limit: int
-    """Entries that the partition may hold; 0 for no limit."""
+    """Records that the partition may hold besides those that retention keeps; 0 for no limit."""
     entries: Sequence[bytes | tuple[Payload, Headers]]
     """Payloads, each alone or with headers."""
     follows: int = 0
@@ -94,7 +94,7 @@ class AppendReply:
     last_id: EntryId | None
     """Id of its last entry; None if nothing was written."""
     length: int
-    """Entries in the partition now."""
+    """Records in the partition now that count against the limit."""
     error: BackendError | None = None
     wrote: bool = True
     """Whether this call wrote something. Only then does a WAIT after it prove that the append is durable."""
@@ -465,26 +465,48 @@ class Trimmed(NamedTuple):
     """The number of entries dropped from one partition."""
 
     events: int
-    """Source entries that every group has committed."""
+    """Source entries that every group has committed and no retention keeps."""
     acked: int
-    """Entries of the acked log that every reader has read."""
+    """Entries of the acked log that every reader has read and no retention keeps."""
     gone: int = 0
     """Source entries that another program deleted before the group had committed them, and that no
     earlier reply has reported."""
 
 
+class Keep(NamedTuple):
+    """What retention keeps of one partition although everybody has passed it; see ``lua/trim.lua``."""
+
+    events_ms: int | None = None
+    """How old a source entry gets; ``ANY_AGE`` without a limit, None without retention."""
+    events_surplus: int = 0
+    """Source entries to drop although they are younger."""
+    acked_ms: int | None = None
+    acked_surplus: int = 0
+    acked_max: int = 0
+    """Entries that the acked log may hold; 0 for any number."""
+
+
+ANY_AGE = -1
+
+
 async def trim_many(
-    backend: Backend, keys: GroupKeys, acked_rows: Mapping[int, int], *, limit: int = TRIM_ENTRIES
+    backend: Backend,
+    keys: GroupKeys,
+    acked_rows: Mapping[int, int],
+    keep: Callable[[int], Keep] = lambda _: Keep(),
+    *,
+    limit: int = TRIM_ENTRIES,
 ) -> dict[int, Trimmed]:
     """Drop the entries that are no longer needed, in one round trip; any process may repeat the call.
 
     ``acked_rows`` maps each partition to the rows of its acked log that all readers have read; 0 keeps the
-    whole log. Partitions that Redis refused are missing in the result; if it refused all, this raises.
+    whole log. ``keep`` returns what retention keeps of a partition. Partitions that Redis refused are missing
+    in the result; if it refused all, this raises.
     """
     calls: list[ScriptCall] = [
         (
             (keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p), keys.counts(p)),
-            (rows, limit, keys.group),
+            (rows, limit, keys.group, *("" if each is None else each for each in keep(p))),
         )
         for p, rows in acked_rows.items()
     ]

@@ -7,7 +7,8 @@ An operator must remove a reader that will never come back: otherwise the logs f
 commits wait.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import BackendError
@@ -23,12 +24,25 @@ async def positions(backend: Backend, keys: GroupKeys) -> dict[str, ReaderPositi
     return read_readers(await backend.execute("HGETALL", keys.readers))
 
 
-async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
+ALL_ROWS = 2**53 - 1
+"""More rows than any log has; Lua represents it exactly."""
+
+
+class Passed(NamedTuple):
+    """How far the readers of the acked logs are."""
+
+    rows: dict[int, int]
+    """The rows that all have read, by partition."""
+    is_read: bool
+    """Whether there is a reader."""
+
+
+async def slowest_rows(backend: Backend, keys: GroupKeys, partitions: Collection[int] = ()) -> Passed:
     """Return the rows that all readers have read, for each partition that every reader has begun.
 
     A position in a log that was replaced since says nothing about the new log, and counts as no
-    position. Without readers the result is empty: no reader has said which rows may be dropped. Holds
-    never let rows be dropped, they only keep them; the call deletes those that are over.
+    position. Without readers the result is ``ALL_ROWS`` for each of ``partitions``: nobody waits for any
+    row. Holds never let rows be dropped, they only keep them; the call deletes those that are over.
     """
     asked = [("HGETALL", keys.readers), ("HGETALL", keys.holds), ("TIME",)]
     flat_readers, flat_holds, time = all_answered(await backend.pipeline(asked))
@@ -38,19 +52,21 @@ async def slowest_rows(backend: Backend, keys: GroupKeys) -> dict[int, int]:
     if over := [name for name, hold in holds.items() if not hold.holds(now_ms)]:
         await backend.execute("HDEL", keys.holds, *over)
     held = [hold for name, hold in holds.items() if name not in over]
-    if not readers:
-        return {}
-    shared = sorted(set.intersection(*(set(reader.rows) for reader in readers)))
+    if not readers and not held:
+        return Passed(dict.fromkeys(partitions, ALL_ROWS), False)
+    begun = [set(reader.rows) for reader in readers] or [set(partitions)]
+    shared = sorted(set.intersection(*begun))
     commands: list[Sequence[Argument]] = [("HGET", keys.lock(p), "log") for p in shared]
     slowest: dict[int, int] = {}
     for partition, log in zip(shared, await backend.pipeline(commands), strict=True):
         identity = log.decode("utf-8", "replace") if isinstance(log, bytes) else None
         if identity is not None and all(r.logs.get(partition) == identity for r in readers):
             here = [hold for hold in held if hold.logs.get(partition) == identity]
-            slowest[partition] = min(each.rows.get(partition, 0) for each in (*readers, *here))
+            rows = (each.rows.get(partition, 0) for each in (*readers, *here))
+            slowest[partition] = min(rows, default=ALL_ROWS)
         elif isinstance(log, BackendError) and len(shared) == 1:
             raise log
-    return slowest
+    return Passed(slowest, bool(readers))
 
 
 async def forget(backend: Backend, keys: GroupKeys, name: str) -> bool:

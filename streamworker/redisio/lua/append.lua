@@ -9,12 +9,14 @@
 -- KEYS  1 events (stream)  2 producer (string): number of its last send, last id of that, number of
 --       the send before, and of this one too the last id and the number before  3 counts (hash)
 -- ARGV  1 number of this send  2 number of the send that it follows; '' for any
---       3 records that the partition may hold; 0 for no limit  4 number of records
+--       3 records that the partition may hold besides those that are retained; 0 for no limit
+--       4 number of records
 --       5 'v': a payload for each record; 'f': for each record the number of its fields and values, and
 --       these; 'p': for each entry the number of its records, of its fields and values, and these
 --       6... the entries
--- reply [OK | DUP, id of the last record, length, number of the append before, or '' if none is known,
---       whether something was written] | [FULL | EARLY, '', length] | [BADTYPE, key]
+-- reply [OK | DUP, id of the last record, length: records that count against the limit, number of the append
+--       before, or '' if none is known, whether something was written] | [FULL | EARLY, '', length]
+--       | [BADTYPE, key]
 --
 -- If the number before is lower than a producer expects, the server has lost the sends in between.
 local REMEMBER_MS = 3600000

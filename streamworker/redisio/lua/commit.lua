@@ -9,7 +9,7 @@
 --       then for each table its values (hash) and its expiry index (zset)
 -- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source records committed
 --       6 group  7 limit of the acked log, entries; 0 for none  8 '1' to trim the source
---       9 rows of the acked log that all readers have read; 0 for none
+--       9 rows of the acked log that all readers have read; 0 for none; negative if retention keeps them
 --       then  n, n x (id, id, tag): the entry or checkpoint after which each read began, its first entry,
 --                and the content of that; '' is not compared
 --             id, tag: the entry that holds the checkpoint after, and its content; '' and '' for a timer
@@ -123,7 +123,7 @@ end
 local limit, past = tonumber(ARGV[7]), tonumber(ARGV[9])
 if rows > 0 and limit > 0 and redis.call('XLEN', acked) >= limit then
   trim_acked(acked, past, TRIM_ACKED)
-  if redis.call('XLEN', acked) >= limit then return reply('FULL') end
+  if waiting_entries(acked, total, math.abs(past)) >= limit then return reply('FULL') end
 end
 
 -- The first write is the one that needs memory. If the server refuses it, nothing was written; if the

@@ -104,6 +104,9 @@ class RecordCounts(NamedTuple):
     extra: int = 0
     before: int = 0
     folded: int = 0
+    retained: int = 0
+    oldest: int = 0
+    """The time of the oldest record, ms, of a stream with retention; 0 if it is not known."""
 
     @classmethod
     def command(cls, key: str) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ class Commits:
         """Records committed by this runner."""
         self.is_committing = False
         """Whether a commit is in flight."""
-        self.trims = Trims(self.settings.trim_interval_ms)
+        self.trims = Trims(self.settings.trim_interval_ms, self.settings.acked_entries_max)
         self._previous = lock.checkpoint
         self._committed = (lock.checkpoint, lock.rows)
         """Checkpoint and rows after the last confirmed commit."""
@@ -125,7 +125,7 @@ class Commits:
             dead=work.dead,
             outbox=self.outbox.write(work.sends) if work.sends and self.outbox else None,
             trim=self.trims.with_commit(),
-            acked_limit=self.settings.acked_entries_max,
+            acked_limit=self.trims.acked_limit,
             acked_trim_rows=self.trims.acked_rows,
         )
         if self.tables is not None:
@@ -179,6 +179,8 @@ class Commits:
                 f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
                 "start its pipeline or forget the reader"
             )
+            # The readers may have moved, or gone; the commit is sent again with what is known then.
+            request.acked_limit, request.acked_trim_rows = self.trims.acked_limit, self.trims.acked_rows
         elif reply.code is CommitCode.OUTBOX and self.outbox is not None:
             event, why = "outbox_full", self.outbox.source.reason
             reason = f"outbox full: {why or 'the streams that this partition sends to are behind'}"

@@ -10,10 +10,10 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.errors import BackendError
 from streamworker.redisio.data import streams
-from streamworker.redisio.group import readers
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.data.streams import Keep
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.keeping import Keeping
 
 NODE_ENTRIES, NODE_BYTES = 100, 4096
 """Maximum entries and bytes of a stream node. A trim drops whole nodes, so it drops nothing if less than
@@ -25,16 +25,21 @@ LEFT_OUT_MAX = 30
 class Trims:
     """The trims of one partition while one runner has it, at least ``interval_ms`` apart."""
 
-    def __init__(self, interval_ms: int) -> None:
+    def __init__(self, interval_ms: int, acked_limit: int = 0) -> None:
         self._interval_ms = interval_ms
+        self._acked_limit = acked_limit
         self._at_ms = monotonic_ms()
         self._left_out = 0
         self._entries = self._bytes = 0
         self._total = self._total_bytes = 0
         self._seen = (0, 0)
         self._known: tuple[int, int] | None = None
+        self._kept = Keep()
         self.acked_rows = 0
-        """Rows of the acked log that every reader has committed, as far as known; 0 trims nothing."""
+        """Rows of the acked log that every reader has committed, as far as known; 0 trims nothing. Negative
+        if retention keeps them."""
+        self.acked_limit = acked_limit
+        """How many entries of the acked log may wait for its readers; 0 for any number."""
 
     def committed(self, entries: int, size: int) -> None:
         """Count a confirmed commit."""
@@ -46,8 +51,8 @@ class Trims:
     def with_commit(self) -> bool:
         """Whether the next commit should trim as well."""
         at_ms = monotonic_ms()
-        if at_ms - self._at_ms < self._interval_ms:
-            return False
+        if at_ms - self._at_ms < self._interval_ms or self._kept.events_ms is not None:
+            return False  # A commit does not know what retention keeps.
         self._at_ms = at_ms
         in_vain = self._entries < NODE_ENTRIES and self._bytes < NODE_BYTES
         if in_vain and self._left_out < LEFT_OUT_MAX:
@@ -55,6 +60,12 @@ class Trims:
             return False
         self._left_out = self._entries = self._bytes = 0
         return True
+
+    def keep(self, rows: int, keep: Keep, *, is_read: bool) -> None:
+        """Note what is kept: ``rows`` were read by every reader of the log, if it has any."""
+        self._kept = keep
+        self.acked_rows = 0 if not is_read else rows if keep.acked_ms is None else -rows
+        self.acked_limit = self._acked_limit if is_read else 0
 
     def without_commit(self, rows: int) -> bool:
         """Whether to trim without a commit; called once an interval.
@@ -64,7 +75,6 @@ class Trims:
         partition with many commits needs more than its commits drop. ``rows`` is how many rows of the acked
         log every reader has committed.
         """
-        self.acked_rows = rows
         done = (self._total, self._total_bytes)
         if done == self._seen and self._known == (self._total, rows):
             return False  # A shortcut: with a thousand idle partitions this runs for each every two seconds.
@@ -79,18 +89,27 @@ class Trims:
 
 
 async def trim_once(
-    backend: Backend, keys: GroupKeys, partitions: Mapping[int, Trims], log: BoundLogger
+    backend: Backend, keeping: Keeping, partitions: Mapping[int, Trims], log: BoundLogger
 ) -> None:
-    """Trim what every reader has committed in these partitions.
+    """Trim what every reader has committed and no retention keeps in these partitions.
 
-    It asks Redis only for partitions whose checkpoint or readers have moved.
+    It asks Redis only for partitions whose checkpoint or readers have moved, or of which retention may
+    have ended for some entries.
     """
     try:
-        passed = await readers.slowest_rows(backend, keys) if partitions else {}
-        rows = {partition: passed.get(partition, 0) for partition in partitions}
-        moved = {p: rows[p] for p, trims in partitions.items() if trims.without_commit(rows[p])}
+        await keeping.look()
+        keeps = {partition: keeping.take(partition) for partition in partitions}
+        moved: dict[int, int] = {}
+        for partition, trims in partitions.items():
+            rows = keeping.rows.get(partition, 0)
+            trims.keep(rows, keeps[partition], is_read=keeping.is_read)
+            if trims.without_commit(rows) or keeping.is_due(partition):
+                moved[partition] = rows
         if moved:
-            for partition, trimmed in (await streams.trim_many(backend, keys, moved)).items():
+            for partition, trimmed in (
+                await streams.trim_many(backend, keeping.keys, moved, keeps.__getitem__)
+            ).items():
+                keeping.trimmed(partition, trimmed)
                 tell_of_deleted(log.bind(partition=partition), trimmed.gone)
     except BackendError as error:
         log.warning("trim_failed", error=str(error))

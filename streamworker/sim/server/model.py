@@ -63,6 +63,8 @@ class RedisModel(Documents):
         self.extension = None if extend is None else extend(self)
         self.acked_limit = 0
         """Entries that an acked log may hold; 0 for no limit. The model never trims acked logs."""
+        self.retention_ms = 0
+        """How long source records stay after the group has committed them."""
         self.fenced = 0
         """Number of refused commits."""
         self.overtaken = 0
@@ -233,8 +235,10 @@ class RedisModel(Documents):
         self.on_commit(partition, commit)
 
     def trim(self, partition: int, up_to: int) -> None:
-        """Delete source entries all records of which are up to an id."""
+        """Delete source entries all records of which are up to an id, and older than the retention."""
         lock = self.locks[partition]
+        if self.retention_ms:
+            up_to = min(up_to, self.lock_ms - self._start_ms - self.retention_ms)
         del lock.events[: bisect_right(lock.events, up_to, key=_end_of)]
 
     # -- restarts and failovers ----------------------------------------------------------------

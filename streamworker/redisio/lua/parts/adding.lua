@@ -9,11 +9,12 @@
 -- it only above the last id of the stream. If the clock has gone back, the script tries later milliseconds.
 local TRIM_MAX = 10000
 
--- Returns how many records a partition holds.
+-- Returns how many records a partition holds that count against its limit, and whether it has retention.
 local function records_of(events)
   local entries = redis.call('XLEN', events)
-  local extra, before = counts_of(events)
-  return entries == 0 and 0 or entries + extra - before
+  local extra, before, _, retained = counts_of(events)
+  local present = entries == 0 and 0 or entries + extra - before
+  return math.max(0, present - (retained or 0)), retained ~= nil
 end
 
 -- Returns how many records a partition of some length holds, after making room for so many if it lacks room.
@@ -26,6 +27,14 @@ local function with_room(events, length, count, limit)
   if ask and not ask('XTRIM', events, 'MINID', '0-0') then return length end
   pcall(function()
     count_dropped(events)  -- another program may have trimmed
+    local _, is_retained = records_of(events)
+    if is_retained then
+      -- Only workers know the limits of the retention, and trim by them.
+      local _, passed = keep_from(events)
+      if passed then count_retained(events, passed) end
+      length = records_of(events)
+      return
+    end
     trim_events(events, TRIM_MAX)
     length = records_of(events)
     if length > 0 and length + count > limit then

@@ -1,7 +1,10 @@
 -- A hash beside a partition counts the records of entries that hold many, beyond one an entry: `extra` those
 -- ever added, `before` those of entries that were dropped from the front, `folded` those that the stream's own
 -- entries-added includes; and `chosen`, the last id that the append script chose itself. A stream without such
--- entries has no hash.
+-- entries and without retention has no hash.
+--
+-- With retention, `retained` counts the records that stay although every group has passed them, as of the last
+-- trim. The limit of a partition counts only the others: no sender waits for what is retained.
 --
 -- `entries-added` and XLEN count entries, so the records ever added are entries-added + extra - folded, and
 -- those present are XLEN + extra - before.
@@ -13,8 +16,9 @@ local function beside(events, kind)
 end
 
 local function counts_of(events)
-  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'folded')
-  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or '') or 0
+  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'folded', 'retained')
+  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or '') or 0,
+    tonumber(found[4] or '')
 end
 
 -- Returns how many records of an entry follow an id.

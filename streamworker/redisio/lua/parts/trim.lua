@@ -1,35 +1,39 @@
 -- uses: groups
--- Returns the smallest id that a group still needs, or nil if there is no group: then nothing says which
--- entries may be dropped. A streamworker group needs the entries after the checkpoint in its lock. The Redis
--- consumer group of that name only shows the checkpoint to other tools, which can move or remove it, so the
--- script does not read it, and corrects it here. A group of another program needs the entries that it has not
--- read or not acknowledged. If the checkpoint of a streamworker group cannot be read, all entries stay.
+-- Returns the smallest id that a group still needs, and how many records were ever added up to the slowest
+-- group's checkpoint; or nil if there is no group: then nothing says which entries may be dropped. A
+-- streamworker group needs the entries after the checkpoint in its lock. The Redis consumer group of that name
+-- only shows the checkpoint to other tools, which can move or remove it, so the script does not read it, and
+-- corrects it here. A group of another program needs the entries that it has not read or not acknowledged. If
+-- the checkpoint of a streamworker group cannot be read, all entries stay.
 local function keep_from(events)
   local keep
-  local function needs(id)
+  local passed = math.huge
+  local function needs(id, records)
     if not keep or id_less(id, keep) then keep = id end
+    passed = math.min(passed, tonumber(records or '') or 0)
   end
   fold_counts(events)
   local shown, names = groups_at(events), {}
   local listed = redis.pcall('HGETALL', groups_key(events))
-  if listed.err then return '0-0' end
+  if listed.err then return '0-0', 0 end
   for name in pairs(shown) do names[name] = false end
   for i = 1, #listed, 2 do names[listed[i]] = true end
   names[TRIMMED] = nil
   for name, is_listed in pairs(names) do
     local held = redis.pcall('HMGET', beside(events, 'lock:' .. name), 'checkpoint', 'entries')
-    if held.err or is_listed and not held[1] then return '0-0' end
+    if held.err or is_listed and not held[1] then return '0-0', 0 end
     local group = shown[name]
     if held[1] then
-      needs(successor(held[1]))
+      needs(successor(held[1]), held[2])
       show_group(events, name, group, held[1], held[2])
     else
-      needs(successor(group['last-delivered-id']))
+      local read = (group['entries-read'] or 0) - group['pending']
+      needs(successor(group['last-delivered-id']), read)
       local smallest = group['pending'] > 0 and redis.call('XPENDING', events, name)[2]
-      if smallest then needs(smallest) end
+      if smallest then needs(smallest, read) end
     end
   end
-  return keep
+  return keep, passed
 end
 
 -- Drops source entries that no group needs: with '~' whole nodes of the stream and at most `limit` entries.
@@ -48,8 +52,79 @@ local function trim_events(events, limit)
   return trim_to(events, '~', keep, 'LIMIT', limit)
 end
 
+-- Counts the records that stay although every group has passed them, and notes the time of the oldest.
+local function count_retained(events, passed)
+  local _, added, length, first = stream_position(events)
+  local extra, before = counts_of(events)
+  local present = length + extra - before
+  local retained = passed - (records_added(events, added) - present)
+  local counts = beside(events, 'counts')
+  redis.call('HDEL', counts, 'oldest')  -- and so Redis accepts HSET when memory is full
+  redis.call('HSET', counts, 'retained', text(math.max(0, math.min(present, retained))))
+  if first then redis.call('HSET', counts, 'oldest', string.match(first, '^%d+')) end
+end
+
+-- Drops source entries that no group needs and no retention keeps: those older than `keep_ms`, if it is not
+-- negative; and the oldest, up to `surplus` entries.
+local function trim_retained(events, limit, keep_ms, surplus)
+  if redis.call('EXISTS', events) == 0 then return 0 end
+  local keep, passed = keep_from(events)
+  if not keep then return 0 end
+  local dropped = 0
+  if keep_ms >= 0 then
+    local oldest = text(math.max(0, server_ms() - keep_ms)) .. '-0'
+    dropped = trim_to(events, '~', id_less(oldest, keep) and oldest or keep, 'LIMIT', limit)
+  end
+  surplus = math.min(surplus, limit) - dropped
+  if surplus > 0 then dropped = dropped + trim_to(events, '~', keep, 'LIMIT', surplus) end
+  count_retained(events, passed)
+  return dropped
+end
+
 -- Drops acked entries whose last row is at or below `rows`: an entry's id is the rows up to its end.
 local function trim_acked(acked, rows, limit)
   if rows <= 0 then return 0 end
-  return redis.call('XTRIM', acked, 'MINID', '~', string.format('%.0f-0', rows + 1), 'LIMIT', limit)
+  return redis.call('XTRIM', acked, 'MINID', '~', text(rows + 1) .. '-0', 'LIMIT', limit)
+end
+
+-- Returns the rows up to the end of the last acked entry that was committed before a time, and that is at or
+-- below `rows`; 0 if there is none. The ids do not tell the time, so it asks for some 20 entries by bisection.
+local function rows_before(acked, ms, rows)
+  local function next_at(row)
+    local entry = redis.call('XRANGE', acked, text(row) .. '-0', '+', 'COUNT', 1)[1]
+    if not entry then return nil end
+    return tonumber(string.match(entry[1], '^%d+')), tonumber(pairs_of(entry[2])['at'] or '') or 0
+  end
+  local first, first_at = next_at(0)
+  if not first or first > rows or first_at >= ms then return 0 end
+  local low, high = first, rows + 1  -- the entry that ends at `low` is old, and none from `high` on
+  while high - low > 1 do
+    local middle = math.floor((low + high) / 2)
+    local row, at = next_at(middle)
+    if row and row < high and at < ms then low = row else high = middle end
+  end
+  return low
+end
+
+-- Notes in the lock how many rows were dropped, and when the oldest of the others was committed.
+local function note_oldest(lock, acked)
+  local first = redis.call('XRANGE', acked, '-', '+', 'COUNT', 1)[1]
+  redis.call('HDEL', lock, 'oldest')  -- and so Redis accepts HSET when memory is full
+  local dropped = redis.call('HGET', lock, 'rows')
+  if first then
+    local fields = pairs_of(first[2])
+    dropped = text(tonumber(string.match(first[1], '^%d+')) - (tonumber(fields['rows'] or '') or 0))
+    redis.call('HSET', lock, 'oldest', fields['at'] or '')
+  end
+  redis.call('HSET', lock, 'dropped', dropped)
+end
+
+-- Returns how many acked entries hold the rows after `past`. Redis cannot count them without reading them, so
+-- it takes all entries to have the same number of rows, if retention keeps entries before them.
+local function waiting_entries(acked, total, past)
+  local entries = redis.call('XLEN', acked)
+  local first = past > 0 and redis.call('XRANGE', acked, '-', '+', 'COUNT', 1)[1]
+  if not first then return entries end
+  local held = total - tonumber(string.match(first[1], '^%d+')) + tonumber(pairs_of(first[2])['rows'] or '1')
+  return math.ceil(entries * math.min(1, math.max(0, total - past) / held))
 end

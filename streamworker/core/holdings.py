@@ -1,0 +1,92 @@
+"""What an app holds in Redis, how far back it can be read again, and when the memory will be full."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from streamworker.core.data.retention import Retention
+
+Kind = Literal["stream", "acked log", "state", "dead letters"]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One stream, or what one processor keeps of one kind, over all partitions."""
+
+    kind: Kind
+    name: str
+    """Of the stream or the processor."""
+    records: int
+    """Records, rows or dead letters; 0 for state."""
+    size: int
+    """Bytes of memory, as the server estimates them."""
+    retention: str = ""
+    """The declared retention; empty if there is none."""
+    oldest_ms: int | None = None
+    """The time of the oldest record that can be read again; None without retention, or if there is none."""
+
+    def growth(self, now_ms: int) -> "Growth":
+        """Return how it grows at the rate of the time that it holds."""
+        if not self.retention or self.oldest_ms is None or now_ms <= self.oldest_ms:
+            return Growth(self.size, 0.0, self.size)
+        rate = self.size / (now_ms - self.oldest_ms) * 1000
+        kept = Retention.parse(self.retention)
+        limits = [
+            kept.ms and rate * kept.ms / 1000,
+            kept.size,
+            kept.records and self.size * kept.records / max(1, self.records),
+        ]
+        return Growth(self.size, rate, max(self.size, min(limit for limit in limits if limit is not None)))
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How many bytes something holds, how many it gains in a second, and at how many it stays."""
+
+    size: float
+    rate: float
+    most: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it grows."""
+        return (self.most - self.size) / self.rate if self.rate else 0.0
+
+
+def full_in(free: float, growths: Iterable[Growth]) -> float | None:
+    """Return in how many seconds some bytes are used up; None if never.
+
+    >>> full_in(100, [Growth(0, 1, 60), Growth(0, 1, 500)])
+    50.0
+    >>> full_in(200, [Growth(0, 1, 60), Growth(0, 1, 500)])
+    140.0
+    >>> full_in(200, [Growth(0, 1, 60), Growth(0, 1, 130)]) is None
+    True
+    """
+    growing = sorted((each for each in growths if each.seconds > 0), key=lambda each: each.seconds)
+    passed, rate = 0.0, sum(each.rate for each in growing)
+    for each in growing:
+        needed = free / rate
+        if passed + needed <= each.seconds:
+            return passed + needed
+        free -= rate * (each.seconds - passed)
+        passed, rate = each.seconds, rate - each.rate
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """All that an app holds, and the memory of its server or of all nodes of its Cluster."""
+
+    taken_ms: int
+    held: tuple[Holding, ...]
+    used: int
+    limit: int
+    """The servers' ``maxmemory`` in bytes; 0 if there is no limit, or if it is not known."""
+
+    @property
+    def full_in_s(self) -> float | None:
+        """In how many seconds the memory is full at today's rate; None for never, or without a limit."""
+        if not self.limit:
+            return None
+        return full_in(max(0, self.limit - self.used), [each.growth(self.taken_ms) for each in self.held])

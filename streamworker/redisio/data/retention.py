@@ -1,0 +1,127 @@
+"""The declared retention of a stream and of its groups' acked logs, and how much of both Redis holds.
+
+It stands in the hash of the stream's declaration, so that all workers follow the value that was declared
+last, whichever program they run.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from streamworker.core.data.retention import Retention
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import RecordCounts
+from streamworker.redisio.wire.link import Argument
+
+OF_STREAM = "retention"
+"""Field of the declaration; that of a group's acked log is ``retention:GROUP``."""
+
+
+def of_log(group: str) -> str:
+    """Return the field that holds the retention of a group's acked log.
+
+    >>> of_log("price")
+    'retention:price'
+    """
+    return f"{OF_STREAM}:{group}"
+
+
+class Retentions(NamedTuple):
+    """The retention of a stream and of one group's acked log, as Redis has it."""
+
+    stream: Retention | None
+    log: Retention | None
+
+
+class Amount(NamedTuple):
+    """How much one partition of a stream or acked log holds."""
+
+    entries: int
+    records: int
+    """Records of a stream, rows of an acked log."""
+    size: int
+    """Bytes of memory; 0 if not asked for."""
+    oldest_ms: int = 0
+    """The time of the oldest, as of the last trim; 0 if it is not known."""
+
+
+async def read(backend: Backend, keys: GroupKeys) -> Retentions:
+    """Return what is declared; a value that another program wrote counts as none."""
+    found = await backend.execute("HMGET", keys.meta, OF_STREAM, of_log(keys.group))
+    return Retentions(*map(_parsed, found))
+
+
+async def declare(
+    backend: Backend, keys: GroupKeys, partitions: int, mine: Retentions, *, again: bool
+) -> Retentions:
+    """Store what an app declares, and return what was stored before. The call may be repeated.
+
+    What the app leaves open stays as it is. With ``again`` a stored value stays, too: it may be of a program
+    that was started later.
+    """
+    before = await read(backend, keys)
+    commands: list[Sequence[Argument]] = []
+    for field, was, value in zip((OF_STREAM, of_log(keys.group)), before, mine, strict=True):
+        if value is not None and value != was and not (again and was):
+            commands.append(("HSET", keys.meta, field, str(value)))
+    if (kept := mine.stream or before.stream) and not kept.keeps_nothing:
+        # From now on no sender trims; see parts/counts.lua.
+        commands += [("HSETNX", keys.counts(p), "retained", 0) for p in range(partitions)]
+    if commands:
+        all_answered(await backend.pipeline(commands))
+    return before
+
+
+async def measure_stream(backend: Backend, keys: StreamKeys, partitions: int, *, size: bool) -> list[Amount]:
+    """Return how much each partition of a stream holds, and with ``size`` in how many bytes."""
+    asked: list[Sequence[Argument]] = []
+    for p in range(partitions):
+        asked += [("XLEN", keys.events(p)), RecordCounts.command(keys.counts(p))]
+        asked += [("MEMORY", "USAGE", keys.events(p))] if size else []
+    return [_held(*each) for each in _split(await backend.pipeline(asked), partitions)]
+
+
+async def measure_log(backend: Backend, keys: GroupKeys, partitions: int, *, size: bool) -> list[Amount]:
+    """Return how much each partition of an acked log holds, and with ``size`` in how many bytes."""
+    asked: list[Sequence[Argument]] = []
+    for p in range(partitions):
+        asked += [("XLEN", keys.acked(p)), ("HMGET", keys.lock(p), "rows", "dropped", "oldest")]
+        asked += [("MEMORY", "USAGE", keys.acked(p))] if size else []
+    held = []
+    for length, lock, *usage in _split(await backend.pipeline(asked), partitions):
+        rows, dropped, oldest = map(_number, lock) if isinstance(lock, list) else (0, 0, 0)
+        here = _held(length, None, *usage)
+        held.append(here._replace(records=rows - dropped, oldest_ms=oldest) if here.entries else here)
+    return held
+
+
+async def measure_sizes(backend: Backend, keys: Sequence[str]) -> int:
+    """Return the memory of some keys in bytes."""
+    replies = await backend.pipeline([("MEMORY", "USAGE", key) for key in keys])
+    return sum(reply for reply in replies if isinstance(reply, int))
+
+
+def _split(replies: list[Any], partitions: int) -> list[list[Any]]:
+    each = len(replies) // partitions
+    return [replies[at : at + each] for at in range(0, len(replies), each)]
+
+
+def _held(length: Any, counts: Any, usage: Any = None) -> Amount:
+    entries, packed = length if isinstance(length, int) else 0, RecordCounts.of(counts)
+    records = entries + packed.extra - packed.before if entries else 0
+    return Amount(entries, records, usage if isinstance(usage, int) else 0, packed.oldest if entries else 0)
+
+
+def _number(value: bytes | None) -> int:
+    return whole(value or b"") or 0
+
+
+def _parsed(value: bytes | None) -> Retention | None:
+    if value is None:
+        return None
+    try:
+        return Retention.parse(value.decode("utf-8", "replace"))
+    except ConfigurationError:
+        return None

@@ -1,0 +1,59 @@
+"""Reads what an app holds in Redis: lengths and estimates of memory, no payloads."""
+
+from collections.abc import Mapping, Sequence
+
+from streamworker.core.holdings import Holding, Holdings, Kind
+from streamworker.errors import BackendError
+from streamworker.redisio.data import retention
+from streamworker.redisio.data.retention import Amount
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+
+
+async def take_holdings(
+    backend: Backend, app: str, streams: Mapping[str, int], groups: Sequence[tuple[str, str]]
+) -> Holdings:
+    """Return what some streams, with their numbers of partitions, and groups hold.
+
+    ``groups`` are pairs of a stream and a processor. What the user may not ask for counts as nothing.
+    """
+    held: list[Holding] = []
+    for stream, partitions in streams.items():
+        keys = GroupKeys(app, stream, stream)
+        here = await retention.measure_stream(backend, keys, partitions, size=True)
+        held.append(_sum("stream", stream, here, str((await retention.read(backend, keys)).stream or "")))
+    for stream, group in groups:
+        keys, count = GroupKeys(app, stream, group), range(streams[stream])
+        here = await retention.measure_log(backend, keys, len(count), size=True)
+        held.append(_sum("acked log", group, here, str((await retention.read(backend, keys)).log or "")))
+        state = await retention.measure_sizes(backend, [keys.state(p) for p in count])
+        dead = await retention.measure_sizes(backend, [keys.dead(p) for p in count])
+        letters = await backend.pipeline([("XLEN", keys.dead(p)) for p in count])
+        held.append(Holding("state", group, 0, state))
+        held.append(
+            Holding("dead letters", group, sum(each for each in letters if isinstance(each, int)), dead)
+        )
+    used, limit = await _memory(backend)
+    return Holdings(await backend.time_ms(), tuple(held), used, limit)
+
+
+def _sum(kind: Kind, name: str, here: Sequence[Amount], kept: str) -> Holding:
+    oldest = [each.oldest_ms for each in here if each.oldest_ms]
+    return Holding(
+        kind,
+        name,
+        sum(each.records for each in here),
+        sum(each.size for each in here),
+        kept,
+        min(oldest) if kept and oldest else None,
+    )
+
+
+async def _memory(backend: Backend) -> tuple[int, int]:
+    """Return the used memory and its limit; all nodes of a Cluster must have one."""
+    try:
+        infos = [await primary.info() for primary in await backend.primaries()]
+    except BackendError:
+        return 0, 0
+    limits = [info.maxmemory for info in infos]
+    return sum(info.used_memory for info in infos), sum(limits) if all(limits) else 0

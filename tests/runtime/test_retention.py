@@ -1,0 +1,159 @@
+"""Workers keep what retention says, whatever program declared it, and let senders go on."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import redis
+import structlog
+
+from streamworker import App
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.streams import Keep
+from streamworker.redisio.holdings import take_holdings
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.run import keeping
+from streamworker.testing import local_worker
+from tests.helpers import wait_for_async
+from tests.raw import opened
+
+pytestmark = pytest.mark.anyio
+
+HOUR_MS = 3_600_000
+EVENTS = "sw:{kept.orders.0}:events"
+
+
+class Order(msgspec.Struct):
+    number: int
+
+
+@pytest.fixture
+def raw(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator["redis.Redis"]:
+    """A server with nodes of one entry, and workers that look at the retention all the time."""
+    monkeypatch.setattr(keeping, "LOOK_MS", 50)
+    monkeypatch.setattr(keeping, "LOOK_MS_PER_PARTITION", 0)
+    with opened(redis_url) as client:
+        client.config_set("stream-node-max-entries", 1)
+        yield client
+        client.config_set("stream-node-max-entries", 100)
+
+
+def shop(redis_url: str, seen: list[int], *, processor: str = "handle", **arguments: object) -> App:
+    app = App("kept", redis_url=redis_url, trim_interval_ms=50)
+    orders = app.stream("orders", Order, partitions=1, single_entries=True, **arguments)  # type: ignore[arg-type]
+
+    @app.processor(orders, name=processor)
+    async def handle(order: Order) -> None:
+        seen.append(order.number)
+
+    return app
+
+
+def write(raw: "redis.Redis", *ages_ms: int) -> None:
+    """Write numbered orders that are so old, the oldest first."""
+    seconds, _ = raw.time()
+    for number, age_ms in enumerate(ages_ms):
+        raw.xadd(EVENTS, {"v": msgspec.json.encode(Order(number))}, id=f"{seconds * 1000 - age_ms}-0")
+
+
+def differs(logged: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [line for line in logged if line["event"] == "retention_differs"]
+
+
+async def test_a_new_processor_begins_an_hour_back(raw: "redis.Redis", redis_url: str) -> None:
+    """An hour is kept although the first processor has read it; what is older went."""
+    write(raw, 5 * HOUR_MS, 2 * HOUR_MS, HOUR_MS // 2, HOUR_MS // 4, 0)
+    first: list[int] = []
+    async with local_worker(shop(redis_url, first, retention="1 hour"), url=redis_url) as worker:
+        await worker.until_drained()
+        await wait_for_async(lambda: raw.xlen(EVENTS) == 3, "what is older than an hour was dropped")
+    second: list[int] = []
+    app = shop(redis_url, second, processor="another", retention="1 hour")
+    async with local_worker(app, url=redis_url) as worker:
+        await worker.until_drained()
+    assert (first, second) == ([0, 1, 2, 3, 4], [2, 3, 4])
+
+
+async def test_a_number_of_records_stays_and_senders_do_not_wait(raw: "redis.Redis", redis_url: str) -> None:
+    """The limit of the partition is less than what is kept."""
+    seen: list[int] = []
+    app = shop(redis_url, seen, retention="50 records", max_records=20)
+    async with local_worker(app, url=redis_url) as worker:
+        for number in range(120):
+            await app.streams["orders"].send(Order(number), timeout=10)
+        await worker.until_drained()
+        await wait_for_async(lambda: raw.xlen(EVENTS) == 50, "fifty records stay")
+    assert seen == list(range(120))
+
+
+async def test_a_changed_retention_takes_effect_and_both_programs_are_told(
+    raw: "redis.Redis", redis_url: str
+) -> None:
+    """The older worker follows what was declared later, and says so."""
+    write(raw, 5 * HOUR_MS, 2 * HOUR_MS, 0)
+    seen: list[int] = []
+    with structlog.testing.capture_logs() as logged:
+        async with local_worker(shop(redis_url, seen, retention="1 week"), url=redis_url) as worker:
+            await worker.until_drained()
+            later = shop(redis_url, seen, processor="another", retention="1 hour")
+            async with local_worker(later, url=redis_url):
+                await wait_for_async(lambda: raw.xlen(EVENTS) == 1, "an hour is kept")
+    (changed,) = [line for line in logged if line["event"] == "retention_changed"]
+    assert (changed["before"], changed["now"]) == ("7 days", "1 hour")
+    assert ("1 hour", "7 days") in [(line["kept"], line["declared"]) for line in differs(logged)]
+
+
+async def test_a_program_without_retention_drops_nothing_that_another_keeps(
+    raw: "redis.Redis", redis_url: str
+) -> None:
+    write(raw, HOUR_MS // 2, 0)
+    async with local_worker(shop(redis_url, [], retention="1 hour"), url=redis_url) as worker:
+        await worker.until_drained()
+    with structlog.testing.capture_logs() as logged:
+        app = shop(redis_url, [])
+        async with local_worker(app, url=redis_url) as worker:
+            await app.streams["orders"].send(Order(2))
+            await worker.until_drained()
+            await wait_for_async(lambda: bool(differs(logged)), "the worker has looked")
+    assert raw.xlen(EVENTS) == 3
+    assert differs(logged)[0]["declared"] == "nothing"
+
+
+async def test_the_forecast_is_what_happens(raw: "redis.Redis", redis_url: str) -> None:
+    """The free memory is filled with a record every 4 ms; at a third of it the rest is forecast."""
+    keys, room = GroupKeys("kept", "orders", "handle"), 12_000_000
+    async with Backend.open(redis_url, name="fills") as backend:
+        await streams.declare(backend, keys, 1, "json")
+        await streams.register(backend, keys, 1, "earliest")
+        raw.hset(keys.meta, "retention", "365 days")
+        limit = used(raw) + room
+        raw.config_set("maxmemory", limit)
+        started_ms = raw.time()[0] * 1000 - HOUR_MS
+        at_third, _ = fill(raw, started_ms, lambda: used(raw) > limit - room * 2 / 3)
+        await streams.trim_many(backend, keys, {0: 0}, lambda _: Keep(365 * 24 * HOUR_MS))
+        holdings = await take_holdings(backend, "kept", {"orders": 1}, [("orders", "handle")])
+        forecast = replace(holdings, taken_ms=at_third).full_in_s
+        at_end, refused = fill(raw, at_third, lambda: False)
+        raw.config_set("maxmemory", "1gb")
+    assert "maxmemory" in refused
+    print(f"forecast {forecast} s, measured {(at_end - at_third) / 1000} s")
+    assert forecast == pytest.approx((at_end - at_third) / 1000, rel=0.2)
+
+
+def used(raw: "redis.Redis") -> int:
+    return int(raw.info("memory")["used_memory"])
+
+
+def fill(raw: "redis.Redis", from_ms: int, is_enough: Callable[[], bool]) -> tuple[int, str]:
+    """Write a record every 4 ms of the ids' time; return the last time and what the server said."""
+    for number in range(1, 100_000):
+        if number % 100 == 0 and is_enough():
+            return from_ms + 4 * number, ""
+        try:
+            raw.xadd(EVENTS, {"v": b"x" * 1000}, id=f"{from_ms + 4 * number}-0")
+        except redis.ResponseError as error:
+            return from_ms + 4 * number, str(error)
+    raise AssertionError("the server never refused")
