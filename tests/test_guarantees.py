@@ -25,6 +25,7 @@ from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, Halt, StreamFull
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
 from streamworker.dev.tables import read_table
@@ -440,11 +441,14 @@ async def a_full_log_says_why(redis_url: str) -> None:
     async def keep(batch: list[Item]) -> list[Item]:
         return batch
 
+    keys = GroupKeys("full", "items", "keep")
+    with redis.Redis.from_url(redis_url) as client:
+        client.hset(keys.readers, "query", ReaderPosition({0: 0}, {0: "a log"}, 1).text())
     async with local_worker(app, url=redis_url) as worker:
         await items.send_many(Item("k", n) for n in range(5))
         assert (await until_shown(worker, lambda view: "acked log full" in view.reason)).lag > 0
         with redis.Redis.from_url(redis_url) as client:  # As if a reader had passed them.
-            client.xtrim(GroupKeys("full", "items", "keep").acked(0), maxlen=0, approximate=False)
+            client.xtrim(keys.acked(0), maxlen=0, approximate=False)
             await until_shown(worker, lambda view: view.rows == 4)
             client.xtrim(GroupKeys("full", "items", "keep").acked(0), maxlen=0, approximate=False)
         await worker.until_drained()

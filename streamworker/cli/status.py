@@ -20,6 +20,7 @@ from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
+from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, held_up, memory
 
 
@@ -49,9 +50,14 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
 async def _status(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
     async with connected(selection.app) as backend:
         taken = [await take(backend, spec) for spec in selection.processors]
-        streams = {spec.stream.name: spec.stream.partitions for spec in selection.processors}
-        groups = [(spec.stream.name, spec.name) for spec in selection.processors]
-        return taken, await take_holdings(backend, selection.app.name, streams, groups)
+        return taken, await holdings_of(backend, selection)
+
+
+async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
+    """Return what the streams and processors of a selection hold."""
+    streams = {spec.stream.name: spec.stream.partitions for spec in selection.processors}
+    groups = [(spec.stream.name, spec.name) for spec in selection.processors]
+    return await take_holdings(backend, selection.app.name, streams, groups)
 
 
 def print_holdings(holdings: Holdings) -> None:

@@ -1,7 +1,7 @@
 """``streamworker top``: shows the live view."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -37,8 +37,13 @@ def top(
         show(selection)
 
 
-def show(selection: Selection, *, stopped: Callable[[], bool] = lambda: False) -> None:
-    """Run the live view until ``q``, or until ``stopped()``."""
+def show(
+    selection: Selection,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    notices: Callable[[], Sequence[str]] = lambda: (),
+) -> None:
+    """Run the live view until ``q``, or until ``stopped()``; ``notices`` returns warnings to show."""
 
     async def live() -> None:
         from streamworker.tui.app import GroupNames, watch
@@ -46,7 +51,11 @@ def show(selection: Selection, *, stopped: Callable[[], bool] = lambda: False) -
         specs = {GroupNames(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
         async with connected(selection.app) as backend:
             await watch(
-                list(specs), lambda target: take(backend, specs[target]), console=console(), stopped=stopped
+                list(specs),
+                lambda target: take(backend, specs[target]),
+                console=console(),
+                stopped=stopped,
+                notices=notices,
             )
 
     run_async(live)

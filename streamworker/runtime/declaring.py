@@ -11,8 +11,7 @@ from streamworker.redisio.wire.client import Backend
 
 
 async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
-    """Declare a processor's stream, its group in each partition, its targets, its retention and the schema
-    of its rows.
+    """Declare a processor's stream, retention, group in each partition, targets, and the schema of its rows.
 
     It may be called again: it compares what exists with what is declared. Other declarations than those of
     the app are refused. But of two values of the retention the later counts; ``again`` says that this program

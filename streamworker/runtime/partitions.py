@@ -36,11 +36,10 @@ from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
-from streamworker.runtime.run.keeping import Keeping
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.run.statetables import TableCache
-from streamworker.runtime.run.trims import tell_of_deleted, trim_once
+from streamworker.runtime.run.trims import Keeping, tell_of_deleted, trim_once
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
@@ -127,7 +126,7 @@ class Partitions:
             return
         running.drained.set()
         if running.runner is not None:
-            running.runner.intake.drain()
+            running.runner.drain()
 
     def cancel(self, partition: int, epoch: int, *, dropped: bool) -> None:
         """Stop a partition at once, and forget it if it was dropped; ignored if it has another epoch."""

@@ -53,8 +53,11 @@ Take = Callable[[GroupNames], Awaitable[GroupSnapshot]]
 class Viewer:
     """The state of the live view: the processors to switch between, snapshots and the effect of keys."""
 
-    def __init__(self, targets: Sequence[GroupNames]) -> None:
+    def __init__(
+        self, targets: Sequence[GroupNames], notices: Callable[[], Sequence[str]] = lambda: ()
+    ) -> None:
         self.targets = tuple(targets)
+        self._notices = notices
         self.selected = 0
         self.paused = False
         self.done = False
@@ -96,7 +99,8 @@ class Viewer:
 
     def frame(self, width: int, height: int, now_ms: int) -> RenderableType:
         """Return the frame; ``now_ms`` is the viewer's own clock, as in :meth:`arrived`."""
-        tabs = view.Tabs(tuple(target.processor for target in self.targets), self.selected, self.paused)
+        names = tuple(target.processor for target in self.targets)
+        tabs = view.Tabs(names, self.selected, self.paused, tuple(self._notices()))
         history = self._taken[self.target]
         if not history:
             target = self.target
@@ -119,13 +123,16 @@ async def watch(
     *,
     console: Console,
     stopped: Callable[[], bool] = lambda: False,
+    notices: Callable[[], Sequence[str]] = lambda: (),
 ) -> None:
     """Show the live view until the user presses ``q`` or ``stopped()`` returns true.
+
+    What ``notices()`` returns stands as warnings above everything else.
 
     An error of Redis does not end the view: a banner shows it, and the view tries again a second
     later. The terminal is always restored.
     """
-    viewer = Viewer(targets)
+    viewer = Viewer(targets, notices)
     with (
         _raw_keys() as keyboard,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,

@@ -32,12 +32,15 @@ class Tabs:
     names: Sequence[str] = ()
     selected: int = 0
     paused: bool = False
+    notices: Sequence[str] = ()
+    """Warnings about what runs beside the groups."""
 
 
 def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
     """Draw one frame of exactly ``width`` x ``height`` characters; 80 x 24 and more show everything."""
     tabs = tabs or Tabs((model.snapshot.processor,))
-    parts: list[RenderableType] = [_header(model, width), *_notices(model, width)]
+    warned = [_fit(Text(f" {notice}", style="bold red"), width) for notice in tabs.notices]
+    parts: list[RenderableType] = [_header(model, width), *warned, *_notices(model, width)]
     if len(tabs.names) > 1:
         parts.insert(0, _tab_line(tabs, width))
     room = height - len(parts) - 1
@@ -55,8 +58,9 @@ def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> R
 
 def waiting(text: str, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
     """Draw the frame that is shown until the first snapshot has been taken."""
-    lines = [Text(text, style="yellow")]
-    return Group(_box("streamworker", lines, width, height - 1), _footer(tabs or Tabs(), width))
+    tabs = tabs or Tabs()
+    lines = [Text(text, style="yellow"), *(Text(notice, style="bold red") for notice in tabs.notices)]
+    return Group(_box("streamworker", lines, width, height - 1), _footer(tabs, width))
 
 
 def _header(model: Model, width: int) -> Text:

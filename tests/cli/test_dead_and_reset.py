@@ -12,6 +12,7 @@ from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
+from tests.raw import opened
 
 ORDERS = [{"order_id": n, "customer": f"c{n}", "amount": -1.0 if n % 4 == 0 else 1.0} for n in range(12)]
 
@@ -119,11 +120,60 @@ def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, str
     assert lag(streamworker) == 0
     back = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
     assert back.exit_code == ExitCode.OK, back.output
-    assert "run again" in back.stdout
+    assert "Moved 4 partitions back by 12 records" in back.stdout
     assert lag(streamworker) == 12
     ahead = streamworker("reset", "shop:price", "--to", "latest", "--yes")
-    assert "are skipped" in ahead.stdout
+    assert "Moved 4 partitions ahead by 12 records" in ahead.stdout
     assert lag(streamworker) == 0
+
+
+def test_a_dry_run_says_what_would_move_and_what_is_not_undone(
+    stopped: WorkerProcess, streamworker: Invoke
+) -> None:
+    """And moves nothing."""
+    result = streamworker("reset", "shop:price", "--to", "earliest", "--dry-run")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Moves 4 partitions back by 12 records" in result.stdout
+    assert "Rows of the acked log that were committed stay" in result.stdout
+    assert result.stdout.endswith("Nothing was changed.\n")
+    assert lag(streamworker) == 0
+
+
+def test_a_reset_that_would_change_nothing_fails(
+    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """It does not claim that something moved: all that the stream held was read, and went."""
+    assert streamworker("reset", "shop:price", "--to", "latest", "-y").exit_code == ExitCode.FAILED
+    trim(redis_url)
+    for to in ("earliest", "latest"):
+        result = streamworker("reset", "shop:price", "--to", to, "--yes")
+        assert (result.exit_code, "Moved" in result.output) == (ExitCode.FAILED, False)
+        assert "Nothing would run again" in result.stderr
+
+
+def test_a_time_before_the_oldest_entry_is_refused(
+    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """The message says what is kept and since when there are entries; nothing was moved."""
+    with opened(redis_url) as raw:
+        raw.hset("sw:{shop.orders}:stream", "retention", "7 days")
+    trim(redis_url, leave=1)
+    result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "Stream 'orders' keeps 7 days; the oldest entry is of 20" in result.stderr
+    assert "Nothing was changed." in result.stderr
+    assert lag(streamworker) == 0
+    assert streamworker("reset", "shop:price", "--to", "earliest", "--yes").exit_code == ExitCode.OK
+    assert 0 < lag(streamworker) < 12
+
+
+def trim(redis_url: str, *, leave: int = 0) -> None:
+    """Drop entries of each partition, as a worker does, and leave the newest."""
+    with opened(redis_url) as raw:
+        for partition in range(4):
+            key = f"sw:{{shop.orders.{partition}}}"
+            dropped = raw.xtrim(f"{key}:events", maxlen=leave, approximate=False)
+            raw.hincrby(f"{key}:groups", "#trimmed", dropped)
 
 
 def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: WorkerProcess, streamworker: Invoke) -> None:
@@ -135,7 +185,7 @@ def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: WorkerProcess, st
     snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
     entry = snapshot["partitions"][2]["checkpoint"]
     result = streamworker("reset", "shop:price", "--to", entry, "--partition", "2", "-y")
-    assert result.exit_code == ExitCode.OK, result.output
+    assert result.exit_code == ExitCode.FAILED, result.output
     assert lag(streamworker) == 0
     assert (
         streamworker("reset", "shop:price", "--to", entry, "--partition", "4", "-y").exit_code

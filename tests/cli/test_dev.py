@@ -45,7 +45,7 @@ def dev(spawn: SpawnWorker, shop: Path) -> WorkerProcess:
     """Two workers on a server of their own, for an app that names another server."""
     elsewhere = SHOP.replace('App("shop")', 'App("shop", redis_url="redis://127.0.0.1:1/0")')
     (shop / "shop.py").write_text(elsewhere, "utf-8")
-    process = spawn("dev", "shop:app", "--workers", "2", "--keep-data", "data")
+    process = spawn("dev", "shop:app", "--workers", "2", "--data", "data")
     wait_for(lambda: process.log().count("worker_started") == 2, "both workers have started", 40)
     return process
 
@@ -92,10 +92,85 @@ def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker,
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
     (shop / "shop.py").write_text(SHOP.replace("partitions=4", "partitions=6"), "utf-8")
-    process = spawn("dev", "shop:app", "--workers", "1", "--keep-data", "data")
+    process = spawn("dev", "shop:app", "--workers", "1", "--data", "data")
     assert process.wait(60) == ExitCode.CONFIGURATION
     assert "has 4 partitions in Redis and 6 in the app" in process.log()
     assert "worker w1 ended with 3" in process.log()
+
+
+def test_dev_goes_on_with_the_data_of_the_last_run(spawn: SpawnWorker, shop: Path) -> None:
+    """As Spark goes on from its checkpoints; `--fresh` clears both, after it has said what goes."""
+    first = spawn("dev", "shop:app", "--workers", "1")
+    wait_for(lambda: "worker_started" in first.log(), "the worker has started", 40)
+    send(shop)
+    assert committed(shop) == 3
+    first.terminate()
+    assert first.wait(60) == ExitCode.OK, first.log()
+    second = spawn("dev", "shop:app", "--workers", "1")
+    wait_for(lambda: "worker_started" in second.log(), "the worker has started", 40)
+    assert committed(shop) == 3
+    assert spawn("dev", "shop:app").wait(60) == ExitCode.CONFIGURATION, "one in a folder"
+    second.terminate()
+    assert second.wait(60) == ExitCode.OK, second.log()
+    begun = Path("lake/.streamworker/revenue/revenue/checkpoint/offsets")
+    begun.mkdir(parents=True)
+    (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
+    other = spawn("dev", "shop:app", "--workers", "1", "--data", "elsewhere")
+    assert other.wait(60) == ExitCode.CONFIGURATION
+    assert "Pipeline 'revenue' has read other data" in other.log()
+    assert "--fresh" in other.log()
+    fresh = spawn("dev", "shop:app", "--workers", "1", "--fresh", "--yes", "--no-spark")
+    wait_for(lambda: "worker_started" in fresh.log(), "the worker has started", 40)
+    assert not begun.exists()
+    assert committed(shop) == 0
+
+
+PIPELINE = """
+
+@app.pipeline(pricing, path="lake/revenue")
+def revenue(rows):
+    return rows
+"""
+
+
+def send(shop: Path) -> None:
+    orders = "\n".join(json.dumps({"order_id": n, "customer": "ann", "amount": 1.0}) for n in range(3))
+    command = [sys.executable, "-m", "streamworker", "send", "shop:orders", "-"]
+    subprocess.run(command, cwd=shop, input=orders.encode(), check=True, capture_output=True)
+
+
+def committed(shop: Path) -> int:
+    """Rows that are in the acked log once nothing waits."""
+
+    def rows() -> list[int]:
+        shown = subprocess.run(
+            [sys.executable, "-m", "streamworker", "status", "shop:price", "--json"],
+            cwd=shop,
+            capture_output=True,
+            check=True,
+        )
+        views = json.loads(shown.stdout)[0]["partitions"]
+        return [] if any(view["lag"] for view in views) else [view["rows"] for view in views]
+
+    return sum(wait_for(rows, "nothing waits"))
+
+
+def test_a_child_that_failed_is_named_with_its_last_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The live view shows these lines above all else."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "streamworker.py").write_text(
+        "print('error  pipeline revenue failed: it was deleted')\nprint('bye')\nexit(1)\n",
+        "utf-8",
+    )
+    log = tmp_path / "log"
+    with contextlib.chdir(tmp_path), Children(log_file=log) as children:
+        children.start("spark", [], is_worker=False)
+        wait_for(lambda: children.failed, "it has failed")
+        told = "spark ended with 1. error  pipeline revenue failed: it was deleted"
+        assert children.failures() == [told]
+        assert children.failures() == [told], "the log is read once"
 
 
 def test_a_child_that_does_not_end_is_killed_when_told_twice(

@@ -7,7 +7,7 @@ import redis
 
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
@@ -48,7 +48,7 @@ class Party:
             self.checkpoint = entries[-1].id
 
     async def trim(self) -> None:
-        trimmed = await streams.trim_many(self.group.backend, self.group.keys, {0: 0})
+        trimmed = await trimming.trim_many(self.group.backend, self.group.keys, {0: 0})
         self.told += trimmed[0].gone
 
 
@@ -166,7 +166,7 @@ async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: Ra
     await other.register()
     raw.delete(OTHER_GROUP.lock(0))
     raw.xgroup_destroy(KEY, OTHER_GROUP.group)
-    assert (await streams.trim_many(group.backend, GROUP, {0: 0}))[0].events == 0
+    assert (await trimming.trim_many(group.backend, GROUP, {0: 0}))[0].events == 0
 
 
 async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, raw: Raw) -> None:
@@ -183,7 +183,7 @@ async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, r
     await group.own()
     assert shown() == right
     raw.xgroup_destroy(KEY, GROUP.group)
-    await streams.trim_many(group.backend, GROUP, {0: 0})
+    await trimming.trim_many(group.backend, GROUP, {0: 0})
     assert shown() == right
     raw.xgroup_setid(KEY, GROUP.group, "0")
     await group.commit(request(lock, entries[4:5], previous=entries[3].id))

@@ -12,7 +12,7 @@ from docs.redis_keys import PACKED_ENTRY
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import Entries, StoredEntry, as_stored, origin_at
 from streamworker.records.packs import ENTRY_BYTES_MAX, FIRST, pack, pack_headers
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.redisio.data.streams import Append, AppendCode, AppendReply, Packing, append_many
 from streamworker.redisio.group.loads import read_lags
@@ -202,10 +202,10 @@ async def test_trimming_keeps_an_entry_with_an_uncommitted_record(group: Group, 
     entries, lock, other_lock = await records(group), await group.own(), await other.own("w2")
     await other.commit(committing(other_lock, entries, owner="w2"))
     await group.commit(committing(lock, entries[:49]))
-    await streams.trim_many(group.backend, GROUP, {0: 0})
+    await trimming.trim_many(group.backend, GROUP, {0: 0})
     assert numbers(await records(group)) == list(range(26, 100)) or numbers(await records(group))[0] <= 49
     await group.commit(committing(lock, entries[49:51], previous=entries[48].id))
-    await streams.trim_many(group.backend, GROUP, {0: 0})
+    await trimming.trim_many(group.backend, GROUP, {0: 0})
     left = numbers(await records(group))
     assert left == list(range(left[0], 100)) and left[0] == 51
     assert await lag_of(group) == 49
@@ -227,7 +227,7 @@ async def test_lag_counts_records_whoever_looks(group: Group, send: Sender, raw:
     assert await lag_of(group) == 81
     raw.xdel(KEY, str(origin_at(entries, -1)[0]))  # It holds the last 51 of these.
     assert await lag_of(group) == 30
-    dropped = await streams.trim_many(group.backend, GROUP, {0: 0})
+    dropped = await trimming.trim_many(group.backend, GROUP, {0: 0})
     assert dropped[0].gone == 51
     assert await lag_of(group) == 30
 

@@ -7,9 +7,10 @@ import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
-from streamworker.redisio.data import retention, streams
+from streamworker.redisio.data import retention, streams, trimming
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.data.streams import ANY_AGE, AppendCode, Keep
+from streamworker.redisio.data.streams import AppendCode
+from streamworker.redisio.data.trimming import ANY_AGE, Keep
 from streamworker.redisio.group.readers import ALL_ROWS
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
 
@@ -30,8 +31,8 @@ async def left(group: Group) -> int:
     return len(await streams.range_entries(group.backend, EVENTS, ZERO, None, 10_000))
 
 
-async def trim(group: Group, keep: Keep, rows: int = 0) -> streams.Trimmed:
-    return (await streams.trim_many(group.backend, GROUP, {0: rows}, lambda _: keep))[0]
+async def trim(group: Group, keep: Keep, rows: int = 0) -> trimming.Trimmed:
+    return (await trimming.trim_many(group.backend, GROUP, {0: rows}, lambda _: keep))[0]
 
 
 async def commit_all(group: Group, *, up_to: int = 10_000, owner: str = "w1") -> None:
@@ -154,7 +155,7 @@ async def test_the_time_is_found_by_bisection(group: Group, raw: Raw) -> None:
     now_ms, first_ms = await group.backend.time_ms(), int(log[0][1][b"at"])
     raw.config_resetstat()
     keep = Keep(acked_ms=now_ms - first_ms - 5_000)
-    done = await streams.trim_many(group.backend, GROUP, {0: ALL_ROWS}, lambda _: keep, limit=10_000)
+    done = await trimming.trim_many(group.backend, GROUP, {0: ALL_ROWS}, lambda _: keep, limit=10_000)
     assert 4_900 < done[0].acked < 6_000
     stats = list(leaves(raw.info("commandstats"), "cmdstat_xrange"))
     assert 5 < sum(each["calls"] for each in stats) < 40

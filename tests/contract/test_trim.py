@@ -4,7 +4,7 @@ import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import HOLD_MS, ReaderPosition
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.group import readers
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, register_reader, request
 
@@ -22,7 +22,7 @@ async def test_the_source_is_trimmed_up_to_the_slowest_group(group: Group, mine:
         await group.commit(request(lock, entries[:mine]))
     if theirs:
         await other.commit(request(other_lock, entries[:theirs], owner="w2"))
-    dropped = await streams.trim_many(group.backend, GROUP, {0: 0})
+    dropped = await trimming.trim_many(group.backend, GROUP, {0: 0})
     slowest = min(mine, theirs)
     assert dropped == {0: (slowest, 0, 0)}
     left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
@@ -38,12 +38,12 @@ async def test_what_another_programs_group_has_not_acknowledged_stays(group: Gro
     raw.xgroup_create(key, "theirs", id="0")
     raw.xreadgroup("theirs", "c", {key: ">"}, count=8)
     raw.xack(key, "theirs", *[str(entry.id) for entry in entries[:4]])
-    assert await streams.trim_many(group.backend, GROUP, {0: 0}) == {0: (4, 0, 0)}
+    assert await trimming.trim_many(group.backend, GROUP, {0: 0}) == {0: (4, 0, 0)}
 
 
 async def test_a_stream_without_a_group_is_not_trimmed(group: Group) -> None:
     await group.send(500)
-    assert await streams.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0, 0), 1: (0, 0, 0)}
+    assert await trimming.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0, 0), 1: (0, 0, 0)}
 
 
 @pytest.mark.usefixtures("small_nodes")
@@ -65,7 +65,7 @@ async def test_acked_batches_go_when_their_last_row_was_read(group: Group, passe
     for entry in entries:
         await group.commit(request(lock, [entry], rows=10, previous=previous))
         previous = entry.id
-    assert await streams.trim_many(group.backend, GROUP, {0: passed}) == {0: (4, 4 - left, 0)}
+    assert await trimming.trim_many(group.backend, GROUP, {0: passed}) == {0: (4, 4 - left, 0)}
     kept = await streams.range_entries(group.backend, GROUP.acked(0), ZERO, None, 10)
     assert [entry.id.ms for entry in kept] == [10, 20, 30, 40][4 - left :]
 

@@ -10,12 +10,14 @@ import redis
 import structlog
 
 from streamworker import App
-from streamworker.redisio.data import streams
-from streamworker.redisio.data.streams import Keep
+from streamworker.cli.workers.metrics import families
+from streamworker.core.data.readers import ReaderPosition
+from streamworker.redisio.data import streams, trimming
+from streamworker.redisio.data.trimming import Keep
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run import keeping
+from streamworker.runtime.run import trims
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened
@@ -33,8 +35,8 @@ class Order(msgspec.Struct):
 @pytest.fixture
 def raw(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator["redis.Redis"]:
     """A server with nodes of one entry, and workers that look at the retention all the time."""
-    monkeypatch.setattr(keeping, "LOOK_MS", 50)
-    monkeypatch.setattr(keeping, "LOOK_MS_PER_PARTITION", 0)
+    monkeypatch.setattr(trims, "LOOK_MS", 50)
+    monkeypatch.setattr(trims, "LOOK_MS_PER_PARTITION", 0)
     with opened(redis_url) as client:
         client.config_set("stream-node-max-entries", 1)
         yield client
@@ -122,6 +124,58 @@ async def test_a_program_without_retention_drops_nothing_that_another_keeps(
     assert differs(logged)[0]["declared"] == "nothing"
 
 
+def forwarding(redis_url: str, seen: list[int]) -> App:
+    """An app whose acked log may hold four entries that a reader has not read; each record is a commit."""
+    app = App("kept", redis_url=redis_url, trim_interval_ms=50, acked_entries_max=4)
+    orders = app.stream("orders", Order, partitions=1, single_entries=True)
+
+    @app.processor(orders, name="handle", batch=1)
+    async def handle(batch: list[Order]) -> list[Order]:
+        seen.extend(order.number for order in batch)
+        return batch
+
+    return app
+
+
+async def test_a_log_that_nobody_reads_stops_nobody(raw: "redis.Redis", redis_url: str) -> None:
+    """It keeps the newest entries, as many as the limit says."""
+    seen: list[int] = []
+    app = forwarding(redis_url, seen)
+    async with local_worker(app, url=redis_url) as worker:
+        for number in range(30):
+            await app.streams["orders"].send(Order(number))
+        await worker.until_drained()
+        acked = "sw:{kept.orders.0}:acked:handle"
+        await wait_for_async(lambda: raw.xlen(acked) == 4, "the newest four entries stay")
+        assert raw.xinfo_stream(acked)["last-generated-id"] == b"30-0"
+    assert seen == list(range(30))
+
+
+async def test_a_log_that_somebody_reads_holds_up_commits_visibly_and_no_shutdown(
+    raw: "redis.Redis", redis_url: str
+) -> None:
+    """The reason stands in status and a metric; a drain leaves the batch to the next owner at once."""
+    app, seen = forwarding(redis_url, []), list[int]()
+    raw.hset("sw:{kept.orders:handle}:readers", "slow", ReaderPosition({0: 0}, {0: "?"}, 1).text())
+    with structlog.testing.capture_logs() as logged:
+        async with local_worker(app, url=redis_url) as worker:
+            await worker.until(lambda now: bool(now.processors["handle"].partitions[0].owner))
+            await wait_for_async(lambda: raw.exists("sw:{kept.orders.0}:lock:handle"), "the lock is there")
+            for number in range(30):
+                await app.streams["orders"].send(Order(number))
+            await worker.until(lambda now: "acked log full" in now.processors["handle"].partitions[0].reason)
+            snapshot = (await worker.snapshot()).processors["handle"]
+            samples = [sample for metric in families([snapshot], up=True) for sample in metric.samples]
+            assert [s.value for s in samples if s.name == "streamworker_partition_held_up"] == [1]
+    stopped = [line for line in logged if line["event"] == "partition_stopped"]
+    assert [line["reason"] for line in stopped] == ["drained"]
+    assert not [line for line in logged if line["event"] == "grace_period_over"]
+    raw.delete("sw:{kept.orders:handle}:readers")
+    async with local_worker(forwarding(redis_url, seen), url=redis_url) as worker:
+        await worker.until_drained()
+    assert seen == list(range(4, 30)), "what was not committed runs again, and nothing else"
+
+
 async def test_the_forecast_is_what_happens(raw: "redis.Redis", redis_url: str) -> None:
     """The free memory is filled with a record every 4 ms; at a third of it the rest is forecast."""
     keys, room = GroupKeys("kept", "orders", "handle"), 12_000_000
@@ -133,7 +187,7 @@ async def test_the_forecast_is_what_happens(raw: "redis.Redis", redis_url: str) 
         raw.config_set("maxmemory", limit)
         started_ms = raw.time()[0] * 1000 - HOUR_MS
         at_third, _ = fill(raw, started_ms, lambda: used(raw) > limit - room * 2 / 3)
-        await streams.trim_many(backend, keys, {0: 0}, lambda _: Keep(365 * 24 * HOUR_MS))
+        await trimming.trim_many(backend, keys, {0: 0}, lambda _: Keep(365 * 24 * HOUR_MS))
         holdings = await take_holdings(backend, "kept", {"orders": 1}, [("orders", "handle")])
         forecast = replace(holdings, taken_ms=at_third).full_in_s
         at_end, refused = fill(raw, at_third, lambda: False)

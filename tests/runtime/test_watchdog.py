@@ -14,9 +14,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Halt, Records, Retry
+from streamworker.core.data.readers import ReaderPosition
 from streamworker.dev.server import EmbeddedServer
+from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
+from tests.raw import opened
 
 pytestmark = pytest.mark.anyio
 
@@ -188,11 +191,12 @@ async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
     async def take(batch: list[Item]) -> list[Item]:
         return batch
 
-    async with scene(
-        redis_url, take, 5, settings={"acked_entries_max": 1, "grace_period_ms": 200}, batch=1
-    ) as seen:
+    with opened(redis_url) as raw:
+        keys = GroupKeys("shop", "items", "take")
+        raw.hset(keys.readers, "query", ReaderPosition({0: 0}, {0: "a log"}, 1).text())
+    async with scene(redis_url, take, 5, settings={"acked_entries_max": 1}, batch=1) as seen:
         line = await seen.stalled()
-        assert line["waits_for"].startswith("acked log full (1 entries): no reader")
+        assert line["waits_for"].startswith("acked log full (1 entries that a reader has not read)")
         assert "stack" not in line
         await seen.shown("acked log full")
 

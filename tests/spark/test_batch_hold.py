@@ -17,10 +17,9 @@ from streamworker.core.data import readers
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.errors import DataLoss
 from streamworker.redisio.admin.rights import acl_rules
-from streamworker.redisio.data.streams import trim_many
+from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run.keeping import Keeping
-from streamworker.runtime.run.trims import Trims, trim_once
+from streamworker.runtime.run.trims import Keeping, Trims, trim_once
 from streamworker.settings import Settings
 from streamworker.spark.source import datasource, logs
 from streamworker.spark.source.datasource import LogBatchReader, LogStreamReader, ReadTask

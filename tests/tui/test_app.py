@@ -31,6 +31,19 @@ def test_before_the_first_snapshot_it_says_what_it_waits_for_and_why() -> None:
     assert "host:6379" in text_of(viewer)
 
 
+def test_what_failed_beside_the_groups_stands_above_them() -> None:
+    """Before the first snapshot and after it, in one line."""
+    failures: list[str] = []
+    viewer = app.Viewer(TARGETS, lambda: failures)
+    failures.append("spark ended with 1. pipeline revenue failed")
+    assert "spark ended with 1. pipeline revenue failed" in text_of(viewer)
+    viewer.arrived(TARGETS[0], group(partitions=4, workers=2), now_ms=1_000)
+    shown = text_of(viewer)
+    assert "spark ended with 1. pipeline revenue failed" in shown
+    assert "A w1" in shown
+    assert len(shown.splitlines()) == 24
+
+
 def test_an_outage_leaves_the_last_picture_under_a_banner_until_redis_is_back() -> None:
     """The age counts from the last answer; the next answer takes the banner away."""
     viewer = app.Viewer(TARGETS)

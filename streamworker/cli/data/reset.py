@@ -8,12 +8,14 @@ from typing import Annotated
 import typer
 
 from streamworker.app import App
+from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import (
     ProcessorPath,
     Yes,
     confirm,
     connected,
     group_keys,
+    local_time,
     print_table,
     run_async,
     say,
@@ -24,12 +26,14 @@ from streamworker.core.ownership.locks import Held
 from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
 from streamworker.importing import Selection, resolve_processor
 from streamworker.processors import ProcessorSpec
+from streamworker.redisio.data import retention
 from streamworker.redisio.data.streams import entries_up_to
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.info import pairs_of
-from streamworker.tui.figures import counted
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import RecordCounts, pairs_of
+from streamworker.tui.figures import counted, duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +49,34 @@ class Move:
     """Source records up to the new checkpoint."""
     owner: str
     """The dead worker that the lock still names."""
+    oldest: EntryId | None
+    """The first entry that is still there."""
+    dropped: bool
+    """Whether there were entries before that."""
+
+    @property
+    def change(self) -> int:
+        """How many records are skipped, or run again if it is negative."""
+        return self.entries - self.committed
+
+    @property
+    def lacks(self) -> bool:
+        """Whether entries that were to run again may be gone."""
+        asked = self.after not in (ZERO, self.before) and self.after < self.before
+        return asked and self.dropped and (self.oldest is None or self.after.ms + 1 < self.oldest.ms)
 
     @property
     def effect(self) -> str:
         """The effect on the records, for people."""
-        change = self.entries - self.committed
-        if change == 0:
+        if self.change == 0:
             return "-"
-        return f"{-change:,} run again" if change < 0 else f"{change:,} are skipped"
+        return f"{-self.change:,} run again" if self.change < 0 else f"{self.change:,} are skipped"
+
+    @property
+    def back_ms(self) -> int:
+        """How far back in time it goes."""
+        since = self.oldest if self.oldest is not None and self.after < self.oldest else self.after
+        return max(0, self.before.ms - since.ms)
 
 
 def reset(
@@ -70,6 +94,9 @@ def reset(
         list[int] | None,
         typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")
+    ] = False,
     clear_tables: Annotated[
         bool, typer.Option("--clear-tables", help="Empty the processor's tables in these partitions.")
     ] = False,
@@ -81,15 +108,16 @@ def reset(
 
     The command refuses while a worker of the group runs: stop the workers first. Records that run
     again are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
-    processor's own tables keep what was counted since, unless --clear-tables empties them.
+    processor's own tables keep what was counted since, unless --clear-tables empties them. A time or an
+    entry from which on records are gone is refused; docs/retention.md says what is kept.
 
     \b
     Examples:
       streamworker reset shop:price --to earliest
-      streamworker reset shop:price --to 2026-01-31T12:00Z
+      streamworker reset shop:price --to 2026-01-31T12:00Z --dry-run
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
-    run_async(_reset, resolve_processor(processor), parse_target(to), partition, clear_tables, yes)
+    run_async(_reset, resolve_processor(processor), parse_target(to), partition, dry_run, clear_tables, yes)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -116,6 +144,7 @@ async def _reset(
     selection: Selection,
     target: EntryId | None,
     partitions: list[int] | None,
+    dry_run: bool,
     clear_tables: bool,
     yes: bool,
 ) -> None:
@@ -127,28 +156,83 @@ async def _reset(
         )
     async with connected(app) as backend:
         await _refuse_if_alive(backend, app, spec)
-        moves = await _plan(backend, spec, wanted, target)
+        plan = await _plan(backend, spec, wanted, target)
+        await _refuse_if_gone(backend, spec, plan)
+        moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
+        if not moves:
+            say("Nothing would run again and nothing would be skipped. Nothing was changed.", error=True)
+            raise typer.Exit(ExitCode.FAILED)
         print_table(
             ("partition", "checkpoint", "new checkpoint", "effect"),
             [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],
         )
         tables = [table.name for table in spec.tables]
-        named = ", ".join(tables)
-        if tables and not clear_tables and any(move.entries < move.committed for move in moves):
-            hold = "holds" if len(tables) == 1 else "hold"
-            say(
-                f"{named} {hold} what was counted since and is not undone: add --clear-tables to begin from "
-                "empty tables, or count twice."
-            )
-        if tables and clear_tables:
-            say(f"Empties {named} in {counted(len(moves), 'partition')}.")
+        say(*_told("Moves", moves), *await _stays(backend, spec, moves, clear_tables))
+        if dry_run:
+            say("Nothing was changed.")
+            return
         if not yes:
             confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
             # A worker may have started while the command waited for the answer.
             await _refuse_if_alive(backend, app, spec)
         for move in moves:
             await _move(backend, group_keys(spec), move, tables if clear_tables else ())
-    say(f"Moved {counted(len(moves), 'partition')} of {spec.name}.")
+    say(*_told("Moved", moves))
+
+
+def _told(verb: str, moves: list[Move]) -> list[str]:
+    """Return what moves, in a sentence for each direction."""
+    back, ahead = [move for move in moves if move.change < 0], [move for move in moves if move.change > 0]
+    told = []
+    for parts, where in ((back, "back"), (ahead, "ahead")):
+        if parts:
+            records = counted(sum(abs(move.change) for move in parts), "record")
+            furthest = max(move.back_ms for move in parts)
+            how_far = f" ({duration(furthest)})" if furthest else ""
+            told.append(f"{verb} {counted(len(parts), 'partition')} {where} by {records}{how_far}.")
+    return told
+
+
+async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear_tables: bool) -> list[str]:
+    """Return what a move back does not undo, and what happens to the tables."""
+    back = [move.partition for move in moves if move.change < 0]
+    tables, told = ", ".join(table.name for table in spec.tables), []
+    if tables and clear_tables:
+        told.append(f"Empties {tables} in {counted(len(moves), 'partition')}.")
+    if not back:
+        return told
+    if tables and not clear_tables:
+        hold = "holds" if len(spec.tables) == 1 else "hold"
+        told.append(
+            f"{tables} {hold} what was counted since and is not undone: add --clear-tables to begin from "
+            "empty tables, or count twice."
+        )
+    if any(all_answered(await backend.pipeline([("EXISTS", group_keys(spec).state(p)) for p in back]))):
+        told.append("The state holds what was counted since, and is not undone.")
+    if spec.forward:
+        told.append(
+            "Rows of the acked log that were committed stay; what runs again is committed again, so Spark's "
+            "tables get these rows a second time."
+        )
+    return told
+
+
+async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Move]) -> None:
+    """Refuse a place from which on some records are gone."""
+    lacking = [move for move in moves if move.lacks]
+    if not lacking:
+        return
+    kept = (await retention.read(backend, group_keys(spec))).stream
+    name = f"Stream {spec.stream.name!r}"
+    keeps = f"{name} keeps {kept}" if kept else f"{name} keeps only what a group has not read"
+    oldest = max((move.oldest.ms for move in lacking if move.oldest), default=None)
+    there = "no entry is left" if oldest is None else f"the oldest entry is of {local_time(oldest)}"
+    where = f" in {counted(len(lacking), 'partition')}" if len(lacking) < len(moves) else ""
+    raise ConfigurationError(
+        f"{keeps}; {there}{where}. Nothing was changed.",
+        remedy="Use --to earliest to go back to the oldest entries that are left. "
+        "app.stream(..., retention=...) keeps more from now on.",
+    )
 
 
 async def _refuse_if_alive(backend: Backend, app: App, spec: ProcessorSpec) -> None:
@@ -177,21 +261,28 @@ async def _plan(
                 f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
                 remedy="It will start where its stream says: app.stream(..., start=...).",
             )
-        events = keys.events(partition)
-        last = await _last_entry(backend, events)
+        last, oldest, dropped = await _edges(backend, keys, partition)
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
         entries = await entries_up_to(backend, keys, partition, after)
-        moves.append(Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner))
+        moves.append(
+            Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, dropped)
+        )
     return moves
 
 
-async def _last_entry(backend: Backend, events: str) -> EntryId:
+async def _edges(backend: Backend, keys: GroupKeys, partition: int) -> tuple[EntryId, EntryId | None, bool]:
+    """Return the last id of a stream, its first entry, and whether there were entries before that."""
     try:
-        info = await backend.execute("XINFO", "STREAM", events)
+        info = pairs_of(await backend.execute("XINFO", "STREAM", keys.events(partition)))
     except BackendRefused:
-        return ZERO  # The stream does not exist: no record was ever sent.
-    return EntryId.parse(pairs_of(info)[b"last-generated-id"])
+        return ZERO, None, False  # The stream does not exist: no record was ever sent.
+    counts = RecordCounts.of(await backend.execute(*RecordCounts.command(keys.counts(partition))))
+    present = info[b"length"] + counts.extra - counts.before if info[b"length"] else 0
+    added = info[b"entries-added"] + counts.extra - counts.folded
+    first = info[b"first-entry"]
+    oldest = EntryId.parse(first[0]) if first else None
+    return EntryId.parse(info[b"last-generated-id"]), oldest, added > present
 
 
 async def _move(backend: Backend, keys: GroupKeys, move: Move, clear: Iterable[str]) -> None:

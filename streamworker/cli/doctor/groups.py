@@ -7,9 +7,12 @@ from itertools import product
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
-from streamworker.cli.support import group_keys
+from streamworker.cli.status import holdings_of, kept, memory_forecast
+from streamworker.cli.support import group_keys, local_time
+from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.errors import StreamworkerError
+from streamworker.importing import Selection
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Holder
@@ -28,6 +31,8 @@ READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
 few seconds while it has rows to read, and a long batch takes minutes."""
 LOG_WARN, LOG_FAIL = 0.5, 0.9
+FULL_WARN_S = 7 * 86_400
+"""``doctor`` warns if the memory is full within a week at today's rate."""
 SHOWN = 4
 
 
@@ -41,6 +46,10 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
         checks += await _stream(backend, app, path, stream)
     for spec in app.processors.values():
         checks += await _group(backend, app, path, spec)
+    try:
+        checks += _history(await holdings_of(backend, Selection(app, tuple(app.processors.values()))))
+    except StreamworkerError as error:
+        checks.append(fail("memory forecast", error.message, error.remedy or "Look at the keys."))
     return checks
 
 
@@ -132,7 +141,10 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     )
     if spec.forward:
         checks.append(_schema(snapshot, keys.schemas, stored, settings.trim_interval_ms))
-        checks += [_log(snapshot, path, settings.acked_entries_max), *_readers(snapshot, path)]
+        checks += [
+            _log(snapshot, path, settings.acked_entries_max, str(spec.log_retention or "")),
+            *_readers(snapshot, path),
+        ]
         for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():
             ahead = log_ahead(keys.acked(p), last, str(snapshot.partitions[p].rows))
             checks.append(fail(f"log {spec.name}", ahead.message, ahead.remedy.replace("APP", path)))
@@ -295,7 +307,7 @@ def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_m
     )
 
 
-def _log(snapshot: GroupSnapshot, path: str, limit: int) -> Check:
+def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str) -> Check:
     name = f"log {snapshot.processor}"
     entries = sum(view.acked_length for view in snapshot.partitions)
     fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
@@ -303,6 +315,11 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int) -> Check:
     share = most / limit
     text = f"{counted(entries, 'entry', 'entries')}, the fullest partition has {most:,} of {limit:,}"
     verdict: Verdict = "fail" if share >= LOG_FAIL else "warn" if share >= LOG_WARN else "ok"
+    if kept:
+        # What was read counts as well, so the entries do not say how far behind the readers are.
+        return ok(
+            name, f"{counted(entries, 'entry', 'entries')}, keeps {kept}; readers: {len(snapshot.readers)}"
+        )
     if snapshot.readers:
         remedy = "A reader is too slow, or has stopped: see the readers below. At the limit commits wait."
         return Check(
@@ -310,13 +327,28 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int) -> Check:
         )
     if not entries:
         return ok(name, "empty; no reader has registered")
-    return Check(
+    return warn(
         name,
-        verdict if share >= LOG_FAIL else "warn",
         f"nobody reads it: {text}",
-        f"At the limit commits wait. Start its pipeline: streamworker spark {path}. Or declare "
-        f"forward=False. Or drop its rows: streamworker repair {path} --trim-log {snapshot.processor}",
+        f"Rows go after a day, or at the limit. Start its pipeline: streamworker spark {path}. Or declare "
+        f"forward=False, or log_retention=.... Or drop them: streamworker repair {path} --trim-log "
+        f"{snapshot.processor}",
     )
+
+
+def _history(holdings: Holdings) -> Iterator[Check]:
+    """Say what retention keeps of each stream and log, and when the memory is full."""
+    for each in holdings.held:
+        if each.retention:
+            since = f", since {local_time(each.oldest_ms)}" if each.oldest_ms else ""
+            yield ok(
+                f"history of {each.name}", f"{kept(each, holdings.taken_ms)}: {memory(each.size)}{since}"
+            )
+    told, full_s = memory_forecast(holdings), holdings.full_in_s
+    if full_s is None or full_s > FULL_WARN_S:
+        yield ok("memory forecast", told)
+    else:
+        yield warn("memory forecast", told, "Shorten the retention, or raise maxmemory: docs/retention.md.")
 
 
 def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:

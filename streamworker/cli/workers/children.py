@@ -12,6 +12,7 @@ from typing import Self
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.support import say
+from streamworker.core.text import printable_lines
 from streamworker.dev.children import Child
 
 POLL_S = 0.1
@@ -30,6 +31,7 @@ class Children:
         self._children: dict[str, Child] = {}
         self._workers: list[Child] = []
         self._reported: set[str] = set()
+        self._failures: dict[str, str] = {}
         self._stopping = False
         self._kill_at_s = math.inf
 
@@ -94,8 +96,22 @@ class Children:
             if code and name not in self._reported:
                 self._reported.add(name)
                 where = f" The log: {self._log_file}" if self._log_file is not None else ""
-                how = f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
-                say(f"{name} {how}.{where}", error=True)
+                say(f"{name} {_ended(code)}.{where}", error=True)
+
+    def failures(self) -> Sequence[str]:
+        """Return a line for each child that has failed, with the last error in the log at that time."""
+        for name, child in self._children.items():
+            if name not in self._failures and (code := self._code(child)):
+                self._failures[name] = f"{name} {_ended(code)}. {self._last_error()}"
+        return list(self._failures.values())
+
+    def _last_error(self) -> str:
+        if self._log_file is None or not self._log_file.exists():
+            return ""
+        lines = printable_lines(self._log_file.read_text("utf-8", "replace"))
+        return next(
+            (line.strip() for line in reversed(lines) if "error" in line), f"The log: {self._log_file}"
+        )
 
     @property
     def failed(self) -> bool:
@@ -129,6 +145,10 @@ class Children:
         code = child.exit_code
         # The child got SIGTERM before it had its signal handler: it had no batch yet.
         return 0 if self._stopping and code == -signal.SIGTERM else code
+
+
+def _ended(code: int) -> str:
+    return f"was ended by signal {-code}" if code < 0 else f"ended with {code}"
 
 
 @contextlib.contextmanager

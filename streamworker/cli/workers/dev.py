@@ -2,23 +2,27 @@
 
 import contextlib
 import os
+import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from streamworker.cli.support import AppPath, say
+from streamworker.app import App
+from streamworker.cli.support import AppPath, Yes, confirm, say
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
-from streamworker.cli.workers.rendezvous import announced
+from streamworker.cli.workers.rendezvous import announced, find
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
+from streamworker.errors import ConfigurationError
 from streamworker.importing import Selection, resolve_processors
+from streamworker.spark.driver.checks import CONTROL_FOLDER, checkpoint_of, is_local, local
 from streamworker.tui.figures import counted
 from streamworker.variables import REDIS_URL_OVERRIDE
 
+LOG = "streamworker.log"
 TAIL_LINES = 20
 """Lines of the log that are printed when a process failed behind the live view."""
 
@@ -32,10 +36,19 @@ def dev(
     no_tui: Annotated[
         bool, typer.Option("--no-tui", help="Print log lines instead of the live view.")
     ] = False,
-    keep_data: Annotated[
+    data: Annotated[
         Path | None,
-        typer.Option("--keep-data", metavar="DIR", help="Keep the server's data and the log here."),
+        typer.Option(
+            "--data",
+            metavar="DIR",
+            help="Where the server's data and the log are kept; `.streamworker/APP.dev` by default.",
+        ),
     ] = None,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="First delete the data, and the pipelines' checkpoints and tables."),
+    ] = False,
+    yes: Yes = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.CONSOLE,
 ) -> None:
@@ -48,24 +61,32 @@ def dev(
     `dev` runs. `q` or Ctrl-C stops everything: workers drain first. A second Ctrl-C ends all
     processes at once.
 
+    The data stays for the next run, as Spark's checkpoints and tables do. With `--fresh` the command
+    deletes all of them and begins anew.
+
     \b
     Examples:
       streamworker dev shop:app
       streamworker dev shop:app --workers 5 --no-spark
-      streamworker dev shop:app --keep-data ./data
+      streamworker dev shop:app --fresh
     """
     from streamworker.dev.server import EmbeddedServer
 
-    selection = resolve_processors(app)
-    with contextlib.ExitStack() as stack:
-        if keep_data is not None:
-            keep_data.mkdir(parents=True, exist_ok=True)
-            folder = keep_data
-        else:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamworker-")))
-        server = stack.enter_context(
-            EmbeddedServer(data_dir=None if keep_data is None else keep_data / "redis")
+    found = resolve_processors(app).app
+    folder = data or Path(CONTROL_FOLDER) / f"{found.name}.dev"
+    if running := find():
+        raise ConfigurationError(
+            f"`streamworker dev` already runs in this folder (process {running[0]}).",
+            remedy="Other commands in this folder use its server. For a second one, use another folder.",
         )
+    if fresh:
+        _clear(found, folder, yes=yes)
+    elif found.pipelines and not no_spark:
+        _check_checkpoints(found, folder)
+    with contextlib.ExitStack() as stack:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOG).unlink(missing_ok=True)
+        server = stack.enter_context(EmbeddedServer(data_dir=folder / "redis"))
         # The children and this process's live view use the embedded server.
         os.environ["STREAMWORKER_REDIS_URL"] = os.environ[REDIS_URL_OVERRIDE] = server.url
         stack.enter_context(announced(server.url))
@@ -78,7 +99,7 @@ def dev(
                 options,
                 workers=workers,
                 spark=bool(selection.app.pipelines) and not no_spark,
-                log_file=folder / "streamworker.log" if sys.stdout.isatty() and not no_tui else None,
+                log_file=folder / LOG if sys.stdout.isatty() and not no_tui else None,
             )
         )
 
@@ -93,14 +114,42 @@ def _run_all(
             children.start("spark", ["spark", path, *options], is_worker=False)
         say(f"Started {counted(workers, 'worker')}{' and Spark' if spark else ''}.", error=True)
         if log_file is not None:
-            show(selection, stopped=lambda: not children.running)
+            show(selection, stopped=lambda: not children.running, notices=children.failures)
             say("Stopping: workers finish their batches.", error=True)
             children.stop()
         code = children.wait()
         if children.failed and log_file is not None:
-            # The folder of the log may be deleted when this process ends.
             say(*printable_lines(log_file.read_text("utf-8", "replace"))[-TAIL_LINES:], error=True)
         return code
+
+
+def _check_checkpoints(app: App, folder: Path) -> None:
+    """Refuse to begin with an empty server where pipelines have read other data."""
+    if (folder / "redis").is_dir():
+        return
+    for spec in app.pipelines.values():
+        if Path(local(checkpoint_of(spec)), "offsets").is_dir():
+            raise ConfigurationError(
+                f"Pipeline {spec.name!r} has read other data: {folder} holds none, and the pipeline has a "
+                f"checkpoint directory: {checkpoint_of(spec)}.",
+                remedy="`streamworker dev --fresh` deletes the checkpoints and tables of the pipelines, and "
+                "begins anew. Or name the folder of the data with --data, or leave Spark out by --no-spark.",
+            )
+
+
+def _clear(app: App, folder: Path, *, yes: bool) -> None:
+    """Delete the data of the last run, with the checkpoints and tables that were made of it."""
+    paths = {folder}
+    for spec in app.pipelines.values():
+        paths |= {Path(local(path)) for path in (checkpoint_of(spec), spec.path) if path and is_local(path)}
+    present = sorted(path for path in paths if path.exists())
+    if not present:
+        return
+    say("This deletes:", *(f"  {path}" for path in present))
+    if not yes:
+        confirm("Go on?")
+    for path in present:
+        shutil.rmtree(path)
 
 
 def demo(

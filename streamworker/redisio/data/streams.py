@@ -1,13 +1,13 @@
-"""Streams and their partitions: declare, register, append, read, trim."""
+"""Streams and their partitions: declare, register, append, read."""
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
@@ -23,9 +23,9 @@ from streamworker.records.packs import (
     pack_headers,
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
-from streamworker.redisio.group.locks import answered, foreign_lock, new_nonce
+from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, TRIM, checked, wrong_type
+from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, checked, wrong_type
 from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -35,8 +35,6 @@ from streamworker.redisio.wire.link import Argument
 PAYLOAD = b"v"
 """The entry field that holds an encoded record."""
 COUNT_ENTRIES = 10_000
-TRIM_ENTRIES = 10_000
-"""Maximum entries that one trim drops from one partition; it takes some milliseconds of server time."""
 
 PACK_MIN = 4
 """Records of one append from which on they share an entry."""
@@ -456,59 +454,3 @@ async def slowest_group(backend: Backend, keys: StreamKeys, partition: int) -> s
     groups = groups_by_name(await backend.execute("XINFO", "GROUPS", keys.events(partition)))
     lags = {name: group.get(b"lag") for name, group in groups.items()}
     return max(lags, key=lambda name: lags[name] or 0).decode("utf-8", "replace") if lags else ""
-
-
-# -- trimming --------------------------------------------------------------------------------
-
-
-class Trimmed(NamedTuple):
-    """The number of entries dropped from one partition."""
-
-    events: int
-    """Source entries that every group has committed and no retention keeps."""
-    acked: int
-    """Entries of the acked log that every reader has read and no retention keeps."""
-    gone: int = 0
-    """Source entries that another program deleted before the group had committed them, and that no
-    earlier reply has reported."""
-
-
-class Keep(NamedTuple):
-    """What retention keeps of one partition although everybody has passed it; see ``lua/trim.lua``."""
-
-    events_ms: int | None = None
-    """How old a source entry gets; ``ANY_AGE`` without a limit, None without retention."""
-    events_surplus: int = 0
-    """Source entries to drop although they are younger."""
-    acked_ms: int | None = None
-    acked_surplus: int = 0
-    acked_max: int = 0
-    """Entries that the acked log may hold; 0 for any number."""
-
-
-ANY_AGE = -1
-
-
-async def trim_many(
-    backend: Backend,
-    keys: GroupKeys,
-    acked_rows: Mapping[int, int],
-    keep: Callable[[int], Keep] = lambda _: Keep(),
-    *,
-    limit: int = TRIM_ENTRIES,
-) -> dict[int, Trimmed]:
-    """Drop the entries that are no longer needed, in one round trip; any process may repeat the call.
-
-    ``acked_rows`` maps each partition to the rows of its acked log that all readers have read; 0 keeps the
-    whole log. ``keep`` returns what retention keeps of a partition. Partitions that Redis refused are missing
-    in the result; if it refused all, this raises.
-    """
-    calls: list[ScriptCall] = [
-        (
-            (keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p), keys.counts(p)),
-            (rows, limit, keys.group, *("" if each is None else each for each in keep(p))),
-        )
-        for p, rows in acked_rows.items()
-    ]
-    replies = await backend.run_many(TRIM, calls)
-    return dict(answered(list(acked_rows), replies, lambda reply: Trimmed(*map(int, reply[1:]))))

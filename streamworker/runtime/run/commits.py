@@ -73,6 +73,8 @@ class Commits:
     """Is told what holds a commit up."""
     abandon: Callable[[str], None]
     """Stops the partition at once: a commit was refused, for the reason that it is given."""
+    on_full: Callable[[], None]
+    """Called each time that the acked log has no room for a commit."""
     log: BoundLogger
     tables: StateWithTables | None = None
     """The tables of the partition, which are told of each confirmed commit."""
@@ -87,6 +89,8 @@ class Commits:
         self.is_committing = False
         """Whether a commit is in flight."""
         self.trims = Trims(self.settings.trim_interval_ms, self.settings.acked_entries_max)
+        self.is_full = False
+        """Whether a commit waits for room in the acked log. Nothing of it was written."""
         self._previous = lock.checkpoint
         self._committed = (lock.checkpoint, lock.rows)
         """Checkpoint and rows after the last confirmed commit."""
@@ -163,7 +167,7 @@ class Commits:
         self.buffer.release(count, size)
         self.records_done += request.entries
         self.trims.committed(count, size)
-        self.is_committing = False
+        self.is_committing = self.is_full = False
         self._landed.fire()
         if self.activity.is_commit_held_up:
             self.activity.hinder("commit", "")
@@ -176,7 +180,7 @@ class Commits:
         elif reply.code is CommitCode.FULL:
             event = "acked_log_full"
             reason = (
-                f"acked log full ({request.acked_limit} entries): no reader has taken the oldest; "
+                f"acked log full ({request.acked_limit} entries that a reader has not read): "
                 "start its pipeline or forget the reader"
             )
             # The readers may have moved, or gone; the commit is sent again with what is known then.
@@ -187,6 +191,9 @@ class Commits:
         if reply.code is not CommitCode.UNKNOWN and not self.activity.is_commit_held_up:
             self.log.warning(event, reason=reason)
         self.activity.hinder("commit", reason)
+        self.is_full = reply.code is CommitCode.FULL
+        if self.is_full:
+            self.on_full()
 
 
 _DONE = frozenset({CommitCode.OK, CommitCode.DUP})

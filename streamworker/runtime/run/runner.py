@@ -118,6 +118,7 @@ class PartitionRunner:
             settings=self.settings,
             activity=self.activity,
             abandon=self.abandon,
+            on_full=self._leave_if_full,
             log=self.log,
             tables=kept if isinstance(kept, StateWithTables) else None,
             outbox=self.outbox,
@@ -201,12 +202,22 @@ class PartitionRunner:
         stopped = self._stopped
         return stopped.detail if stopped is not None and stopped.reason is StopReason.HALTED else ""
 
-    def abandon(self, detail: str) -> None:
-        """Stop at once as fenced: the current batch could not be committed."""
+    def drain(self) -> None:
+        """Let no other call start; the running one is finished and committed, and the runner ends."""
+        self.intake.drain()
+        self._leave_if_full()
+
+    def abandon(self, detail: str, reason: StopReason = StopReason.FENCED) -> None:
+        """Stop at once: the current batch could not be committed."""
         if self._tasks is not None and not self.halted:
-            self._stopped = Stopped(StopReason.FENCED, detail)
+            self._stopped = Stopped(reason, detail)
             self.buffer.close()
             self._tasks.cancel_scope.cancel()
+
+    def _leave_if_full(self) -> None:
+        """Leave a batch to the next owner if the acked log has no room for it: that may take days."""
+        if self.intake.draining and self.commits.is_full:
+            self.abandon("the acked log is full", StopReason.DRAINED)
 
     async def _stay_halted(self, reason: str) -> None:
         self.log.error("partition_halted", reason=reason)

@@ -1,0 +1,65 @@
+"""Drops what nobody needs from partitions and their acked logs; see ``lua/trim.lua``."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from streamworker.redisio.group.locks import answered
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.scripts import TRIM
+from streamworker.redisio.wire.client import Backend, ScriptCall
+
+TRIM_ENTRIES = 10_000
+"""Maximum entries that one trim drops from one partition; it takes some milliseconds of server time."""
+
+
+class Trimmed(NamedTuple):
+    """The number of entries dropped from one partition."""
+
+    events: int
+    """Source entries that every group has committed and no retention keeps."""
+    acked: int
+    """Entries of the acked log that every reader has read and no retention keeps."""
+    gone: int = 0
+    """Source entries that another program deleted before the group had committed them, and that no
+    earlier reply has reported."""
+
+
+class Keep(NamedTuple):
+    """What retention keeps of one partition although everybody has passed it; see ``lua/trim.lua``."""
+
+    events_ms: int | None = None
+    """How old a source entry gets; ``ANY_AGE`` without a limit, None without retention."""
+    events_surplus: int = 0
+    """Source entries to drop although they are younger."""
+    acked_ms: int | None = None
+    acked_surplus: int = 0
+    acked_max: int = 0
+    """Entries that the acked log may hold; 0 for any number."""
+
+
+ANY_AGE = -1
+
+
+async def trim_many(
+    backend: Backend,
+    keys: GroupKeys,
+    acked_rows: Mapping[int, int],
+    keep: Callable[[int], Keep] = lambda _: Keep(),
+    *,
+    limit: int = TRIM_ENTRIES,
+) -> dict[int, Trimmed]:
+    """Drop the entries that are no longer needed, in one round trip; any process may repeat the call.
+
+    ``acked_rows`` maps each partition to the rows of its acked log that all readers have read; 0 keeps the
+    whole log. ``keep`` returns what retention keeps of a partition. Partitions that Redis refused are missing
+    in the result; if it refused all, this raises.
+    """
+    calls: list[ScriptCall] = [
+        (
+            (keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p), keys.counts(p)),
+            (rows, limit, keys.group, *("" if each is None else each for each in keep(p))),
+        )
+        for p, rows in acked_rows.items()
+    ]
+    replies = await backend.run_many(TRIM, calls)
+    return dict(answered(list(acked_rows), replies, lambda reply: Trimmed(*map(int, reply[1:]))))
