@@ -9,11 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
 from streamworker.core.data.readers import read_position
-from streamworker.errors import DataLoss
+from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
 from streamworker.spark.source.datasource import LogStreamReader
+from streamworker.spark.source.offsets import from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
 from tests.spark.acked import ORDER, AckedLog
@@ -105,3 +106,25 @@ def test_a_pipeline_says_so_and_goes_on_and_a_whole_result_is_not_made_of_a_part
     assert failed.pipeline == "revenue"
     assert "begins late: 6 of 12 rows" in failed.error
     assert not Path("lake/revenue").exists()
+
+
+def test_a_query_begins_at_a_time(acked: AckedLog, caplog: pytest.LogCaptureFixture) -> None:
+    """With the first row that was committed then; it lacks rows only where the oldest is younger."""
+    acked.fill(1, [2, 2, 2])
+    now_ms = acked.redis.time()[0] * 1000
+    aged = zip(acked.entries(1), (4, 3, 1, 0), strict=True)
+    acked.rewrite(1, [(at, {**fields, b"at": b"%d" % (now_ms - h * 3_600_000)}) for (at, fields), h in aged])
+    for hours, begins, late in ((5, {0: 6, 1: 0}, 1), (2, {0: 6, 1: 5}, 1), (-1, {0: 9, 1: 9}, 0)):
+        acked.redis.delete(acked.keys.readers)
+        caplog.clear()
+        query = reader(acked, startingTimestamp=str(now_ms - hours * 3_600_000))
+        with caplog.at_level(logging.WARNING):
+            start = from_json(query.initialOffset())
+        assert {p: at.rows for p, at in start.items()} == begins
+        assert sum("by partition {0: 6}" in told for told in caplog.messages) == late
+
+
+def test_a_time_that_is_none_and_a_time_beside_offsets_are_refused(acked: AckedLog) -> None:
+    for given in ({"startingTimestamp": "soon"}, {"startingTimestamp": "5", "startingOffsets": "latest"}):
+        with pytest.raises(ConfigurationError, match="startingTimestamp"):
+            reader(acked, **given)

@@ -117,7 +117,28 @@ def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int
             remedy=f"They are numbered 0 to {len(tails) - 1}.",
         )
     firsts = logs.first_positions({p: tail for p, tail in tails.items() if wanted.of(p) != "latest"})
+    if options.starting_ms is not None and wanted is options.starting_offsets:
+        at_ms = options.starting_ms
+        return {p: _place_at(logs, p, firsts.get(p, START), tail, at_ms) for p, tail in tails.items()}
     return {p: _place(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
+
+
+def _place_at(logs: AckedLogs, p: int, first: Position, tail: Position, at_ms: int) -> Position:
+    """Return the position before the first row that was committed at a time or later.
+
+    Ids count rows, so the time is found by bisection: some 20 reads of an entry.
+    """
+    low, high = first.rows, tail.rows  # rows up to `low` are too old, and those after `high` are not
+    while low < high:
+        middle = (low + high) // 2
+        entry = logs.entry_from(p, middle + 1)
+        if entry is None or entry[1] > tail.rows:
+            high = middle
+        elif entry[2] < at_ms:
+            low = entry[1]
+        else:
+            high = min(middle, entry[0])
+    return tail if high == tail.rows > 0 else Position(high, tail.log) if high else START
 
 
 def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: Position) -> Position:
@@ -301,10 +322,18 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         return self._tasks(parts)
 
     def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
-        """Tell of rows that were trimmed before a query that is to read from the first row on."""
+        """Tell of rows that were trimmed before a query that is to read from the first row, or a time, on."""
         o = self._options
         whole = [p for p in sorted(start) if o.starting_offsets.of(p) == "earliest"]
         late = {p: start[p].rows for p in whole if start[p].rows}
+        if o.starting_ms is not None:
+            # Rows before the time are none that it lacks: it is late where the oldest row is younger.
+            firsts = self._logs.first_positions({p: tails[p] for p in late})
+            late = {
+                p: rows
+                for p, rows in late.items()
+                if firsts[p].rows == rows and self._logs.oldest_ms([p]) > o.starting_ms
+            }
         rows, told = sum(late.values()), self._logs.late_rows
         if rows <= told:
             return

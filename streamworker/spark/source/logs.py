@@ -120,14 +120,21 @@ class AckedLogs:
         found: dict[int, Position] = {}
         for p, tail in tails.items():
             # One partition at a time: an entry may have megabytes, and there may be many partitions.
-            entries, _ = self._range(p, 0, 1)
-            if entries:
-                entry_id, fields = entries[0]
-                before = entry_id.ms - ackedlog.entry_rows(entry_id, fields)
-                found[p] = Position(min(before, tail.rows), tail.log)
+            entry = self.entry_from(p, 0)
+            if entry is not None:
+                found[p] = Position(min(entry[0], tail.rows), tail.log)
             else:
                 found[p] = tail if tail.rows else START
         return found
+
+    def entry_from(self, p: int, row: int) -> tuple[int, int, int] | None:
+        """Return rows before the first entry from a row on, those up to its end, and its time in ms."""
+        entries, _ = self._range(p, row, 1)
+        if not entries:
+            return None
+        entry_id, fields = entries[0]
+        before = entry_id.ms - ackedlog.entry_rows(entry_id, fields)
+        return before, entry_id.ms, whole(fields.get(b"at", b"")) or 0
 
     def current_schema(self, *, retry: bool = True) -> pa.Schema | None:
         """Return the newest schema of the rows that the processor forwards; None if it stored none yet."""
@@ -136,8 +143,8 @@ class AckedLogs:
 
     def oldest_ms(self, partitions: Iterable[int]) -> int:
         """Return when the oldest row of these logs was committed, by the server's clock; 0 for no row."""
-        found = [fields for p in partitions for _, fields in self._range(p, 0, 1)[0]]
-        return min((whole(fields.get(b"at", b"")) or 0 for fields in found), default=0)
+        found = [entry[2] for p in partitions if (entry := self.entry_from(p, 0)) is not None]
+        return min(found, default=0)
 
     def schema(self) -> pa.Schema:
         """Return :meth:`current_schema`; if there is none, the error says why."""

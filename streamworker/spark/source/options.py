@@ -8,6 +8,7 @@ import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal
 
 from streamworker.errors import ConfigurationError
@@ -47,6 +48,8 @@ class SourceOptions:
     connection: str = "default"
     starting_offsets: Offsets = Offsets("earliest", {})
     ending_offsets: Offsets = Offsets("latest", {})
+    starting_ms: int | None = None
+    """A new query begins with the first row that was committed at this time or later."""
     max_rows_per_trigger: int | None = None
     min_partitions: int | None = None
     max_partitions: int | None = None
@@ -69,6 +72,8 @@ NAMES = {
     "processor": "name of the processor whose forwarded rows are read; required",
     "connection": "name of the Redis connection, resolved where it is used; default",
     "startingOffsets": 'where a new query begins: earliest (default), latest, or JSON such as {"0": 1200}',
+    "startingTimestamp": "a new query begins with the first row that was committed at this time or later: "
+    "2026-01-31T12:00Z, or ms since 1970; not with startingOffsets",
     "endingOffsets": "where a batch read ends: latest (default) or JSON; not for streams",
     "maxRowsPerTrigger": "rows of one micro-batch at most, over all partitions; not for batch reads",
     "minPartitions": "Spark tasks at least: large partitions are split by row range",
@@ -146,6 +151,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         connection=options.get("connection", "default"),
         starting_offsets=_offsets(options, "startingOffsets", "earliest"),
         ending_offsets=_offsets(options, "endingOffsets", "latest"),
+        starting_ms=_moment_ms(options, "startingTimestamp"),
         max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
         min_partitions=_number(options, "minPartitions"),
         max_partitions=_number(options, "maxPartitions"),
@@ -225,6 +231,22 @@ def _seconds_as_ms(options: Mapping[str, str], name: str, default_ms: int) -> in
             f"Option {name} is {text!r}.", remedy="It is a time in seconds, such as 60."
         ) from None
     return int(seconds * 1000)
+
+
+def _moment_ms(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if "startingOffsets" in options:
+        raise ConfigurationError(f"Options {name} and startingOffsets are given.", remedy="Give one of them.")
+    try:
+        return (
+            int(text) if text.isdigit() else int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+        )
+    except ValueError:
+        raise ConfigurationError(
+            f"Option {name} is {text!r}.", remedy="It is a time such as 2026-01-31T12:00Z, or ms since 1970."
+        ) from None
 
 
 def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Offsets:
