@@ -4,7 +4,7 @@ Importing a module with an ``App`` has no side effects. A worker (``streamworker
 driver (``streamworker spark``) or a send connects to Redis when it first needs a connection.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
@@ -20,21 +20,18 @@ from streamworker.declaring.processor import Into, O, P, Processor, R
 from streamworker.declaring.timers import TIMERS_STREAM, TimerApp
 from streamworker.errors import ConfigurationError
 from streamworker.injection.declaring import Injecting
-from streamworker.processors import Codec, Start, StreamSpec, Targets
+from streamworker.processors import Codec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.settings import Settings
 from streamworker.spark.driver.declaring import Pipelines
-from streamworker.stream import Stream
+from streamworker.stream import ByType, Stream, specs_of
 from streamworker.table import Table, TableApp
 
 if TYPE_CHECKING:
     from streamworker.runtime.worker import Worker
 
 T = TypeVar("T")
-
-ByType = Mapping[type, Stream[Any]]
-"""A stream for each type of row."""
 
 
 class Options(TypedDict, total=False):
@@ -267,7 +264,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             spec = describe(
                 function,
                 stream.spec,
-                into=_specs_of(into),
+                into=specs_of(into),
                 name=name,
                 batch=batch,
                 within=within,
@@ -314,17 +311,3 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         from streamworker.runtime.worker import Worker, running
 
         return running(Worker(self, name=name, processors=processors))
-
-
-def _specs_of(into: Stream[Any] | ByType | None) -> Targets:
-    if into is None:
-        return None
-    if isinstance(into, Stream):
-        return into.spec
-    by_type: object = into
-    if isinstance(by_type, Mapping) and all(isinstance(each, Stream) for each in by_type.values()):
-        return {kind: stream.spec for kind, stream in by_type.items()}
-    raise ConfigurationError(
-        f"@app.processor was given into={into!r}.",
-        remedy="Write into=priced, or into={Priced: priced, Alert: alerts}.",
-    )

@@ -90,9 +90,9 @@ def describe(
     _check_concurrency(name, mode, stream, concurrency, ordered_by)
     if start not in STARTS:
         raise _wrong(name, f"has start={start!r}.", f"Use one of: {', '.join(STARTS)}.")
-    returned = _returned(returns)
+    returned = returned_type(returns)
     _check_columns(name, mode, stream, takes, returned)
-    _check_into(name, stream, into, returned, takes, forward)
+    check_into(f"Processor {name!r}", stream, into, returned, takes, forward)
     # `output` says which columns the function returns; without it they are those of the stream.
     produced = output or (stream.record.python_type if _columns(returned) else returned)
     forwards = forward if forward is not None else produced is not None and not has_several_types(into)
@@ -127,8 +127,8 @@ def _policies(name: str, errors: Errors | None) -> Policies:
         raise _wrong(name, f"is declared wrongly: {error.message}", error.remedy) from None
 
 
-def _check_into(
-    name: str,
+def check_into(
+    whose: str,
     stream: StreamSpec,
     into: Targets,
     returned: Any,
@@ -141,33 +141,33 @@ def _check_into(
     by_type = into if isinstance(into, Mapping) else {into.record.python_type: into}
     for kind, target in by_type.items():
         if target.app != stream.app:
-            raise _wrong(
-                name,
+            raise _refused(
+                whose,
                 f"sends into stream {target.name!r} of app {target.app!r}.",
                 "Send into a stream of its own app; an app may read streams of several modules.",
             )
         if kind is not target.record.python_type:
-            raise _wrong(
-                name,
+            raise _refused(
+                whose,
                 f"sends {label(kind)} into stream {target.name!r}, which holds {target.record.name}.",
                 f"Write into={{{target.record.name}: {target.name}}}.",
             )
     if takes or _columns(returned):
-        raise _wrong(
-            name,
+        raise _refused(
+            whose,
             "takes or returns columns, and into= sends records.",
             "Let it take and return lists of records.",
         )
     if forward and len(by_type) > 1:
-        raise rows_of_several_types(name)
+        raise rows_of_several_types(whose)
     if returned is None:
         return
     names = ", ".join(sorted(map(label, by_type)))
     is_union = typing.get_origin(returned) in (typing.Union, types.UnionType)
     for kind in typing.get_args(returned) if is_union else (returned,):
         if kind not in (*by_type, Any, type(None)) and not isinstance(kind, typing.TypeVar):
-            raise _wrong(
-                name,
+            raise _refused(
+                whose,
                 f"returns {label(kind)}, and into= takes {names}.",
                 f"Return {names}, a list of them or None; or name a stream of {label(kind)} in into=.",
             )
@@ -241,7 +241,11 @@ def _check_has_columns(name: str, record: RecordType, does: str) -> None:
 
 
 def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(f"Processor {name!r} {what}", remedy=remedy)
+    return _refused(f"Processor {name!r}", what, remedy)
+
+
+def _refused(whose: str, what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{whose} {what}", remedy=remedy)
 
 
 def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> FunctionMode:
@@ -271,7 +275,7 @@ def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> 
     return mode
 
 
-def _returned(annotation: Any) -> Any:
+def returned_type(annotation: Any) -> Any:
     """Return the type of the rows that a return annotation promises, or None."""
     if annotation in (None, type(None)):
         return None

@@ -168,7 +168,8 @@ class ProcessorSpec:
     @property
     def may_send(self) -> bool:
         """Whether its function can send to other streams."""
-        return self.into is not None or self.takes_context or bool(self.layers)
+        mine = self.into is not None or self.takes_context or bool(self.layers)
+        return mine or any(timer.call.may_send for timer in self.timers)
 
     @property
     def uses_columns(self) -> bool:

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from functools import cached_property
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from streamworker.processors import StreamSpec
+from streamworker.errors import ConfigurationError
+from streamworker.processors import StreamSpec, Targets
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
@@ -281,3 +282,22 @@ def _chunks(records: Iterable[T]) -> Iterator[list[T]]:
         yield chunk
         raise
     yield chunk
+
+
+ByType = Mapping[type, Stream[Any]]
+"""A stream for each type of row."""
+
+
+def specs_of(into: Stream[Any] | ByType | None) -> Targets:
+    """Return the streams that ``into=`` names; raise ConfigurationError for anything else."""
+    if into is None:
+        return None
+    if isinstance(into, Stream):
+        return into.spec
+    by_type: object = into
+    if isinstance(by_type, Mapping) and all(isinstance(each, Stream) for each in by_type.values()):
+        return {kind: stream.spec for kind, stream in by_type.items()}
+    raise ConfigurationError(
+        f"into={into!r} names no stream.",
+        remedy="Write into=priced, or into={Priced: priced, Alert: alerts}.",
+    )

@@ -43,10 +43,10 @@ MAY_IMPORT = {
     "processors": {"core", "records", "injection"},
     "runtime": {"core", "redisio", "records", "injection", "processors", "context", "settings", "log"},
     "declare": {"core", "records", "redisio", "injection", "processors", "context"},
-    "declaring": {"core", "records", "redisio", "injection", "processors", "declare"},
-    "spark": {"core", "redisio", "records", "processors", "declaring", "settings", "urls", "variables"},
     "stream": {"processors", "redisio", "runtime", "settings"},
     "table": {"core", "records", "redisio", "processors", "context", "settings", "stream"},
+    "declaring": {"core", "records", "redisio", "injection", "processors", "declare", "stream"},
+    "spark": {"core", "redisio", "records", "processors", "declaring", "settings", "urls", "variables"},
     "tui": {"core"},
     "sim": {"core", "redisio"},
 }  # fmt: skip

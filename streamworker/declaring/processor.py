@@ -7,10 +7,11 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from streamworker.core.data.schedules import Missed, every
 from streamworker.core.units import Duration
-from streamworker.declaring.timers import Timer, describe_timer
+from streamworker.declaring.timers import Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
 from streamworker.injection.parameters import Resource
 from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.stream import ByType, Stream
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,9 +48,15 @@ class Processor(Generic[P, R]):
         """Call the function itself, for instance from a test."""
         return self._function(*args, **kwargs)
 
+    @overload
+    def timer(self, *, every: Duration, into: Stream[O], missed: Missed = "skip") -> TimerInto[O]: ...
+    @overload
     def timer(
-        self, *, every: Duration, missed: Missed = "skip"
-    ) -> Callable[[Callable[P2, R2]], Timer[P2, R2]]:
+        self, *, every: Duration, into: ByType | None = None, missed: Missed = "skip"
+    ) -> Callable[[Callable[P2, R2]], Timer[P2, R2]]: ...
+    def timer(
+        self, *, every: Duration, into: Stream[Any] | ByType | None = None, missed: Missed = "skip"
+    ) -> Any:
         """Call a function once a period in each partition, between two batches, with the partition's state.
 
         The worker that owns the partition calls it. The planned time and what the call stores are committed
@@ -60,6 +67,8 @@ class Processor(Generic[P, R]):
         ----------
         every
             The period. Planned times are multiples of it since 1970, in UTC.
+        into
+            The stream that what the function returns goes to, or a stream for each type of row.
         missed
             What becomes of a planned time that nobody ran within a minute, or before the next one:
             ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first.
@@ -93,7 +102,7 @@ class Processor(Generic[P, R]):
                     remedy="Take a record or a list without concurrency, or use @app.timer.",
                 )
             made = describe_timer(
-                function, lambda name: _every(every, name), missed, spec, self._app.resources
+                function, lambda name: _every(every, name), missed, spec, self._app.resources, into
             )
             if any(other.name == made.name for other in spec.timers):
                 raise ConfigurationError(

@@ -2,22 +2,24 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from streamworker.core.data.schedules import Missed, PlannedTimes, check_missed, cron, every
 from streamworker.core.units import Duration
-from streamworker.declare import describe
+from streamworker.declare import check_into, describe, returned_type
 from streamworker.errors import ConfigurationError
 from streamworker.injection.parameters import Resource, label, read_parameters
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
+from streamworker.stream import ByType, Stream, specs_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+O = TypeVar("O")  # noqa: E741 - what goes out
 
 TIMERS_STREAM = "streamworker-timers"
 """The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
@@ -38,6 +40,29 @@ class Timer(Generic[P, R]):
         return self._function(*args, **kwargs)
 
 
+class TimerInto(Protocol[O]):
+    """A decorator whose function returns what goes to one stream; the function's exact type is kept."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, list[O]]], /
+    ) -> Timer[P, Coroutine[Any, Any, list[O]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O]], /
+    ) -> Timer[P, Coroutine[Any, Any, O]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O | None]], /
+    ) -> Timer[P, Coroutine[Any, Any, O | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, list[O]], /) -> Timer[P, list[O]]: ...
+    @overload
+    def __call__(self, function: Callable[P, O], /) -> Timer[P, O]: ...
+    @overload
+    def __call__(self, function: Callable[P, O | None], /) -> Timer[P, O | None]: ...
+
+
 class TimerApp:
     """The part of an app that declares its timers, each of which runs once in the whole application."""
 
@@ -47,7 +72,15 @@ class TimerApp:
     def __init__(self) -> None:
         self.timers: dict[str, TimerSpec] = {}
 
-    def timer(self, *, every: Duration, missed: Missed = "skip") -> Callable[[Callable[P, R]], Timer[P, R]]:
+    @overload
+    def timer(self, *, every: Duration, into: Stream[O], missed: Missed = "skip") -> TimerInto[O]: ...
+    @overload
+    def timer(
+        self, *, every: Duration, into: ByType | None = None, missed: Missed = "skip"
+    ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
+    def timer(
+        self, *, every: Duration, into: Stream[Any] | ByType | None = None, missed: Missed = "skip"
+    ) -> Any:
         """Call a function once a period in the whole application, whichever of its workers live.
 
         One worker, the leader, runs the timers of an app. It is chosen as the owner of a partition is, and
@@ -59,6 +92,9 @@ class TimerApp:
         ----------
         every
             The period. Planned times are multiples of it since 1970, in UTC.
+        into
+            The stream that what the function returns goes to, or a stream for each type of row, as for
+            ``processor``; each row is sent once, though the worker dies.
         missed
             What becomes of a planned time that nobody ran within a minute, or before the next one:
             ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first. Nothing was missed
@@ -77,11 +113,24 @@ class TimerApp:
         >>> @app.timer(every="10 seconds")
         ... async def sweep(at: datetime) -> None: ...
         """
-        return self._timer(lambda name: _every(every, name), missed)
+        return self._timer(lambda name: _every(every, name), missed, into)
 
+    @overload
     def cron(
-        self, spec: str, *, tz: str = "UTC", missed: Missed = "skip"
-    ) -> Callable[[Callable[P, R]], Timer[P, R]]:
+        self, spec: str, *, into: Stream[O], tz: str = "UTC", missed: Missed = "skip"
+    ) -> TimerInto[O]: ...
+    @overload
+    def cron(
+        self, spec: str, *, into: ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
+    ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
+    def cron(
+        self,
+        spec: str,
+        *,
+        into: Stream[Any] | ByType | None = None,
+        tz: str = "UTC",
+        missed: Missed = "skip",
+    ) -> Any:
         """Call a function at the times of a cron expression, once in the whole application; see ``timer``.
 
         Parameters
@@ -89,11 +138,11 @@ class TimerApp:
         spec
             Minute, hour, day, month and day of the week, as in ``0 6 * * mon``; or six fields, the first of
             which are seconds.
+        into, missed
+            As for ``timer``.
         tz
             The time zone of the expression, such as ``Europe/Paris``. A time that the zone skips in spring
             runs after the gap, and one that comes twice in autumn runs once.
-        missed
-            As for ``timer``.
 
         Raises
         ------
@@ -108,13 +157,13 @@ class TimerApp:
         >>> @app.cron("0 6 * * mon", tz="Europe/Paris", missed="once")
         ... async def report(at: datetime) -> None: ...
         """
-        return self._timer(lambda name: cron(spec, tz, name), missed)
+        return self._timer(lambda name: cron(spec, tz, name), missed, into)
 
     def _timer(
-        self, schedule: Callable[[str], PlannedTimes], missed: Missed
+        self, schedule: Callable[[str], PlannedTimes], missed: Missed, into: Stream[Any] | ByType | None
     ) -> Callable[[Callable[P, R]], Timer[P, R]]:
         def bind(function: Callable[P, R]) -> Timer[P, R]:
-            spec = describe_timer(function, schedule, missed, _group(self.name), self.resources)
+            spec = describe_timer(function, schedule, missed, _group(self.name), self.resources, into)
             if spec.name in self.timers:
                 raise ConfigurationError(
                     f"App {self.name!r} has two timers named {spec.name!r}.",
@@ -140,6 +189,7 @@ def describe_timer(
     missed: Missed,
     group: ProcessorSpec,
     resources: Mapping[str, Resource[..., Any]],
+    into: Stream[Any] | ByType | None,
 ) -> TimerSpec:
     """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
     name = check_name("timer", function.__name__)
@@ -151,10 +201,13 @@ def describe_timer(
             f"Timer {name!r} takes `{parameters.record}: {label(given)}`, which nothing fills.",
             remedy="It can take the planned time as a datetime, a Context, and resources declared above it.",
         )
+    targets = specs_of(into)
+    returned = returned_type(parameters.hints.get("return"))
+    check_into(f"Timer {name!r}", group.stream, targets, returned, None, False)
     call = replace(
         group,
         function=function,
-        mode=FunctionMode.BATCH,
+        mode=FunctionMode.RECORD,
         is_async=inspect.iscoroutinefunction(function),
         takes="records",
         takes_context=bool(parameters.context),
@@ -162,6 +215,7 @@ def describe_timer(
         timeout_ms=None,
         forward=False,
         output=None,
+        into=targets,
         timers=(),
     )
     return TimerSpec(name=name, schedule=schedule(name), missed=missed, call=call)

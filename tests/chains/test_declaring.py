@@ -87,8 +87,8 @@ async def _returns_both(order: Order) -> Priced | Alert:
         (_returns_both, {Priced: priced}, "returns Alert, and into= takes Priced"),
         (_returns_both, {Priced: alerts}, "sends Priced into stream 'alerts', which holds Alert"),
         (one, elsewhere, "of app 'other'"),
-        (one, "priced", "was given into='priced'"),
-        (one, {Priced: "priced"}, "was given into="),
+        (one, "priced", "into='priced' names no stream"),
+        (one, {Priced: "priced"}, "into=.* names no stream"),
     ],
 )
 def test_what_does_not_fit_is_refused_at_import(function: Any, into: Any, message: str) -> None:

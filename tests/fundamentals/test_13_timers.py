@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from streamworker import App, ConfigurationError, Context
+from streamworker.core.data.schedules import Missed
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async as until
 
@@ -141,14 +142,14 @@ async def test_a_timer_that_fails_is_called_again_and_stores_nothing_before(redi
 async def test_what_is_missed_is_skipped_run_once_or_caught_up(redis_url: str) -> None:
     """The first deploy misses nothing; a break between two workers does."""
     app = App("shop", redis_url=redis_url)
-    seen: dict[str, list[datetime]] = {"skip": [], "once": [], "all": []}
+    seen: dict[Missed, list[datetime]] = {"skip": [], "once": [], "all": []}
     for name, times in seen.items():
 
         def remember(at: datetime, times: list[datetime] = times) -> None:
             times.append(at)
 
         remember.__name__ = f"missed_{name}"
-        app.timer(every=1.5, missed=name)(remember)  # type: ignore[arg-type]
+        app.timer(every=1.5, missed=name)(remember)
 
     async with local_worker(app, url=redis_url, name="w1"):
         await until(lambda: all(seen.values()), "each has run")
@@ -192,3 +193,52 @@ def test_what_cannot_be_called_by_time_is_refused_at_import() -> None:
 
     with pytest.raises(ConfigurationError, match="App 'shop' has two timers named 'mop'"):
         app.timer(every="1 hour")(mop)
+
+
+class Alert(msgspec.Struct):
+    customer: str
+    count: int
+
+
+async def test_what_a_timer_returns_goes_to_a_stream_once(redis_url: str) -> None:
+    """From the timer of an app and from that of a partition; a call that fails sends nothing."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=2)
+    alerts = app.stream("alerts", Alert, key="customer", partitions=3)
+    failures: list[str] = []
+
+    @app.processor(orders)
+    async def audit(order: Order, ctx: Context) -> None:
+        ctx.state["count"] = ctx.state.get("count", 0) + 1
+
+    @audit.timer(every=0.1, into=alerts)
+    async def flush(ctx: Context) -> Alert | None:
+        count = ctx.state.pop("count", 0)
+        return Alert(f"partition-{ctx.partition}", count) if count else None
+
+    @app.timer(every=0.1, into=alerts)
+    async def greet(at: datetime, ctx: Context) -> list[Alert]:
+        if ctx.state.get("greeted"):
+            return []
+        ctx.state["greeted"] = True
+        ctx.send(alerts, Alert("bob", 0))
+        failures.append("once")
+        if len(failures) < 2:
+            raise ConnectionError("not yet")
+        return [Alert("ann", n) for n in range(3)]
+
+    @app.processor(alerts)
+    async def tell(alert: Alert) -> None: ...
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send_many([Order(f"customer-{n}", 1.0) for n in range(100)])
+
+        async def told() -> bool:
+            sent = await worker.sent(alerts)
+            return sum(alert.count for alert in sent) == 100 + 3 and len(sent) >= 4
+
+        await until(told, "all is sent")
+        sent = await worker.sent(alerts)
+    assert [alert.count for alert in sent if alert.customer == "ann"] == [0, 1, 2]
+    assert [alert.count for alert in sent if alert.customer == "bob"] == [0]
+    assert {alert.customer for alert in sent} == {"ann", "bob", "partition-0", "partition-1"}

@@ -33,6 +33,12 @@ class Routes:
         self._row_bytes_max = row_bytes_max
         self._known: dict[str, _Route] = {}
 
+    def also(self, into: Targets) -> "Routes":
+        """Return the ways from rows that go into other streams, in the same outbox."""
+        other = Routes(into, self._row_bytes_max)
+        other._known = self._known
+        return other
+
     def routed(self, rows: Sequence[Any], sendings: Sequence[Sending]) -> Routed:
         """Return encoded rows by where they go; raise RecordError for a row that cannot go anywhere."""
         found: Routed = {}

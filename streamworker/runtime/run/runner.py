@@ -139,7 +139,10 @@ class PartitionRunner:
         self.invoker = invoker(spec, place, kept, threads, routes)
         self.invoker.aside = self.start.lock.aside
         timers = Timers(
-            [(timer, Invoker(timer.call, place, kept, threads, routes)) for timer in spec.timers],
+            [
+                (timer, Invoker(timer.call, place, kept, threads, routes.also(timer.call.into)))
+                for timer in spec.timers
+            ],
             self.state,
             server_ms=partial(self.committer.time_ms, partition),
             wake=self.buffer.wake,

@@ -20,7 +20,8 @@ from streamworker.errors import BackendError
 from streamworker.processors import TimerSpec
 from streamworker.redisio.data.state import RAN, RUN, TICK, Ran
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.invoke import Effects, Invoker, describe_error, failure, traceback_of
+from streamworker.runtime.forward.routing import Routed
+from streamworker.runtime.run.invoke import Invoker, describe_error, failure, traceback_of
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
 
@@ -35,7 +36,8 @@ class Tick(NamedTuple):
 
     marks: Changes
     """The fields that say so; the first names the timer, and begins with the planned time."""
-    effects: Effects
+    changes: Changes
+    sends: Routed
 
 
 class _Timer:
@@ -146,12 +148,14 @@ class Timers:
         if timer.wanted_ms is not None:
             done += b"/%d" % now_ms  # The same planned time may be asked for again.
         marks: Changes = {TICK + name: done, RUN + name: None}
-        effects = Effects()
+        changes: Changes = {}
+        sends: Routed = {}
         if found.runs:
             at = schedule.moment(found.at_ms if timer.wanted_ms is None else timer.wanted_ms)
             timer.attempts += 1
             try:
                 effects = await timer.invoker.call_timer(at, timer.attempts)
+                changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
             except Skip as skip:
                 self._log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
@@ -165,7 +169,7 @@ class Timers:
             self._on_trouble("")
         timer.last_ms, timer.attempts, timer.not_before_ms, timer.wanted_ms = found.at_ms, 0, 0, None
         timer.pauses.reset()
-        return Tick(marks, effects)
+        return Tick(marks, changes, sends)
 
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()

@@ -109,8 +109,8 @@ class Mode(ABC):
             finally:
                 self.activity.ends()
             if tick is not None:
-                self.state.keep(tick.effects.changes or {})
-                await self.commits.submit(Work(state={**tick.marks, **self.state.seal()}))
+                self.state.keep(tick.changes)
+                await self.commits.submit(Work(sends=tick.sends, state={**tick.marks, **self.state.seal()}))
 
     @property
     def oldest(self) -> str:
