@@ -31,19 +31,23 @@ ALONE = 3_000
 """Sends of which each waits for the one before it."""
 
 
-Road = Callable[[App, Stream[BenchEvent], list[BenchEvent]], float]
+Road = Callable[[App, Stream[BenchEvent], list[BenchEvent]], None]
+
+
+def _tell(figure_us: float) -> None:
+    print(f"road {figure_us}", flush=True)  # noqa: T201 - the other process reads it
 
 
 def _cpu_of(sends: Callable[[Stream[BenchEvent], list[BenchEvent]], Awaitable[int]]) -> Road:
-    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> float:
-        async def run() -> float:
+    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> None:
+        async def run() -> None:
             async with app:
                 await stream.send(records[0])  # The first makes the connections.
                 begun_s = time.process_time()
                 count = await sends(stream, records)
-                return (time.process_time() - begun_s) * 1e6 / count
+                _tell((time.process_time() - begun_s) * 1e6 / count)
 
-        return asyncio.run(run())
+        asyncio.run(run())
 
     return road
 
@@ -67,22 +71,22 @@ async def _alone(stream: Stream[BenchEvent], records: list[BenchEvent]) -> int:
 
 
 def _handled(mode: str) -> Road:
-    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> float:
+    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> None:
         async def fill() -> None:
             async with app:
                 await _send_many(stream, records)
 
         asyncio.run(fill())
         count = begun = 0
-        begun_s = spent_s = 0.0
+        begun_s = 0.0
 
         def tally(more: int) -> None:
-            nonlocal count, begun, begun_s, spent_s
+            nonlocal count, begun, begun_s
             if not count:
                 begun_s, begun = time.process_time(), more
             count += more
             if count == len(records):
-                spent_s = time.process_time() - begun_s
+                _tell((time.process_time() - begun_s) * 1e6 / (count - begun))
                 signal.raise_signal(signal.SIGTERM)
 
         async def record(event: BenchEvent) -> None:  # noqa: ARG001 - it is only counted
@@ -102,7 +106,6 @@ def _handled(mode: str) -> Road:
         options: dict[str, Any] = {"batch": BATCH, "within": 0.005} if mode in ("batch", "forwarding") else {}
         app.processor(stream, name="road", **options)(functions[mode])
         run_worker(app, use_uvloop=find_spec("uvloop") is not None)
-        return spent_s * 1e6 / (len(records) - begun)
 
     return road
 
@@ -119,7 +122,7 @@ def _run_here(road: str, count: int) -> None:
     """Run a road with the code that this process imports, and print its µs a record."""
     app = App("roads")
     stream = app.stream("events", BenchEvent, key="key", partitions=1)
-    print(ROADS[road](app, stream, list(events(count))))  # noqa: T201 - the other process reads it
+    ROADS[road](app, stream, list(events(count)))
 
 
 def main(
@@ -139,7 +142,7 @@ def main(
                     command = [sys.executable, __file__, "road", road, str(records)]
                     env = {**os.environ, "PYTHONPATH": str(each), "STREAMWORKER_REDIS_URL": server.url}
                     told = subprocess.run(command, cwd=each, env=env, check=True, stdout=subprocess.PIPE)
-                pair[each] = float(told.stdout.split()[-1])
+                pair[each] = float(told.stdout.split(b"road ")[1].split()[0])
             found.append(tuple(pair[each] for each in folders))
         before, after = map(median, zip(*found, strict=True))
         ratios = sorted(old / new for old, new in found)

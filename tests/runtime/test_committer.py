@@ -9,7 +9,8 @@ import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.errors import RecordError
+from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, DeadEntry, commit_many
 from streamworker.runtime.run import committer
 from tests.chaos.proxy import proxied
 from tests.runtime.bench import Bench, bench, full_memory
@@ -131,3 +132,15 @@ async def test_a_commit_that_is_withdrawn_in_time_is_not_sent(redis_url: str) ->
         ticket.withdrawn = True
         assert (await desk.commit(request(lock, EntryId(5, 0)))).code is CommitCode.OK
         assert not replies
+
+
+async def test_a_commit_that_cannot_be_sent_ends_the_committer(redis_url: str) -> None:
+    """Its partition would wait for ever; the worker must hear of it."""
+    async with bench(redis_url) as desk:
+        sender = committer.Committer(desk.backend, desk.keys, desk.settings, desk.rng)
+        letter = DeadEntry(EntryId(1, 0), {b"%d" % n: b"" for n in range(5_000)}, "wrong", 1)
+        refused = replace(request(await own(desk, 0), EntryId(1, 0)), dead=[letter])
+        sender.hand_in(refused, lambda _: None, lambda _: None)
+        with anyio.fail_after(10), pytest.raises(ExceptionGroup) as raised:
+            await sender.run()
+        assert raised.group_contains(RecordError, match="too many for a dead letter")

@@ -88,6 +88,10 @@ class Committer:
         self._queues: dict[str, list[Ticket]] = {}
         """Commits to be sent, by node; one server is one node with an empty name."""
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._sends: set[asyncio.Task[None]] = set()
+        """The pipelines in flight. A task of a task group costs a tenth of what a worker does for a batch."""
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the error of a pipeline that failed in a way that nobody expects."""
         self._starting = False
         self._under_way: Counter[str] = Counter()
         """Pipelines in flight by node, so that one node that hangs does not delay the others."""
@@ -133,9 +137,14 @@ class Committer:
             self._tasks = tasks
             self._start_soon()
             try:
-                await anyio.sleep_forever()
+                await self._failed
             finally:
                 self._tasks = None
+                for task in self._sends:
+                    task.cancel()
+                with anyio.CancelScope(shield=True):
+                    while self._sends:
+                        await asyncio.wait(self._sends)
 
     def _queue(self, ticket: Ticket) -> None:
         partition = ticket.request.partition
@@ -167,7 +176,9 @@ class Committer:
                 if not group:
                     break
                 self._under_way[place] += 1
-                self._tasks.start_soon(self._send, group, place, self._tasks)
+                send = asyncio.get_running_loop().create_task(self._send(group, place, self._tasks))
+                self._sends.add(send)
+                send.add_done_callback(self._sent)
 
     def _next_group(self, place: str) -> list[Ticket]:
         ready = [ticket for ticket in self._queues[place] if not ticket.withdrawn]
@@ -197,6 +208,12 @@ class Committer:
                 tasks.start_soon(self._look, ticket, reply)
             else:
                 self._finish(ticket, reply)
+
+    def _sent(self, send: asyncio.Task[None]) -> None:
+        self._sends.discard(send)
+        error = None if send.cancelled() else send.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
 
     async def _again(self, ticket: Ticket, reply: CommitReply) -> None:
         """Queue a commit again after a pause."""
