@@ -5,7 +5,9 @@ import pytest
 from streamworker.core.data.outbox import START, Mark, Standing, Target, standing_of
 
 A, B, C, D = (Mark(n, digest) for n, digest in enumerate(("aa", "bb", "cc", "dd"), 1))
-CHAIN = [(A, B), (B, C), (C, D)]
+X, Y = Mark(7, "ee"), Mark(8, "ff")
+CHAIN = [(A, B), (B, C), (C, D), (X, Y)]
+"""Between the last two a message is missing, which the target took and the source deleted."""
 
 
 @pytest.mark.parametrize(
@@ -14,6 +16,7 @@ CHAIN = [(A, B), (B, C), (C, D)]
         pytest.param(A, (Standing.GOES_ON, 0), id="it has none of them"),
         pytest.param(C, (Standing.GOES_ON, 2), id="it has two of them"),
         pytest.param(D, (Standing.GOES_ON, 3), id="it has all"),
+        pytest.param(X, (Standing.GOES_ON, 3), id="it has all before a message behind a gap"),
         pytest.param(START, (Standing.TARGET_WENT_BACK, 0), id="it has lost all that was confirmed"),
         pytest.param(Mark(2, "xx"), (Standing.DIVERGED, 0), id="it has others under a number of theirs"),
         pytest.param(Mark(9, "xx"), (Standing.DIVERGED, 0), id="it has more than was ever sent"),

@@ -114,23 +114,30 @@ class Standing(Enum):
     """It has records that the source does not know any more; the source may have sent others since."""
 
 
-def standing_of(stands: Mark, messages: Sequence[tuple[Mark, Mark]]) -> tuple[Standing, int]:
+def standing_of(
+    stands: Mark, messages: Sequence[tuple[Mark, Mark]], head: Mark = START
+) -> tuple[Standing, int]:
     """Compare where a target stands with the messages that the source still has for it, in their order.
 
-    The second value is the number of these that the target has taken.
+    ``head`` is how far the source's history of the target has come, if that is known. The second value is the
+    number of the messages that the target has taken. Some may be missing in between: a failover of the source
+    brings back some that were deleted.
 
     >>> a, b, c = Mark(1, "aa"), Mark(2, "bb"), Mark(3, "cc")
     >>> standing_of(b, [(a, b), (b, c)])
+    (<Standing.GOES_ON: 'goes on'>, 1)
+    >>> standing_of(c, [(a, b)], head=c)
     (<Standing.GOES_ON: 'goes on'>, 1)
     >>> standing_of(Mark(0), [(a, b), (b, c)])
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 0)
     >>> standing_of(Mark(2, "xx"), [(a, b), (b, c)])
     (<Standing.DIVERGED: 'the source went back'>, 0)
     """
-    for taken in range(len(messages), 0, -1):
-        if messages[taken - 1][1] == stands:
-            return Standing.GOES_ON, taken
-    since = messages[0][0]
-    if since == stands:
-        return Standing.GOES_ON, 0
-    return (Standing.TARGET_WENT_BACK if stands.records < since.records else Standing.DIVERGED), 0
+    if stands == head and head != START:
+        return Standing.GOES_ON, len(messages)
+    for place in range(len(messages) - 1, -1, -1):
+        since, through = messages[place]
+        if stands in (since, through):
+            return Standing.GOES_ON, place + (stands == through)
+    first = messages[0][0]
+    return (Standing.TARGET_WENT_BACK if stands.records < first.records else Standing.DIVERGED), 0

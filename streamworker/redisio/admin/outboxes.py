@@ -49,7 +49,7 @@ async def find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> l
             stored = await backend.execute("HGET", taken, keys.outbox(partition).source)
             stands = Mark.parse(stored) if stored else START
             links = [(message.since, message.through) for message in chain]
-            if standing_of(stands, links)[0] is Standing.DIVERGED:
+            if standing_of(stands, links, heads.marks.get(to, START))[0] is Standing.DIVERGED:
                 found.append(Diverged(partition, to, stands, links[0][0]))
     return found
 

@@ -78,6 +78,11 @@ async def open_outbox(backend: Backend, keys: OutboxKeys, durability: Durability
     return heads_of(checked(reply)[1])
 
 
+async def read_heads(backend: Backend, keys: OutboxKeys) -> Heads:
+    """Return where an outbox stands, durable or not."""
+    return heads_of(await backend.execute("HGETALL", keys.heads))
+
+
 def heads_of(flat: Sequence[bytes]) -> Heads:
     """Parse the fields and values of an outbox's heads; what cannot be read is left out."""
     last, marks, lost = "", {}, {}

@@ -20,7 +20,7 @@ import anyio
 import anyio.abc
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import Mark, Message, Standing, Target, standing_of
+from streamworker.core.data.outbox import START, Mark, Message, Standing, Target, standing_of
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
@@ -36,6 +36,7 @@ from streamworker.settings import Settings
 HELD_BYTES = 1024 * 1024
 """Bytes of messages of one outbox that a worker holds; it reads the others when these are through."""
 READ_COUNT = 200
+NUMBER_MAX = 2**53
 ROUND_BYTES = 4 * 1024 * 1024
 """Bytes of one round trip."""
 FULL_PAUSE_MS = (20, 500)
@@ -311,17 +312,20 @@ class Forwarder:
         source = lane.source
         log = self._log.bind(source=source.keys.source, to=str(lane.to), stands=str(stands))
         chain: list[Message] = []
-        at, up_to = 0, source.read_up_to
-        while found := await outbox.read_messages(self.backend, source.keys, at, up_to, READ_COUNT):
+        # Also what was committed since: another worker may own the outbox by now.
+        heads = await outbox.read_heads(self.backend, source.keys)
+        at = 0
+        while found := await outbox.read_messages(self.backend, source.keys, at, NUMBER_MAX, READ_COUNT):
             at = found[-1].number
             chain += [message for message in found if message.to == lane.to]
-        source.held += sum(len(message.data) for message in chain)
         source.held -= sum(len(message.data) for message in lane.messages)
-        lane.messages = deque(chain)
-        if not chain:  # Another worker owns the outbox by now, and has forwarded all of it.
+        lane.messages = deque(message for message in chain if message.number <= source.read_up_to)
+        source.held += sum(len(message.data) for message in lane.messages)
+        if not lane.messages:
             return 0
-        why, taken = standing_of(stands, [(message.since, message.through) for message in chain])
-        lane.taken(taken)
+        links = [(message.since, message.through) for message in chain]
+        why, taken = standing_of(stands, links, heads.marks.get(lane.to, START))
+        lane.taken(min(taken, len(lane.messages)))
         since = chain[0].since
         if why is Standing.DIVERGED:
             if not lane.reason:
@@ -370,10 +374,11 @@ def _settled(lane: _Lane, replies: Sequence[ForwardReply]) -> ForwardReply | Non
     for reply in replies:
         if reply.code is ForwardCode.OTHER:
             # It may have taken this one and later ones from an earlier owner, or by a call without an answer.
-            ends = [message.through for message in lane.messages]
-            if reply.stands not in ends:
+            links = [(message.since, message.through) for message in lane.messages]
+            why, taken = standing_of(reply.stands, links)
+            if why is not Standing.GOES_ON or not taken:
                 return reply
-            lane.taken(ends.index(reply.stands) + 1)
+            lane.taken(taken)
             return None
         if reply.code is not ForwardCode.TAKEN:
             return reply
