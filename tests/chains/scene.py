@@ -24,8 +24,9 @@ CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
 
 
 class ChainScene:
-    def __init__(self, url: str, spawn: SpawnWorker, seed: int = 1) -> None:
+    def __init__(self, url: str, spawn: SpawnWorker, seed: int = 1, durability: str = "memory") -> None:
         self.url = url
+        self.durability = durability
         self.sent = 0
         self.random = random.Random(seed)
         self._spawn = spawn
@@ -34,13 +35,14 @@ class ChainScene:
     def worker(self, **environ: str) -> WorkerProcess:
         self._started += 1
         command = ("run", "chain_app:app", "--name", f"w{self._started}")
-        return self._spawn(*command, cwd=HERE, environ={**FAST, **environ})
+        its = {"STREAMWORKER_REDIS_URL": self.url, "STREAMWORKER_DURABILITY": self.durability}
+        return self._spawn(*command, cwd=HERE, environ={**FAST, **its, **environ})
 
     def send(self, count: int) -> None:
         """Send the next records."""
 
         async def send() -> None:
-            app = App("chain", redis_url=self.url)
+            app = App("chain", redis_url=self.url, durability=self.durability)
             items = app.stream("items", Item, key="customer", partitions=4)
             async with app:
                 await items.send_many([item(n) for n in range(self.sent, self.sent + count)])

@@ -1,0 +1,32 @@
+"""A chain on a Cluster whose nodes fail over: with waits for replicas each record arrives once."""
+
+import pytest
+
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.redisio.keys import StreamKeys
+from tests.chains.scene import CHAIN, ChainScene
+from tests.cluster.support import fail_over, primary_of
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+
+@pytest.mark.parametrize("failovers", [3, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.timeout(900)
+def test_a_chain_survives_failovers_of_its_sources_and_targets(
+    nodes: EmbeddedCluster, spawn: SpawnWorker, failovers: int
+) -> None:
+    """Its streams lie on three nodes; with `durability="replicas"` nothing is lost, doubled or told."""
+    scene = ChainScene(nodes.url, spawn, seed=failovers, durability="replicas")
+    workers = [scene.worker() for _ in range(2)]
+    for number in range(failovers):
+        scene.send(500)
+        stream = list(CHAIN.values())[number % len(CHAIN)]
+        fail_over(nodes, primary_of(nodes, StreamKeys("chain", stream).events(0)))
+    scene.send(500)
+    wait_for(lambda: scene.arrived() == scene.sent, "all have arrived", 300)
+    for worker in workers:
+        worker.terminate()
+        worker.wait()
+    scene.check()
+    told = [worker.log() for worker in workers]
+    assert not any("forwarded_records_lost" in log or "outbox_diverged" in log for log in told)
