@@ -4,7 +4,7 @@ HOLDS = {
     "sw:{app.stream}:stream": (
         "How the stream is declared: app, stream, partitions, codec, created_at (ms); schema, the JSON Schema "
         "of its records in the workers that ran last; if declared `retention`, and `retention:GROUP` of a "
-        "group's acked log."
+        "group's acked log; `source NAME`, how far a stream of other programs was taken in."
     ),
     "sw:{app.stream.P}:events": (
         "Entries of partition P: field `v` is the payload and `h.<name>` are headers; or plain fields; or "
@@ -14,6 +14,14 @@ HOLDS = {
     "sw:{app.stream.P}:producer:ID": (
         "Number and last entry id of each of the producer's last two sends, so that a repeated send "
         "writes nothing; and the number before them."
+    ),
+    "sw:{app.stream.P}:seen:ID": (
+        "Of a record that was sent with an id: the id of its entry, and a name of the call that sent it. ID is "
+        "a hash of the record's key and id."
+    ),
+    "sw:{app.stream.P}:later": "Scheduled records: a hash of key and id to the time (ms) at which it is due, or forgotten.",
+    "sw:{app.stream.P}:delayed": (
+        "The same hash to the scheduled record, and whether it waits, was sent, or was cancelled."
     ),
     "sw:{app.stream.P}:counts": (
         "If entries hold many records, how many these are beyond one an entry: `extra` those ever added, "

@@ -16,6 +16,7 @@ from streamworker.errors import (
 )
 from streamworker.injection.parameters import Override, Resource
 from streamworker.records import Precision, RecordCodec
+from streamworker.runtime.send.named import Scheduled
 from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
 from streamworker.stream import Stream
@@ -40,6 +41,7 @@ __all__ = [
     "Records",
     "Resource",
     "Retry",
+    "Scheduled",
     "Sent",
     "Settings",
     "Size",

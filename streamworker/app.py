@@ -14,8 +14,8 @@ from streamworker.core.policies import Errors
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
-from streamworker.core.units import Duration
-from streamworker.declare import check_codec, check_whole, describe
+from streamworker.core.units import Duration, duration_ms
+from streamworker.declare import check_codec, check_source, check_whole, describe
 from streamworker.declaring.processor import Into, O, P, Processor, R
 from streamworker.declaring.timers import TIMERS_STREAM, TimerApp
 from streamworker.errors import ConfigurationError
@@ -129,6 +129,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         max_records: int | None = None,
         retention: RetentionLike | None = None,
         single_entries: bool = False,
+        id_window: Duration = "24 hours",
+        source: str | None = None,
     ) -> Stream[T]:
         """Declare a stream.
 
@@ -156,6 +158,11 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         single_entries
             Whether each record is an entry of its own, as redis-cli and other programs read it. Otherwise
             records that are sent together share entries, which saves most of the memory and the time.
+        id_window
+            How long the id of a record is known that was sent with one; see ``Stream.send``.
+        source
+            The key of a Redis stream that other programs fill. Workers take each of its entries into this
+            stream once, in order by key; see docs/sending.md.
         """
         check_name("stream", name)
         if name in self.streams or name == TIMERS_STREAM:
@@ -180,6 +187,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             records_max=max_records or self.settings.partition_records_max,
             retention=None if retention is None else Retention.of(retention, "retention"),
             single_entries=single_entries,
+            id_window_ms=duration_ms(id_window, "id_window", least_ms=1_000),
+            source=check_source(name, source, codec),
         )
         self.streams[name] = stream = Stream[T](self, spec)
         return stream

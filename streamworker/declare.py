@@ -293,6 +293,23 @@ def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
     return record
 
 
+def check_source(name: str, source: str | None, codec: object) -> str:
+    """Return the key of the stream that is taken in, or an empty text."""
+    if source is None:
+        return ""
+    if not source or source.startswith("sw:"):
+        raise ConfigurationError(
+            f"Stream {name!r} has source={source!r}.",
+            remedy="Give the key of a Redis stream that other programs fill, and not that of an app.",
+        )
+    if codec == "arrow":
+        raise ConfigurationError(
+            f"Stream {name!r} has a source, and the codec arrow.",
+            remedy='Use codec="fields", or the codec in which the entries\' field v is written.',
+        )
+    return source
+
+
 def check_codec(stream: str, codec: object) -> None:
     """Raise ConfigurationError if a value is no codec, or one whose name cannot be stored."""
     if isinstance(codec, str) and codec in CODECS:

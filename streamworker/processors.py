@@ -56,6 +56,10 @@ class StreamSpec:
     """Whether it can hold any; the stream of an app's timers cannot."""
     single_entries: bool = False
     """Whether each record is an entry of its own."""
+    source: str = ""
+    """The key of a stream of other programs, whose entries are taken into this one; empty for none."""
+    id_window_ms: int = 86_400_000
+    """How long the id of a record that was sent is known."""
     key_fields: str | tuple[str, ...] | None = None
     """The fields that ``key`` reads, for the keys of tables; ``()`` for no key, None if they are not
     known."""

@@ -16,8 +16,8 @@ from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import Rule, check_numbers, check_rules
 from streamworker.errors import ConfigurationError
-from streamworker.urls import refuse_plaintext, warn_of_unverified
-from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, read_value
+from streamworker.urls import Credentials, refuse_plaintext, warn_of_unverified
+from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, provider_of, read_value
 
 T = TypeVar("T")
 
@@ -65,6 +65,10 @@ class Settings:
     allow_plaintext: bool = False
     """Whether ``redis://`` may leave this machine. Without TLS whoever is on the way reads and changes
     passwords and records, so another host is refused unless you say that the network is trusted."""
+    credential_provider: Any = None
+    """What gives each new connection its user and password, in place of the URL: a
+    ``redis.credentials.CredentialProvider``, or where one is, as ``module:name``. For tokens of managed
+    Redis that expire (docs/security.md)."""
     call_timeout_ms: int = 2_500
     """Deadline of one call to Redis. Below ``session_timeout_ms / 3``, so that a worker can
     miss one call and still renew in time."""
@@ -186,7 +190,13 @@ class Settings:
         if not self.allow_plaintext:
             refuse_plaintext(self.redis_url, "The URL of Redis")
         warn_of_unverified(self.redis_url, "The URL of Redis")
+        provider_of(self.credential_provider, importing=False)
         check_rules(values | self.coordination.values(), (*RULES, *self.coordination.RULES))
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """The provider of user and password, imported if it is named."""
+        return provider_of(self.credential_provider)
 
     def part(self, kind: type[T], prefix: str = "") -> T:
         """Return those settings that are the fields of another class, whose names may lack a prefix."""

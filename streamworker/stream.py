@@ -2,14 +2,17 @@
 
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import cached_property
 from typing import Any, Generic, Literal, Self, TypeVar
 
+from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
 from streamworker.processors import StreamSpec, Targets
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
+from streamworker.runtime.send.named import Scheduled
 from streamworker.runtime.send.producer import CHUNK_ENTRIES, ManySender, Producer, Sent
 from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
@@ -102,6 +105,7 @@ class Stream(Generic[T]):
         self,
         record: T,
         *,
+        id: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         on_full: OnFull = "wait",
         timeout: float | None = None,
@@ -115,6 +119,11 @@ class Stream(Generic[T]):
         ----------
         record
             A record of the stream's type.
+        id
+            A name of the record, such as the ``Idempotency-Key`` of a request: of the records of one key
+            only the first with this id is sent within the stream's ``id_window``. For a second one
+            ``Sent.duplicate`` is true, and its entry is that of the first. Such sends do not wait for one
+            another: await one before the next to keep their order.
         headers
             Stored with the record; a processor reads them from ``ctx.headers``.
         on_full
@@ -138,11 +147,70 @@ class Stream(Generic[T]):
             If the stream was declared with other partitions or another codec.
         """
         producer = self.app.producer(self)
-        if timeout is not None:
-            return await producer.send(record, headers=headers, on_full=on_full, timeout=timeout)
+        if timeout is not None or id is not None:
+            return await producer.send(record, id=id, headers=headers, on_full=on_full, timeout=timeout)
         # One coroutine less: of thousands of concurrent sends each object counts.
         partition, part = producer.begin(record, headers, on_full)
         return Sent(partition, await part.done)
+
+    async def schedule(
+        self,
+        record: T,
+        *,
+        id: str,
+        after: Duration | None = None,
+        at: datetime | None = None,
+        replace: bool = False,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Scheduled:
+        """Send one record later, once, though every process restarts meanwhile.
+
+        Redis keeps the record. A worker that owns its partition for any processor sends it when it is due by
+        the server's clock; with no worker it waits. Records of one key are sent in the order of their times.
+
+        Parameters
+        ----------
+        record
+            A record of the stream's type.
+        id
+            A name of the record: a second one of the same id and key is not scheduled while the first
+            waits, and for the stream's ``id_window`` after it was sent. ``Scheduled.duplicate`` is true then.
+        after, at
+            A duration from now, or a time with a zone; one of them.
+        replace
+            Whether this one is scheduled although an earlier one of its id and key waits, whose place it
+            takes, or was sent.
+        headers, timeout
+            As ``send``.
+
+        Raises
+        ------
+        ConfigurationError
+            If neither or both times are given, or ``at`` has no zone.
+        StreamFull
+            If the partition has as many scheduled records as it may hold records.
+        StreamworkerError
+            As ``send``.
+
+        Examples
+        --------
+        >>> async def ask_later(order):
+        ...     await questions.schedule(Question(order.id), id=f"ask-{order.id}", after="24 hours")
+        """
+        due = _due(after, at)
+        producer = self.app.producer(self)
+        return await producer.schedule(
+            record, id=id, due=due, replace=replace, headers=headers, timeout=timeout
+        )
+
+    async def cancel(self, id: str, *, key: object = None, timeout: float | None = None) -> bool:
+        """Cancel a record that was scheduled, and return whether it will never be sent.
+
+        False means that it was sent, was cancelled before, or is unknown. ``key`` is the key of the record,
+        by which its partition is found; None for a record without a key.
+        """
+        return await self.app.producer(self).cancel(id, key=key, timeout=timeout)
 
     async def send_many(
         self,
@@ -215,12 +283,35 @@ class SyncStream(Generic[T]):
         self,
         record: T,
         *,
+        id: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> Sent:
         """Append one record; see ``Stream.send``."""
-        return self._run(self._stream.send(record, headers=headers, on_full=on_full, timeout=timeout))
+        return self._run(self._stream.send(record, id=id, headers=headers, on_full=on_full, timeout=timeout))
+
+    def schedule(
+        self,
+        record: T,
+        *,
+        id: str,
+        after: Duration | None = None,
+        at: datetime | None = None,
+        replace: bool = False,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Scheduled:
+        """Send one record later; see ``Stream.schedule``."""
+        return self._run(
+            self._stream.schedule(
+                record, id=id, after=after, at=at, replace=replace, headers=headers, timeout=timeout
+            )
+        )
+
+    def cancel(self, id: str, *, key: object = None, timeout: float | None = None) -> bool:
+        """Cancel a record that was scheduled; see ``Stream.cancel``."""
+        return self._run(self._stream.cancel(id, key=key, timeout=timeout))
 
     def send_many(
         self, records: Iterable[T], *, on_full: OnFull = "wait", timeout: float | None = None
@@ -301,3 +392,20 @@ def specs_of(into: Stream[Any] | ByType | None) -> Targets:
         f"into={into!r} names no stream.",
         remedy="Write into=priced, or into={Priced: priced, Alert: alerts}.",
     )
+
+
+def _due(after: Duration | None, at: datetime | None) -> tuple[Literal["after", "at"], int]:
+    """Return when a record is due, as the script takes it."""
+    if (after is None) == (at is None):
+        raise ConfigurationError(
+            "A record is scheduled without a time, or with two.",
+            remedy='Give one of them: after="10 minutes", or at=datetime(..., tzinfo=UTC).',
+        )
+    if after is not None:
+        return "after", duration_ms(after, "after")
+    assert at is not None
+    if at.utcoffset() is None:
+        raise ConfigurationError(
+            f"at={at.isoformat()!r} has no zone.", remedy="Write datetime(..., tzinfo=ZoneInfo(...)), or UTC."
+        )
+    return "at", max(0, round(at.timestamp() * 1000))

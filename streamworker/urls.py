@@ -14,11 +14,22 @@ import ipaddress
 import re
 import warnings
 from dataclasses import dataclass, field
+from typing import Protocol
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
 from streamworker.errors import ConfigurationError
 
 CLUSTER, SENTINEL = "cluster", "sentinel"
+
+
+class Credentials(Protocol):
+    """What gives user and password in place of a URL: a ``redis.credentials.CredentialProvider`` is one."""
+
+    def get_credentials(self) -> tuple[str] | tuple[str, str]:
+        """Return the password, or user and password."""
+        ...
+
+
 PLAINTEXT_VARIABLE = "STREAMWORKER_ALLOW_PLAINTEXT"
 
 _UNVERIFIED = {"ssl_cert_reqs": ("none",), "ssl_check_hostname": ("0", "f", "false", "n", "no")}
@@ -30,6 +41,15 @@ _SENTINEL_REMEDY = (
     "It is redis+sentinel://user:password@host:26379,host:26379/0?service=NAME; rediss+sentinel:// for TLS; "
     "characters such as / # @ in a password are percent-encoded."
 )
+
+
+def without_login(url: str) -> str:
+    """Return a URL without its user and password.
+
+    >>> without_login("redis://shop:secret@db1.example:6379/0"), without_login("unix:///run/redis.sock")
+    ('redis://db1.example:6379/0', 'unix:///run/redis.sock')
+    """
+    return re.sub(r"^([a-z+]+://)[^/?#@]*@", r"\1", url)
 
 
 def kind_of(url: str) -> str:

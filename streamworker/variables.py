@@ -4,14 +4,18 @@ Spark's executors import this module, so it knows nothing of the settings themse
 """
 
 from collections.abc import Mapping
+from importlib import import_module
+from operator import attrgetter
+from typing import cast
 
 from streamworker.errors import ConfigurationError
-from streamworker.urls import PLAINTEXT_VARIABLE
+from streamworker.urls import PLAINTEXT_VARIABLE, Credentials
 
 ENV_PREFIX = "STREAMWORKER_"
 PASSWORD_VARIABLE = "STREAMWORKER_ACL_PASSWORD"  # noqa: S105  (a variable's name)
 CONNECTION_VARIABLE = "STREAMWORKER_CONNECTION_"
 CONNECTIONS_VARIABLE = "STREAMWORKER_CONNECTIONS"
+CREDENTIALS_VARIABLE = "STREAMWORKER_CREDENTIAL_PROVIDER"
 REDIS_URL_OVERRIDE = "STREAMWORKER_DEV_REDIS_URL"
 """Takes precedence over the URL that an app names, so that a production app runs on a laptop unchanged."""
 OTHER_VARIABLES = {
@@ -27,6 +31,29 @@ _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no
 def plaintext_allowed(environ: Mapping[str, str]) -> bool:
     """Return whether the environment allows plain text."""
     return bool(read_value("allow_plaintext", environ.get(PLAINTEXT_VARIABLE, "0"), default=False))
+
+
+def provider_of(value: object, *, importing: bool = True) -> Credentials | None:
+    """Return a credential provider, or the one that a text names as ``module:name``; None for None.
+
+    Without ``importing`` a text is only looked at.
+    """
+    found, (module, colon, name) = value, str(value).partition(":")
+    if isinstance(value, str) and colon:
+        if not importing:
+            return None
+        try:
+            found = attrgetter(name)(import_module(module))
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(
+                f"The credential provider {value!r} cannot be imported: {error}.", remedy="Correct the path."
+            ) from None
+    if found is None or callable(getattr(found, "get_credentials", None)):
+        return cast(Credentials | None, found)
+    raise ConfigurationError(
+        f"credential_provider is {value!r}, which is no redis.credentials.CredentialProvider.",
+        remedy='Give an instance of a class of it, or name one: "module:name".',
+    )
 
 
 def read_value(name: str, text: str, default: object) -> object:

@@ -19,7 +19,8 @@ from streamworker.importing import Selection, resolve_processors
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import CONNECTIONS, Backend
+from streamworker.runtime.connecting import connected as opened
 from streamworker.stream import StreamApp
 
 if TYPE_CHECKING:
@@ -172,12 +173,7 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
 
 def connected(app: StreamApp) -> Backend:
     """Open a connection to the app's Redis for the calls of a command."""
-    return Backend.open(
-        app.settings.redis_url,
-        name=f"{app.name}:cli",
-        call_timeout_ms=app.settings.call_timeout_ms,
-        allow_plaintext=app.settings.allow_plaintext,
-    )
+    return opened(app.settings, f"{app.name}:cli", CONNECTIONS)
 
 
 def group_keys(spec: ProcessorSpec) -> GroupKeys:

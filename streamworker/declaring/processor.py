@@ -6,11 +6,15 @@ from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from streamworker.core.data.schedules import Missed, every
-from streamworker.core.units import Duration
+from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.timers import Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
 from streamworker.injection.parameters import Resource
 from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.send.producer import Sent
+from streamworker.runtime.send.receipts import wait_for_commit
 from streamworker.stream import ByType, Stream
 
 P = ParamSpec("P")
@@ -28,6 +32,10 @@ class ProcessorApp(Protocol):
     processors: dict[str, ProcessorSpec]
     resources: dict[str, Resource[..., Any]]
 
+    def backend(self) -> Backend:
+        """Return the connections of the running event loop."""
+        ...
+
 
 class Processor(Generic[P, R]):
     """A decorated processor function; calling it calls the function itself."""
@@ -43,6 +51,30 @@ class Processor(Generic[P, R]):
     def spec(self) -> ProcessorSpec:
         """Return the processor's specification; a pipeline that is bound later may change it."""
         return self._app.processors[self.name]
+
+    async def committed(self, sent: Sent, *, timeout: Duration | None = None) -> bool:
+        """Wait until this processor has committed a record, and return whether it has.
+
+        False means that it has not within ``timeout``; without one this waits as long as it takes. A record
+        that was skipped or became a dead letter is committed, too.
+
+        Parameters
+        ----------
+        sent
+            What a send to the stream of this processor returned.
+        timeout
+            A duration.
+
+        Examples
+        --------
+        >>> async def order(order):
+        ...     sent = await orders.send(order)
+        ...     return "done" if await price.committed(sent, timeout="2 seconds") else "accepted"
+        """
+        stream = self.spec.stream
+        keys = GroupKeys(stream.app, stream.name, self.name)
+        limit_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
+        return await wait_for_commit(self._app.backend(), keys, sent.partition, sent.entry_id, limit_s)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function itself, for instance from a test."""

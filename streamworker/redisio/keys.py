@@ -139,6 +139,18 @@ class StreamKeys:
         """Both keys of each of some tables, as scripts take them."""
         return [key(partition, table) for table in tables for key in (self.table, self.expiry)]
 
+    def seen(self, partition: int, digest: str) -> str:
+        """The entry of a record that was sent with an id."""
+        return f"{self._partition_tag(partition)}:seen:{digest}"
+
+    def later(self, partition: int) -> str:
+        """When the records of one partition are due that are sent later."""
+        return f"{self._partition_tag(partition)}:later"
+
+    def delayed(self, partition: int) -> str:
+        """The records of one partition that are sent later."""
+        return f"{self._partition_tag(partition)}:delayed"
+
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
 
@@ -272,6 +284,9 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream}:stream", "hash"),
     KeyRow("sw:{app.stream.P}:events", "stream"),
     KeyRow("sw:{app.stream.P}:producer:ID", "string, expires after an hour"),
+    KeyRow("sw:{app.stream.P}:seen:ID", "string, expires after id_window"),
+    KeyRow("sw:{app.stream.P}:later", "zset"),
+    KeyRow("sw:{app.stream.P}:delayed", "hash"),
     KeyRow("sw:{app.stream.P}:counts", "hash"),
     KeyRow("sw:{app.stream.P}:taken", "hash"),
     KeyRow("sw:{app.stream.P}:groups", "hash"),

@@ -19,7 +19,7 @@ from typing import Any
 from streamworker.errors import BackendRefused
 
 _USES = "-- uses:"
-_TYPE = re.compile(r"\((hash|stream|string|any)\b")
+_TYPE = re.compile(r"\((hash|stream|string|zset|any)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,10 @@ COMMIT = load("commit")
 APPEND = load("append")
 FORWARD = load("forward")
 OPEN_OUTBOX = load("open_outbox")
+SEND_ONCE = load("send_once")
+LATER_PUT = load("later_put")
+LATER_CANCEL = load("later_cancel")
+LATER_MOVE = load("later_move")
 TRIM = load("trim")
 EXPIRE = load("expire")
 CHANGE_MEMBERS = load("change_members")

@@ -12,4 +12,5 @@ def connected(settings: Settings, name: str, connections: int) -> Backend:
         call_timeout_ms=settings.call_timeout_ms,
         connections=connections,
         allow_plaintext=settings.allow_plaintext,
+        credentials=settings.credentials,
     )

@@ -28,6 +28,7 @@ from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.durability import durability_of
 from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
@@ -40,6 +41,8 @@ from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.run.statetables import TableCache
 from streamworker.runtime.run.trims import Keeping, tell_of_deleted, trim_once
+from streamworker.runtime.send.adopting import Adopter
+from streamworker.runtime.send.due import send_due
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
@@ -102,9 +105,15 @@ class Partitions:
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
-        reads = (self.fetcher.run,) if self.spec.stream.has_records else ()
         forwards = (self._forwarder.run,) if self.spec.may_send else ()
-        return *reads, self._committer.run, self._maintain, *forwards
+        due = partial(send_due, self.backend, self.spec.stream, self.runners, self.log)
+        reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
+        adopts = (self._adopt,) if self.spec.stream.source else ()
+        return *reads, self._committer.run, self._maintain, *forwards, *adopts
+
+    async def _adopt(self) -> None:
+        durability, stream = durability_of(self.settings), self.spec.stream
+        await Adopter(self.backend, stream, durability, self.rng.random, self.log).run(self.runners)
 
     def runners(self) -> dict[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read. Safe from any thread."""

@@ -33,8 +33,9 @@ from streamworker.redisio.data.schemas import CURRENT
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.redisio.wire.info import pairs_of
+from streamworker.runtime.connecting import connected
 from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
 from streamworker.stream import Stream
@@ -315,12 +316,7 @@ async def local_worker(
         specs = [app.processors[each] for each in processors or app.processors]
         try:
             async with (
-                Backend.open(
-                    app.settings.redis_url,
-                    name=f"{worker.name}:observer",
-                    call_timeout_ms=app.settings.call_timeout_ms,
-                    allow_plaintext=app.settings.allow_plaintext,
-                ) as backend,
+                connected(app.settings, f"{worker.name}:observer", CONNECTIONS) as backend,
                 anyio.create_task_group() as tasks,
             ):
                 local = LocalWorker(worker, specs, backend, home.clock)

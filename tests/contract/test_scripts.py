@@ -48,6 +48,7 @@ class Call:
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
 GROUPS, COUNTS = GROUP.groups(0), GROUP.counts(0)
 OUTBOX = GROUP.outbox(0)
+LATER = (GROUP.later(0), GROUP.delayed(0))
 CALLS = {
     call.script.name: call
     for call in (
@@ -68,6 +69,10 @@ CALLS = {
         ),
         Call(scripts.EXPIRE, (LOCK, *GROUP.tables(0, ["totals"])), ("w1", 5, 100)),
         Call(scripts.OPEN_OUTBOX, (OUTBOX.messages, OUTBOX.heads), ()),
+        Call(scripts.SEND_ONCE, (EVENTS, STREAM.seen(0, "id"), COUNTS), ("call", 1_000, 10, "v", "x")),
+        Call(scripts.LATER_PUT, LATER, ("id", "call", "after", 1_000, "", 10, "1,1,1,1\nabvx")),
+        Call(scripts.LATER_CANCEL, LATER, ("due", "call", 1_000)),
+        Call(scripts.LATER_MOVE, (EVENTS, *LATER, COUNTS), (10, 10, 1_000)),
         Call(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (5, 100, "price")),
         Call(
             scripts.CHANGE_MEMBERS,
@@ -154,6 +159,8 @@ async def prepare(group: Group) -> None:
     await run("HSET", values, "ann", "1 x")
     await run("ZADD", index, 1, "ann")
     await run("XADD", OUTBOX.messages, "1-1", "to", "priced/0")
+    await run("ZADD", GROUP.later(0), "1", "due")
+    await run("HSET", GROUP.delayed(0), "due", "w first 1 1,1,1,1\nabvx")
 
 
 @pytest.mark.usefixtures("small_nodes")

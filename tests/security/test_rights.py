@@ -205,7 +205,7 @@ def test_what_a_role_can_write_is_what_its_work_writes(url_of: UrlOf, admin: "re
     }
     assert granted["viewer"] == set()
     assert granted["reader"] == {"hset"}
-    assert granted["producer"] == {"hset", "hsetnx", "set", "xadd"}
+    assert granted["producer"] == {"hdel", "hset", "hsetnx", "set", "xadd", "zadd"}
     assert granted["operator"] == granted["worker"]
     deletes = {
         role.name: grant.keys for role in ROLES for grant in role.selectors if "xdel" in grant.commands

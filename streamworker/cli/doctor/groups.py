@@ -18,6 +18,7 @@ from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Holder
 from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting, read_heads
 from streamworker.redisio.admin.repair import logs_ahead
+from streamworker.redisio.data import later
 from streamworker.redisio.group.membership import quarantined
 from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
@@ -85,6 +86,7 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
                 )
             ]
         holders = await health.holders(backend, keys, declared)
+        overdue = await later.overdue(backend, keys, declared)
     except StreamworkerError as error:
         return [fail(name, error.message, error.remedy or "Look at the key with TYPE.")]
     ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
@@ -93,7 +95,27 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
         for holder in holders
         if holder.name not in ours and is_name(holder.name)
     }
-    return [ok(name, counted(declared, "partition")), *_undeclared(path, name, holders, ours, left)]
+    return [
+        ok(name, counted(declared, "partition")),
+        *_scheduled(path, name, overdue, sorted(ours)),
+        *_undeclared(path, name, holders, ours, left),
+    ]
+
+
+def _scheduled(path: str, name: str, overdue: int, processors: Sequence[str]) -> Iterator[Check]:
+    """Warn about scheduled records that nobody sends."""
+    if not overdue:
+        return
+    module = path.partition(":")[0]
+    yield warn(
+        f"{name}: scheduled",
+        f"{counted(overdue, 'scheduled record')} should have been sent, or forgotten, more than "
+        f"{later.OVERDUE_MS // 1000} s ago",
+        "A worker of any processor of the stream does that, unless the partition is full: "
+        f"streamworker run {module}:{processors[0]}"
+        if processors
+        else "Nobody does that: no processor of this app reads the stream. Declare one, and run it.",
+    )
 
 
 def _undeclared(

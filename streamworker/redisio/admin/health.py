@@ -138,14 +138,13 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
     command: arguments
     for arguments, commands in (
         ((), ("asking", "client|id", "client|list", "cluster|slots", "command", "info", "ping", "time")),
-        ((_KEY,), ("exists", "get", "hgetall", "hlen", "memory|usage", "type", "unlink", "xlen")),
+        ((_KEY,), ("exists", "get", "hgetall", "hlen", "memory|usage", "type", "unlink", "xlen", "zcard")),
         ((_KEY,), ("xinfo|groups", "xinfo|stream")),
-        ((_KEY, "f"), ("hdel", "hexists", "hget", "hmget")),
+        ((_KEY, "f"), ("hdel", "hexists", "hget", "hmget", "zrem", "zscore")),
+        ((_KEY, "1", "f"), ("zadd",)),
+        ((_KEY, "0", "1"), ("zcount", "zrange", "zrangebyscore")),
         ((_KEY, "f", "v"), ("hset", "hsetnx")),
         ((_KEY, "f", "1"), ("hincrby",)),
-        ((_KEY, "1", "f"), ("zadd",)),
-        ((_KEY, "f"), ("zrem",)),
-        ((_KEY, "0", "1"), ("zcount", "zrangebyscore")),
         ((_KEY, "0"), ("hscan",)),
         ((_KEY, "0", "1"), ("getrange",)),
         ((_KEY, "v"), ("set",)),

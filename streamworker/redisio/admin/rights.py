@@ -72,10 +72,10 @@ _WORKER = Grant(
         *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
         *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
         *("memory|usage", "xpending", "xrange", "xread", "xrevrange", "xsetid", "xtrim"),
-        *("hlen", "zadd", "zcount", "zrangebyscore", "zrem"),
+        *("hlen", "zadd", "zcard", "zcount", "zrange", "zrangebyscore", "zrem", "zscore"),
     )
 )
-_DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer"))
+_DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer", "seen"))
 _DAMAGED = Grant(("getrange", "memory|usage", "rename", "set", "unlink"), ("members", "damaged"))
 """Rights to move a damaged membership document aside, and to read it."""
 _DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats", "damaged"))
@@ -92,13 +92,17 @@ ROLES = (
     ),
     Role(
         "producer",
-        "Sends records and declares streams.",
-        "Read a record, trim, commit, see a group, a lock, state or a dead letter.",
+        "Sends records, schedules them and cancels those, and declares streams.",
+        "Read a record but a scheduled one, trim, commit, see a group, a lock, state or a dead letter.",
         Grant(
             (*_CONNECT, *_SCRIPTS, "hmget", "hsetnx", "xadd", "xlen"),
-            ("stream", "events", "producer", "counts"),
+            ("stream", "events", "producer", "counts", "seen", "later", "delayed"),
         ),
-        (Grant(("get", "set"), ("producer",)), Grant(("hset",), ("counts",))),
+        (
+            Grant(("get", "set"), ("producer", "seen")),
+            Grant(("hset",), ("counts", "delayed")),
+            Grant(("hdel", "hget", "hlen", "zadd", "zscore"), ("later", "delayed")),
+        ),
     ),
     Role(
         "reader",

@@ -221,7 +221,7 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
 def records_args(entries: Sequence[bytes | tuple[Payload, Headers]], packing: Packing) -> list[Argument]:
     """Return what a script appends: the number of records, the form of the entries, and these."""
     args: list[Argument] = [len(entries)]
-    columns = [_entry_fields(entry) for entry in entries] if packing == "arrow" else []
+    columns = [entry_fields(entry) for entry in entries] if packing == "arrow" else []
     rows = [int(flat[1]) for flat in columns]
     if sum(rows) > len(rows):
         args[:] = [sum(rows), "p"]
@@ -237,7 +237,7 @@ def records_args(entries: Sequence[bytes | tuple[Payload, Headers]], packing: Pa
     else:
         args.append("f")
         for entry in entries:
-            flat = _entry_fields(entry)
+            flat = entry_fields(entry)
             args += (len(flat), *flat)
     return args
 
@@ -266,14 +266,14 @@ def _packed(
         for place, packed in headed.items():
             sizes[place] += len(packed)
     ends = list(accumulate(sizes))
-    yield 1, _entry_fields(entries[0])
+    yield 1, entry_fields(entries[0])
     start, count = 1, len(entries)
     while start < count:
         # What is left is for the bytes that separate the records.
         end = bisect_right(ends, ends[start - 1] + ENTRY_BYTES_MAX - ENTRY_RECORDS_MAX, lo=start)
         end = min(max(end, start + 1), start + ENTRY_RECORDS_MAX)
         if end - start == 1:
-            yield 1, _entry_fields(entries[start])
+            yield 1, entry_fields(entries[start])
         else:
             its = {place - start: packed for place, packed in headed.items() if start <= place < end}
             its_payloads = payloads[start:end] if packing != "binary" else as_binary(payloads[start:end])
@@ -294,7 +294,8 @@ def _payloads(entries: Sequence[bytes | tuple[Payload, Headers]]) -> Sequence[by
     return payloads
 
 
-def _entry_fields(entry: bytes | tuple[Payload, Headers]) -> list[bytes]:
+def entry_fields(entry: bytes | tuple[Payload, Headers]) -> list[bytes]:
+    """Return the names and values of an entry's fields."""
     payload, headers = (entry, None) if isinstance(entry, bytes) else entry
     if isinstance(payload, bytes):
         flat = [PAYLOAD, payload]

@@ -23,7 +23,7 @@ from streamworker.redisio.wire.info import ServerInfo, ms_of, read_info
 from streamworker.redisio.wire.link import Argument, Link, answer_of, pack
 from streamworker.redisio.wire.node import Node, ScriptCall
 from streamworker.redisio.wire.sentinel import target_for
-from streamworker.urls import CLUSTER, kind_of, refuse_plaintext
+from streamworker.urls import CLUSTER, Credentials, kind_of, refuse_plaintext
 
 __all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
 
@@ -62,6 +62,7 @@ class Backend:
         call_timeout_ms: float = 2_500,
         connections: int = CONNECTIONS,
         allow_plaintext: bool = False,
+        credentials: Credentials | None = None,
     ) -> Self:
         """Make a backend without connecting; ``name`` is its name in ``CLIENT LIST``.
 
@@ -70,13 +71,15 @@ class Backend:
         is never shown. ``redis://`` may connect to another machine only with ``allow_plaintext``.
 
         The timeout of a call includes waiting for a connection, connecting, sending and receiving. There
-        are at most ``connections`` to each node, without those of :meth:`blocking`.
+        are at most ``connections`` to each node, without those of :meth:`blocking`. Each new one asks
+        ``credentials`` for user and password, if they are given.
         """
         if not allow_plaintext:
             refuse_plaintext(url, "The URL of Redis")
         if kind_of(url) == CLUSTER:
-            return cls(Cluster.open(url, name, connections, call_timeout_ms))
+            return cls(Cluster.open(url, name, connections, call_timeout_ms, credentials))
         target = target_for(url, name, allow_plaintext=allow_plaintext)
+        target.credentials = credentials
         return cls(Node(target, connections, call_timeout_ms))
 
     @property

@@ -28,6 +28,7 @@ from streamworker.redisio.wire.link import Argument, pack
 from streamworker.redisio.wire.node import Node, ScriptCall, packed_calls, was_closed
 from streamworker.redisio.wire.redispy import Reply
 from streamworker.redisio.wire.topology import SLOTS, Topology, seeds_of, slot_of
+from streamworker.urls import Credentials
 
 REDIRECTIONS_MAX = 6
 """Maximum redirections of one call; more mean that the nodes disagree."""
@@ -78,9 +79,19 @@ class Cluster:
         """Tasks that close connections to nodes that are gone."""
 
     @classmethod
-    def open(cls, url: str, name: str, connections: int, call_timeout_ms: float) -> Self:
+    def open(
+        cls,
+        url: str,
+        name: str,
+        connections: int,
+        call_timeout_ms: float,
+        credentials: Credentials | None = None,
+    ) -> Self:
         """Make a Cluster from a URL without connecting."""
-        return cls(Topology(seeds_of(url, name)), connections, call_timeout_ms)
+        seeds = seeds_of(url, name)
+        for seed in seeds:  # whose copies the other nodes are
+            seed.credentials = credentials
+        return cls(Topology(seeds), connections, call_timeout_ms)
 
     def apart(self, connections: int) -> "Cluster":
         """Return the same Cluster with its own connections."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from hiredis import pack_command
+from redis.credentials import CredentialProvider
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
@@ -19,6 +20,7 @@ from streamworker.errors import BackendError, BackendUnavailable, ConfigurationE
 from streamworker.redisio.wire.attempts import ConnectAttempts, gate_of
 from streamworker.redisio.wire.failures import tls_remedy, translate
 from streamworker.redisio.wire.redispy import CONNECT_TIMEOUT_S, Reply, Socket, parse_url
+from streamworker.urls import Credentials
 
 IDLE_S = 0.1
 """A connection that was idle for this long may have been closed unnoticed, because the event loop was
@@ -40,6 +42,8 @@ class Endpoint:
     The ``ConfigurationError`` for an invalid URL has no part of the URL but an unsupported option's name.
     """
 
+    credentials: Credentials | None = None
+    """Where each new connection gets its user and password from, in place of the URL: tokens that expire."""
     moves = False
     """Whether a new connection may lead to another server than the last one did."""
 
@@ -121,7 +125,8 @@ class Endpoint:
 
     async def _greet(self, socket: Socket) -> None:
         """Log in and set the client's name in one round trip; redis-py takes one for each of three steps."""
-        needed: list[Sequence[Argument]] = [("AUTH", *self.login)] if self.login else []
+        login = self.login if self.credentials is None else await self._asked_for(self.credentials)
+        needed: list[Sequence[Argument]] = [("AUTH", *login)] if login else []
         needed.append(("CLIENT", "SETNAME", self._name))
         if self.database:
             needed.append(("SELECT", self.database))
@@ -138,6 +143,18 @@ class Endpoint:
                 await socket.replies(1)  # An error if the server is older, or the user lacks the right.
         except TimeoutError:
             raise RedisTimeoutError(f"it did not let us in within {CONNECT_TIMEOUT_S:.0f} s") from None
+
+    async def _asked_for(self, provider: Credentials) -> Sequence[str]:
+        try:
+            ask = getattr(type(provider), "get_credentials_async", None)
+            if ask in (None, CredentialProvider.get_credentials_async):
+                return await asyncio.to_thread(provider.get_credentials)  # it may wait for a service
+            return cast(tuple[str, ...], await ask(provider))
+        except Exception as error:  # noqa: BLE001 - whatever the provider raises
+            raise BackendUnavailable(
+                f"Redis at {self.address} cannot be reached: the credential provider failed: {error!r}.",
+                remedy="Every new connection asks it again.",
+            ) from None
 
     def gate(self, socket: Socket) -> ConnectAttempts:
         """Return the gate through which a socket was connected."""

@@ -60,6 +60,23 @@ room after a try without an answer. Meanwhile other flushes to the node continue
 _log = get_logger("streamworker.producer")
 
 
+class Declaration:
+    """The declaration of a stream by a producer: before it is made no record is sent."""
+
+    def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings) -> None:
+        self._backend, self._spec, self._settings = backend, spec, settings
+        self.is_made = False
+
+    async def make(self) -> None:
+        """Check that the server supports the durability, and declare the stream, unless that was done."""
+        if not self.is_made:
+            spec = self._spec
+            await check_durability(self._backend, self._settings)
+            keys = StreamKeys(spec.app, spec.name)
+            await streams.declare(self._backend, keys, spec.partitions, spec.codec_name)
+            self.is_made = True
+
+
 class Lanes:
     """All lanes of one producer."""
 
@@ -71,8 +88,7 @@ class Lanes:
         self._keys = StreamKeys(spec.app, spec.name)
         self._id = secrets.token_hex(8)
         """Redis remembers this producer's numbers under this id."""
-        self._declared = False
-        """Whether the stream is declared: before that no append was sent."""
+        self.declaration = Declaration(backend, spec, settings)
         self._pipelines_max = pipelines_of(settings)
         self.losses = Losses()
         self._rng = rng
@@ -135,7 +151,7 @@ class Lanes:
     def _ready(self, lane: Lane) -> bool:
         # With durability "aof" or "replicas" an append that is done may still be unconfirmed. A round trip
         # then takes so long that encoding in parallel saves nothing.
-        return lane.is_ready(ahead=self._declared and self._durability.mode == "memory")
+        return lane.is_ready(ahead=self.declaration.is_made and self._durability.mode == "memory")
 
     def _flushed(self, task: "asyncio.Task[None]") -> None:
         del self._flushes[task]
@@ -193,7 +209,7 @@ class Lanes:
                 replies = await self._call(batches)
             except BackendUnavailable as error:
                 for batch in batches:
-                    batch.unanswered |= self._declared
+                    batch.unanswered |= self.declaration.is_made
                 pause_ms = pauses.next_ms()
                 _log.warning(
                     "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
@@ -217,10 +233,7 @@ class Lanes:
 
     async def _call(self, batches: Sequence[Batch]) -> list[AppendReply]:
         """Append batches of different partitions in one round trip; declare the stream before the first."""
-        if not self._declared:
-            await check_durability(self._backend, self._settings)
-            await streams.declare(self._backend, self._keys, self._spec.partitions, self._spec.codec_name)
-            self._declared = True
+        await self.declaration.make()
         appends = [batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches]
         return await streams.append_many(self._backend, self._keys, appends, self._durability)
 

@@ -18,6 +18,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.lane import Encoded, OnFull, Part, Piece, bytes_of
 from streamworker.runtime.send.lanes import Lanes
 from streamworker.runtime.send.ledger import LostSends
+from streamworker.runtime.send.named import NamedSends, Scheduled
 from streamworker.runtime.send.quick import QuickWay
 from streamworker.runtime.send.refusals import too_large
 from streamworker.settings import Settings
@@ -50,6 +51,8 @@ class Sent(NamedTuple):
 
     partition: int
     entry_id: EntryId
+    duplicate: bool = False
+    """Whether a record of the same id and key was sent before; the entry is that of the first one."""
 
 
 class Producer:
@@ -70,6 +73,7 @@ class Producer:
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
         self._lanes = Lanes(backend, spec, settings, rng)
+        self._named = NamedSends(backend, spec, settings, rng, self._lanes.declaration)
 
     # -- sending -----------------------------------------------------------------------------
 
@@ -77,11 +81,15 @@ class Producer:
         self,
         record: Any,
         *,
+        id: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         on_full: OnFull = "wait",
         timeout: float | None = None,
     ) -> Sent:
         """Append one record; return when Redis has it. See ``Stream.send``."""
+        if id is not None:
+            entry, _ = self._encoded(record, header_fields(headers))
+            return Sent(*await self._named.send(self._key_of(record), id, entry, on_full, timeout))
         partition, part = self.begin(record, headers, on_full)
         return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
 
@@ -91,6 +99,24 @@ class Producer:
         """Begin to send one record; its part is done when Redis has it."""
         partition, entry, size = self.prepared(record, header_fields(headers))
         return partition, self._lanes.queue((partition, (entry,), size, 1), on_full)
+
+    async def schedule(
+        self,
+        record: Any,
+        *,
+        id: str,
+        due: tuple[Literal["after", "at"], int],
+        replace: bool = False,
+        headers: Mapping[str, str | bytes] | None = None,
+        timeout: float | None = None,
+    ) -> Scheduled:
+        """Keep one record until it is due. See ``Stream.schedule``."""
+        entry, _ = self._encoded(record, header_fields(headers))
+        return await self._named.schedule(self._key_of(record), id, entry, due, timeout, replace=replace)
+
+    async def cancel(self, id: str, *, key: object = None, timeout: float | None = None) -> bool:
+        """Drop a record that waits. See ``Stream.cancel``."""
+        return await self._named.cancel(canonical_key(key), id, timeout)
 
     async def send_many(
         self,
@@ -173,6 +199,7 @@ class Producer:
     async def aclose(self) -> None:
         """Send all queued records and accept no more. The backend stays open."""
         await self._lanes.aclose()
+        await self._named.aclose()
 
     # -- encoding ----------------------------------------------------------------------------
 
@@ -195,18 +222,24 @@ class Producer:
 
     def prepared(self, record: Any, headers: Mapping[bytes, bytes] | None) -> tuple[int, Encoded, int]:
         """Encode and route a record; return its partition, its entry and the entry's bytes."""
+        entry, size = self._encoded(record, headers)
+        return self.partition_of(record), entry, size
+
+    def _encoded(self, record: Any, headers: Mapping[bytes, bytes] | None) -> tuple[Encoded, int]:
         payload = self._encode(record)
         size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
         if headers:
             size += bytes_of(headers)
         if size > self._settings.entry_bytes_max:
             raise too_large("record", self._spec, size, self._settings.entry_bytes_max)
-        entry = payload if headers is None and isinstance(payload, bytes) else (payload, headers)
-        return self.partition_of(record), entry, size
+        return (payload if headers is None and isinstance(payload, bytes) else (payload, headers)), size
+
+    def _key_of(self, record: Any) -> bytes | None:
+        return canonical_key(self._key(record))
 
     def partition_of(self, record: Any) -> int:
         """Return the partition of a record."""
-        key = canonical_key(self._key(record))
+        key = self._key_of(record)
         partitions = self._spec.partitions
         return self._deal.next(partitions) if key is None else partition_for(key, partitions)
 

@@ -26,6 +26,16 @@ def full(spec: StreamSpec, partition: int) -> StreamFull:
     )
 
 
+def too_many(spec: StreamSpec, partition: int) -> StreamFull:
+    """Return the error for a partition that has its limit of records that are sent later."""
+    return StreamFull(
+        f"Partition {partition} of stream {spec.name!r} has {spec.records_max} scheduled records, which is "
+        "its limit. Those that were sent or cancelled count for id_window.",
+        remedy="Is a worker running, which sends what is due? Otherwise raise partition_records_max, or "
+        "shorten id_window.",
+    )
+
+
 def refused_later(spec: StreamSpec, error: StreamworkerError) -> ProducerError:
     """Return the error for a refusal that follows a try without an answer."""
     return ProducerError(

@@ -72,8 +72,15 @@ from streamworker.urls import (
     read_sentinels,
     refuse_plaintext,
     warn_of_unverified,
+    without_login,
 )
-from streamworker.variables import CONNECTION_VARIABLE, CONNECTIONS_VARIABLE, plaintext_allowed
+from streamworker.variables import (
+    CONNECTION_VARIABLE,
+    CONNECTIONS_VARIABLE,
+    CREDENTIALS_VARIABLE,
+    plaintext_allowed,
+    provider_of,
+)
 
 DEFAULT_NAME = "default"
 URL_VARIABLE = "STREAMWORKER_REDIS_URL"
@@ -315,7 +322,7 @@ def _open(name: str, url: str) -> _Opened:
                 is_old = time.monotonic() - closed_s > REMEMBERED_S
                 return _behind_sentinels(read_sentinels(url), 0 if is_old else epoch)
             case _:
-                return _Opened(redis.Redis.from_url(url, **_POLICY))
+                return _Opened(redis.Redis.from_url(**_login(url), **_POLICY))
     except ValueError:
         # urllib's message quotes the part that it cannot parse, which may be the password.
         raise ConfigurationError(
@@ -336,6 +343,12 @@ _POLICY: dict[str, Any] = {
 """redis-py tries once, with timeouts: :meth:`Connection.call` decides about retries."""
 
 
+def _login(url: str) -> dict[str, Any]:
+    """Return the URL and, if this process' environment names one, the credential provider, for a client."""
+    provider = provider_of(os.environ.get(CREDENTIALS_VARIABLE))
+    return {"url": url} if provider is None else {"url": without_login(url), "credential_provider": provider}
+
+
 def _of_cluster(url: str) -> RedisCluster:
     first, *others = each_server(url)
     places = [urlsplit(each) for each in others]
@@ -351,7 +364,7 @@ def _of_cluster(url: str) -> RedisCluster:
             refuse_plaintext(f"redis://{host_and_port(*place)}", "A node of the Cluster")
         return place
 
-    return RedisCluster(url=first, startup_nodes=nodes, address_remap=looked_at, **_POLICY)
+    return RedisCluster(startup_nodes=nodes, address_remap=looked_at, **_login(first), **_POLICY)
 
 
 def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
@@ -362,7 +375,7 @@ def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
     url = sentinels.server_url(*place)
     if not plaintext_allowed(os.environ):
         refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
-    client = redis.Redis.from_url(url, redis_connect_func=_only_to_a_primary, **_POLICY)
+    client = redis.Redis.from_url(redis_connect_func=_only_to_a_primary, **_login(url), **_POLICY)
     return _Opened(client, sentinels, place, answer.epoch, time.monotonic())
 
 

@@ -1,0 +1,94 @@
+"""``streamworker later``: lists scheduled records, and cancels them."""
+
+from typing import Annotated, Any
+
+import typer
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import (
+    AsJson,
+    Limit,
+    connected,
+    local_time,
+    print_json,
+    print_table,
+    run_async,
+    say,
+)
+from streamworker.importing import resolve_stream
+from streamworker.redisio.data import later
+from streamworker.redisio.data.later import Waiting
+from streamworker.redisio.keys import StreamKeys
+from streamworker.stream import Stream
+
+app = typer.Typer(no_args_is_help=True, help="Look at scheduled records, or cancel them.")
+
+StreamPath = Annotated[
+    str, typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders.")
+]
+
+
+@app.command("list")
+def list_scheduled(
+    stream: StreamPath,
+    key: Annotated[str | None, typer.Option("--key", help="Only records of this key.")] = None,
+    limit: Limit = 50,
+    json: AsJson = False,
+) -> None:
+    """List the records of a stream that wait to be sent, in the order in which they are due.
+
+    \b
+    Examples:
+      streamworker later list shop:orders
+      streamworker later list shop:orders --key ann --json
+    """
+    found = run_async(_waiting, resolve_stream(stream))
+    wanted = sorted((each for each in found if key in (None, each.key)), key=lambda each: each.due_ms)
+    if json:
+        names = ("id", "key", "partition", "due_ms")
+        print_json([{name: getattr(each, name) for name in names} for each in wanted[:limit]])
+        return
+    if not wanted:
+        say("Nothing waits.")
+        return
+    rows = [(each.id, each.key, local_time(each.due_ms), each.partition) for each in wanted[:limit]]
+    print_table(("id", "key", "due", "partition"), rows)
+    if len(wanted) > limit:
+        say(f"{limit} of {len(wanted)}; --limit shows more.", error=True)
+
+
+@app.command("cancel")
+def cancel_scheduled(
+    stream: StreamPath,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The id with which it was scheduled.")],
+    key: Annotated[str | None, typer.Option("--key", help="Its key, as `later list` shows it.")] = None,
+) -> None:
+    """Cancel a record that waits to be sent.
+
+    \b
+    Examples:
+      streamworker later cancel shop:orders reminder-7 --key ann
+    """
+    if not run_async(_cancel, resolve_stream(stream), id, key):
+        say(
+            "Nothing was cancelled: it was sent, was cancelled before, or is unknown.",
+            "`streamworker later list` shows ids and keys.",
+            error=True,
+        )
+        raise typer.Exit(ExitCode.FAILED)
+    say("Cancelled: it will not be sent.")
+
+
+async def _waiting(stream: Stream[Any]) -> list[Waiting]:
+    keys = StreamKeys(stream.app.name, stream.name)
+    async with connected(stream.app) as backend:
+        return [
+            each
+            for partition in range(stream.spec.partitions)
+            for each in await later.waiting(backend, keys, partition)
+        ]
+
+
+async def _cancel(stream: Stream[Any], id: str, key: str | None) -> bool:
+    async with stream.app:
+        return await stream.cancel(id, key=key)

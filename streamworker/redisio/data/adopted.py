@@ -1,0 +1,164 @@
+"""A stream that other programs fill: reads it, and hands its entries to the partitions of one of ours.
+
+Each partition keeps the id of the last entry that it took, and takes a piece only if it stands where the
+piece begins (``forward.lua``). So an entry is taken once, whoever reads, though both streams share no slot.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.errors import BackendError
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.scripts import FORWARD, checked
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.durability import Durability, Undurable
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import pairs_of
+from streamworker.redisio.wire.link import Argument
+
+START = "0-"
+"""What ``forward.lua`` says of a partition that has taken nothing."""
+
+Fields = Sequence[bytes]
+"""Names and values of an entry, in order."""
+
+
+class SourcePlace(NamedTuple):
+    """How far the stream was read: everything up to an entry was taken."""
+
+    id: EntryId = ZERO
+    tag: str = ""
+    """A fingerprint of the entry; empty if it is not compared."""
+    added: int = -1
+    """Entries that were ever added up to it, dropped ones included; -1 while it is not known."""
+
+    @classmethod
+    def parse(cls, text: bytes | None) -> "SourcePlace":
+        """Read what :func:`keep_place` wrote."""
+        if text is None:
+            return cls()
+        entry_id, tag, count = text.decode().split(" ")
+        return cls(EntryId.parse(entry_id), tag, int(count))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the stream found."""
+
+    entries: list[tuple[EntryId, Fields]]
+    """The entries behind the place, in order."""
+    place: SourcePlace
+    """The place, with the entries counted that were dropped before they were taken."""
+    trouble: str = ""
+    """Why they are not those that follow: the stream was made anew, or has gone back."""
+    dropped: int = 0
+    """Entries behind the place that were trimmed or deleted before anybody took them."""
+
+    @property
+    def end(self) -> SourcePlace:
+        """The place behind the entries."""
+        last, fields = self.entries[-1]
+        return SourcePlace(last, tag_of(fields), self.place.added + len(self.entries))
+
+
+def _field(source: str) -> str:
+    return f"source {source}"
+
+
+def tag_of(fields: Fields) -> str:
+    """Return the fingerprint of an entry."""
+    return hashlib.sha1(b"\0".join(fields), usedforsecurity=False).hexdigest()
+
+
+async def standing(
+    backend: Backend, keys: StreamKeys, source: str, partitions: int
+) -> tuple[SourcePlace, dict[int, str]]:
+    """Return how far the stream was read, and where each partition stands."""
+    asked = [("HGET", keys.taken(p), _field(source)) for p in range(partitions)]
+    place, *found = all_answered(await backend.pipeline([("HGET", keys.meta, _field(source)), *asked]))
+    return SourcePlace.parse(place), {
+        p: START if text is None else text.decode() for p, text in enumerate(found)
+    }
+
+
+async def keep_place(backend: Backend, keys: StreamKeys, source: str, place: SourcePlace) -> None:
+    """Store how far the stream was read. A late one is harmless: what was taken is not taken again."""
+    await backend.execute("HSET", keys.meta, _field(source), f"{place.id} {place.tag} {place.added}")
+
+
+async def look(backend: Backend, source: str, place: SourcePlace, count: int) -> Look:
+    """Read what follows a place, and check that the place is still there."""
+    here = str(place.id)
+    if not await backend.execute("EXISTS", source):
+        return Look([], place, "it is gone" if place.tag else "")
+    commands = [
+        ("XINFO", "STREAM", source),
+        ("XRANGE", source, here, here),
+        ("XRANGE", source, "-" if place.id == ZERO else f"({here}", "+", "COUNT", count),
+    ]
+    flat, there, after = all_answered(await backend.pipeline(commands))
+    info: Mapping[bytes, Any] = pairs_of(flat)
+    if place.tag:
+        if EntryId.parse(info[b"last-generated-id"]) < place.id:
+            return Look(
+                [], place, f"its last id was {place.id}, and is {info[b'last-generated-id'].decode()}"
+            )
+        if there and tag_of(there[0][1]) != place.tag:
+            return Look([], place, f"entry {place.id} holds something else now")
+    gone, first = info[b"entries-added"] - info[b"length"], info[b"first-entry"]
+    passed = not first or EntryId.parse(first[0]) > place.id  # nothing is left up to the place
+    if place.added < 0:  # What was dropped before the first look is none of ours.
+        place = place._replace(added=gone if passed else 0)
+    dropped = max(0, gone - place.added) if passed else 0
+    place = place._replace(added=place.added + dropped)
+    return Look([(EntryId.parse(name), fields) for name, fields in after], place, dropped=dropped)
+
+
+class Piece(NamedTuple):
+    """Entries for one partition, and where it must stand to take them."""
+
+    partition: int
+    begin: str
+    end: str
+    entries: Sequence[Fields]
+
+
+async def hand_over(
+    backend: Backend,
+    keys: StreamKeys,
+    source: str,
+    pieces: Sequence[Piece],
+    *,
+    limit: int,
+    durability: Durability,
+) -> dict[int, str | BackendError | None]:
+    """Hand pieces to their partitions; return where each stands now.
+
+    None means that a partition has no room, an error that it may or may not have taken the piece.
+    """
+    calls: list[ScriptCall] = []
+    for partition, begin, end, entries in pieces:
+        flat: list[Argument] = []
+        for fields in entries:
+            flat += (len(fields), *fields)
+        names = (keys.events(partition), keys.taken(partition), keys.counts(partition))
+        calls.append((names, (_field(source), begin, end, limit, len(entries), "f", *flat)))
+    replies = await backend.run_many(FORWARD, calls, durability=durability)
+    return {piece.partition: _stands(piece, reply) for piece, reply in zip(pieces, replies, strict=True)}
+
+
+def _stands(piece: Piece, reply: Any) -> str | BackendError | None:
+    if isinstance(reply, Undurable):
+        return reply.error()
+    if isinstance(reply, BackendError):
+        return reply
+    match checked(reply):
+        case [b"OTHER", stands]:
+            return str(stands.decode())
+        case [b"FULL", _]:
+            return None
+        case _:
+            return piece.end

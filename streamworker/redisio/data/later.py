@@ -1,0 +1,200 @@
+"""Records that are sent with an id: once within a window, or later.
+
+An id is one record of its key. Both scripts can be repeated: each call has a name, by which a script knows
+that it answers a repeat.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from streamworker.core.data.partitioner import canonical_key
+from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.redisio.data.streams import AppendCode
+from streamworker.redisio.group.locks import answered
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Script, wrong_type
+from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.durability import Durability, Undurable
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.link import Argument
+
+MOVED_MAX = 200
+"""Maximum records that one call moves; it takes a millisecond of server time, more with large records."""
+LISTED_MAX = 500
+OVERDUE_MS = 60_000
+"""What has been due for so long should have been sent by a worker."""
+
+
+def digest_of(key: bytes | None, id: str) -> str:
+    """Return the name of a key's id in Redis: of 128 bits, however long both are.
+
+    >>> digest_of(b"ann", "1") == digest_of(b"an", "n1")
+    False
+    """
+    return hashlib.blake2b(canonical_key((key, id)) or b"", digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class IdReply:
+    """The reply to a call about an id."""
+
+    code: AppendCode
+    value: bytes = b""
+    """What the script says; of the first record of the id if it is ``DUP``."""
+    error: BackendError | None = None
+
+
+class IdCall(NamedTuple):
+    """A call about an id; it may be repeated unchanged."""
+
+    script: Script
+    keys: Sequence[str]
+    args: Sequence[Argument]
+
+    async def run(self, backend: Backend, durability: Durability) -> IdReply:
+        """Make the call once."""
+        (reply,) = await backend.run_many(self.script, [(self.keys, self.args)], durability=durability)
+        if isinstance(reply, BackendUnavailable):
+            return IdReply(AppendCode.UNKNOWN, error=reply)
+        if isinstance(reply, BackendError):
+            return IdReply(AppendCode.REFUSED, error=reply)
+        if isinstance(reply, Undurable):
+            found = reply.reply
+            if found[0] in (b"OK", b"DUP"):
+                return IdReply(AppendCode.UNKNOWN, error=reply.error())
+            reply = found
+        if reply[0] == b"BADTYPE":
+            return IdReply(AppendCode.REFUSED, error=wrong_type(reply[1]))
+        if durability.command and len(reply) > 2 and not reply[2]:
+            unproven = Undurable(None, "its repeat may not write, since Redis is out of memory")
+            return IdReply(AppendCode.UNKNOWN, error=unproven.error())
+        code = AppendCode(reply[0].decode())
+        return IdReply(code, b"" if code is AppendCode.FULL else reply[1])
+
+
+def send_once(
+    keys: StreamKeys,
+    partition: int,
+    digest: str,
+    call: str,
+    fields: Sequence[bytes],
+    *,
+    window_ms: int,
+    limit: int,
+) -> IdCall:
+    """Append a record, unless one of its id was appended within the window."""
+    names = (keys.events(partition), keys.seen(partition, digest), keys.counts(partition))
+    return IdCall(SEND_ONCE, names, (call, window_ms, limit, *fields))
+
+
+def schedule(
+    keys: StreamKeys,
+    partition: int,
+    digest: str,
+    call: str,
+    fields: Sequence[bytes],
+    *,
+    due: tuple[str, int],
+    named: tuple[str, bytes | None],
+    replace: bool,
+    limit: int,
+) -> IdCall:
+    """Keep a record until it is due: ``after`` or ``at`` a time in ms. ``named`` is its id and its key."""
+    texts = (named[0].encode(), named[1] or b"", *fields)
+    record = b"%s\n%s" % (b",".join(b"%d" % len(text) for text in texts), b"".join(texts))
+    args = (digest, call, *due, "1" if replace else "", limit, record)
+    return IdCall(LATER_PUT, (keys.later(partition), keys.delayed(partition)), args)
+
+
+def cancel(keys: StreamKeys, partition: int, digest: str, call: str, *, window_ms: int) -> IdCall:
+    """Drop a record that waits; the value of the reply is ``0`` if none does."""
+    names = (keys.later(partition), keys.delayed(partition))
+    return IdCall(LATER_CANCEL, names, (digest, call, window_ms))
+
+
+async def any_waits(backend: Backend, keys: StreamKeys, partitions: Sequence[int]) -> bool:
+    """Return whether records wait, or were sent lately, in any of the partitions."""
+    names = [keys.later(p) for p in partitions]
+    asked = [("EXISTS", *some) for some in backend.by_slot(names)]
+    return any(all_answered(await backend.pipeline(asked)))
+
+
+class Moved(NamedTuple):
+    """What one call has moved from one partition."""
+
+    records: int
+    is_full: bool
+    """Whether the partition has no room for the next one."""
+    next_ms: int | None
+    """Time until the next is due; None if nothing waits."""
+
+
+async def move_due(
+    backend: Backend, keys: StreamKeys, partitions: Sequence[int], *, limit: int, window_ms: int
+) -> Mapping[int, Moved]:
+    """Send what is due in some partitions, in one round trip; any process may repeat the call.
+
+    Partitions that Redis refused are missing in the result; if it refused all, this raises.
+    """
+    calls: list[ScriptCall] = [
+        (
+            (keys.events(p), keys.later(p), keys.delayed(p), keys.counts(p)),
+            (MOVED_MAX, limit, window_ms),
+        )
+        for p in partitions
+    ]
+    replies = await backend.run_many(LATER_MOVE, calls)
+    return dict(answered(list(partitions), replies, _moved))
+
+
+def _moved(reply: Any) -> Moved:
+    code, sent, next_ms = reply
+    return Moved(int(sent), code == b"FULL", int(next_ms) if next_ms else None)
+
+
+class Waiting(NamedTuple):
+    """A record that waits to be sent."""
+
+    partition: int
+    id: str
+    key: str
+    due_ms: int
+    fields: Mapping[bytes, bytes]
+
+
+async def waiting(backend: Backend, keys: StreamKeys, partition: int) -> list[Waiting]:
+    """Return the records of a partition that wait, in the order in which they are due."""
+    found: list[Waiting] = []
+    start = 0
+    while True:
+        ids = await backend.execute("ZRANGE", keys.later(partition), start, start + LISTED_MAX - 1)
+        if not ids:
+            return found
+        start += LISTED_MAX
+        stored = await backend.execute("HMGET", keys.delayed(partition), *ids)
+        found += [_waiting(partition, known) for known in stored if known and known.startswith(b"w ")]
+
+
+def _waiting(partition: int, known: bytes) -> Waiting:
+    head, _, texts = known.partition(b"\n")
+    _, _, due, sizes = head.split(b" ")
+    parts: list[bytes] = []
+    for size in map(int, sizes.split(b",")):
+        parts.append(texts[:size])
+        texts = texts[size:]
+    name, key, *fields = parts
+    pairs = zip(fields[::2], fields[1::2], strict=True)
+    return Waiting(partition, _shown(name), _shown(key), int(due), dict(pairs))
+
+
+def _shown(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+async def overdue(backend: Backend, keys: StreamKeys, partitions: int) -> int:
+    """Return how many records have been due for ``OVERDUE_MS``, or would have been forgotten since."""
+    now_ms = await backend.time_ms(near=keys.later(0))
+    asked = [("ZCOUNT", keys.later(p), "-inf", now_ms - OVERDUE_MS) for p in range(partitions)]
+    return sum(all_answered(await backend.pipeline(asked)))

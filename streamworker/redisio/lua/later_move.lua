@@ -1,0 +1,36 @@
+-- uses: adding later
+-- Sends what is due, in the order of the times, and forgets what was sent or cancelled long ago. Any process
+-- may call it at any time: each record is appended and marked in one step.
+--
+-- KEYS  1 events (stream)  2 later (zset)  3 delayed (hash)  4 counts (hash)
+-- ARGV  1 most to look at  2 records that the partition may hold; 0 for no limit  3 window in ms
+-- reply [OK | FULL, number sent, ms until the next is due, or '' if nothing waits] | [BADTYPE, key]
+local events, later, delayed = KEYS[1], KEYS[2], KEYS[3]
+local most, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
+local now, sent, code = server_ms(), 0, 'OK'
+local length = records_of(events)
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', later, '-inf', text(now), 'LIMIT', 0, most)) do
+  local state, calls, due, rest = later_of(delayed, id)
+  if state == 'w' then
+    local sizes, texts = string.match(rest, '^([%d,]+)\n(.*)$')
+    if not sizes then return {'BADTYPE', delayed} end
+    length = with_room(events, length, 1, limit)
+    if limit > 0 and length + 1 > limit then
+      code = 'FULL'
+      break
+    end
+    local fields, at = {}, 1
+    for size in string.gmatch(sizes, '%d+') do
+      fields[#fields + 1] = string.sub(texts, at, at + tonumber(size) - 1)
+      at = at + tonumber(size)
+    end
+    local entry = redis.call('XADD', events, '*', unpack(fields, 3))
+    keep_later(later, delayed, id, text(now + tonumber(ARGV[3])), 's', calls, due, entry)
+    length, sent = length + 1, sent + 1
+  else
+    redis.call('HDEL', delayed, id)
+    redis.call('ZREM', later, id)
+  end
+end
+local first = redis.call('ZRANGE', later, 0, 0, 'WITHSCORES')
+return {code, sent, first[2] and text(math.max(0, tonumber(first[2]) - now)) or ''}

@@ -1,0 +1,145 @@
+"""Takes the entries of a stream that other programs fill, each once, in order by key.
+
+The owner of partition 0 does this, for any processor of the stream. Two of them do no harm: each partition
+takes a piece only if it stands where the piece begins.
+"""
+
+from collections.abc import Callable, Collection
+
+import anyio
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.pauses import Pauses
+from streamworker.errors import BackendError, RecordError
+from streamworker.processors import StreamSpec
+from streamworker.redisio.data import adopted
+from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePlace
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import Durability
+
+READ_ENTRIES = 500
+"""Entries that one look takes: some milliseconds of the event loop and of the server."""
+IDLE_S = 0.1
+"""Pause while nothing new is there: how late an entry may be taken."""
+ELSEWHERE_S = 1.0
+"""How often it is looked whether this worker has become the owner of partition 0."""
+
+
+class Adopter:
+    """Reads one stream of other programs."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: StreamSpec,
+        durability: Durability,
+        random: Callable[[], float],
+        log: BoundLogger,
+    ) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._keys = StreamKeys(spec.app, spec.name)
+        self._durability = durability
+        self._pauses = Pauses(random)
+        self._log = log.bind(source=spec.source)
+        assert spec.codec != "arrow"
+        self._decode = spec.record.decoder(spec.codec)
+        self._place: SourcePlace | None = None
+        self._stands: dict[int, str] = {}
+        self._told = ""
+
+    async def run(self, owned: Callable[[], Collection[int]]) -> None:
+        """Take entries while this worker owns partition 0, and so on for ever."""
+        while True:
+            if 0 not in owned():
+                self._place = None
+                await anyio.sleep(ELSEWHERE_S)
+                continue
+            try:
+                pause_s = await self._step()
+                self._pauses.reset()
+            except BackendError as error:
+                self._place = None
+                pause_s = self._pauses.next_ms() / 1000
+                self._log.warning("source_unread", error=str(error))
+            await anyio.sleep(pause_s)
+
+    async def _step(self) -> float:
+        """Take one look's entries; return how long to pause."""
+        source = self._spec.source
+        if self._place is None:
+            found = await adopted.standing(self._backend, self._keys, source, self._spec.partitions)
+            self._place, self._stands = found
+        look = await adopted.look(self._backend, source, self._place, READ_ENTRIES)
+        if look.trouble:
+            self._tell("source_went_back", f"{look.trouble}; nothing is taken until it is right again")
+            return ELSEWHERE_S
+        if look.dropped:
+            self._tell("source_trimmed", f"{look.dropped} entries were dropped before they were taken")
+        self._place = look.place
+        if not look.entries:
+            return IDLE_S
+        if not await self._hand_over(look.entries):
+            return IDLE_S
+        self._place = look.end
+        await adopted.keep_place(self._backend, self._keys, source, self._place)
+        return 0.0
+
+    async def _hand_over(self, entries: list[tuple[EntryId, Fields]]) -> bool:
+        """Return whether all partitions have their entries; those that have, do not take them again."""
+        waiting: dict[int, list[tuple[EntryId, Fields]]] = {}
+        for entry_id, fields in entries:
+            partition = self._partition_of(entry_id, fields)
+            stands = self._stands[partition]
+            if stands == START or EntryId.parse(stands) < entry_id:
+                waiting.setdefault(partition, []).append((entry_id, fields))
+        pieces = [
+            Piece(partition, self._stands[partition], str(mine[-1][0]), [fields for _, fields in mine])
+            for partition, mine in waiting.items()
+        ]
+        if not pieces:
+            return True
+        found_by = await adopted.hand_over(
+            self._backend,
+            self._keys,
+            self._spec.source,
+            pieces,
+            limit=self._spec.records_max,
+            durability=self._durability,
+        )
+        done = True
+        for piece in pieces:
+            found = found_by[piece.partition]
+            if isinstance(found, BackendError):
+                raise found
+            done &= found == piece.end
+            if found is not None:
+                self._went_back(piece, found)
+                self._stands[piece.partition] = found
+        return done
+
+    def _went_back(self, piece: Piece, stands: str) -> None:
+        """Read again from where a partition stands that a failover has put back."""
+        if self._place is None:
+            return
+        if piece.begin != START and (stands == START or EntryId.parse(stands) < EntryId.parse(piece.begin)):
+            back = ZERO if stands == START else EntryId.parse(stands)
+            self._tell("source_read_again", f"partition {piece.partition} has gone back to {back}")
+            self._place = SourcePlace(min(back, self._place.id))
+
+    def _partition_of(self, entry_id: EntryId, fields: Fields) -> int:
+        """Return the partition of an entry; without a key, or without a record, its id decides."""
+        try:
+            record = self._decode(dict(zip(fields[::2], fields[1::2], strict=True)))
+            key = canonical_key(self._spec.key(record))
+        except RecordError:
+            key = None
+        return partition_for(str(entry_id).encode() if key is None else key, self._spec.partitions)
+
+    def _tell(self, event: str, reason: str) -> None:
+        if self._told != reason:
+            self._told = reason
+            self._log.error(event, reason=reason)

@@ -1,0 +1,45 @@
+"""Sends the scheduled records of the partitions that a worker owns when they are due."""
+
+from collections.abc import Callable, Collection
+
+import anyio
+from structlog.stdlib import BoundLogger
+
+from streamworker.errors import BackendError
+from streamworker.processors import StreamSpec
+from streamworker.redisio.data import later
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+
+LOOK_S = 2.0
+"""How often a worker looks for a first scheduled record: a stream that has none costs one command then."""
+LATE_S = 0.5
+"""How late a record may be sent that was scheduled after the last look, and for less than this time."""
+FULL_S = 0.5
+"""Pause while a partition has no room."""
+
+
+async def send_due(
+    backend: Backend, spec: StreamSpec, owned: Callable[[], Collection[int]], log: BoundLogger
+) -> None:
+    """Send what is due in the partitions that this worker owns now, and so on for ever.
+
+    Owners in several groups do this for one partition; a script sends each record once.
+    """
+    keys = StreamKeys(spec.app, spec.name)
+    while True:
+        pause_s = LOOK_S
+        try:
+            if await later.any_waits(backend, keys, partitions := tuple(owned())):
+                moved = await later.move_due(
+                    backend, keys, partitions, limit=spec.records_max, window_ms=spec.id_window_ms
+                )
+                due_s = [each.next_ms / 1000 for each in moved.values() if each.next_ms is not None]
+                pause_s = min([LATE_S, *due_s])
+                if any(each.is_full for each in moved.values()):
+                    pause_s = FULL_S
+                if sent := sum(each.records for each in moved.values()):
+                    log.debug("scheduled_sent", records=sent)
+        except BackendError as error:
+            log.warning("scheduled_not_sent", error=str(error))
+        await anyio.sleep(pause_s)

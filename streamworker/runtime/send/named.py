@@ -1,0 +1,213 @@
+"""Sends with an id: a record that is sent once within a window, or later.
+
+They do not queue in a lane: the id makes a repeat harmless, so that each is a call of its own.
+"""
+
+import asyncio
+import datetime as dt
+import random
+import secrets
+from typing import NamedTuple
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.partitioner import partition_for
+from streamworker.core.pauses import Pauses
+from streamworker.errors import (
+    BackendUnavailable,
+    ProducerError,
+    RecordError,
+    StreamFull,
+    StreamworkerError,
+)
+from streamworker.log import get_logger
+from streamworker.processors import StreamSpec
+from streamworker.redisio.data import later
+from streamworker.redisio.data.later import IdCall, IdReply
+from streamworker.redisio.data.streams import AppendCode, entry_fields
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.scripts import LATER_PUT
+from streamworker.redisio.wire.client import CONNECTIONS, Backend
+from streamworker.runtime.durability import durability_of
+from streamworker.runtime.send.lane import Encoded, OnFull
+from streamworker.runtime.send.lanes import FULL_PAUSE_MS, Declaration
+from streamworker.runtime.send.refusals import full, refused_later, too_many
+from streamworker.settings import Settings
+
+ID_BYTES_MAX = 1_024
+
+_log = get_logger("streamworker.producer")
+
+
+class Scheduled(NamedTuple):
+    """A record that is sent later."""
+
+    id: str
+    due: dt.datetime
+    """When it is due, in UTC; that of the first one if it is a duplicate."""
+    duplicate: bool = False
+    """Whether a record of this id and key waits already, or was sent within the stream's ``id_window``."""
+
+
+class NamedSends:
+    """The sends with an id of one producer."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: StreamSpec,
+        settings: Settings,
+        rng: random.Random,
+        declaration: Declaration,
+    ) -> None:
+        self._backend = backend
+        self._spec = spec
+        self._keys = StreamKeys(spec.app, spec.name)
+        self._durability = durability_of(settings)
+        self._rng = rng
+        self._declaration = declaration
+        self._turns = asyncio.Semaphore(CONNECTIONS)
+        """The time limit of a call includes its wait for a connection."""
+        self._calls: set[asyncio.Future[None]] = set()
+
+    async def aclose(self) -> None:
+        """Wait for the calls in progress."""
+        while self._calls:
+            await asyncio.wait(self._calls)
+
+    def partition_of(self, key: bytes | None, id: str) -> int:
+        """Return the partition of a key; a record without a key goes where its id leads."""
+        return partition_for(_checked(id) if key is None else key, self._spec.partitions)
+
+    async def send(
+        self, key: bytes | None, id: str, entry: Encoded, on_full: OnFull, timeout: float | None
+    ) -> tuple[int, EntryId, bool]:
+        """Append a record once; return its partition, its entry, and whether it is a duplicate."""
+        partition = self.partition_of(key, _text(id))
+        call = later.send_once(
+            self._keys,
+            partition,
+            later.digest_of(key, id),
+            secrets.token_hex(8),
+            entry_fields(entry),
+            window_ms=self._spec.id_window_ms,
+            limit=self._spec.records_max,
+        )
+        reply = await self._confirmed(call, partition, on_full, timeout)
+        return partition, EntryId.parse(reply.value), reply.code is AppendCode.DUP
+
+    async def schedule(
+        self,
+        key: bytes | None,
+        id: str,
+        entry: Encoded,
+        due: tuple[str, int],
+        timeout: float | None,
+        *,
+        replace: bool,
+    ) -> Scheduled:
+        """Keep a record until it is due."""
+        partition = self.partition_of(key, _text(id))
+        call = later.schedule(
+            self._keys,
+            partition,
+            later.digest_of(key, id),
+            secrets.token_hex(8),
+            entry_fields(entry),
+            due=due,
+            named=(id, key),
+            replace=replace,
+            limit=self._spec.records_max,
+        )
+        reply = await self._confirmed(call, partition, "raise", timeout)
+        at = dt.datetime.fromtimestamp(int(reply.value) / 1000, dt.UTC)
+        return Scheduled(id, at, reply.code is AppendCode.DUP)
+
+    async def cancel(self, key: bytes | None, id: str, timeout: float | None) -> bool:
+        """Return whether a record that waited will never be sent."""
+        partition = self.partition_of(key, _text(id))
+        call = later.cancel(
+            self._keys,
+            partition,
+            later.digest_of(key, id),
+            secrets.token_hex(8),
+            window_ms=self._spec.id_window_ms,
+        )
+        return (await self._confirmed(call, partition, "raise", timeout)).value == b"1"
+
+    async def _confirmed(
+        self, call: IdCall, partition: int, on_full: OnFull, timeout: float | None
+    ) -> IdReply:
+        """Make a call until it is confirmed."""
+        under_way = asyncio.get_running_loop().create_future()
+        self._calls.add(under_way)
+        first_ms, max_ms = FULL_PAUSE_MS
+        full_pauses = Pauses(self._rng.random, first_ms=first_ms, max_ms=max_ms)
+        pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+        trouble: StreamworkerError | None = None
+        may_be_done = False
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    reply = await self._once(call)
+                    is_full = reply.code is AppendCode.FULL
+                    trouble = self._full(call, partition) if is_full else reply.error
+                    if trouble is None:
+                        return reply
+                    if reply.code is AppendCode.REFUSED or (is_full and on_full == "raise"):
+                        raise refused_later(self._spec, trouble) if may_be_done else trouble
+                    pause_ms = (full_pauses if is_full else pauses).next_ms()
+                    if not is_full:
+                        may_be_done = True
+                        _log.warning(
+                            "send_unanswered",
+                            stream=self._spec.name,
+                            error=str(trouble),
+                            retry_in_ms=pause_ms,
+                        )
+                    await asyncio.sleep(pause_ms / 1000)
+        except TimeoutError:
+            raise self._not_in_time(trouble, timeout) from None
+        finally:
+            self._calls.discard(under_way)
+            under_way.set_result(None)
+
+    async def _once(self, call: IdCall) -> IdReply:
+        try:
+            async with self._turns:
+                await self._declaration.make()
+                return await call.run(self._backend, self._durability)
+        except BackendUnavailable as error:
+            return IdReply(AppendCode.UNKNOWN, error=error)
+
+    def _full(self, call: IdCall, partition: int) -> StreamFull:
+        return (too_many if call.script is LATER_PUT else full)(self._spec, partition)
+
+    def _not_in_time(self, trouble: StreamworkerError | None, timeout: float | None) -> ProducerError:
+        if isinstance(trouble, ProducerError):
+            return trouble
+        return ProducerError(
+            f"Stream {self._spec.name!r}: a call with an id was not confirmed within {timeout} s; it may or "
+            "may not have been done.",
+            remedy="Make it again with the same id: the record is there once.",
+        )
+
+
+def _text(id: object) -> str:
+    if not isinstance(id, str) or not id:
+        raise RecordError(f"A record was sent with id={id!r}.", remedy="An id is a text that is not empty.")
+    _checked(id)
+    return id
+
+
+def _checked(id: str) -> bytes:
+    try:
+        encoded = id.encode()
+    except UnicodeEncodeError:
+        raise RecordError(
+            f"The id {id!a} is no text that UTF-8 can hold.", remedy="Use other characters."
+        ) from None
+    if len(encoded) > ID_BYTES_MAX:
+        raise RecordError(
+            f"An id has {len(encoded)} bytes.", remedy=f"Use {ID_BYTES_MAX} at most, or a hash of it."
+        )
+    return encoded

@@ -1,0 +1,108 @@
+"""Records with an id are sent once within a window, by calls that may each be repeated."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.redisio.data import later, streams
+from streamworker.redisio.data.later import IdReply, digest_of
+from streamworker.redisio.data.streams import Append, AppendCode, append_many
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY
+from tests.contract.support import STREAM, Group, Raw
+from tests.helpers import wait_for
+
+pytestmark = pytest.mark.anyio
+
+
+async def once(
+    backend: Backend,
+    value: bytes,
+    *,
+    id: str = "a",
+    call: str = "call",
+    window_ms: int = 60_000,
+    limit: int = 0,
+) -> IdReply:
+    """Send a record of the key `ann` with an id."""
+    digest = digest_of(b"ann", id)
+    sent = later.send_once(STREAM, 0, digest, call, [b"v", value], window_ms=window_ms, limit=limit)
+    return await sent.run(backend, MEMORY)
+
+
+async def test_the_second_record_of_an_id_is_answered_with_the_first_ones_entry(group: Group) -> None:
+    """Another id is another record, and a repeat of the same call is no duplicate."""
+    first = await once(group.backend, b"1")
+    assert first.code is AppendCode.OK
+    assert await once(group.backend, b"1") == first
+    assert await once(group.backend, b"2", call="other") == IdReply(AppendCode.DUP, first.value)
+    assert (await once(group.backend, b"3", id="b")).code is AppendCode.OK
+    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 9)
+    assert [entry.fields[b"v"] for entry in stored] == [b"1", b"3"]
+    assert stored[0].id == EntryId.parse(first.value)
+
+
+async def test_after_the_window_an_id_is_free_again(group: Group, raw: Raw) -> None:
+    """A duplicate does not lengthen it."""
+    await once(group.backend, b"1", window_ms=60)
+    await once(group.backend, b"2", call="other", window_ms=60)
+    wait_for(lambda: not raw.exists(STREAM.seen(0, digest_of(b"ann", "a"))), "the server forgets the id")
+    assert (await once(group.backend, b"3", call="third")).code is AppendCode.OK
+
+
+async def test_a_full_partition_takes_no_record_with_an_id_and_knows_a_duplicate(group: Group) -> None:
+    """What is refused leaves no trace of its id; what is there needs no room."""
+    await group.register()
+    await group.send(9)
+    assert (await once(group.backend, b"1", limit=10)).code is AppendCode.OK
+    assert (await once(group.backend, b"2", id="b", limit=10)).code is AppendCode.FULL
+    assert (await once(group.backend, b"1", call="other", limit=10)).code is AppendCode.DUP
+    assert (await once(group.backend, b"2", id="b", limit=11)).code is AppendCode.OK
+
+
+async def test_records_with_an_id_stand_between_entries_of_many(group: Group) -> None:
+    """The numbering is one: ids grow, and the limit counts records."""
+    many: Sequence[bytes] = [b'{"n":%d}' % n for n in range(50)]
+    for number in (1, 2):
+        (reply,) = await append_many(group.backend, STREAM, [Append(0, "p", number, 0, many, pack="json")])
+        assert reply.last_id is not None
+        mine = await once(group.backend, b"x", id=str(number))
+        assert EntryId.parse(mine.value) > reply.last_id
+    assert (await once(group.backend, b"x", id="3", limit=102)).code is AppendCode.FULL
+    assert (await once(group.backend, b"x", id="3", limit=103)).code is AppendCode.OK
+
+
+async def test_when_memory_is_full_only_a_duplicate_is_answered(group: Group, full_memory: Raw) -> None:
+    """It says that it wrote nothing, so a sender that waits for durability does not take it for safe."""
+    await once(group.backend, b"1")
+    full_memory.config_set("maxmemory", 1)
+    assert (await once(group.backend, b"2", id="b")).code is AppendCode.REFUSED
+    duplicate = await once(group.backend, b"2", call="other")
+    assert duplicate.code in (
+        AppendCode.DUP,
+        AppendCode.REFUSED,
+    )  # Valkey and Redis 7 refuse the script itself
+
+
+async def test_a_scheduled_record_is_sent_or_cancelled_on_any_server(group: Group) -> None:
+    """The clock is the server's; tests/contract/test_later.py tells it the time."""
+
+    def put(id: str, due: tuple[str, int]) -> later.IdCall:
+        fields, digest = [b"v", id.encode()], digest_of(b"ann", id)
+        return later.schedule(
+            STREAM, 0, digest, id, fields, due=due, named=(id, b"ann"), replace=False, limit=9
+        )
+
+    for id_, due in (("now", ("after", 0)), ("past", ("at", 5)), ("never", ("after", 3_600_000))):
+        assert (await put(id_, due).run(group.backend, MEMORY)).code is AppendCode.OK
+    cancel = later.cancel(STREAM, 0, digest_of(b"ann", "never"), "cancel", window_ms=60_000)
+    assert await cancel.run(group.backend, MEMORY) == IdReply(AppendCode.OK, b"1")
+    assert await later.any_waits(group.backend, STREAM, [0, 1])
+    assert not await later.any_waits(group.backend, STREAM, [1, 2])
+    moved = await later.move_due(group.backend, STREAM, [0, 1], limit=0, window_ms=60_000)
+    assert (moved[0].records, moved[1]) == (2, later.Moved(0, False, None))
+    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 9)
+    assert [entry.fields[b"v"] for entry in stored] == [b"past", b"now"]
+    assert await later.waiting(group.backend, STREAM, 0) == []
+    assert await later.overdue(group.backend, STREAM, 2) == 0

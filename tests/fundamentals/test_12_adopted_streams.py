@@ -1,0 +1,155 @@
+"""A Redis stream that other programs fill is taken in: each entry once, in order by key."""
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from streamworker import App, ConfigurationError, Skip, Stream
+from streamworker.testing import local_worker
+from tests.contract.support import Raw
+from tests.helpers import wait_for_async
+from tests.raw import opened
+
+pytestmark = pytest.mark.anyio
+PLAIN = "legacy-orders"
+
+
+class Order(msgspec.Struct):
+    customer: str
+    number: int
+
+
+def shop(redis_url: str) -> tuple[App, Stream[Order], dict[str, dict[str, list[int]]]]:
+    """An app that takes the plain stream in, and what its two processors were given, by customer."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=4, codec="fields", source=PLAIN)
+    seen: dict[str, dict[str, list[int]]] = {name: defaultdict(list) for name in ("one", "two")}
+
+    @app.processor(orders, errors=Skip())
+    async def one(order: Order) -> None:
+        seen["one"][order.customer].append(order.number)
+
+    @app.processor(orders, errors=Skip())
+    async def two(order: Order) -> None:
+        seen["two"][order.customer].append(order.number)
+
+    return app, orders, seen
+
+
+@contextlib.contextmanager
+def writers(redis_url: str, each: int) -> Iterator[list[threading.Thread]]:
+    """Three programs that know nothing of us write as fast as they can."""
+
+    def write(customer: str) -> None:
+        with opened(redis_url) as client:
+            for start in range(0, each, 50):
+                pipe = client.pipeline(transaction=False)
+                for number in range(start, min(start + 50, each)):
+                    pipe.xadd(PLAIN, {"customer": customer, "number": number})
+                pipe.execute()
+
+    threads = [threading.Thread(target=write, args=[name]) for name in ("ann", "bob", "cid")]
+    for thread in threads:
+        thread.start()
+    yield threads
+    for thread in threads:
+        thread.join()
+
+
+def all_there(seen: dict[str, dict[str, list[int]]], each: int) -> bool:
+    return all(sum(map(len, by_key.values())) >= 3 * each for by_key in seen.values())
+
+
+async def test_entries_are_taken_once_and_in_order_under_their_writers_full_load(emptied: str) -> None:
+    """Two processes look, since both own partition 0 of their group; workers come and go meanwhile."""
+    each = 2_000
+    app, _, seen = shop(emptied)
+    other = shop(emptied)[0]
+    with writers(emptied, each) as threads:
+        while any(thread.is_alive() for thread in threads):
+            async with (
+                local_worker(app, url=emptied, processors=["one"]) as first,
+                local_worker(other, url=emptied, processors=["two"]),
+            ):
+                await first.until(lambda now: now.processors["one"].committed > 100)
+    app, _, late = shop(emptied)
+    async with local_worker(app, url=emptied) as worker:
+        with opened(emptied) as client:
+            keys = [f"sw:{{shop.orders.{p}}}:events" for p in range(4)]
+
+            def taken() -> int:
+                return sum(client.xinfo_stream(key)["entries-added"] for key in keys if client.exists(key))
+
+            await wait_for_async(lambda: taken() >= 3 * each, "all entries are taken")
+            await worker.until_drained()
+            assert taken() == 3 * each
+    for customer in ("ann", "bob", "cid"):
+        assert seen["one"][customer] + late["one"][customer] == list(range(each))
+
+
+async def test_entries_of_before_and_those_that_are_no_records_are_taken_too(emptied: str) -> None:
+    """What cannot be decoded follows the policy of the processor, as any such entry does."""
+    app, orders, seen = shop(emptied)
+    with opened(emptied) as client:
+        for number in range(5):
+            client.xadd(PLAIN, {"customer": "ann", "number": number})
+        client.xadd(PLAIN, {"nonsense": "x"})
+        async with local_worker(app, url=emptied) as worker:
+            client.xadd(PLAIN, {"customer": "ann", "number": 5})
+            await wait_for_async(lambda: len(seen["one"]["ann"]) == 6, "all are taken")
+            await orders.send(Order("ann", 6))
+            await worker.until_drained()
+            assert seen["one"]["ann"] == seen["two"]["ann"] == list(range(7))
+        assert client.xlen(PLAIN) == 7, "nothing was changed there"
+
+
+async def test_a_stream_that_was_made_anew_is_named_and_not_taken_in(
+    emptied: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lower ids, or another entry in the place of the last one: a person should look."""
+    app, _, seen = shop(emptied)
+    with opened(emptied) as client:
+        client.xadd(PLAIN, {"customer": "ann", "number": 0}, id="1000-0")
+        async with local_worker(app, url=emptied):
+            await wait_for_async(lambda: len(seen["one"]["ann"]) == 1, "the first is taken")
+            client.delete(PLAIN)
+            client.xadd(PLAIN, {"customer": "ann", "number": 1}, id="500-0")
+            await wait_for_async(lambda: "source_went_back" in capsys.readouterr().out, "the worker says so")
+            client.xadd(PLAIN, {"customer": "bob", "number": 2}, id="1000-0")
+            await wait_for_async(lambda: "holds something else" in capsys.readouterr().out, "and so again")
+            assert "bob" not in seen["one"]
+
+
+async def test_entries_that_were_trimmed_before_they_were_taken_are_told(
+    emptied: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By count, once; those that were trimmed before the first look are none of ours. The rest is taken."""
+    app, _, seen = shop(emptied)
+
+    def add(client: Raw, first: int, kept: int) -> None:
+        for number in range(first, first + 10):
+            client.xadd(PLAIN, {"customer": "ann", "number": number})
+        client.xtrim(PLAIN, maxlen=kept, approximate=False)
+
+    with opened(emptied) as client:
+        add(client, 0, kept=4)
+        async with local_worker(app, url=emptied):
+            await wait_for_async(lambda: seen["one"]["ann"] == [6, 7, 8, 9], "the rest is taken")
+        assert "source_trimmed" not in capsys.readouterr().out
+        add(client, 10, kept=3)
+        async with local_worker(app, url=emptied):
+            await wait_for_async(lambda: seen["one"]["ann"][4:] == [17, 18, 19], "the rest is taken")
+        assert "7 entries were dropped" in capsys.readouterr().out
+
+
+def test_what_cannot_be_a_source_is_refused_when_it_is_declared() -> None:
+    app = App("shop")
+    for wrong in ("", "sw:{shop.orders.0}:events"):
+        with pytest.raises(ConfigurationError, match="has source="):
+            app.stream("orders", Order, source=wrong)
+    with pytest.raises(ConfigurationError, match="and the codec arrow"):
+        app.stream("orders", Order, codec="arrow", source=PLAIN)

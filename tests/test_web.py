@@ -1,0 +1,126 @@
+"""`tests/target/web.py` is a user's web service; it runs unchanged with FastAPI under uvicorn."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.helpers import wait_for
+from tests.raw import opened
+
+WEB = Path(__file__).parent / "target" / "web.py"
+SHOP = """
+from dataclasses import dataclass
+from datetime import datetime
+import msgspec
+from streamworker import App
+
+app = App("shop")
+
+
+@dataclass
+class Order:
+    order_id: int
+    customer: str
+    sku: str
+    quantity: int
+    placed_at: datetime
+
+
+class Alert(msgspec.Struct):
+    customer: str
+    reason: str
+
+
+orders = app.stream("orders", Order, key="customer", partitions=16)
+alerts = app.stream("alerts", Alert, key="customer", partitions=4)
+"""
+ORDER = {"order_id": 7, "customer": "ann", "sku": "tea", "quantity": 2, "placed_at": "2026-11-02T05:00:00Z"}
+
+
+@pytest.fixture
+def service(redis_url: str, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
+    """A web server, which listens on a socket in the folder of the test."""
+    shutil.copy(WEB, tmp_path / "web.py")
+    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", "web:api", "--uds", "web.sock"],
+            cwd=tmp_path,
+            env=os.environ | {"STREAMWORKER_REDIS_URL": redis_url},
+            stderr=log,
+        )
+    wait_for(lambda: b"Uvicorn running" in (tmp_path / "log").read_bytes(), "the web service has started")
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def client(service: "subprocess.Popen[bytes]", tmp_path: Path) -> Iterator[httpx.Client]:
+    del service
+    transport = httpx.HTTPTransport(uds=str(tmp_path / "web.sock"))
+    with httpx.Client(transport=transport, base_url="http://web") as made:
+        yield made
+
+
+def entries(redis_url: str, stream: str, partitions: int) -> list[Any]:
+    with opened(redis_url) as redis:
+        keys = [f"sw:{{shop.{stream}.{p}}}:events" for p in range(partitions)]
+        return [fields for key in keys for _, fields in redis.xrange(key)]
+
+
+def test_a_web_service_takes_orders_once_asks_later_and_ends_quietly(
+    client: httpx.Client, service: "subprocess.Popen[bytes]", redis_url: str, tmp_path: Path
+) -> None:
+    """One service for all of it: it takes seconds to start."""
+    ids = {"idempotency-key": "17"}
+    first = client.post("/orders", json=ORDER, headers=ids)
+    again = client.post("/orders", json=ORDER, headers=ids)
+    assert (first.status_code, first.json()["seen_before"]) == (202, False)
+    assert again.json() == {"entry": first.json()["entry"], "seen_before": True}
+    assert not client.post("/orders", json=ORDER | {"customer": "bob"}, headers=ids).json()["seen_before"]
+    for _ in range(2):
+        assert not client.post("/orders", json=ORDER).json()["seen_before"], "it had no key"
+    found = entries(redis_url, "orders", 16)
+    assert len(found) == 4
+    assert all(fields[b"h.from"] == b"web" for fields in found)
+    assert {json.loads(fields[b"v"])["customer"] for fields in found} == {"ann", "bob"}
+
+    # Orders of one number schedule one question, and it is cancelled once.
+    place = "/customers/ann/orders/7/question"
+    assert [client.delete(place).json() for _ in range(2)] == [{"cancelled": True}, {"cancelled": False}]
+    assert client.delete("/customers/cid/orders/7/question").json() == {"cancelled": False}
+
+    client.close()
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(30) in (0, -signal.SIGTERM)
+    log = (tmp_path / "log").read_text("utf-8")
+    assert "Application shutdown complete" in log
+    assert not any(word in log for word in ("ERROR", "Traceback", "destroyed"))
+
+
+def test_a_script_imports_without_an_event_loop(redis_url: str, tmp_path: Path) -> None:
+    """The function of the same module, in a process that has none."""
+    shutil.copy(WEB, tmp_path / "web.py")
+    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
+    code = "import web; row = dict(id='1', customer='ann', sku='tea', quantity='2')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + "print(web.nightly_import([row] * 3_000))"],
+        cwd=tmp_path,
+        env=os.environ | {"STREAMWORKER_REDIS_URL": redis_url},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3000\n", "")
+    assert entries(redis_url, "orders", 16)
