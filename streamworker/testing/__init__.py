@@ -5,15 +5,18 @@ See :func:`local_worker`.
 
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.dev.server import EmbeddedServer
+from streamworker.testing.context import FakeContext, fake_context
 from streamworker.testing.local import LocalWorker, Snapshot, local_worker, quiet_logs
 from streamworker.testing.memory import MemoryServer
 
 __all__ = [
     "EmbeddedServer",
+    "FakeContext",
     "GroupSnapshot",
     "LocalWorker",
     "MemoryServer",
     "Snapshot",
+    "fake_context",
     "local_worker",
     "quiet_logs",
 ]

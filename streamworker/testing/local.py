@@ -34,15 +34,18 @@ from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
-from streamworker.redisio.wire.info import pairs_of
+from streamworker.redisio.wire.info import ms_of, pairs_of
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
 from streamworker.stream import Stream
+from streamworker.table import Table
 from streamworker.testing.clock import JumpingClock
 from streamworker.testing.memory import MemoryServer, is_in_memory
 
 T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
 
 POLL_S = 0.02
 """Interval between snapshots of a group. A snapshot takes two round trips, about 1 ms on a local server."""
@@ -236,6 +239,28 @@ class LocalWorker:
         """Return the records that a processor gave up on, by partition, oldest first."""
         keys, partitions = self._place(processor)
         return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
+
+    async def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
+        """Set values of a table, as if its processor had committed them.
+
+        Do so before the processor handles records of these keys: it may have kept what it read.
+        """
+        spec = table.spec
+        keys = StreamKeys(spec.stream.app, spec.stream.name)
+        now_ms = ms_of(await self._backend.execute("TIME"))
+        for key, value in values.items():
+            partition = spec.partition_of(key)
+            if partition is None:
+                raise ConfigurationError(
+                    f"The key {key!r} of table {table.name!r} belongs to no partition.",
+                    remedy="Use a key that begins with the stream's.",
+                )
+            fields, expiries = keys.tables(partition, [table.name])
+            field, body = spec.form.field(key), spec.form.body(key, value)
+            expiry = str(now_ms + spec.ttl_ms) if spec.ttl_ms else ""
+            await self._backend.execute("HSET", fields, field, expiry.encode() + b" " + body)
+            if expiry:
+                await self._backend.execute("ZADD", expiries, expiry, field)
 
     async def _entries(self, key: str) -> list[Entry]:
         found: list[Entry] = []

@@ -15,7 +15,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.dead import replay_dead
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.testing import Snapshot, local_worker
+from streamworker.testing import Snapshot, fake_context, local_worker
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -236,3 +236,59 @@ class Outcome:
 async def is_blocked(backend: Backend) -> bool:
     """Whether a connection to the server reads and waits."""
     return b"blocked_clients:1\r\n" in await backend.execute("INFO")
+
+
+class Balance(msgspec.Struct):
+    """What a table holds."""
+
+    amount: int = 0
+
+
+def _bank() -> tuple[App, Any, Any, Any]:
+    app = App("bank")
+    orders = app.stream("orders", Order, key="customer", partitions=4)
+    balances = app.table("balances", Balance, ttl="30 days")
+
+    @app.processor(orders, batch=10, tables=[balances])
+    async def add(batch: list[Order], ctx: Context) -> list[Total]:
+        known = await balances.get_many({order.customer for order in batch})
+        for order in batch:
+            balance = known.setdefault(order.customer, Balance())
+            balance.amount += order.amount
+            ctx.forward(Total(order.customer, balance.amount))
+        balances.set_many(known)
+        ctx.log.info("added", orders=len(batch))
+        return []
+
+    return app, orders, balances, add
+
+
+async def test_a_call_by_hand_has_a_context_and_tables_without_a_worker() -> None:
+    """With keys of any partition; outside of the block the table refuses writes as ever."""
+    _, _, balances, add = _bank()
+    with fake_context(add, partition=2, key="ann", headers={"trace": "4bf92f"}) as ctx:
+        ctx.put(balances, {"ann": Balance(5), "bob": Balance(7)})
+        assert await add([Order("ann", 1), Order("ann", 2), Order("zoe", 4)], ctx) == []
+        assert ctx.table(balances) == {"ann": Balance(8), "bob": Balance(7), "zoe": Balance(4)}
+        assert ctx.forwarded == [Total("ann", 6), Total("ann", 8), Total("zoe", 4)]
+        balances.delete("bob")
+        assert "bob" not in ctx.table(balances)
+        assert (ctx.app, ctx.processor, ctx.partition, ctx.key) == ("bank", "add", 2, "ann")
+        assert (ctx.header("trace"), ctx.count, ctx.attempt) == ("4bf92f", 1, 1)
+        assert 0 <= ctx.elapsed < 60
+        assert ctx.timestamp.year >= 2026
+    with pytest.raises(ConfigurationError, match="outside of a call"):
+        balances.set("ann", Balance(1))
+
+
+async def test_a_test_sets_what_a_table_holds_before_the_first_record(url: str) -> None:
+    """It is read, expires and is counted as what the processor has written."""
+    app, orders, balances, add = _bank()
+    async with local_worker(app, url=url) as worker:
+        await worker.put(balances, {f"c{n}": Balance(n) for n in range(9)})
+        assert await balances.count() == 9
+        await orders.send(Order("c7", 3))
+        await worker.until_drained()
+        assert await worker.rows(add) == [{"customer": "c7", "total": 10}]
+        assert await balances.get("c7") == Balance(10)
+        assert {key async for key, _ in balances.scan()} == {f"c{n}" for n in range(9)}

@@ -1,0 +1,126 @@
+"""A context and tables for calls by hand, without a worker and a server."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import structlog
+
+from streamworker.context import Call, Context, Place, TablesInCall, tables_in_call
+from streamworker.core.data.entries import Entry, EntryId
+from streamworker.declared import Processor
+from streamworker.records.packs import HEADER_PREFIX
+from streamworker.runtime.clock import monotonic_s
+from streamworker.table import Table
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class _Tables:
+    """Tables in memory, which take the keys of all partitions."""
+
+    partition = None
+
+    def __init__(self, specs: Collection[object]) -> None:
+        self.specs = specs
+        self.values: dict[str, dict[bytes, bytes]] = {}
+
+    async def read(self, table: str, fields: Sequence[bytes]) -> list[bytes | None]:
+        return [self.values.get(table, {}).get(field) for field in fields]
+
+    def write(self, table: str, changes: Mapping[bytes, bytes | None]) -> None:
+        values = self.values.setdefault(table, {})
+        for field, body in changes.items():
+            if body is None:
+                values.pop(field, None)
+            else:
+                values[field] = body
+
+
+class FakeContext(Context):
+    """The context of a call that a test makes by hand; :func:`fake_context` makes it.
+
+    In its ``with`` block the processor's tables are in memory. What the function forwards stands in
+    ``forwarded``, and what it stores in ``state``.
+    """
+
+    __slots__ = ("_stored", "_token")
+
+    def __init__(
+        self, processor: Processor[..., Any], partition: int, key: str | None, headers: Mapping[str, str]
+    ) -> None:
+        spec = processor.spec
+        fields = {HEADER_PREFIX + name.encode(): value.encode() for name, value in headers.items()}
+        entry = Entry(EntryId(time.time_ns() // 1_000_000, 0), fields, 0)
+        place = Place(
+            app=spec.stream.app,
+            processor=spec.name,
+            partition=partition,
+            epoch=1,
+            owner="fake",
+            log=structlog.get_logger("streamworker.fake"),
+            now=monotonic_s,
+            key_of=lambda _: key,
+        )
+        super().__init__(place, Call([entry], {}, records=[None]))
+        self._stored = _Tables(spec.tables)
+        self._token: Token[TablesInCall | None] | None = None
+
+    @property
+    def forwarded(self) -> list[Any]:
+        """The rows that the function gave to ``ctx.forward``."""
+        return self._call.outputs
+
+    def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
+        """Set values of a table before the call."""
+        form = table.spec.form
+        self._stored.write(
+            table.name, {form.field(key): form.body(key, value) for key, value in values.items()}
+        )
+
+    def table(self, table: Table[K, V]) -> Mapping[K, V]:
+        """Return what a table holds."""
+        form, values = table.spec.form, self._stored.values.get(table.name, {})
+        return {form.key_of(field, body): form.value_of(field, body) for field, body in values.items()}
+
+    def __enter__(self) -> Self:
+        self._token = tables_in_call.set(self._stored)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            tables_in_call.reset(self._token)
+
+
+def fake_context(
+    processor: Processor[..., Any],
+    *,
+    partition: int = 0,
+    key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> FakeContext:
+    """Return a context for calling a processor by hand, without a worker and a server.
+
+    Parameters
+    ----------
+    processor
+        The processor that is called; its tables are in memory inside the ``with`` block.
+    partition
+        What ``ctx.partition`` says. Keys of tables may be those of any partition.
+    key, headers
+        What ``ctx.key`` and ``ctx.headers`` say of the call's one record.
+
+    Examples
+    --------
+    >>> async def test_totals() -> None:
+    ...     with fake_context(sum_up, partition=3) as ctx:
+    ...         ctx.put(totals, {"ann": 2})
+    ...         await sum_up([Order("ann")], ctx)
+    ...         assert ctx.table(totals)["ann"] == 3
+    """
+    return FakeContext(processor, partition, key, headers or {})
