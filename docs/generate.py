@@ -1,6 +1,6 @@
 """Writes the parts of docs/ that are made from the code: `make docs`, or `python docs/generate.py`.
 
-Whole pages: settings.md, redis-keys.md and cli.md. In other pages, what stands between
+Whole pages: settings.md, redis-keys.md, cli.md and api.md. In other pages, what stands between
 `<!-- generated: NAME -->` and `<!-- end of NAME -->`. tests/test_docs.py fails when a page is not
 what this would write.
 """
@@ -20,6 +20,7 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
+from docs.api import render as render_api
 from docs.redis_keys import HOLDS, PACKED_ENTRY
 from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
@@ -212,6 +213,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "redis-keys.md": keys_page,
     "cli.md": render_cli,
+    "api.md": render_api,
 }
 
 # -- parts of pages --------------------------------------------------------------------------

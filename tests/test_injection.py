@@ -1,7 +1,10 @@
 """What functions are given by their annotations, what is refused at import, and middleware around calls."""
 
+import importlib
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -9,8 +12,10 @@ import pytest
 
 from streamworker import App, ConfigurationError, Context
 from streamworker.errors import ProcessingError
+from streamworker.importing import resolve_app, resolve_processors
 from streamworker.injection.middleware import Layer, around
 from streamworker.injection.parameters import Parameters
+from streamworker.runtime.worker import Worker
 
 
 class Order(msgspec.Struct):
@@ -226,3 +231,45 @@ async def test_middleware_neither_loses_a_result_nor_hides_an_error(
         with pytest.raises(outcome):
             await around(layers, context, attempt)
     assert seen == steps
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of an app in two modules, the second of which imports the first."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    folder = tmp_path / "many"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from typing import NamedTuple\nfrom streamworker import App\n"
+        "app = App('many', include=['many.mail'])\n"
+        "orders = app.stream('orders', NamedTuple('Order', [('customer', str)]))\n"
+    )
+    (folder / "mail.py").write_text(
+        "from many import app, orders\n@app.processor(orders, forward=False)\nasync def send(order): ...\n"
+    )
+    yield folder
+    for name in [name for name in sys.modules if name.partition(".")[0] == "many"]:
+        del sys.modules[name]
+
+
+def test_an_app_in_several_modules_is_whole_when_it_is_loaded(parts: Path) -> None:
+    """By a command, which finds processors of all of them; the import of the app alone loads no other."""
+    many = importlib.import_module("many")
+    assert many.app.processors == {}
+    assert list(resolve_app("many:app").processors) == ["send"]
+    assert [spec.name for spec in resolve_processors("many:send").processors] == ["send"]
+
+
+def test_a_worker_loads_an_app_in_several_modules(parts: Path) -> None:
+    """Also one that a program makes."""
+    many = importlib.import_module("many")
+    Worker(many.app)
+    assert list(many.app.processors) == ["send"]
+
+
+def test_a_module_of_an_app_that_fails_is_named(parts: Path) -> None:
+    """With its line."""
+    (parts / "mail.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigurationError, match=r"Importing module 'many\.mail' failed: ZeroDivisionError"):
+        resolve_app("many:app")
