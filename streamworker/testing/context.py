@@ -10,7 +10,7 @@ import structlog
 
 from streamworker.context import Call, Context, Place, TablesInCall, tables_in_call
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.declared import Processor
+from streamworker.declaring.processor import Processor
 from streamworker.records.packs import HEADER_PREFIX
 from streamworker.runtime.clock import monotonic_s
 from streamworker.table import Table

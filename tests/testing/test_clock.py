@@ -11,7 +11,7 @@ import anyio.to_thread
 import msgspec
 import pytest
 
-from streamworker import App, Context
+from streamworker import App, Context, DeadLetter, Retry
 from streamworker.errors import ConfigurationError
 from streamworker.testing import MemoryServer, local_worker
 
@@ -247,3 +247,58 @@ async def test_a_resource_has_the_same_time() -> None:
         await orders.send(Order("ann", 1))
         await worker.until_drained()
     assert waited == pytest.approx([60], abs=1)
+
+
+def answers(*codes: int) -> Any:
+    """Return a service that answers with these codes, and then with the last of them."""
+    left = list(codes)
+
+    def ask() -> None:
+        code = left.pop(0) if len(left) > 1 else left[0]
+        if code == 0:
+            raise ConnectionError("nobody there")
+        if code >= 400:
+            raise ValueError(f"answered {code}")
+
+    return ask
+
+
+async def test_a_service_that_is_away_for_minutes_delays_and_loses_nothing() -> None:
+    """Its partition is shown as retrying; what heals goes on by itself, in order."""
+    app, orders = _shop()
+    ask = answers(0, 0, 0, 0, 0, 200)
+
+    @app.processor(orders, errors={ConnectionError: Retry(backoff_max="1 minute")})
+    async def price(order: Order) -> Order:
+        ask()
+        return order
+
+    began_s = time.monotonic()
+    async with local_worker(app, clock="virtual") as worker:
+        await orders.send_many(Order("ann", n) for n in range(10))
+        now = await worker.until(lambda now: now.processors["price"].retrying == 1)
+        assert now.processors["price"].committed == 0
+        await worker.advance("5 minutes")
+        await worker.until_drained()
+        assert [row["number"] for row in await worker.rows(price)] == list(range(10))
+    assert time.monotonic() - began_s < 20
+
+
+async def test_what_a_service_refuses_is_set_aside_after_its_attempts() -> None:
+    """Although they take a quarter of a minute."""
+    app, orders = _shop()
+    ask = answers(500)
+
+    @app.processor(orders, errors=Retry(attempts=5, backoff="1 second", then=DeadLetter()))
+    async def price(order: Order) -> Order:
+        ask()
+        return order
+
+    began_s = time.monotonic()
+    async with local_worker(app, clock="virtual") as worker:
+        await orders.send(Order("ann", 1))
+        await worker.until_drained()
+        [letter] = await worker.dead_letters(price)
+    assert letter.error.startswith("ValueError")
+    assert letter.attempts == 5
+    assert time.monotonic() - began_s < 20
