@@ -75,12 +75,12 @@ class JumpingClock:
         ahead_s = self.now_ns / 1e9 - time.monotonic()
         self._loop.time = lambda: time.monotonic() + ahead_s
 
-    async def look(self, after: int) -> int:
-        """Wait until only a jump goes on, and more than ``after`` were made; or for 10 ms of real time.
+    async def look(self, after: int, within_s: float = LOOK_S) -> int:
+        """Wait until only a jump goes on, and more than ``after`` were made; or for some real time.
 
         Return how many were made, or ``after`` if the time was over first.
         """
-        look = _Look(self._loop.create_future(), after, time.monotonic() + LOOK_S)
+        look = _Look(self._loop.create_future(), after, time.monotonic() + within_s)
         self._looks.append(look)
         try:
             return self.jumps if await look.future else after

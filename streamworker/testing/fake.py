@@ -17,6 +17,7 @@ from fakeredis.aioredis import AsyncFakeSocket
 from fakeredis.commands_mixins import server_mixin
 from fakeredis.model import StreamEntryKey, XStream, _stream
 
+from streamworker.redisio.scripts import HEARTBEAT
 from streamworker.runtime.clock import CLOCK
 
 
@@ -36,6 +37,11 @@ for _module in (_stream, _helpers, _base, server_mixin):
 
 VERSION = (7, 0)
 """Redis 7.0, the oldest that streamworker works with."""
+READS = frozenset(
+    b"CLIENT EXISTS GET HELLO HGET HGETALL HLEN HMGET INFO TIME".split()
+    + b"XINFO XLEN XRANGE XREAD XREVRANGE ZCOUNT".split()
+)
+"""The commands of an idle worker and of who looks at it."""
 
 
 class Server(FakeServer):
@@ -43,10 +49,31 @@ class Server(FakeServer):
 
     def __init__(self) -> None:
         super().__init__(version=VERSION, server_type="redis")
+        self.changes = 0
+        """How many commands may have changed data, without heartbeats."""
 
     def connect(self, name: str) -> "FakeSocket":
         """Return a new connection of the running event loop, with its name in ``CLIENT LIST``."""
         return FakeSocket(self, 0, client_class=object, client_info={"name": name})
+
+
+class _Runtime:
+    """Lua for fakeredis, which by itself compiles a script and collects garbage at each call."""
+
+    def __init__(self, lua: Any) -> None:
+        self._lua = lua
+        self._compiled: dict[bytes | str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lua, name)
+
+    def execute(self, script: bytes | str) -> Any:
+        """Run a script; it is compiled once."""
+        if script == "collectgarbage()":
+            return None  # Lua does so when it has to.
+        if script not in self._compiled:
+            self._compiled[script] = self._lua.compile(script)
+        return self._compiled[script]()
 
 
 class FakeSocket(AsyncFakeSocket):
@@ -56,7 +83,9 @@ class FakeSocket(AsyncFakeSocket):
     """The blocking read that waits for entries."""
 
     def _process_command(self, fields: list[bytes]) -> None:
-        """Answer ``INFO``, which fakeredis does not know."""
+        """Answer ``INFO``, which fakeredis does not know, and count what may change data."""
+        if fields[0].upper() not in READS and fields[1:2] != [HEARTBEAT.sha.encode()]:
+            self._server.changes += 1  # type: ignore[attr-defined]
         if fields[0].upper() != b"INFO":
             super()._process_command(fields)
             return
@@ -76,6 +105,13 @@ class FakeSocket(AsyncFakeSocket):
         key.value._entries_added = added  # noqa: SLF001
         key.updated()
         return OK
+
+    def _get_server_runtime(self, server: Any) -> Any:
+        """Return the server's Lua."""
+        runtime = super()._get_server_runtime(server)
+        if not isinstance(runtime, _Runtime):
+            server._lua_runtime = runtime = _Runtime(runtime)  # noqa: SLF001
+        return runtime
 
     async def _async_blocking(self, *args: Any) -> None:
         """Wait for entries, in a task of its own that is known here."""

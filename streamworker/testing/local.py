@@ -9,9 +9,10 @@ import logging
 import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -23,6 +24,7 @@ from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.processor import Processor
+from streamworker.declaring.timers import Timer
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.injection.parameters import Override
 from streamworker.processors import ProcessorSpec
@@ -30,18 +32,20 @@ from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
 from streamworker.redisio.data.dead import StoredLetter, list_dead
 from streamworker.redisio.data.schemas import CURRENT
+from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
 from streamworker.redisio.data.streams import range_entries
+from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.redisio.wire.info import ms_of, pairs_of
 from streamworker.runtime.connecting import connected
-from streamworker.runtime.send.producers import Producers
 from streamworker.runtime.worker import Worker
 from streamworker.stream import Stream
 from streamworker.table import Table
-from streamworker.testing.clock import JumpingClock
-from streamworker.testing.memory import MemoryServer, is_in_memory
+from streamworker.testing.clock import LOOK_S
+from streamworker.testing.home import Home, home_of
+from streamworker.testing.memory import changes_at
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -49,8 +53,6 @@ V = TypeVar("V")
 
 POLL_S = 0.02
 """Interval between snapshots of a group. A snapshot takes two round trips, about 1 ms on a local server."""
-VIRTUAL_TRIM_MS = 60_000
-"""Minimum interval between trims by a virtual clock."""
 READ_ENTRIES = 1_000
 DEAD_LETTERS_MAX = 10_000
 
@@ -76,10 +78,10 @@ class LocalWorker:
         worker: Worker,
         specs: Sequence[ProcessorSpec],
         backend: Backend,
-        clock: JumpingClock | None = None,
+        home: Home,
     ) -> None:
         self._worker = worker
-        self._clock = clock
+        self._clock, self._url, self._app = home.clock, home.url, home.app
         self._specs = {spec.name: spec for spec in specs}
         self._backend = backend
         self._running = anyio.CancelScope()
@@ -124,26 +126,61 @@ class LocalWorker:
         TimeoutError
             With what the last snapshot showed.
         """
-        shown, jumps, end_s = "nothing", -1, time.monotonic() + timeout
+        return await self._until(condition, timeout, self._changes)
+
+    async def _until(
+        self, condition: Callable[[Snapshot], bool], timeout: float, version: Callable[[], object]
+    ) -> Snapshot:
+        """Wait until a condition holds; a snapshot is true while its ``version`` stays and is not None."""
+        shown = ""
+        snapshot: Snapshot | None = None
+        known: object = None
+
+        async def holds() -> bool:
+            nonlocal shown, snapshot, known
+            newest = version()
+            if snapshot is None or newest is None or newest != known:
+                try:
+                    snapshot, known = await self.snapshot(), newest
+                except BackendUnavailable as error:  # On a busy machine an answer may take longer.
+                    shown = str(error)
+                    return False
+                shown = "; ".join(map(_in_words, snapshot.processors.values()))
+            return condition(snapshot)
+
+        await self._wait(holds, timeout, lambda: f"Last seen: {shown or 'nothing'}.")
+        assert snapshot is not None
+        return snapshot
+
+    def _changes(self) -> object:
+        """Return what changes with the server's data, and each second: a group also changes by time."""
+        if self._clock is None:
+            return None
+        return changes_at(self._url), self._clock.now_ns // 1_000_000_000
+
+    def _moments(self) -> object:
+        """Return the quarter of a second by a virtual clock."""
+        return None if self._clock is None else self._clock.now_ns // 250_000_000
+
+    async def _wait(
+        self, holds: Callable[[], Awaitable[bool]], timeout: float, what: Callable[[], str]
+    ) -> None:
+        jumps, end_s = -1, time.monotonic() + timeout
         try:
             with anyio.fail_after(timeout if self._clock is None else math.inf):
                 while self._clock is None or time.monotonic() < end_s:
-                    try:
-                        snapshot = await self.snapshot()
-                    except BackendUnavailable as error:  # On a busy machine an answer may take longer.
-                        shown = str(error)
-                    else:
-                        if condition(snapshot):
-                            return snapshot
-                        shown = "; ".join(map(_in_words, snapshot.processors.values()))
+                    began_s = time.monotonic()
+                    if await holds():
+                        return
                     # Nothing tells when Redis holds what is waited for.
                     if self._clock is None:
                         await anyio.sleep(POLL_S)
                     else:
-                        jumps = await self._clock.look(jumps)
+                        pause_s = max(LOOK_S, 4 * (time.monotonic() - began_s))
+                        jumps = await self._clock.look(jumps, pause_s)
                 raise TimeoutError
         except TimeoutError:
-            raise TimeoutError(f"Waited {timeout:g} s in vain. Last seen: {shown}.") from None
+            raise TimeoutError(f"Waited {timeout:g} s in vain. {what()}") from None
 
     async def until_drained(self, timeout: float = 30.0) -> None:
         """Wait until each record that was sent is committed by each of the worker's processors.
@@ -172,7 +209,7 @@ class LocalWorker:
             known, before = before, committed if before != -1 else -1
             return known in (-1, committed)
 
-        await self.until(drained, timeout)
+        await self._until(drained, timeout, self._moments)
 
     async def advance(self, by: Duration) -> None:
         """Let time pass, with ``clock="virtual"``: what is due meanwhile runs, each at its time.
@@ -239,6 +276,34 @@ class LocalWorker:
         """Return the records that a processor gave up on, by partition, oldest first."""
         keys, partitions = self._place(processor)
         return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
+
+    async def run(self, timer: Timer[..., Any], *, at: datetime | None = None) -> None:
+        """Let a timer run now, whatever its schedule says, and wait until its results are committed.
+
+        Parameters
+        ----------
+        timer
+            The timer, which runs once in the app, or in each partition of its processor.
+        at
+            The planned time that it is given; now, by the server's clock, if None.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not run within 30 s of real time, for example because it fails.
+        """
+        groups = [*self._app.timers_group(), *self._specs.values()]
+        [group] = [spec for spec in groups if any(each.name == timer.name for each in spec.timers)]
+        keys = GroupKeys(group.stream.app, group.stream.name, group.name)
+        partitions = range(group.stream.partitions)
+        at_ms = await self._backend.time_ms() if at is None else round(at.timestamp() * 1000)
+        await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
+        await give_order(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
+
+        async def has_run() -> bool:
+            return not await calls_asked_for(self._backend, keys, partitions, timer.name)
+
+        await self._wait(has_run, 30, lambda: f"Timer {timer.name} has not run in each partition.")
 
     async def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
         """Set values of a table, as if its processor had committed them.
@@ -336,7 +401,7 @@ async def local_worker(
     ...         await worker.until_drained()
     ...         assert await worker.rows(price) == [{"customer": "ann", "amount": 6.0}]
     """
-    with _home_of(app, url, clock) as home:
+    with home_of(app, url, clock) as home:
         worker = Worker(app, processors=processors, name=name, overrides=resources)
         specs = [app.processors[each] for each in processors or app.processors]
         try:
@@ -344,7 +409,7 @@ async def local_worker(
                 connected(app.settings, f"{worker.name}:observer", CONNECTIONS) as backend,
                 anyio.create_task_group() as tasks,
             ):
-                local = LocalWorker(worker, specs, backend, home.clock)
+                local = LocalWorker(worker, specs, backend, home)
                 await tasks.start(local._run)  # noqa: SLF001
                 yield local
                 worker.stop()
@@ -353,70 +418,6 @@ async def local_worker(
         finally:
             await app.aclose()
             await asyncio.to_thread(app.close)
-
-
-class _Home:
-    """What the blocks of an app share, from the first that begins to the last that ends."""
-
-    def __init__(self, app: App, url: str | None, clock: str) -> None:
-        self.app = app
-        self.blocks = 0
-        self.clock: JumpingClock | None = None
-        self._before = app.settings
-        self._opened = app._producers  # noqa: SLF001 - no use to anybody else
-        self._ends = ExitStack()
-        self.url = url or app.settings.redis_url
-        if url is None and not is_in_memory(self.url):
-            self.url = self._ends.enter_context(MemoryServer()).url
-        if clock == "virtual":
-            if not is_in_memory(self.url):
-                raise ConfigurationError(
-                    'clock="virtual" is for a server in memory.',
-                    remedy="Leave out url= or clock=.",
-                )
-            self.clock = self._ends.enter_context(JumpingClock(app.settings.handler_threads))
-        if self.url != app.settings.redis_url:
-            # A send may be under way in another task: what it uses stays open, beside what is opened now.
-            app._producers = Producers()  # noqa: SLF001
-        if self.clock is not None:
-            # Each trim of an idle partition costs as much real time as one of a busy one.
-            trims_ms = max(VIRTUAL_TRIM_MS, app.settings.trim_interval_ms)
-            app.settings = replace(app.settings, trim_interval_ms=trims_ms)
-        # Nobody else is about to join.
-        app.settings = replace(app.settings, redis_url=self.url, founding_pause_ms=0)
-        if is_in_memory(self.url):  # It has neither disk nor replicas, and what it confirms it has.
-            app.settings = replace(app.settings, durability="memory")
-
-    def close(self) -> None:
-        """Give the app back what it had."""
-        self.app.settings, self.app._producers = self._before, self._opened  # noqa: SLF001
-        self._ends.close()
-
-
-_homes: dict[App, _Home] = {}
-"""Of each app in whose blocks we are."""
-
-
-@contextmanager
-def _home_of(app: App, url: str | None, clock: str) -> Iterator[_Home]:
-    outer = _homes.get(app)
-    home = _Home(app, url, clock) if outer is None or url not in (None, outer.url) else outer
-    if (home.clock is not None) != (clock == "virtual"):
-        raise ConfigurationError(
-            f"The clock of the block around this one is not {clock}.", remedy="Give both the same clock=."
-        )
-    _homes[app] = home
-    home.blocks += 1
-    try:
-        yield home
-    finally:
-        home.blocks -= 1
-        if home.blocks == 0:
-            home.close()
-            if outer is None or outer is home:
-                _homes.pop(app, None)
-            else:
-                _homes[app] = outer
 
 
 def quiet_logs(level: str = "error") -> None:

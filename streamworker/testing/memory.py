@@ -66,6 +66,11 @@ def is_in_memory(url: str) -> bool:
     return url.startswith(f"{SCHEME}://")
 
 
+def changes_at(url: str) -> int:
+    """Return how many commands may have changed the data of a server in memory, without heartbeats."""
+    return _servers[url].changes
+
+
 class _Target(Endpoint):
     """The server in memory that a URL names."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import defaultdict
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -10,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from streamworker import App, Context, DeadLetter, Halt
+from streamworker import App, Context, DeadLetter, Halt, Processor
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.dead import replay_dead
 from streamworker.redisio.keys import GroupKeys
@@ -244,7 +245,7 @@ class Balance(msgspec.Struct):
     amount: int = 0
 
 
-def _bank() -> tuple[App, Any, Any, Any]:
+def _bank() -> tuple[App, Any, Any, Processor[..., Any]]:
     app = App("bank")
     orders = app.stream("orders", Order, key="customer", partitions=4)
     balances = app.table("balances", Balance, ttl="30 days")
@@ -292,3 +293,28 @@ async def test_a_test_sets_what_a_table_holds_before_the_first_record(url: str) 
         assert await worker.rows(add) == [{"customer": "c7", "total": 10}]
         assert await balances.get("c7") == Balance(10)
         assert {key async for key, _ in balances.scan()} == {f"c{n}" for n in range(9)}
+
+
+async def test_a_timer_runs_when_a_test_says_so(url: str) -> None:
+    """With the planned time that the test names; in each partition, if it is a processor's."""
+    app, orders, balances, add = _bank()
+    times: list[datetime] = []
+    partitions: set[int] = set()
+
+    @app.cron("0 6 * * mon")
+    async def report(at: datetime) -> None:
+        times.append(at)
+
+    @add.timer(every="7 days")
+    async def count(ctx: Context) -> None:
+        partitions.add(ctx.partition)
+        assert await balances.count(partition=ctx.partition) in (0, 1)
+
+    async with local_worker(app, url=url) as worker:
+        await worker.put(balances, {"ann": Balance(1)})
+        await worker.run(report, at=datetime(2026, 11, 2, 6, tzinfo=UTC))
+        await worker.run(count)
+        await worker.run(report, at=datetime(2026, 11, 9, 6, tzinfo=UTC))
+    assert times == [datetime(2026, 11, 2, 6, tzinfo=UTC), datetime(2026, 11, 9, 6, tzinfo=UTC)]
+    assert partitions == set(range(4))
+    assert orders.spec.partitions == 4
