@@ -236,7 +236,7 @@ class Context:
     def key(self) -> str | None:
         """The key of the record as text, if the call has one record; None for a record without a key.
 
-        Several fields are joined as docs/glossary.md says under "key".
+        Several fields are joined by the rule of docs/protocol.md, "Which partition".
 
         Raises
         ------
