@@ -278,7 +278,7 @@ class LocalWorker:
         return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
 
     async def run(self, timer: Timer[..., Any], *, at: datetime | None = None) -> None:
-        """Let a timer run now, whatever its schedule says, and wait until its results are committed.
+        """Let a timer run now, whatever its schedule says, and wait until its results are committed and sent.
 
         Parameters
         ----------
@@ -301,7 +301,10 @@ class LocalWorker:
         await give_order(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
 
         async def has_run() -> bool:
-            return not await calls_asked_for(self._backend, keys, partitions, timer.name)
+            if await calls_asked_for(self._backend, keys, partitions, timer.name):
+                return False
+            at_rest = await take_snapshot(self._backend, keys.app, keys.stream, keys.group)
+            return not at_rest.outbox
 
         await self._wait(has_run, 30, lambda: f"Timer {timer.name} has not run in each partition.")
 
