@@ -195,9 +195,13 @@ class LocalWorker:
             With how much each processor had left.
         """
         before: int | None = None if any(spec.may_send for spec in self._specs.values()) else -1
+        seen: Snapshot | None = None
 
         def drained(now: Snapshot) -> bool:
-            nonlocal before
+            nonlocal before, seen
+            if now is seen:
+                return False
+            seen = now
             groups = now.processors.values()
             for group in groups:
                 _refuse_halted(group)
