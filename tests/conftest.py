@@ -77,6 +77,7 @@ FULL = {
     "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "sentinel": "sentinels, replicas and failovers, which take seconds each",
     "runtime/test_sync.py::test_sync_sends_at_seven_tenths_of_the_rate_of_async": "compares times",
+    "test_examples.py::test_a_whole_application_passes_its_own_tests_and_strict_types": "seven tests, mypy",
     "test_wheel.py::test_a_wheel_has_the_files_of_the_package_and_no_other": "builds it, with what PyPI has",
     "test_guarantees.py::test_i9_the_spark_table_equals_the_log": "a JVM and three workers, a minute of CPU",
     "spark": "a query of Spark takes seconds, and the source has some hundred tests of them",

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ ENDS = [
     for path in EXAMPLES
 ]
 LINES_MAX = 60
+SHOP = Path(__file__).parent.parent / "examples" / "shop"
 
 
 def promised(path: Path) -> str:
@@ -30,6 +32,19 @@ def test_an_example_ends_with_the_line_that_it_promises(path: Path, tmp_path: Pa
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.splitlines()[-1] == promised(path), result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("pytest", "-q", "-p", "no:cacheprovider"), ("mypy", "--strict", "--follow-imports=silent", ".")],
+    ids=["tests", "types"],
+)
+def test_a_whole_application_passes_its_own_tests_and_strict_types(command: Sequence[str]) -> None:
+    """As its authors run them, in its own folder: a chain, a table, timers, errors and a killed worker."""
+    result = subprocess.run(
+        [sys.executable, "-m", *command], cwd=SHOP, capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
