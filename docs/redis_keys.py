@@ -54,7 +54,7 @@ HOLDS = {
         "During a repair of an acked log that another program wrote to: a copy of what is committed in "
         "it, which takes its place."
     ),
-    "sw:{app.stream.P}:dead:GROUP": "Dead letters: id, error, attempts, at (ms), by, and the entry's own fields as `f.<name>`.",
+    "sw:{app.stream.P}:dead:GROUP": "Dead letters: id, error, attempts, the end of the traceback, at (ms), by, and the entry's own fields as `f.<name>`.",
     "sw:{app.stream.P}:state:GROUP": "Keyed state that the processor saved with its commits; and, under names that "
     "begin with a zero byte, up to which planned time each timer is done, its last call, and calls asked for.",
     "sw:{app.stream.P}:table:TABLE": (

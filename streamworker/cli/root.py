@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from streamworker.cli import acl, bench, graph, orders, simulate, status, timers, top
-from streamworker.cli.data import dead, later, reset, schema, send, table
+from streamworker.cli.data import dead, later, reset, schema, send, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.support import Commands, say
@@ -50,6 +50,8 @@ app.command()(run.run)
 app.command()(spark.spark)
 app.command()(send.send)
 app.add_typer(later.app, name="later")
+app.command()(tail.tail)
+app.command()(tail.peek)
 app.command()(top.top)
 app.command()(status.status)
 app.command()(status.lag)

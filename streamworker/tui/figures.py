@@ -58,6 +58,15 @@ def per_second(rate: float | None) -> str:
     return f"{compact(rate)}/s"
 
 
+def end_of(name: str, width: int) -> str:
+    """Return a name in at most so many characters; a longer one by its end, which tells workers apart.
+
+    >>> end_of("worker-1", 9), end_of("price-6d4f-worker-1", 9)
+    ('worker-1', '…worker-1')
+    """
+    return name if len(name) <= width else f"…{name[1 - width :]}"
+
+
 def duration(ms: int | None) -> str:
     """Format a duration with two units at most.
 

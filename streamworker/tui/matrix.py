@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from rich.text import Text
 
-from streamworker.tui.figures import bar, compact, tight
+from streamworker.tui.figures import bar, compact, end_of, tight
 from streamworker.tui.model import LETTERS, SURPLUS, Model, PartitionCell, WorkerRow
 
 LABEL = 12
@@ -36,13 +36,13 @@ PALETTE = (
 )
 DRAINING, ACQUIRING, HALTED, PAUSED, RETRYING, UNOWNED, OTHER = "◐", "○", "✖", "‖", "↻", "-", "·"
 MARKS = {
-    "draining": DRAINING,
-    "acquiring": ACQUIRING,
     "halted": HALTED,
     "retrying": RETRYING,
+    "draining": DRAINING,
+    "acquiring": ACQUIRING,
+    "unowned": UNOWNED,
     "paused": PAUSED,
     "pausing": PAUSED,
-    "unowned": UNOWNED,
 }
 _WORST_FIRST = ("halted", "unowned", "acquiring", "paused", "pausing", "retrying", "draining", "running")
 
@@ -196,7 +196,7 @@ def _worker_line(worker: WorkerRow, band: Sequence[PartitionCell], shape: Shape)
     own = colour(worker.letter)
     line = Text(worker.letter, style=f"bold {own}")
     line.append(
-        f" {worker.member.name[: LABEL - 3]:<{LABEL - 2}}",
+        f" {end_of(worker.member.name, LABEL - 3):<{LABEL - 2}}",
         style="red" if worker.member.state == "silent" else "",
     )
     for cell in band:

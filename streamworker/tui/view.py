@@ -12,10 +12,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from streamworker.core.snapshot import PartitionView
+from streamworker.core.snapshot import PartitionView, Rebalance
 from streamworker.core.text import printable
 from streamworker.tui import matrix
-from streamworker.tui.figures import compact, counted, duration, held_up, per_second
+from streamworker.tui.figures import compact, counted, duration, end_of, held_up, per_second
 from streamworker.tui.model import Model, WorkerRow
 
 WIDE = 118
@@ -117,8 +117,12 @@ def _footer(tabs: Tabs, width: int) -> Text:
     if len(tabs.names) > 1:
         line.append("  ←/→", style="bold").append(" processor", style="dim")
     line.append("  p", style="bold").append(" go on" if tabs.paused else " pause", style="dim")
-    line.append(f"   A running  A{matrix.DRAINING} draining  {matrix.ACQUIRING} acquiring", style="dim")
-    line.append(f"  A{matrix.HALTED} halted  {matrix.UNOWNED} unowned", style="dim")
+    gap = "   "
+    for state, mark in matrix.MARKS.items():  # As many as there is room for.
+        legend = f"{gap}{mark} {state}"
+        if state != "pausing" and len(line) + len(legend) <= width:
+            line.append(legend, style="dim")
+            gap = "  "
     return _fit(line, width)
 
 
@@ -160,7 +164,7 @@ def _member(worker: WorkerRow, name: int) -> Text:
     styles = {"silent": "bold red", "leaving": "yellow", "standby": "dim", "held": "yellow"}
     member, owned = worker.member, len(worker.member.partitions)
     line = Text(worker.letter, style=f"bold {matrix.colour(worker.letter)}")
-    line.append(f" {member.name[:name]:<{name}}", style="not bold default")
+    line.append(f" {end_of(member.name, name):<{name}}", style="not bold default")
     line.append(f" {owned:>4}", style="not bold default" if owned else "dim")
     line.append(f" {per_second(worker.per_s):>6}", style="not bold default")
     line.append(f" {duration(member.beat_age_ms):>6}", style="red" if member.state == "silent" else "dim")
@@ -170,18 +174,23 @@ def _member(worker: WorkerRow, name: int) -> Text:
 def _rebalances(model: Model, lines: int) -> list[Text]:
     if not model.rebalances:
         return [Text("none yet", style="dim")]
-    drawn = [Text(f"{'ago':>8} {'cause':<6}{'member':<9}{'moved':>5} took", style="dim")]
+    drawn = [Text(f"{'ago':>8} {'cause':<7}{'member':<9}{'moved':>5} took", style="dim")]
     for change in model.rebalances[: lines - 1]:
         ago_ms = max(0, model.snapshot.taken_ms - change.at_ms)
         line = Text(f"{duration(ago_ms):>8} ", style="dim")
-        line.append(f"{change.cause:<6}", style="red" if change.cause == "death" else "bold default")
-        line.append(f"{change.member[:8]:<9}{len(change.moved):>5} ", style="default")
+        line.append(f"{change.cause[:6]:<7}", style="red" if change.cause == "death" else "bold default")
+        line.append(f"{_short_member(change):<9}{len(change.moved):>5} ", style="default")
         if change.ms is None:
             line.append("moving", style="bold yellow")
         else:
             line.append(duration(change.ms), style="default")
         drawn.append(line)
     return drawn
+
+
+def _short_member(change: Rebalance) -> str:
+    """Name a worker by its end; what an operator did, which has no generation, by its beginning."""
+    return end_of(change.member, 8) if change.generation else change.member[:8]
 
 
 def _readers(model: Model, width: int, lines: int) -> list[Text]:

@@ -46,6 +46,26 @@ def stopped(worker: WorkerProcess) -> WorkerProcess:
     return worker
 
 
+def test_dead_letters_are_chosen_by_error_and_time(stopped: WorkerProcess, streamworker: Invoke) -> None:
+    """In lists and replays; a letter has the end of its traceback, which names the line of the function."""
+    del stopped
+    first = letters(streamworker)[0]
+    assert "pricing" in str(first["traceback"])
+    assert "raise ValueError(" in streamworker("dead", "show", "shop:price", str(first["letter"])).stdout
+    by_error = ("dead", "list", "shop:price", "--error", "ValueError", "--since", "1 hour", "--json")
+    assert len(json.loads(streamworker(*by_error).stdout)) == 3
+    assert json.loads(streamworker("dead", "list", "shop:price", "--error", "Value", "--json").stdout) == []
+    assert "no such dead letters" in streamworker("dead", "list", "shop:price", "--error", "KeyError").stdout
+    assert json.loads(streamworker("dead", "list", "shop:price", "--since", "0 s", "--json").stdout) == []
+    both = streamworker("dead", "replay", "shop:price", "--all", "--since", "1 hour")
+    assert both.exit_code == ExitCode.USAGE
+    none = streamworker("dead", "replay", "shop:price", "--error", "KeyError")
+    assert none.stdout == 'Replayed 0 dead letters to "price", and to no other group.\n'
+    some = streamworker("dead", "replay", "shop:price", "--error", "ValueError", "--since", "1 hour")
+    assert some.stdout == 'Replayed 3 dead letters to "price", and to no other group.\n'
+    assert letters(streamworker) == []
+
+
 def test_dead_letters_are_listed_with_their_error(stopped: WorkerProcess, streamworker: Invoke) -> None:
     """And one of them is shown in full: the record, the entry, who gave it up."""
     listed = letters(streamworker)
@@ -66,7 +86,7 @@ def test_a_replayed_letter_goes_through_the_processor_again(
     before = {letter["letter"] for letter in letters(streamworker)}
     result = streamworker("dead", "replay", "shop:price", "--all")
     assert result.exit_code == ExitCode.OK, result.output
-    assert "Replayed 3 dead letters." in result.stdout
+    assert result.stdout == 'Replayed 3 dead letters to "price", and to no other group.\n'
     wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "they are dead again")
     assert before.isdisjoint(letter["letter"] for letter in letters(streamworker))
 

@@ -3,6 +3,7 @@
 A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it.
 """
 
+import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Annotated
@@ -30,11 +31,12 @@ from streamworker.cli.support import (
     say,
 )
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import Selection, resolve_processor
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.redisio.data.dead import (
     StoredLetter,
     drop_dead,
@@ -64,25 +66,43 @@ Letters = Annotated[
     list[str] | None,
     typer.Argument(metavar="LETTER...", help="PARTITION/ID of each, as `dead list` shows them."),
 ]
+ErrorClass = Annotated[
+    str | None, typer.Option("--error", metavar="CLASS", help="Only letters with this class of error.")
+]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help="Only letters of this time, such as '2 hours'.")
+]
 All = Annotated[bool, typer.Option("--all", help="All dead letters of the processor.")]
 
 
 @app.command("list")
-def list_letters(processor: ProcessorPath, limit: Limit = 50, json: AsJson = False) -> None:
+def list_letters(
+    processor: ProcessorPath,
+    error: ErrorClass = None,
+    since: Since = None,
+    limit: Limit = 50,
+    json: AsJson = False,
+) -> None:
     """List dead letters, oldest first.
 
     \b
     Examples:
       streamworker dead list shop:price
+      streamworker dead list shop:price --error TimeoutError --since "2 hours"
       streamworker dead list shop:price --json --limit 1000
     """
     selection = resolve_processor(processor)
-    letters, total = run_async(_first_letters, selection, limit)
+    if error or since:
+        found = run_async(_matching, selection, error, since)
+        letters, total = found[:limit], len(found)
+    else:
+        letters, total = run_async(_first_letters, selection, limit)
     if json:
         print_json([_as_json(selection, letter) for letter in letters])
         return
     if not letters:
-        say(f"{selection.processors[0].name} has no dead letters.")
+        such = " such" if error or since else ""
+        say(f"{selection.processors[0].name} has no{such} dead letters.")
         return
     print_table(
         ("letter", "time", "attempts", "error"),
@@ -120,6 +140,7 @@ def show_letter(
         ("error", found.error),
     ):
         say(f"{label:<9} {value.rstrip()}")
+    say(*printable_lines(found.traceback))
     say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(selection, found).items()))
     record = _record(selection, found)
     if isinstance(record, list):
@@ -131,7 +152,13 @@ def show_letter(
 
 
 @app.command("replay")
-def replay_letters(processor: ProcessorPath, letters: Letters = None, every: All = False) -> None:
+def replay_letters(
+    processor: ProcessorPath,
+    letters: Letters = None,
+    every: All = False,
+    error: ErrorClass = None,
+    since: Since = None,
+) -> None:
     """Send dead letters through the processor once more.
 
     Each letter becomes a new entry at the end of its partition, after records of the same key that
@@ -142,11 +169,22 @@ def replay_letters(processor: ProcessorPath, letters: Letters = None, every: All
     Examples:
       streamworker dead replay shop:price 3/1769860800000-0
       streamworker dead replay shop:price --all
+      streamworker dead replay shop:price --error TimeoutError --since "2 hours"
     """
     selection = resolve_processor(processor)
-    chosen = _chosen(selection.processors[0], letters, every)
+    spec = selection.processors[0]
+    chosen: Chosen | None = {}
+    if not (error or since):
+        chosen = _chosen(spec, letters, every)
+    elif letters or every:
+        raise typer.BadParameter("Give letters, --all, or --error and --since.", param_hint="LETTER")
+    else:
+        matching = run_async(_matching, selection, error, since)
+        chosen = {p: [each.id for each in matching if each.partition == p] for p in _place(selection)[1]}
     asked, missing = run_async(_replay, selection, chosen)
-    _summarise("Replayed", asked - len(missing), len(missing), missing)
+    _summarise(
+        "Replayed", asked - len(missing), len(missing), missing, f' to "{spec.name}", and to no other group'
+    )
 
 
 @app.command("drop")
@@ -222,7 +260,7 @@ async def _text_of(selection: Selection, partition: int, record_id: EntryId) -> 
         from streamworker.redisio.data.columns import alone  # loads pyarrow
 
         fields = alone(found)
-    record = _decoded(spec, fields)
+    record = decoded(spec.stream, fields)
     if isinstance(record, list):
         record = record[0]
     return "it cannot be decoded" if record is None else shortened(repr(record))
@@ -303,6 +341,24 @@ async def _first_letters(selection: Selection, limit: int) -> tuple[list[StoredL
         return letters[:limit], await _count(backend, keys, partitions)
 
 
+async def _matching(selection: Selection, error: str | None, since: str | None) -> list[StoredLetter]:
+    """Return the letters of a class of error, or of the last so much time, oldest first."""
+    keys, partitions = _place(selection)
+    found: list[StoredLetter] = []
+    async with connected(selection.app) as backend:
+        from_ms = await backend.time_ms() - duration_ms(since, "--since") if since else 0
+        for partition in partitions:
+            after = ZERO
+            while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
+                after = page[-1].id
+                found += [
+                    letter
+                    for letter in page
+                    if letter.at_ms >= from_ms and error in (None, re.split(r"[:( ]", letter.error)[0])
+                ]
+    return sorted(found, key=lambda letter: (letter.id, letter.partition))
+
+
 async def _count(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> int:
     lengths = await backend.pipeline([("XLEN", keys.dead(partition)) for partition in partitions])
     return sum(length for length in lengths if isinstance(length, int))
@@ -370,8 +426,8 @@ async def _pages(
             after = ids[-1]
 
 
-def _summarise(done: str, count: int, missing: int, names: Sequence[str] = ()) -> None:
-    say(f"{done} {counted(count, 'dead letter')}.")
+def _summarise(done: str, count: int, missing: int, names: Sequence[str] = (), where: str = "") -> None:
+    say(f"{done} {counted(count, 'dead letter')}{where}.")
     if missing:
         named = f": {', '.join(names[:5])}" if names else ""
         say(f"{missing} did not exist any more{named}.", error=True)
@@ -412,12 +468,11 @@ def _fields(selection: Selection, letter: StoredLetter) -> dict[str, str]:
 
 
 def _record(selection: Selection, letter: StoredLetter) -> object:
-    return _decoded(selection.processors[0], letter.fields)
+    return decoded(selection.processors[0].stream, letter.fields)
 
 
-def _decoded(processor: ProcessorSpec, fields: Mapping[bytes, bytes]) -> object:
+def decoded(spec: StreamSpec, fields: Mapping[bytes, bytes]) -> object:
     """Decode what an entry holds: a record, or a list of rows; None if it cannot be decoded."""
-    spec = processor.stream
     try:
         if spec.codec == "arrow":
             from streamworker.redisio.data.columns import unpacked  # loads pyarrow
@@ -435,6 +490,7 @@ def _as_json(selection: Selection, letter: StoredLetter) -> dict[str, object]:
         "partition": letter.partition,
         "entry": str(letter.entry_id),
         "error": letter.error,
+        "traceback": letter.traceback,
         "attempts": letter.attempts,
         "at_ms": letter.at_ms,
         "by": letter.by,

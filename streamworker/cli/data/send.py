@@ -1,10 +1,11 @@
 """``streamworker send``: sends records from a file or another program to a stream."""
 
+import csv
 import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -41,7 +42,7 @@ def send(
         str,
         typer.Argument(
             metavar="FILE",
-            help="JSON lines, one record a line, or - for them on stdin; or a .parquet or .arrow file.",
+            help="JSON lines, one record a line, or - for them on stdin; or a .csv, .parquet or .arrow file.",
         ),
     ],
     name: Annotated[
@@ -57,7 +58,8 @@ def send(
     sends it. Records are sent in the order of the lines. When a partition is full because workers
     are behind, the command waits.
 
-    The columns of a .parquet or .arrow file are the fields of the records. A stream with
+    The first line of a .csv file names the fields; an empty value counts as not given. The columns
+    of a .parquet or .arrow file are the fields of the records. A stream with
     codec="arrow" gets them as columns, and other streams as records.
 
     \b
@@ -68,7 +70,8 @@ def send(
       streamworker send shop:orders orders.parquet
     """
     target = resolve_stream(stream, name)
-    lines = Lines(target.spec.record.decoder("json"), on_error)
+    is_csv = file.endswith(".csv")
+    lines = Lines(target.spec.record.decoder("fields" if is_csv else "json"), on_error, is_csv)
     started = time.monotonic()
     if file.endswith(TABLES):
         if on_error is OnError.SKIP:
@@ -99,8 +102,11 @@ class Lines:
 
     decode: Decoder
     on_error: OnError
+    is_csv: bool = False
+    """Whether the first line names the fields, and each other line has their values."""
     bad: int = 0
     number: int = 0
+    _names: list[bytes] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
@@ -114,12 +120,34 @@ class Lines:
             if not line.strip():
                 continue
             try:
-                yield self.decode({PAYLOAD_FIELD: line})
+                if (fields := self._fields(line)) is not None:
+                    yield self.decode(fields)
             except RecordError as error:
                 self.bad += 1
-                say(f"Line {self.number}: {error.message}", error=True)
+                hint = ""
+                if not self.is_csv and self.number == 1 and line.lstrip()[:1] not in b"{[" and b"," in line:
+                    hint = " Lines are JSON objects; comma-separated values are read from a .csv file."
+                say(f"Line {self.number}: {error.message}{hint}", error=True)
                 if self.ended:
                     return
+
+    def _fields(self, line: bytes) -> dict[bytes, bytes] | None:
+        """Return what a line holds, for the decoder; None for the line that names the fields."""
+        if not self.is_csv:
+            return {PAYLOAD_FIELD: line}
+        cells = [
+            cell.encode() for cell in next(csv.reader([line.decode("utf-8-sig", "replace").rstrip("\r\n")]))
+        ]
+        if not self._names:
+            self._names = cells
+            return None
+        if len(cells) != len(self._names):
+            raise RecordError(
+                f"It has {len(cells)} values, and the first line names {len(self._names)} fields.",
+                remedy="A value with a line break cannot be read.",
+            )
+        # An empty cell is a field that is not given, so that a default applies.
+        return {name: cell for name, cell in zip(self._names, cells, strict=True) if cell}
 
 
 async def _answers(app: StreamApp) -> None:

@@ -54,6 +54,8 @@ class DeadEntry:
     """The fields of the entry, unchanged."""
     error: str
     attempts: int
+    traceback: str = ""
+    """The end of the traceback of the last attempt; empty if there was none."""
 
 
 @dataclass(slots=True)  # Not frozen: each batch makes one, and a frozen one takes three times as long.
@@ -205,12 +207,13 @@ def _names(keys: GroupKeys, p: int, *tables: str) -> tuple[str, ...]:
 
 def _letter_fields(letter: DeadEntry) -> list[Argument]:
     flat: list[Argument] = ["id", str(letter.entry_id), "error", letter.error, "attempts", letter.attempts]
+    flat += ("traceback", letter.traceback) if letter.traceback else ()
     for name, value in letter.fields.items():
         flat += (b"f." + name, value)
     if len(flat) > ARGS_MAX:
         raise RecordError(
             f"Entry {letter.entry_id} has {len(letter.fields)} fields, too many for a dead letter.",
-            remedy=f"An entry may have {ARGS_MAX // 2 - 4} fields; let the processor skip it.",
+            remedy=f"An entry may have {ARGS_MAX // 2 - 5} fields; let the processor skip it.",
         )
     return flat
 

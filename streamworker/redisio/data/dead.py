@@ -30,6 +30,8 @@ class StoredLetter:
     """Member that gave up on the entry."""
     fields: Mapping[bytes, bytes]
     """Fields of the source entry."""
+    traceback: str = ""
+    """The end of the last attempt's traceback."""
 
 
 async def list_dead(
@@ -104,4 +106,5 @@ def _letter(partition: int, entry: Entry) -> StoredLetter:
             for name, value in entry.fields.items()
             if name.startswith(_FIELD)
         },
+        traceback=text(b"traceback"),
     )

@@ -49,6 +49,8 @@ may start. If it were shorter, commits would be many and small; if longer, other
 HALTED_AT_BYTES = 64 * 1024
 """A halted partition checks repeatedly whether somebody deleted the entries it halted at, up to this size."""
 
+TRACEBACK_MAX = 4_000
+"""Characters of a traceback that a dead letter keeps: its end, which names the user's code and the error."""
 DEAD_FIELDS_MAX = 1_000
 """Maximum fields of a dead letter. A script can pass on a few thousand fields at most. An entry of
 streamworker has one field and its headers."""
@@ -229,11 +231,16 @@ class Mode(ABC):
         self.log.error(event, entry=str(entry.id), attempts=failed.attempts, error=error)
         if isinstance(policy, Skip):
             return []
+        trace = traceback_of(failed.error)[-TRACEBACK_MAX:] if failed.attempts else ""
         fields = {name: value for name, value in entry.fields.items() if name != REPLAYED_FOR}
         if len(fields) > DEAD_FIELDS_MAX:
             error = f"{error} ({DEAD_FIELDS_MAX} of {len(fields)} fields kept)"
             fields = dict(islice(fields.items(), DEAD_FIELDS_MAX))
-        return [DeadEntry(entry_id=entry.id, fields=fields, error=error, attempts=failed.attempts)]
+        return [
+            DeadEntry(
+                entry_id=entry.id, fields=fields, error=error, attempts=failed.attempts, traceback=trace
+            )
+        ]
 
     def set_aside(self, entries: Sequence[Entry], effects: Effects, attempt: int) -> list[DeadEntry]:
         """Remove the records that a call with these entries named by ``ctx.skip`` and ``ctx.dead_letter``."""

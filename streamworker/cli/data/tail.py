@@ -1,0 +1,165 @@
+"""``streamworker tail`` and ``peek``: show records of a stream, and rows of an acked log."""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+import typer
+
+from streamworker.cli.data.dead import decoded
+from streamworker.cli.support import (
+    AsJson,
+    ProcessorPath,
+    connected,
+    group_keys,
+    local_time,
+    print_json,
+    run_async,
+    say,
+)
+from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.errors import RecordError
+from streamworker.importing import Selection, resolve_processor, resolve_stream
+from streamworker.records.entries import Entries
+from streamworker.records.rows import ids_of_rows
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import pairs_of
+from streamworker.stream import Stream
+
+FOLLOW_S = 0.5
+"""How often ``--follow`` looks for new entries."""
+LOOKED_AT = 1_000
+"""The newest entries of a partition, among which ``--key`` looks."""
+
+Last = Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="At most so many, the newest.")]
+
+
+def tail(
+    stream: Annotated[
+        str, typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders.")
+    ],
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="Only records of this key, among the last 1,000 entries."),
+    ] = None,
+    last: Last = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with new records, until Ctrl-C.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show the newest records of a stream.
+
+    Each line has the record's partition and id, its time and the record. With --json each line is a
+    JSON object.
+
+    \b
+    Examples:
+      streamworker tail shop:orders
+      streamworker tail shop:orders --key bob --follow
+    """
+    run_async(_tail, resolve_stream(stream), key, last, follow, json)
+
+
+def peek(
+    processor: ProcessorPath,
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    last: Last = 10,
+) -> None:
+    """Show the newest rows of a partition's acked log as JSON, as Spark reads them.
+
+    \b
+    Examples:
+      streamworker peek shop:price 7 --last 3
+    """
+    selection = resolve_processor(processor)
+    partitions = selection.processors[0].stream.partitions
+    if partition >= partitions:
+        raise typer.BadParameter(f"The stream has partitions 0 to {partitions - 1}.", param_hint="PARTITION")
+    rows = run_async(_peek, selection, partition, last)
+    print_json(rows)
+
+
+class _Lines:
+    """Writes the records of a stream, of one key or of all."""
+
+    def __init__(self, stream: Stream[Any], key: str | None, *, as_json: bool) -> None:
+        self._spec, self._key, self._as_json = stream.spec, key, as_json
+        self.partitions = range(stream.spec.partitions)
+        if key is not None:
+            chosen = partition_for(key.encode(), stream.spec.partitions)
+            self.partitions = range(chosen, chosen + 1)
+
+    def of(self, partition: int, entry: Entry) -> Iterator[tuple[EntryId, str]]:
+        """Yield the ids and the lines of an entry's records."""
+        found = decoded(self._spec, entry.fields)
+        ids = ids_of_rows(entry) if isinstance(found, list) else iter([entry.id])
+        for record, its in zip(found if isinstance(found, list) else [found], ids, strict=False):
+            if self._key is None or self._is_of_key(record):
+                yield its, self._line(f"{partition}/{its}", its.ms, record)
+
+    def _is_of_key(self, record: Any) -> bool:
+        if record is None or self._key is None:
+            return False
+        try:
+            return canonical_key(self._spec.key(record)) == self._key.encode()
+        except RecordError:
+            return False
+
+    def _line(self, name: str, at_ms: int, record: object) -> str:
+        if self._as_json:
+            plain = None if record is None else msgspec.to_builtins(record, enc_hook=str)
+            return msgspec.json.encode({"id": name, "at_ms": at_ms, "record": plain}).decode()
+        return f"{name}  {local_time(at_ms)}  {'cannot be decoded' if record is None else record}"
+
+
+async def _tail(stream: Stream[Any], key: str | None, last: int, follow: bool, as_json: bool) -> None:
+    lines, keys = _Lines(stream, key, as_json=as_json), StreamKeys(stream.app.name, stream.name)
+    count = last if key is None else LOOKED_AT
+    async with connected(stream.app) as backend:
+        newest = await _newest(backend, keys, lines, count)
+        shown = [pair for p, entries in newest.items() for each in entries for pair in lines.of(p, each)]
+        say(*(line for _, line in sorted(shown)[-last:]))
+        after = {p: entries[-1].id if entries else EntryId(0, 0) for p, entries in newest.items()}
+        while follow:
+            await anyio.sleep(FOLLOW_S)
+            commands = [("XRANGE", keys.events(p), f"({after[p]}", "+", "COUNT", LOOKED_AT) for p in after]
+            fresh: list[tuple[EntryId, str]] = []
+            for p, reply in zip(after, all_answered(await backend.pipeline(commands)), strict=True):
+                for entry in Entries.of(reply):
+                    after[p] = entry.id
+                    fresh += lines.of(p, entry)
+            say(*(line for _, line in sorted(fresh)))
+
+
+async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int) -> Mapping[int, Entries]:
+    """Return the newest entries of each partition, oldest first."""
+    commands = [("XREVRANGE", keys.events(p), "+", "-", "COUNT", count) for p in lines.partitions]
+    replies = all_answered(await backend.pipeline(commands))
+    return {p: Entries.of(reply[::-1]) for p, reply in zip(lines.partitions, replies, strict=True)}
+
+
+async def _peek(selection: Selection, partition: int, last: int) -> list[dict[str, Any]]:
+    from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
+
+    keys = group_keys(selection.processors[0])
+    async with connected(selection.app) as backend:
+        stored = await backend.execute("HGETALL", keys.schemas)
+        reply = await backend.execute("XREVRANGE", keys.acked(partition), "+", "-", "COUNT", last)
+    schemas = {
+        name.decode(): deserialize_schema(value)
+        for name, value in pairs_of(stored).items()
+        if name != b"current"
+    }
+    rows: list[dict[str, Any]] = []
+    for entry in Entries.of(reply):  # Newest first.
+        found = decode_entry(entry.id, entry.fields, schemas).to_pylist()
+        rows += [{"row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
+        if len(rows) >= last:
+            break
+    return list(islice(rows, last))[::-1]

@@ -1,0 +1,80 @@
+"""`tail`, `peek`, and CSV in `send`: records as a person writes and reads them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from streamworker.cli.exit_codes import ExitCode
+from tests.cli.conftest import Invoke, OpenTerminal, lines_of
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+ORDERS = "order_id,customer,amount\n" + lines_of([f"{n},{'bob' if n % 2 else 'ann'},{n}.5" for n in range(6)])
+
+
+@pytest.fixture
+def sent(shop: Path, streamworker: Invoke) -> Invoke:
+    """Six orders of a CSV file: those of ann are even, those of bob odd."""
+    (shop / "orders.csv").write_text("\ufeff" + ORDERS, "utf-8")
+    result = streamworker("send", "shop:orders", "orders.csv")
+    assert result.exit_code == 0, result.output
+    assert "Sent 6 records" in result.stdout
+    return streamworker
+
+
+def test_tail_shows_the_newest_records_of_a_csv_file_in_order(sent: Invoke) -> None:
+    """Of all partitions, or of one key; as lines or as JSON."""
+    shown = sent("tail", "shop:orders").stdout.splitlines()
+    assert len(shown) == 6
+    assert all("Order(order_id=" in line and "/" in line.split()[0] for line in shown)
+    of_bob = sent("tail", "shop:orders", "--key", "bob", "--last", "2", "--json").stdout.splitlines()
+    records = [json.loads(line)["record"] for line in of_bob]
+    assert records == [
+        {"order_id": 3, "customer": "bob", "amount": 3.5},
+        {"order_id": 5, "customer": "bob", "amount": 5.5},
+    ]
+
+
+def test_tail_follows_a_stream(sent: Invoke, terminal: OpenTerminal) -> None:
+    """New records appear as they are sent; Ctrl-C ends it."""
+    following = terminal("tail", "shop:orders", "--key", "ann", "--follow")
+    wait_for(lambda: "order_id=4" in following.read(), "the old records are shown")
+    line = json.dumps({"order_id": 90, "customer": "ann", "amount": 1.0})
+    assert sent("send", "shop:orders", "-", input=line).exit_code == 0
+    wait_for(lambda: "order_id=90" in following.read(), "the new record is shown")
+    following.press("\x03")
+    assert following.wait() == ExitCode.INTERRUPTED
+
+
+def test_peek_shows_the_newest_rows_of_an_acked_log(sent: Invoke, spawn: SpawnWorker) -> None:
+    """With their numbers, oldest first, whatever the batches were."""
+    place = json.loads(sent("tail", "shop:orders", "--key", "bob", "-n", "1", "--json").stdout)["id"]
+    partition = place.split("/")[0]
+    spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: '"bob"' in sent("peek", "shop:price", partition).stdout, "the rows are committed")
+    wait_for(lambda: sent("lag", "shop:price", "--json").stdout.count('"lag": 0') > 0, "all are committed")
+    rows = json.loads(sent("peek", "shop:price", partition, "--last", "2").stdout)
+    assert [row["order_id"] for row in rows if row["customer"] == "bob"][-1] == 5
+    assert rows[1]["row"] == rows[0]["row"] + 1
+    refused = sent("peek", "shop:price", "9")
+    assert refused.exit_code == ExitCode.USAGE
+    assert "partitions 0 to 3" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("o.jsonl", ORDERS, "Line 1: "),
+        ("o.jsonl", ORDERS, "comma-separated values are read from a .csv file."),
+        ("o.csv", "order_id,customer,amount\n1,ann\n", "Line 2: It has 2 values, and the first line names 3"),
+        ("o.csv", "order_id,customer,amount\n1,ann,much\n", "Line 2: "),
+    ],
+)
+def test_what_is_no_record_is_named_by_its_line(
+    shop: Path, streamworker: Invoke, name: str, text: str, said: str
+) -> None:
+    (shop / name).write_text(text, "utf-8")
+    result = streamworker("send", "shop:orders", name)
+    assert result.exit_code == ExitCode.FAILED
+    assert said in result.output
