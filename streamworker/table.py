@@ -11,11 +11,15 @@ from streamworker.records.statetables import TableForm, alive
 from streamworker.records.types import read_hint
 from streamworker.redisio.data.statetables import count_values, read_fields, read_table
 from streamworker.redisio.keys import StreamKeys, check_name
+from streamworker.redisio.wire.client import Backend
 from streamworker.settings import Settings
 from streamworker.stream import StreamApp
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+SCAN_TIMEOUT_MS = 60_000
+"""Deadline for reading one partition of a table. A million values take seconds on a busy machine."""
 
 
 class Table(Generic[K, V]):
@@ -100,8 +104,16 @@ class Table(Generic[K, V]):
 
         Each partition is read at one moment, with one command; the partitions are read at different moments.
         """
+        settings = self.app.settings
         for each in self._partitions(partition):
-            found = await read_table(self.app.backend(), self._keys, self.name, each)
+            # With a connection and a deadline of its own: a reply may have many megabytes.
+            async with Backend.open(
+                settings.redis_url,
+                name=f"{self.app.name}:scan",
+                call_timeout_ms=SCAN_TIMEOUT_MS,
+                allow_plaintext=settings.allow_plaintext,
+            ) as backend:
+                found = await read_table(backend, self._keys, self.name, each)
             for field, body in found.items():
                 yield self._form.key_of(field, body), self._form.value_of(field, body)
 

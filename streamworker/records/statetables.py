@@ -196,6 +196,8 @@ def _typed(kind: type, text: bytes) -> Any:
     """Return the value whose canonical bytes are ``text``."""
     if kind is bytes:
         return text
+    if kind is str:
+        return text.decode()
     if kind is int:
         return int(text)
     return msgspec.convert(text.decode(), kind, strict=False)
