@@ -47,6 +47,8 @@ HOLDS = {
         "returned; paused_at, paused_by, paused_why while an operator's pause stands; aside, a line for each "
         "record to set aside; "
         "retry, the failed attempts of a record that is tried again, with the times of the first and the next; "
+        "tries, attempts at records that owners go on counting; deaths, how many owners died one after the other at "
+        "a checkpoint; "
         "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),
     "sw:{app.stream.P}:acked:GROUP": "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
 from streamworker.core.units import Duration, duration_ms
-from streamworker.errors import ConfigurationError, DecodeError
+from streamworker.errors import ConfigurationError, DecodeError, ProcessingError
 
 
 class Policy(Exception):
@@ -155,12 +155,16 @@ class Policies:
     def after(self, error: Exception, attempts: int) -> Policy:
         """Return what to do about a record after so many failed calls: a ``Retry`` is another call.
 
-        Without a call, the entry could not be decoded, whatever raised the error.
+        Without a call, the entry could not be decoded, whatever raised the error; or it killed its owners.
         """
         if not attempts:
-            return self._plan_of(DecodeError).then
+            return self._plan_of(type(error) if isinstance(error, ProcessingError) else DecodeError).then
         plan = _plan(error) if isinstance(error, CHOICES) else self._plan_of(type(error))
         return plan if plan.attempts is None or attempts < plan.attempts else plan.then
+
+    def attempts_of(self, kind: type[Exception]) -> int | None:
+        """Return how many calls there are for errors of a type; None if there is no limit."""
+        return self._plan_of(kind).attempts
 
     def _plan_of(self, kind: type[Exception]) -> Retry:
         # Classes are compared by identity: a metaclass of somebody may define equality and hashes.

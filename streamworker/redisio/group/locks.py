@@ -16,6 +16,9 @@ from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.info import pairs_of
 
+ALONE = "alone"
+"""Ends the attempts of a record that was called alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class LockView:
@@ -81,11 +84,13 @@ async def acquire_many(
 
 def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
-        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, ordered, paused_at, aside]:
+        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, ordered, paused_at, aside, *died]:
             identity = log.decode("utf-8", "replace")
             counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
             orders = (whole(ordered) or 0, bool(paused_at), _aside(aside))
-            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *orders)
+            deaths, tries = died
+            tried = whole(deaths) or 0, *_tries(tries.decode("utf-8", "replace").split())
+            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *orders, *tried)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
         case _:
@@ -128,6 +133,35 @@ async def mark_many(
         for mark in marks
     ]
     answered([mark.partition for mark in marks], await backend.run_many(MARK, calls))
+
+
+async def store_tries(
+    backend: Backend,
+    keys: GroupKeys,
+    partition: int,
+    *,
+    owner: str,
+    epoch: int,
+    tries: Mapping[EntryId, int],
+    alone: bool,
+) -> None:
+    """Store how many calls of some records were begun; ignored if another member holds the lock by now."""
+    text = " ".join([f"{entry_id} {count}" for entry_id, count in sorted(tries.items())] + [ALONE] * alone)
+    checked(await backend.run(MARK, (keys.lock(partition),), (owner, epoch, "tries", text)))
+
+
+def _tries(stored: Sequence[str]) -> tuple[tuple[tuple[EntryId, int], ...], bool]:
+    """Parse what ``store_tries`` stored; anything else counts for nothing."""
+    alone = stored[-1:] == [ALONE]
+    pairs = stored[: len(stored) - alone]
+    try:
+        tries = tuple(
+            (EntryId.parse(entry_id), int(count))
+            for entry_id, count in zip(pairs[::2], pairs[1::2], strict=True)
+        )
+    except (ConfigurationError, ValueError):
+        return (), False
+    return tries, alone
 
 
 async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockView | None:

@@ -12,12 +12,16 @@
 -- If another program overwrote the epoch, no owner can hold it, so the lock is free. A checkpoint or a count
 -- cannot be replaced like that: the script writes nothing, and names the key.
 --
+-- A record that kills its process is called by owner after owner. So the script counts the owners that died one
+-- after the other at the same checkpoint, with records to handle; `mark` stores attempts at records in `tries`.
+--
 -- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)  4 groups (hash)  5 counts (hash)
 -- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
 --       6... ids of all members
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
 --       committed them, without those reported before, epoch of the last reset or '', version of the
---       operators' orders or '', when the partition was paused or '', a line for each record to set aside]
+--       operators' orders or '', when the partition was paused or '', a line for each record to set aside,
+--       owners that died at this checkpoint, attempts at records as `mark` stored them]
 --       | [HELD, owner, waited ms] | [STALE, generation of the lock]
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
@@ -41,13 +45,14 @@ local now = server_ms()
 local function granted(epoch)
   local gone = settle(lock, KEYS[2], ARGV[4])
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
-    'aside')
+    'aside', 'deaths', 'tries')
   if has[6] then
     begin_writes(lock)
     redis.call('HSET', lock, 'obeyed', has[6], 'state', has[7] and 'paused' or 'running', 'reason', '')
   end
+  local at, deaths = string.match(has[9] or '', '^(%S+) (%d+)$')
   return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or '', has[6] or '', has[7] or '',
-    has[8] or ''}
+    has[8] or '', at == has[1] and deaths or '0', has[10] or ''}
 end
 
 if held_generation > generation then return {'STALE', held_generation} end
@@ -80,6 +85,13 @@ if holder ~= '' and live then
 end
 
 free(lock)
+if holder ~= '' and not live then
+  local waiting = redis.pcall('XRANGE', KEYS[2], '(' .. has[1], '+', 'COUNT', 1)
+  if waiting[1] then
+    local at, deaths = string.match(redis.call('HGET', lock, 'deaths') or '', '^(%S+) (%d+)$')
+    redis.call('HSET', lock, 'deaths', has[1] .. ' ' .. text((at == has[1] and tonumber(deaths) or 0) + 1))
+  end
+end
 local epoch = raise_epoch(lock, held[2])
 redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running')
 return granted(epoch)

@@ -13,6 +13,7 @@ if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
 if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
 free(KEYS[1])
+redis.call('HDEL', KEYS[1], 'tries', 'deaths')
 if #KEYS > 3 then redis.call('UNLINK', unpack(KEYS, 4)) end
 redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2], 'entries', ARGV[3], 'reset', raise_epoch(KEYS[1], held[3]))
 fold_counts(KEYS[2])

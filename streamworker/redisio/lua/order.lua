@@ -28,6 +28,7 @@ elseif order == 'put' then
   aside[#aside + 1] = id .. ' by ' .. ARGV[2] .. (ARGV[3] ~= '' and ': ' .. ARGV[3] or '')
   store_aside(lock, aside)
 end
+if order == 'retry' then redis.call('HDEL', lock, 'tries', 'deaths') end
 local version = text(math.max(now, last + 1))
 redis.call('HSET', lock, 'ordered', version)
 return {'OK', version, held[2] or ''}

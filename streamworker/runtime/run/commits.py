@@ -8,7 +8,7 @@ than a round trip, and at most two batches are handled and not known to be commi
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -141,6 +141,11 @@ class Commits:
         if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
+
+    async def store_tries(self, tries: Mapping[EntryId, int], *, alone: bool) -> None:
+        """Store attempts at records; ``alone`` if the one record is called while nothing else is."""
+        start = self.start
+        await self.committer.store_tries(start.partition, start.owner, self.epoch, tries, alone=alone)
 
     async def flush(self) -> None:
         """Wait until no commit is in flight."""

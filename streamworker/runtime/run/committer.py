@@ -15,12 +15,12 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
 
-from streamworker.core.data.entries import Entry
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
@@ -130,6 +130,17 @@ class Committer:
     async def time_ms(self, partition: int) -> int:
         """Return the clock of the server that has a partition."""
         return await self.backend.time_ms(near=self.keys.lock(partition))
+
+    async def store_tries(
+        self, partition: int, owner: str, epoch: int, tries: Mapping[EntryId, int], *, alone: bool
+    ) -> None:
+        """Store attempts at records in the lock; if Redis does not take them, they do not count."""
+        try:
+            await locks.store_tries(
+                self.backend, self.keys, partition, owner=owner, epoch=epoch, tries=tries, alone=alone
+            )
+        except BackendError as error:
+            _log.warning("attempts_not_stored", partition=partition, reason=str(error))
 
     async def run(self) -> None:
         """Send commits until cancelled."""

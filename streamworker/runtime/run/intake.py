@@ -1,26 +1,46 @@
 """What one partition takes, and when it stops: its entries, the gate, pauses and the drain."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import anyio
 
 from streamworker.core.data.batching import BatchLimits
-from streamworker.core.data.entries import Entry
+from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.ownership.tries import Tries
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
+from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate, Signal
+
+COMMIT_LOOK_S = 0.001
+"""Interval of looks whether a record that was taken alone is committed; a commit takes a millisecond."""
 
 
 class Intake:
     """The entries of one partition for its mode, from the buffer that the fetcher fills."""
 
-    def __init__(self, buffer: PartitionBuffer, gate: Gate, activity: Activity, timers: Timers) -> None:
+    def __init__(
+        self,
+        buffer: PartitionBuffer,
+        gate: Gate,
+        activity: Activity,
+        commits: Commits,
+        timers: Timers,
+        tries: Tries,
+    ) -> None:
         self.buffer = buffer
         self.timers = timers
         self.gate = gate
         """Closed while the worker's heartbeats do not get through: no call may start."""
         self._activity = activity
+        self._commits = commits
+        self.tries = tries
+        self.doomed: dict[EntryId, Exception] = {}
+        """Records that no call may have any more, and why."""
+        self._taken = ZERO
+        """The last entry that was taken alone."""
         self.draining = False
         """Whether the partition drains or has ended."""
         self._drain = Signal()
@@ -83,6 +103,11 @@ class Intake:
         """
         buffer, activity = self.buffer, self._activity
         while await self.wait_may_start() and not (interrupted() or self.timers.are_due):
+            if self.tries.is_alone:
+                limits = replace(limits, records=1)
+                if self._commits.committed.checkpoint < self._taken:
+                    await self._drain.wait(COMMIT_LOOK_S)
+                    continue
             if buffer.closed:
                 # No more entries arrive: the partition is lost, or is no longer fetched.
                 activity.rests()
@@ -90,11 +115,27 @@ class Intake:
                 continue
             if buffer.is_ready(limits):
                 activity.works()
-                return buffer.take(limits.records, limits.bytes)
+                taken = buffer.take(limits.records, limits.bytes)
+                if self.tries.is_alone:
+                    await self._name(taken[0])
+                return taken
             activity.rests()
             await buffer.wait_ready(limits)
         activity.works()
         return []
+
+    async def _name(self, entry: Entry) -> None:
+        self._taken = entry.id
+        found = self.tries.suspect(entry)
+        if isinstance(found, Exception):
+            self.doomed[entry.id] = found
+        else:
+            await self._commits.store_tries(found, alone=True)
+
+    async def retry(self, entry: Entry, attempt: int) -> None:
+        """Store that a call begins that is not the first with a record."""
+        begun = self.tries.begin(entry.id, attempt, self._commits.committed.checkpoint)
+        await self._commits.store_tries(begun, alone=False)
 
 
 async def _first(wait: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:

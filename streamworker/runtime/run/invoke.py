@@ -59,7 +59,7 @@ class Decoded:
 
     records: list[Any]
     """One for each entry; None for an entry without a record."""
-    bad: dict[int, RecordError]
+    bad: dict[int, Exception]
     """Errors by index in the list, ascending; :data:`NOT_OURS` for an entry that is passed over."""
 
 
@@ -124,7 +124,7 @@ class Invoker:
         """Decode each entry by itself, except those that are replayed for another group."""
         mine = self.spec.name.encode()
         records: list[Any] = [None] * len(entries)
-        bad: dict[int, RecordError] = {}
+        bad: dict[int, Exception] = {}
         for place, entry in enumerate(entries):
             if entry.fields.get(REPLAYED_FOR, mine) != mine:
                 bad[place] = NOT_OURS

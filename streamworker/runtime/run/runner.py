@@ -20,6 +20,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.context import Place
 from streamworker.core.events import StartRunner
+from streamworker.core.ownership.tries import Tries
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_s
@@ -32,7 +33,7 @@ from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import Invoker
 from streamworker.runtime.run.modes.batch import BatchMode
-from streamworker.runtime.run.modes.keyed import KeyedMode
+from streamworker.runtime.run.modes.keyed import WINDOW_MIN, KeyedMode
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
@@ -151,7 +152,9 @@ class PartitionRunner:
             rng=self.rng,
             log=self.log,
         )
-        self.intake = Intake(self.buffer, self.gate, self.activity, timers)
+        window = max(spec.batch, WINDOW_MIN) if spec.concurrency > 1 else spec.batch
+        tries = Tries(self.start.lock, spec.errors, window)
+        self.intake = Intake(self.buffer, self.gate, self.activity, self.commits, timers, tries)
         self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
         self.buffer.use(spec.batch)
 

@@ -100,6 +100,9 @@ class RedisModel(Documents):
                     self.on_held(partition)
                     return Held(lock.owner, waited_ms)
                 self.overtaken += 1
+            elif lock.owner and lock.events and lock.events[-1].id > lock.checkpoint:
+                at, deaths = lock.deaths
+                lock.deaths = (lock.checkpoint, deaths + 1 if at == lock.checkpoint else 1)
             lock.owner, lock.epoch, lock.wanted_since = owner, self.raised(lock.epoch), None
         elif lock.generation < generation and generation >= lock.wanted_in:
             lock.wanted_since = None
@@ -110,8 +113,10 @@ class RedisModel(Documents):
         if lock.is_paused:
             self.on_paused(partition)
         self.on_aside(partition, lock.aside)
-        orders = (lock.ordered, lock.is_paused, {EntryId(record, 0): "by ann" for record in lock.aside})
-        return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id, 0, 0, *orders)
+        aside = {EntryId(record, 0): "by ann" for record in lock.aside}
+        at, deaths = lock.deaths
+        more = (lock.ordered, lock.is_paused, aside, deaths if at == lock.checkpoint else 0)
+        return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id, 0, 0, *more)
 
     def order(self, partition: int, order: str, record: int = 0) -> int | None:
         """``order.lua``: return the new version; None if there is nothing to change."""
@@ -122,6 +127,8 @@ class RedisModel(Documents):
             if record <= lock.checkpoint:
                 return None
             lock.aside = (*(each for each in lock.aside if each > lock.checkpoint and each != record), record)
+        elif order == "retry":
+            lock.deaths = (0, 0)
         lock.is_paused = order == "pause" or (lock.is_paused and order != "resume")
         lock.ordered = max(self.lock_ms, lock.ordered + 1)
         return lock.ordered

@@ -63,6 +63,8 @@ class Lock:
     """Ids of the records that an operator wants set aside."""
     dead: list[int] = field(default_factory=list)
     """Numbers of the records that were set aside."""
+    deaths: tuple[int, int] = (0, 0)
+    """A checkpoint, and how many owners have died at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,7 +246,7 @@ class RowsMode(BatchMode):
         return ""
 
     def _decode(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Decoded]:
-        decoded = self.invoker.decode(entries)
+        decoded = self.decode(entries)
         wide = {
             place
             for place, error in decoded.bad.items()
@@ -259,7 +259,7 @@ class RowsMode(BatchMode):
             for place, entry in enumerate(entries)
             for part in (self._around_bad_rows(entry) if place in wide else (entry,))
         ]
-        return parts, self.invoker.decode(parts)
+        return parts, self.decode(parts)
 
     def _around_bad_rows(self, entry: Entry) -> list[Entry]:
         """Cut an entry around the rows that cannot be decoded; return it whole if they are too many."""

@@ -117,7 +117,7 @@ class KeyedMode(GroupingMode):
         return self._halted is not None or self.refused is not None
 
     def _admit(self, entries: Sequence[Entry]) -> None:
-        decoded = self.invoker.decode(entries)
+        decoded = self.decode(entries)
         by_key = self.spec.ordered_by == "key"
         key_of = self.spec.stream.key
         for place, (entry, record) in enumerate(zip(entries, decoded.records, strict=True)):
@@ -128,7 +128,8 @@ class KeyedMode(GroupingMode):
                     key = canonical_key(key_of(record))
                 except BaseException as raised:  # noqa: BLE001 - whatever a user's key function raises
                     error = as_error(raised)
-            self._in_hand[self._window.add(key)] = _InHand(entry, record, error)
+            made = self.intake.tries.made((entry,))
+            self._in_hand[self._window.add(key)] = _InHand(entry, record, error, made)
 
     # -- calls -----------------------------------------------------------------------------------
 

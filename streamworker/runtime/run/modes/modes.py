@@ -33,6 +33,7 @@ from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import (
     NOT_OURS,
+    Decoded,
     Effects,
     Invoker,
     SetAside,
@@ -155,7 +156,7 @@ class Mode(ABC):
                     return failed
                 if not await self.wait(entries, failed, policy):
                     return None
-            attempt = failed.attempts + 1 if failed else before + 1
+            attempt = 1 + (failed.attempts if failed else before or self.intake.tries.made(entries))
             self.in_call = entries
             self.activity.begins()
             try:
@@ -194,7 +195,20 @@ class Mode(ABC):
         )
         what = f" at {span(entries)}" if entries else ""
         self.activity.retries(f"{describe_error(failed.error)}{what}{also}", failed.attempts, wait_ms, call)
-        return await self.intake.pause(wait_ms)
+        if not await self.intake.pause(wait_ms):
+            return False
+        if retry.attempts is not None and entries:
+            await self.intake.retry(entries[0], failed.attempts + 1)
+        return True
+
+    def decode(self, entries: Sequence[Entry]) -> Decoded:
+        """Decode entries; those that have killed their owners count as bad."""
+        decoded = self.invoker.decode(entries)
+        if doomed := self.intake.doomed:
+            places = [place for place, entry in enumerate(entries) if entry.id in doomed]
+            bad = {**decoded.bad, **{place: doomed[entries[place].id] for place in places}}
+            return Decoded(decoded.records, dict(sorted(bad.items())))
+        return decoded
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed) -> None:
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""

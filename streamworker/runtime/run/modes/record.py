@@ -51,7 +51,7 @@ class RecordMode(GroupingMode):
 
         It stops early, with an empty text, when the partition drains and when rows were refused.
         """
-        decoded = self.invoker.decode(entries)
+        decoded = self.decode(entries)
         records, bad = decoded.records, decoded.bad
         place = 0
         while place < len(entries) and self.refused is None:
@@ -65,7 +65,7 @@ class RecordMode(GroupingMode):
                 failed = Failed(bad[place], 0)
             else:
                 end = min((p for p in bad if p > place), default=len(entries))
-                if not careful:
+                if not (careful or self.intake.tries.before):
                     place, error = await self._slice(entries, records, place, end)
                     if error is None:
                         await self.turn()

@@ -17,7 +17,7 @@ from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.work import ids_of
 
-_Item = tuple[Entry, Any, RecordError | None]
+_Item = tuple[Entry, Any, Exception | None]
 """An entry that was taken from the buffer, its record, and the error if it could not be decoded."""
 
 
@@ -132,6 +132,8 @@ class StreamMode(GroupingMode):
             self._close()
             return []
         self._hand, self._is_one = items, count == 1
+        if made := self.intake.tries.made([entry for entry, _, _ in items]):
+            self._failing, self._failures = items[0][0].id, made
         if self.invoker.has_view:
             self._show(items)
         # The time starts here and not when the function asked: the wait for a record may take hours.
@@ -167,7 +169,7 @@ class StreamMode(GroupingMode):
         return bool(entries)
 
     def _items(self, entries: Sequence[Entry]) -> list[_Item]:
-        decoded = self.invoker.decode(entries)
+        decoded = self.decode(entries)
         errors = map(decoded.bad.get, range(len(entries)))
         return list(zip(entries, decoded.records, errors, strict=True))
 
@@ -231,7 +233,7 @@ class StreamMode(GroupingMode):
 
     # -- errors --------------------------------------------------------------------------------
 
-    async def _undecodable(self, entry: Entry, error: RecordError) -> None:
+    async def _undecodable(self, entry: Entry, error: Exception) -> None:
         failed = Failed(error, 0)
         if self.halts(failed):
             self._halted = self.reason([entry], failed)

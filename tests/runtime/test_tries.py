@@ -1,0 +1,133 @@
+"""Attempts are counted across the owners of a partition, whether a call fails or takes its process along."""
+
+from typing import Any
+
+import anyio
+import pytest
+
+from streamworker import Context, DeadLetter, Halt, Retry
+from streamworker.redisio.group import locks
+from streamworker.redisio.group.orders import give_order
+from tests.helpers import wait_for_async
+from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, start
+
+pytestmark = pytest.mark.anyio
+
+ASYNC = [mode for mode in MODES if mode != "thread"]
+POISON = 12
+
+
+def killing() -> tuple[Each, list[int]]:
+    """Return a function that never comes back from one number, and the list of its calls' numbers."""
+    seen: list[int] = []
+
+    async def each(order: Order, _: Context) -> Priced:
+        seen.append(order.number)
+        if order.number == POISON:
+            await anyio.sleep_forever()
+        return Priced(order.number, 1.0)
+
+    return each, seen
+
+
+async def die_until_committed(desk: Bench, mode: str, count: int, **given: Any) -> list[int]:
+    """Let owner after owner die in the call that never ends; return how often each number was called."""
+    each, seen = killing()
+    for owner in range(20):
+        calls = seen.count(POISON)
+        running = await start(desk, mode, each, owner=f"w{owner}", **given)
+
+        async def done(calls: int = calls) -> bool:
+            return seen.count(POISON) > calls or await desk.committed() == count
+
+        await wait_for_async(done, "it is called, or all is committed")
+        if await desk.committed() == count:
+            await running.drained()
+            return seen
+        await running.cancelled()
+    raise AssertionError(f"{seen.count(POISON)} owners died")
+
+
+@pytest.mark.parametrize("mode", [*ASYNC, OVERLAPPING])
+@pytest.mark.parametrize("sent_first", [0, POISON], ids=["behind others", "at the checkpoint"])
+async def test_a_record_that_kills_its_process_goes_to_the_dead_letters_after_its_attempts(
+    redis_url: str, mode: str, sent_first: int
+) -> None:
+    """Each death counts, and the records around it are handled."""
+    async with bench(redis_url) as desk:
+        await desk.send(range(sent_first, 30), keys=30)
+        seen = await die_until_committed(
+            desk, mode, 30 - sent_first, errors=Retry(attempts=3, then=DeadLetter())
+        )
+        (letter,) = await desk.dead()
+        assert letter[b"id"].decode() == (await desk.ids())[POISON - sent_first]
+        assert b"Its worker died in attempt 3" in letter[b"error"]
+        assert seen.count(POISON) == 4, "one death may be chance"
+        rows = [row["number"] for row in await desk.rows() if row["price"]]
+        assert rows == [number for number in range(sent_first, 30) if number != POISON]
+
+
+async def test_attempts_that_fail_are_counted_across_owners(redis_url: str) -> None:
+    """Each owner makes one call and hands the partition over while the record waits for the next."""
+    attempts: list[int] = []
+
+    async def each(order: Order, ctx: Context) -> Priced:
+        attempts.append(ctx.attempt)
+        raise ConnectionError("not now")
+
+    errors = Retry(attempts=5, backoff=0.01, then=DeadLetter())
+    async with bench(redis_url) as desk:
+        await desk.send([0])
+        for owner in ("w1", "w2"):
+            running = await start(desk, "record", each, owner=owner, errors=errors)
+            await wait_for_async(lambda: len(attempts) in (2, 4), "two calls have failed")
+            await running.drained()
+            await locks.release_many(desk.backend, desk.keys, {0: running.lock.epoch}, owner)
+        await start(desk, "record", each, owner="w3", errors=errors)
+        await desk.until_committed(1)
+        assert attempts == sorted(attempts) and len(attempts) <= 6
+        assert (await desk.dead())[0][b"attempts"] == b"5"
+
+
+async def test_one_death_is_chance_and_changes_nothing(redis_url: str) -> None:
+    """Workers are killed every day: the next owner takes whole batches, and no record loses an attempt."""
+    calls: list[tuple[int, int]] = []
+    is_held = True
+
+    async def price(batch: list[Order], ctx: Context) -> None:
+        calls.append((len(batch), ctx.attempt))
+        if is_held:
+            await anyio.sleep_forever()
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(20))
+        spec = desk.spec(price, batch=20, errors=Retry(attempts=2, then=DeadLetter()))
+        running = await desk.start(spec, owner="w1")
+        await wait_for_async(lambda: bool(calls), "the first owner is in its call")
+        await running.cancelled()
+        is_held = False
+        await desk.start(spec, owner="w2")
+        await desk.until_committed(20)
+        assert sum(count for count, _ in calls[1:]) == 20
+        assert {attempt for _, attempt in calls} == {1}
+        lock = await desk.backend.execute("HGET", desk.keys.lock(0), "tries")
+        assert lock is None, "first calls write nothing"
+
+
+async def test_a_retry_by_an_operator_gives_the_record_all_its_attempts_again(redis_url: str) -> None:
+    """A partition that halted at a record that killed its workers calls it again then, and not before."""
+    each, seen = killing()
+    errors = Retry(attempts=3, then=Halt())
+    async with bench(redis_url) as desk:
+        await desk.send([POISON])
+        for owner in range(4):
+            running = await start(desk, "record", each, owner=f"w{owner}", errors=errors)
+            await wait_for_async(lambda calls=owner + 1: seen.count(POISON) == calls, "it is called")  # type: ignore[misc]
+            await running.cancelled()
+        running = await start(desk, "record", each, owner="w8", errors=errors)
+        assert "Its worker died in attempt 3" in await running.halts()
+        await running.drained()
+        assert seen.count(POISON) == 4
+        await give_order(desk.backend, desk.keys, [0], "retry", who="ann", why="put right")
+        await start(desk, "record", each, owner="w9", errors=errors)
+        await wait_for_async(lambda: seen.count(POISON) == 5, "it is called again")
