@@ -131,6 +131,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         single_entries: bool = False,
         id_window: Duration = "24 hours",
         source: str | None = None,
+        validate: bool = True,
     ) -> Stream[T]:
         """Declare a stream.
 
@@ -155,6 +156,9 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         retention
             How long entries stay after all groups have read them: ``"7 days"``, ``"10 GB"``, ``"1_000_000
             records"``, or a list of these, of which the first that is reached counts. None: no longer.
+        validate
+            Whether ``send`` checks that a record's fields have the declared types, which Python does not. A
+            wrong one is a RecordError then, instead of an entry that its consumers cannot decode.
         single_entries
             Whether each record is an entry of its own, as redis-cli and other programs read it. Otherwise
             records that are sent together share entries, which saves most of the memory and the time.
@@ -189,6 +193,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             single_entries=single_entries,
             id_window_ms=duration_ms(id_window, "id_window", least_ms=1_000),
             source=check_source(name, source, codec),
+            validate=validate,
         )
         self.streams[name] = stream = Stream[T](self, spec)
         return stream

@@ -54,6 +54,8 @@ class StreamSpec:
     """How long entries stay after all groups have read them; None for no longer."""
     has_records: bool = True
     """Whether it can hold any; the stream of an app's timers cannot."""
+    validate: bool = True
+    """Whether a producer checks the types of a record's fields."""
     single_entries: bool = False
     """Whether each record is an entry of its own."""
     source: str = ""

@@ -156,13 +156,13 @@ class RecordType(Declared):
 
     # -- payloads ----------------------------------------------------------------------------
 
-    def encoder(self, codec: Codec = "json") -> Encoder:
+    def encoder(self, codec: Codec = "json", *, validate: bool = False) -> Encoder:
         """Return the function that turns a record into its payload: ``v``, or with ``fields`` all fields.
 
         The function raises RecordError for an object of another type, and for values that the codec cannot
-        represent (NaN in JSON).
+        represent (NaN in JSON); with ``validate`` for fields of other types than declared, too.
         """
-        return make_encoder(self, codec)
+        return make_encoder(self, codec, validate=validate)
 
     def decoder(self, codec: Codec = "json") -> Decoder:
         """Return the function that turns an entry's fields into a record.

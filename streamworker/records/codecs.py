@@ -12,6 +12,7 @@ values that the program put in. Decoders validate everything: any wrong payload 
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -51,10 +52,15 @@ def _check_codec(codec: Codec) -> None:
 # -- encoding --------------------------------------------------------------------------------
 
 
-def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
-    """Return the function that turns a record into its payload."""
+def make_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> Encoder:
+    """Return the function that turns a record into its payload.
+
+    With ``validate`` it decodes the payload as a consumer will, and refuses a record whose fields have other
+    types than declared: Python does not check them. A codec of the program's own is left alone.
+    """
     _check_codec(codec)
     dump = _dumper(record_type, codec)
+    load = _loader(record_type, codec) if validate and isinstance(codec, str) else None
     name, kind = record_type.name, record_type.kind
     python_type = record_type.built_type
     required = (
@@ -71,7 +77,7 @@ def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
             missing = ", ".join(sorted(required - record.keys()))
             raise RecordError(f"The {name} lacks {missing}.", remedy="Give every required key.")
         try:
-            return dump(record)
+            payload = dump(record)
         except RecordError:
             raise
         except Exception as error:  # The record's own code, such as a serializer, may raise anything.
@@ -79,11 +85,20 @@ def make_encoder(record_type: Declared, codec: Codec) -> Encoder:
                 f"The {name} cannot be encoded as {codec_name(codec)}: {one_line(error)}.",
                 remedy="Use types that the codec can hold.",
             ) from error
+        if load is not None:
+            try:
+                load({PAYLOAD_FIELD: payload} if isinstance(payload, bytes) else payload)
+            except Exception as error:
+                raise RecordError(
+                    f"This is no {name}: {one_line(error)}.",
+                    remedy="Send what the record type declares, or declare the stream with validate=False.",
+                ) from error
+        return payload
 
     return encode
 
 
-def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None:
+def make_list_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> ListEncoder | None:
     """Return a fast encoder for lists of records; None if the kind or codec has none.
 
     The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
@@ -94,12 +109,16 @@ def make_list_encoder(record_type: Declared, codec: Codec) -> ListEncoder | None
         return None
     dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
     python_type, is_json = record_type.python_type, codec == "json"
+    load = _payload_loader(record_type, codec) if validate else None
 
     def encode_list(records: Sequence[Any]) -> list[bytes] | None:
         if set(map(type, records)) - {python_type}:
             return None
         try:
             payloads = list(map(dump, records))
+            if load is not None:
+                # One after the other: all together would start the garbage collector, at a microsecond each.
+                deque(map(load, payloads), 0)
         except Exception:  # noqa: BLE001 - a record's own code may raise anything
             return None
         # rfind takes half the time of a search from the start.

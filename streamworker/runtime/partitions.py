@@ -3,6 +3,7 @@
 The group says which partition starts, drains and is cancelled. This reports as events how each ends.
 """
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -22,6 +23,7 @@ from streamworker.core.events import (
     StartRunner,
 )
 from streamworker.core.pauses import Pauses
+from streamworker.core.words import runs
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import schemas, state
@@ -48,6 +50,8 @@ from streamworker.settings import Settings
 
 T = TypeVar("T")
 
+TOLD_S = 0.2
+"""How long the line about partitions that start or stop waits for more of them."""
 STATE_READS_MAX = 2
 """How many partitions' states are read at a time. A worker may start a thousand partitions at once. A read
 that waits here has not started its deadline yet, and leaves the connections to other calls."""
@@ -84,6 +88,8 @@ class Partitions:
 
     def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
+        self._untold: dict[str, list[int]] = {}
+        """Partitions that have started or stopped, by the event of the log."""
         self.gate = Gate()
         """Closed while no batch may start."""
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
@@ -155,7 +161,8 @@ class Partitions:
     async def _run(self, effect: StartRunner, running: _Running) -> None:
         partition, epoch = effect.partition, effect.lock.epoch
         log = self.log.bind(partition=partition, epoch=epoch)
-        log.info("partition_started", checkpoint=str(effect.lock.checkpoint))
+        self._tell("partitions_started", partition)
+        log.debug("partition_started", checkpoint=str(effect.lock.checkpoint))
         stopped: Stopped | None = None
         with running.scope:
             try:
@@ -168,11 +175,23 @@ class Partitions:
         self.fetcher.remove(partition)
         if self._running.get(partition) is running:
             del self._running[partition]
-        log.info("partition_stopped", reason=stopped.reason.value if stopped else "cancelled")
+        self._tell("partitions_stopped", partition)
+        log.debug("partition_stopped", reason=stopped.reason.value if stopped else "cancelled")
         if running.dropped:
             return
         is_fenced = stopped is not None and stopped.reason is StopReason.FENCED
         self.deliver((RunnerFenced if is_fenced else RunnerStopped)(partition, epoch))
+
+    def _tell(self, event: str, partition: int) -> None:
+        """Log partitions that start or stop together in one line: a worker may have a thousand."""
+        if not self._untold:
+            asyncio.get_running_loop().call_later(TOLD_S, self._say)
+        self._untold.setdefault(event, []).append(partition)
+
+    def _say(self) -> None:
+        untold, self._untold = self._untold, {}
+        for event, partitions in untold.items():
+            self.log.info(event, partitions=runs(partitions))
 
     async def _handle_records(
         self, effect: StartRunner, running: _Running, log: BoundLogger

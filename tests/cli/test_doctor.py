@@ -78,7 +78,7 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     for name, value in QUICK.items():
         monkeypatch.setenv(name, value)
     worker = spawn("run", "shop:price", "--name", "w1")
-    wait_for(lambda: "partition_started" in worker.log(), "it has begun", 60)
+    wait_for(lambda: "partitions_started" in worker.log(), "it has begun", 60)
     before = raw.get("sw:{shop.orders:price}:members")
     result = streamworker("repair", "shop:app", "--yes")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "There is nothing to repair.\n")
@@ -130,7 +130,7 @@ def test_a_schema_that_is_gone_is_named_until_a_worker_has_stored_it_again(
     assert schema().verdict == "ok"
     assert "schema of audit" not in checks()
     worker = spawn("run", "shop:price")
-    wait_for(lambda: "partition_started" in worker.log(), "it has begun", 60)
+    wait_for(lambda: "partitions_started" in worker.log(), "it has begun", 60)
     stored = raw.hgetall(key)
     said = schema()
     assert (said.verdict, said.found) == ("ok", "1 stored")
@@ -144,7 +144,7 @@ def test_a_schema_that_is_gone_is_named_until_a_worker_has_stored_it_again(
         assert "of that version" in said.remedy
     assert streamworker("doctor", "shop:app").exit_code == ExitCode.FAILED
     again = spawn("run", "shop:price")
-    wait_for(lambda: "partition_started" in again.log(), "it has begun", 60)
+    wait_for(lambda: "partitions_started" in again.log(), "it has begun", 60)
     assert raw.hgetall(key) == stored
     raw.delete(key)
     wait_for(lambda: schema().verdict == "ok", "the worker has stored it again")

@@ -2,10 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 import redis
+from structlog.testing import capture_logs
 
 from streamworker import App
 from streamworker.core.data.batching import BatchLimits, SizeEstimate
@@ -130,3 +134,24 @@ async def test_entries_that_do_not_make_a_batch_wake_nobody() -> None:
     await asyncio.wait_for(old, 10)
     assert time.monotonic() - began >= 0.098
     assert buffer.is_ready(BatchLimits(3, 1_000, 100))
+
+
+def _said(logs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [log["partitions"] for log in logs if log["event"] == "partitions_started"]
+
+
+async def test_a_worker_logs_its_start_in_as_many_lines_as_it_has_processors(redis_url: str) -> None:
+    """Not in one line a partition: a fleet that restarts would log a thousand."""
+    app = App("log", redis_url=redis_url)
+    items = app.stream("items", Event, partitions=40)
+
+    @app.processor(items)
+    async def take(event: Event) -> None: ...
+
+    with capture_logs() as logs:
+        async with local_worker(app, url=redis_url) as worker:
+            await worker.until(lambda now: all(view.owner for view in now.processors["take"].partitions))
+            said = partial(_said, logs)
+            await wait_for_async(said, "it is logged")
+    assert said() == ["0-39"]
+    assert sum(log["log_level"] == "info" for log in logs) < 10

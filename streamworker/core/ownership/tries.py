@@ -63,9 +63,7 @@ class Tries:
             self._deaths = self._alone = 0
             return ProcessingError(f"Its worker died in attempt {count} at this record.")
         self._named = False
-        if (
-            deaths >= DEATHS_MIN
-        ):  # It was in hand each time, and one death may be chance.
+        if deaths >= DEATHS_MIN:  # It was in hand each time, and one death may be chance.
             count = max(count, deaths - 1)
         self.before[entry.id] = count
         return {**self.before, entry.id: count + 1}

@@ -66,7 +66,7 @@ class Producer:
         self._encode = (
             (lambda record: self.packer.fields([record]))
             if spec.codec == "arrow"
-            else spec.record.encoder(spec.codec)
+            else spec.record.encoder(spec.codec, validate=spec.validate)
         )
         self._key = spec.key
         self.leads = () if spec.packing else LEADS

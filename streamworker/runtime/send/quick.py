@@ -23,7 +23,11 @@ class QuickWay:
     def __init__(
         self, spec: StreamSpec, deal: RoundRobin, *, payload_bytes_max: int, list_bytes_max: int
     ) -> None:
-        self._encode = None if spec.codec == "arrow" else make_list_encoder(spec.record, spec.codec)
+        self._encode = (
+            None
+            if spec.codec == "arrow"
+            else make_list_encoder(spec.record, spec.codec, validate=spec.validate)
+        )
         self._key: Callable[[Any], Any] = spec.key
         self._partitions = spec.partitions
         self._deal = deal
