@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from streamworker import App, Context, Retry
+from streamworker.core.data.window import Window
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, bench
@@ -108,3 +109,33 @@ async def test_others_go_on_up_to_a_window_and_then_the_partition_says_that_it_s
         await desk.until_committed(1_500)
         assert [row["number"] for row in await desk.rows()] == list(range(1_500))
         assert running.states[-1] == ""
+
+
+ADD = Window.add
+
+
+def _add_without_key(window: Window, _: object) -> int:
+    return ADD(window, None)
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+async def test_a_retry_that_skips_order_is_noticed(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_planted: bool
+) -> None:
+    """The check of the order finds that mistake, so that it means something where it finds none."""
+    if is_planted:
+        monkeypatch.setattr(Window, "add", _add_without_key)
+    stored: dict[str, list[int]] = defaultdict(list)
+
+    async def price(order: Order, ctx: Context) -> None:
+        if order.number < 5 and ctx.attempt < 3:
+            raise ConnectionError("not now")
+        stored[order.customer].append(order.number)
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(50), keys=5)
+        running = await desk.start(desk.spec(price, concurrency=4, errors=Retry(backoff=0.01)))
+        await wait_for_async(lambda: sum(map(len, stored.values())) >= 50, "each record was handled")
+        await running.cancelled()
+    in_order = {key: sorted(numbers) for key, numbers in stored.items()}
+    assert (stored == in_order) is not is_planted

@@ -1,0 +1,100 @@
+"""What is done about an error, by its type, after so many attempts."""
+
+from typing import Any
+
+import pytest
+
+from streamworker import ConfigurationError, DeadLetter, DecodeError, Halt, Policy, Retry, Skip
+from streamworker.core.policies import Policies
+from streamworker.errors import ProcessingError
+
+
+class Refused(ConnectionError):
+    """A special case of it."""
+
+
+def kind(policy: Policy) -> type[Policy]:
+    return type(policy)
+
+
+def test_without_a_word_every_error_is_retried_for_ever_and_what_is_no_record_is_a_dead_letter() -> None:
+    """After a million attempts, too; an entry that cannot be decoded had no attempt at all."""
+    policies = Policies()
+    assert kind(policies.after(ValueError(), 1_000_000)) is Retry
+    assert kind(policies.after(DecodeError("no"), 0)) is DeadLetter
+    assert kind(policies.after(KeyError("its key cannot be told"), 0)) is DeadLetter
+
+
+def test_the_nearest_class_wins_whatever_the_order() -> None:
+    """As for ``except`` with the classes sorted; what nobody names is retried for ever."""
+    pairs: list[tuple[type[Exception], Policy]] = [
+        (OSError, Skip()),
+        (Refused, Halt()),
+        (ConnectionError, DeadLetter()),
+    ]
+    for given in (dict(pairs), dict(reversed(pairs))):
+        policies = Policies(given)
+        found = [
+            policies.after(error, 1) for error in (Refused(), ConnectionResetError(), OSError(), KeyError())
+        ]
+        assert [*map(kind, found)] == [Halt, DeadLetter, Skip, Retry]
+
+
+def test_attempts_count_the_first_call_and_without_then_the_partition_halts() -> None:
+    """``attempts=3`` are three calls in all."""
+    policies = Policies({ValueError: Retry(attempts=3, then=Skip()), Exception: Retry(attempts=1)})
+    assert [kind(policies.after(ValueError(), count)) for count in (1, 2, 3, 4)] == [Retry, Retry, Skip, Skip]
+    assert kind(policies.after(KeyError(), 1)) is Halt
+
+
+@pytest.mark.parametrize("errors", [Retry(), Halt(), {Exception: Skip()}])
+def test_only_decode_error_itself_names_what_cannot_be_decoded(errors: Any) -> None:
+    """A policy for all errors must not retry for ever what cannot heal."""
+    assert kind(Policies(errors).after(DecodeError("no"), 0)) is DeadLetter
+    assert kind(Policies({DecodeError: Halt()}).after(DecodeError("no"), 0)) is Halt
+
+
+def test_a_policy_that_was_raised_comes_before_the_mapping() -> None:
+    """Also one of a subclass, and a retry with its own limit."""
+
+    class Unwanted(Skip):
+        """A reason that the program has a name for."""
+
+    policies = Policies({Exception: Halt()})
+    assert kind(policies.after(Unwanted("a test order"), 1)) is Unwanted
+    again = Retry(attempts=2, then=DeadLetter())
+    assert [kind(policies.after(again, count)) for count in (1, 2)] == [Retry, DeadLetter]
+
+
+def test_a_record_that_killed_its_processes_has_the_policy_for_all_errors() -> None:
+    """There is no exception whose type could be looked up."""
+    policies = Policies(Retry(attempts=3, then=DeadLetter()))
+    assert policies.attempts_of(ProcessingError) == 3
+    assert kind(policies.after(ProcessingError("died"), 0)) is DeadLetter
+    assert Policies({ValueError: Skip()}).attempts_of(ProcessingError) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"then": DeadLetter()}, "no attempts=: it never gives up"),
+        ({"attempts": 0}, "attempts=0"),
+        ({"attempts": 2.0}, "attempts=2.0"),
+        ({"attempts": 2, "then": Retry()}, r"then=Retry\(\)"),
+        ({"attempts": 2, "then": DeadLetter}, "then=<class"),
+        ({"backoff": "soon"}, "backoff='soon' is no duration"),
+        ({"backoff_max": -1}, "backoff_max=-1"),
+    ],
+)
+def test_a_retry_that_makes_no_sense_is_refused_at_import(given: dict[str, Any], said: str) -> None:
+    """With what is wrong and what to write."""
+    with pytest.raises(ConfigurationError, match=said):
+        Retry(**given)
+
+
+def test_a_policy_shows_itself_as_it_is_written() -> None:
+    """In messages and in the log."""
+    assert (
+        repr(Retry(attempts=5, then=Skip("no such thing"))) == "Retry(attempts=5, then=Skip('no such thing'))"
+    )
+    assert repr(Retry()) == "Retry()"
