@@ -18,6 +18,8 @@ def test_a_chain_survives_failovers_of_its_sources_and_targets(
     """Its streams lie on three nodes; with `durability="replicas"` nothing is lost, doubled or told."""
     scene = ChainScene(nodes.url, spawn, seed=failovers, durability="replicas")
     workers = [scene.worker() for _ in range(2)]
+    # A worker that starts gives up if it cannot do so for half a minute.
+    wait_for(lambda: all("worker_started" in each.log() for each in workers), "both work")
     for number in range(failovers):
         scene.send(500)
         stream = list(CHAIN.values())[number % len(CHAIN)]
