@@ -129,16 +129,16 @@ class LocalWorker:
         return await self._until(condition, timeout, self._changes)
 
     async def _until(
-        self, condition: Callable[[Snapshot], bool], timeout: float, version: Callable[[], object]
+        self, condition: Callable[[Snapshot], bool], timeout: float, version: Callable[[int], object]
     ) -> Snapshot:
         """Wait until a condition holds; a snapshot is true while its ``version`` stays and is not None."""
         shown = ""
         snapshot: Snapshot | None = None
         known: object = None
 
-        async def holds() -> bool:
+        async def holds(jumps: int) -> bool:
             nonlocal shown, snapshot, known
-            newest = version()
+            newest = version(jumps)
             if snapshot is None or newest is None or newest != known:
                 try:
                     snapshot, known = await self.snapshot(), newest
@@ -152,25 +152,25 @@ class LocalWorker:
         assert snapshot is not None
         return snapshot
 
-    def _changes(self) -> object:
+    def _changes(self, _jumps: int) -> object:
         """Return what changes with the server's data, and each second: a group also changes by time."""
         if self._clock is None:
             return None
         return changes_at(self._url), self._clock.now_ns // 1_000_000_000
 
-    def _moments(self) -> object:
-        """Return the quarter of a second by a virtual clock."""
-        return None if self._clock is None else self._clock.now_ns // 250_000_000
+    def _moments(self, jumps: int) -> object:
+        """Return what changes when nothing can run for the first time, and each quarter of a second."""
+        return None if self._clock is None else (jumps < 0, self._clock.now_ns // 250_000_000)
 
     async def _wait(
-        self, holds: Callable[[], Awaitable[bool]], timeout: float, what: Callable[[], str]
+        self, holds: Callable[[int], Awaitable[bool]], timeout: float, what: Callable[[], str]
     ) -> None:
         jumps, end_s = -1, time.monotonic() + timeout
         try:
             with anyio.fail_after(timeout if self._clock is None else math.inf):
                 while self._clock is None or time.monotonic() < end_s:
                     began_s = time.monotonic()
-                    if await holds():
+                    if await holds(jumps):
                         return
                     # Nothing tells when Redis holds what is waited for.
                     if self._clock is None:
@@ -304,7 +304,7 @@ class LocalWorker:
         await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
         await give_order(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
 
-        async def has_run() -> bool:
+        async def has_run(_: int) -> bool:
             if await calls_asked_for(self._backend, keys, partitions, timer.name):
                 return False
             at_rest = await take_snapshot(self._backend, keys.app, keys.stream, keys.group)
