@@ -18,6 +18,7 @@ from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
 from streamworker.redisio.admin.repair import _log_keys, group_keys
+from streamworker.redisio.data import later
 from streamworker.redisio.data.commit import CommitRequest, DeadEntry, commit_call
 from streamworker.redisio.data.outbox import OutboxWrite, forward_call
 from streamworker.redisio.data.streams import Append, Headers, Payload, append_call
@@ -382,7 +383,31 @@ def tables(t: Transcript) -> None:
     change(3, 0)
 
 
+def ids(t: Transcript) -> None:
+    """Records that are sent once by their id, later, and not at all."""
+
+    def call(made: later.IdCall) -> None:
+        t.run(made.script, made.keys, made.args)
+
+    for name in ("one", "one", "two"):
+        call(later.send_once(GROUP, 0, "a", name, [b"v", name.encode()], window_ms=60_000, limit=9))
+    t.note(t.client.get(GROUP.seen(0, "a")))
+    for name, due_ms in (("a", 1), ("b", 1), ("a", 2), ("c", 10**13)):
+        due, fields = ("at", due_ms), [b"v", name.encode()]
+        by, named = f"{name}{due_ms}", (name, None)
+        call(later.schedule(GROUP, 0, name, by, fields, due=due, named=named, replace=False, limit=3))
+    for name in "bbx":
+        call(later.cancel(GROUP, 0, name, "cancel", window_ms=60_000))
+    names = (EVENTS, GROUP.later(0), GROUP.delayed(0), COUNTS)
+    for _ in range(2):
+        t.run(scripts.LATER_MOVE, names, (10, 9, 60_000))
+        t.answers[-1] = t.answers[-1][:2]  # Then comes a time that passes between the two servers.
+        t.note([fields for _, fields in t.client.xrange(EVENTS)])
+        t.note(sorted(t.client.hkeys(GROUP.delayed(0))))
+
+
 SCENARIOS = (
+    ids,
     claims,
     repairs,
     a_race,
