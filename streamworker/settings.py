@@ -161,10 +161,11 @@ class Settings:
     entry_bytes_max: int = 1024 * 1024
     """The largest record that ``send`` takes. Redis holds it in memory, and so do workers."""
     partition_records_max: int = 1_000_000
-    """Records in one partition at which ``send`` waits or raises ``StreamFull``; nothing
-    unread is ever dropped."""
+    """Records in one partition that a group has not read, at which ``send`` waits or raises ``StreamFull``;
+    nothing unread is ever dropped."""
     acked_entries_max: int = 100_000
-    """Entries in one acked log at which commits wait for its readers."""
+    """Entries in one acked log that a reader has not read, at which commits wait. Of a log without readers
+    the oldest go instead."""
     outbox_messages_max: int = 10_000
     """Messages for other streams in one partition's outbox at which commits wait until those streams have
     taken some. A commit makes one or more for each partition that it sends to."""
