@@ -55,7 +55,7 @@ if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} e
 local total, committed = tonumber(held[4]), tonumber(held[5])
 -- A timer's commit moves no checkpoint. Its first field of the state to set names the timer, and the planned
 -- time, up to which the timer is done after the commit.
-local is_tick = previous == new
+local is_tick = previous == new and string.sub(ARGV[14] or '', 1, 6) == '\0tick:'
 if held[3] == new and not (is_tick and redis.call('HGET', state, ARGV[14]) ~= ARGV[15]) then
   -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
   -- HDEL changes nothing, is always allowed, and makes Redis accept HSET when memory is full.
