@@ -49,7 +49,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     assert pq.read_table(table).num_rows == 40
     assert "There were no new rows: the pipelines have read all that was committed." in once.log()
 
-    halts = (SHOP + PIPELINE).replace('"dead_letter"', '"halt"')
+    halts = (SHOP + PIPELINE).replace("DeadLetter", "Halt")
     (shop / "shop.py").write_text(halts, "utf-8")
     bad = '{"order_id": 41, "customer": "bad", "amount": -1.0}'
     assert streamworker("send", "shop:orders", "-", input=bad).exit_code == 0

@@ -177,8 +177,13 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_is_away(own_server: EmbeddedServ
     ((_, producers),) = shop.app._producers._opened.values()
     lanes = producers["orders"]._lanes
     threading.Thread(target=press).start()
-    with pytest.raises(KeyboardInterrupt):
-        shop.orders.sync.send(Order(2))
+    # The processes of pytest-xdist ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            shop.orders.sync.send(Order(2))
+    finally:
+        signal.signal(signal.SIGINT, before)
     own_server.start()
     shop.orders.sync.send(Order(3))
     shop.app.close()
