@@ -57,7 +57,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     wait_for(lambda: "halted" in streamworker("status", "shop:price").stdout, "its partition has halted")
     standing = spawn("spark", "shop:app", "--once")
     assert standing.wait(90) == ExitCode.FAILED, standing.log()
-    assert re.search(r"Partition \d of price is halted: .*amount is negative", standing.log())
+    assert re.search(r"Partition \d of price stands still: .*amount is negative", standing.log())
     worker.terminate()
 
 

@@ -12,7 +12,7 @@ TESTS = ("tests/records/test_packs.py", "tests/contract/test_packs.py")
 LUA = "streamworker/redisio/lua"
 PLANTS = {
     "an entry has the id of its first record": (
-        f"{LUA}/append.lua",
+        f"{LUA}/parts/adding.lua",
         "next_id = id_ms .. '-' .. text(final)",
         "next_id = id_ms .. '-' .. text(first)",
     ),
@@ -28,13 +28,13 @@ PLANTS = {
     ),
     "trimming takes an entry with unread records": (
         f"{LUA}/parts/trim.lua",
-        "needs(successor(held[1]))",
-        "needs(string.match(held[1], '^%d+') + 1 .. '-0')",
+        "needs(successor(held[1]), held[2])",
+        "needs(string.match(held[1], '^%d+') + 1 .. '-0', held[2])",
     ),
     "a bad record takes its neighbours along": (
         "streamworker/records/packs.py",
-        'fields = {b"v": self.raws[place]}',
-        'fields = {b"v": self.payload}',
+        "raw = self.raws[place]",
+        "raw = self.payload",
     ),
     "the lag of XINFO counts entries": (
         f"{LUA}/parts/groups.lua",
@@ -47,9 +47,9 @@ PLANTS = {
         "return min(records, lag), told",
     ),
     "the limit counts entries": (
-        f"{LUA}/append.lua",
-        "return entries == 0 and 0 or entries + extra - before",
-        "return entries",
+        f"{LUA}/parts/adding.lua",
+        "local present = entries == 0 and 0 or entries + extra - before",
+        "local present = entries",
     ),
     "what was dropped is not counted": (
         f"{LUA}/parts/trim.lua",
