@@ -83,10 +83,10 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 def confirm(question: str) -> None:
-    """Ask on the terminal; end the command unless the user agrees."""
+    """Ask on the terminal, in one line like those of ``say``; end the command unless the user agrees."""
     if not sys.stdin.isatty():
         raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
-    typer.confirm(question, abort=True)
+    typer.confirm(printable(question), abort=True)
 
 
 def local_time(ms: int, timespec: str = "seconds") -> str:

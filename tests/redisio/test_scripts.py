@@ -11,6 +11,8 @@ from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
 
 LUA = files("streamworker.redisio") / "lua"
+TYPE = r"\((hash|stream|string|zset|any)"
+"""How a head names the type of a key."""
 
 
 def test_every_file_is_a_script_that_is_loaded() -> None:
@@ -35,7 +37,7 @@ def test_the_head_names_keys_arguments_and_replies(script: Script) -> None:
         assert word in head, word
     assert "ARGV  1 " in head or "ARGV" not in body
     keys = {int(n) for n in re.findall(r"KEYS\[(\d)\]", body)}
-    assert all(re.search(rf"(KEYS| ) {n} \w+ \((hash|stream|string|any)\)", head) or n == 1 for n in keys)
+    assert all(re.search(rf"(KEYS| ) {n} \w+ {TYPE}\)", head) or n == 1 for n in keys)
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -49,5 +51,5 @@ def test_types_are_checked_before_anything_else(script: Script) -> None:
     check = script.text.removesuffix(body).splitlines()[-2]
     types = re.findall(r"'(\w+)'", check) if check.startswith("local wrong = ") else ["any"]
     head = body.partition("-- KEYS")[2].partition("-- ARGV")[0].partition("-- reply")[0]
-    named = re.findall(r"\((hash|stream|string|any)", head)
+    named = re.findall(TYPE, head)
     assert named and (types == named or set(named) == {"any"})

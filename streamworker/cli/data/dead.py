@@ -140,7 +140,8 @@ def show_letter(
         ("error", found.error),
     ):
         say(f"{label:<9} {value.rstrip()}")
-    say(*printable_lines(found.traceback))
+    if found.traceback:
+        say(*printable_lines(found.traceback))
     say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(selection, found).items()))
     record = _record(selection, found)
     if isinstance(record, list):
