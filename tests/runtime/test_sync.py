@@ -56,7 +56,14 @@ def program(url: str, body: str) -> subprocess.CompletedProcess[str]:
     """Run a script that has a `shop` as the tests of this file have."""
     head = f"from tests.runtime.test_sync import *\nshop = Shop({url!r})\norders = shop.orders\n"
     return subprocess.run(
-        [sys.executable, "-c", head + textwrap.dedent(body)],
+        # From Python 3.12 on, each fork of a process with threads warns.
+        [
+            sys.executable,
+            "-W",
+            "ignore:.*multi-threaded:DeprecationWarning",
+            "-c",
+            head + textwrap.dedent(body),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
