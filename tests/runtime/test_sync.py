@@ -60,7 +60,7 @@ def program(url: str, body: str) -> subprocess.CompletedProcess[str]:
         [
             sys.executable,
             "-W",
-            "ignore:.*multi-threaded:DeprecationWarning",
+            "ignore::DeprecationWarning",
             "-c",
             head + textwrap.dedent(body),
         ],
