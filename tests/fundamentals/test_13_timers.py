@@ -242,3 +242,21 @@ async def test_what_a_timer_returns_goes_to_a_stream_once(redis_url: str) -> Non
     assert [alert.count for alert in sent if alert.customer == "ann"] == [0, 1, 2]
     assert [alert.count for alert in sent if alert.customer == "bob"] == [0]
     assert {alert.customer for alert in sent} == {"ann", "bob", "partition-0", "partition-1"}
+
+
+async def test_a_call_that_is_asked_for_moves_no_planned_time(redis_url: str) -> None:
+    """On a timer that was never deployed before, at a time long ago and at one to come, and if it fails."""
+    app = App("shop", redis_url=redis_url)
+    seen: list[datetime] = []
+
+    @app.timer(every="1 day", missed="once")
+    async def report(at: datetime) -> None:
+        seen.append(at)
+        if len(seen) == 1:
+            raise ConnectionError("not yet")
+
+    past, future = (datetime(year, 11, 2, 5, 0, tzinfo=UTC) for year in (2020, 2050))
+    async with local_worker(app, url=redis_url) as worker:
+        await worker.run(report, at=past)
+        await worker.run(report, at=future)
+    assert seen == [past, past, future]

@@ -56,17 +56,19 @@ class _Timer:
         """The time that somebody asked it to be called for now."""
 
     def due(self, now_ms: int) -> Due | None:
-        if self.wanted_ms is not None:
-            return Due(max(self.last_ms, self.wanted_ms), True)
         if self.last_ms < 0:
             return Due(now_ms, False)  # Nothing was missed before it was first deployed.
         if now_ms < self.not_before_ms:
             return None
+        if self.wanted_ms is not None:
+            return Due(self.last_ms, True)  # What is planned comes at its own time, besides.
         return due(self.spec.schedule, self.spec.missed, self.last_ms, now_ms)
 
     def next_ms(self, now_ms: int) -> int:
         """Return when to look again."""
-        return max(self.not_before_ms, self.spec.schedule.after(max(self.last_ms, now_ms)))
+        if self.not_before_ms > now_ms:
+            return self.not_before_ms
+        return self.spec.schedule.after(max(self.last_ms, now_ms))
 
 
 class Timers:
@@ -144,14 +146,16 @@ class Timers:
 
     async def _tick(self, timer: _Timer, found: Due, now_ms: int) -> Tick | None:
         name, schedule = timer.spec.name, timer.spec.schedule
-        done = b"%d" % found.at_ms
-        if timer.wanted_ms is not None:
-            done += b"/%d" % now_ms  # The same planned time may be asked for again.
-        marks: Changes = {TICK + name: done, RUN + name: None}
+        marks: Changes = {TICK + name: b"%d" % found.at_ms}
+        at_ms = found.at_ms
+        if timer.wanted_ms is not None and found.runs:
+            at_ms = timer.wanted_ms
+            # A call that was asked for moves no planned time, and must differ from the one before.
+            marks = {TICK + name: b"%d/%d" % (found.at_ms, now_ms), RUN + name: None}
         changes: Changes = {}
         sends: Routed = {}
         if found.runs:
-            at = schedule.moment(found.at_ms if timer.wanted_ms is None else timer.wanted_ms)
+            at = schedule.moment(at_ms)
             timer.attempts += 1
             try:
                 effects = await timer.invoker.call_timer(at, timer.attempts)
@@ -161,13 +165,14 @@ class Timers:
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                 self._failed(timer, failure(raised))
                 return None
-            ran = Ran(found.at_ms, now_ms, self._now_ms() - now_ms, self._by)
+            ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self._by)
             marks[RAN + name] = msgspec.json.encode(ran)
         elif timer.last_ms >= 0:
             self._log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
         if timer.attempts > 1:
             self._on_trouble("")
-        timer.last_ms, timer.attempts, timer.not_before_ms, timer.wanted_ms = found.at_ms, 0, 0, None
+        timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
+        timer.wanted_ms = None if found.runs else timer.wanted_ms
         timer.pauses.reset()
         return Tick(marks, changes, sends)
 
