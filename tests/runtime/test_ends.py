@@ -260,10 +260,10 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     assert "worker_left" in worker.log()
 
 
-def test_a_record_that_kills_its_process_ends_one_more_than_it_has_attempts(
+def test_a_record_that_kills_its_process_ends_two_more_than_it_has_attempts(
     redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
 ) -> None:
-    """Workers are started again as a supervisor would; the fifth sets the record aside, and lives."""
+    """Workers are started again as a supervisor would; the sixth sets the record aside, and lives."""
     policy = "Retry(attempts=3, then=DeadLetter())"
     app = APP.replace("DeadLetter()", policy).replace("DeadLetter, Halt", "DeadLetter, Retry")
     app = app.replace('App("ends"', 'App("ends", heartbeat_interval_ms=200, dead_after_ms=400')
@@ -280,7 +280,7 @@ def test_a_record_that_kills_its_process_ends_one_more_than_it_has_attempts(
         if worker.running:
             break
         deaths += 1
-    assert deaths == 4
+    assert deaths == 5
     with opened(redis_url) as raw:
         ((_, letter),) = raw.xrange("sw:{ends.lines.3}:dead:handle")
         assert b"Its worker died in attempt 3 at this record." in letter[b"error"]

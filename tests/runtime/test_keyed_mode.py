@@ -537,6 +537,7 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         assert await numbers_of(desk) == [n for n in range(count) if n not in poison]
         ids, dead = await desk.ids(), await desk.dead()
         assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in sorted(poison)]
+        assert all(b"ConnectionError" in letter[b"error"] for letter in dead)
     for watch in watches:
         watch.check_order(keys=30, repeated=True)
 

@@ -36,7 +36,7 @@ class Tries:
         self._named = lock.alone
         self._alone = 0
         """How many of the next records are taken one by one."""
-        if self._limit is not None and lock.deaths >= max(DEATHS_MIN, self._limit - 1):
+        if self._limit is not None and lock.deaths >= DEATHS_MIN:
             self._alone = window
 
     @property
@@ -62,8 +62,7 @@ class Tries:
         if deaths and self._named and count >= max(limit, DEATHS_MIN):
             self._deaths = self._alone = 0
             return ProcessingError(f"Its worker died in attempt {count} at this record.")
+        # Only calls of a named record count: an owner may also die before it calls anything.
         self._named = False
-        if deaths >= DEATHS_MIN:  # It was in hand each time, and one death may be chance.
-            count = max(count, deaths - 1)
         self.before[entry.id] = count
         return {**self.before, entry.id: count + 1}
