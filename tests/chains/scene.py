@@ -13,7 +13,7 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from tests.chains.chain_app import Item, Noticed, item
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess
+from tests.helpers import WorkerProcess, wait_for
 from tests.judge import check_rows, read_logs
 from tests.raw import opened, records_of
 from tests.rebalance.scene import FAST
@@ -60,6 +60,15 @@ class ChainScene:
     def arrived(self) -> int:
         """Return how many records the last processor has committed."""
         return self.snapshots()[-1].committed
+
+    def until_arrived(self, timeout_s: float) -> None:
+        """Wait until all that was sent has gone through the chain; a failure shows where it stands."""
+        try:
+            wait_for(lambda: self.arrived() == self.sent, f"all {self.sent} have arrived", timeout_s)
+        except AssertionError as error:
+            for snapshot in self.snapshots():
+                error.add_note(repr(snapshot))
+            raise
 
     def check(self) -> None:
         """Each record is at the far end once, in the order of its key, and so is what was sent beside."""

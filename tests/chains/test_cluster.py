@@ -25,7 +25,7 @@ def test_a_chain_survives_failovers_of_its_sources_and_targets(
         stream = list(CHAIN.values())[number % len(CHAIN)]
         fail_over(nodes, primary_of(nodes, StreamKeys("chain", stream).events(0)))
     scene.send(500)
-    wait_for(lambda: scene.arrived() == scene.sent, "all have arrived", 300)
+    scene.until_arrived(300)
     for worker in workers:
         worker.terminate()
         worker.wait()

@@ -29,7 +29,7 @@ def test_a_chain_whose_workers_are_killed_loses_and_doubles_nothing(
         victim = scene.random.randrange(WORKERS)
         workers[victim].kill()
         workers[victim] = scene.worker(PAUSE_S="0.001")
-    wait_for(lambda: scene.arrived() == scene.sent, "all have arrived", 60 + records / 200)
+    scene.until_arrived(60 + records / 200)
     for worker in workers:
         worker.terminate()
     assert [worker.wait() for worker in workers] == [0] * WORKERS
