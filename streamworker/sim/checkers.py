@@ -48,8 +48,8 @@ class _Watched:
     """Numbers of confirmed entries that no failover lost."""
     holder: tuple[str, int] = ("", 0)
     generation: int = 0
-    asked: tuple[int, int] = (0, 0)
-    """When a contender was first refused the lock, and when it was last."""
+    asked: tuple[int, int, int] = (0, 0, 0)
+    """When contenders were first refused the lock and when last, and the latest generation they asked in."""
     checkpoint: int = 0
     owners: dict[int, str] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
@@ -114,9 +114,12 @@ class Checker:
             if change.epoch in known.given and change.epoch < change.server_ms:
                 self.found("I4", f"{where}: the epoch {change.epoch} was given twice, now to {change.owner}")
             known.given.add(change.epoch)
+        is_renewed = known.generation < change.generation >= known.asked[2]
         known.holder, known.generation = (change.owner, change.epoch), change.generation
+        if change.owner != change.owner_before or is_renewed:
+            # Who renews the lock in the generation of the contenders, or a later one, may keep it.
+            known.asked = (0, 0, 0)
         if change.owner != change.owner_before:
-            known.asked = (0, 0)
             self.figures.owned(change.partition, worker_of(change.owner))
 
     def paused(self, partition: int) -> None:
@@ -131,13 +134,13 @@ class Checker:
         """An operator resumes a partition."""
         self._watched[partition].is_paused = False
 
-    def held(self, partition: int, deadline_ms: int) -> None:
+    def held(self, partition: int, generation: int, deadline_ms: int) -> None:
         """Check how long contenders have been refused a lock (I7)."""
         now_ms, known = self._clock(), self._watched[partition]
-        since_ms, last_ms = known.asked
+        since_ms, last_ms, asked_in = known.asked
         if not since_ms or now_ms - last_ms > ASKING_GAP_MS:
             since_ms = now_ms
-        known.asked = (since_ms, now_ms)
+        known.asked = (since_ms, now_ms, max(asked_in, generation))
         if now_ms - since_ms > deadline_ms + ASKING_GAP_MS:
             self.found(
                 "I7", f"partition {partition}: its lock is held {now_ms - since_ms} ms after the asking"
@@ -191,7 +194,7 @@ class Checker:
             known.aside &= frozenset(lock.aside)
             known.sent &= kept
             known.holder, known.generation = (lock.owner, lock.epoch), lock.generation
-            known.asked, known.checkpoint = (0, 0), lock.checkpoint
+            known.asked, known.checkpoint = (0, 0, 0), lock.checkpoint
             known.is_paused &= lock.is_paused
             # After a failover to a clock that is behind, the server may assign an epoch again.
             known.done = {(each.owner, each.epoch, each.new) for each in lock.log}

@@ -74,7 +74,8 @@ class RedisModel(Documents):
         """Called with a partition whose owner learns that it is paused."""
         self.on_aside: Callable[[int, Sequence[int]], None] = lambda _partition, _records: None
         """Called with the records of a partition that its owner learns to set aside."""
-        self.on_held: Callable[[int], None] = lambda _: None
+        self.on_held: Callable[[int, int], None] = lambda _partition, _generation: None
+        """Called with a partition whose lock a contender is refused, and the contender's generation."""
         self.on_commit: Callable[[int, Commit], None] = lambda _partition, _commit: None
 
     @property
@@ -97,7 +98,7 @@ class RedisModel(Documents):
             if lock.owner and lock.owner in live:
                 waited_ms = self._wait(lock, now_ms, generation)
                 if waited_ms < self._drain_deadline_ms:
-                    self.on_held(partition)
+                    self.on_held(partition, generation)
                     return Held(lock.owner, waited_ms)
                 self.overtaken += 1
             elif lock.owner and lock.events and lock.events[-1].id > lock.checkpoint:
