@@ -88,7 +88,7 @@ class SimulatedGroup(Ground):
         """Whether another program gave all partitions to one member, in a valid document. If a failover loses
         the repair, the group follows it until the next join or leave, as if a person had written it."""
         self.model.on_lock = self._lock_changed
-        self.model.on_held = lambda *asked: self.checker.held(*asked, drain_deadline_ms)
+        self.model.on_held = lambda p, generation: self.checker.held(p, generation, drain_deadline_ms)
         self.model.on_commit = self.checker.committed
         self.model.on_paused = self.checker.paused
         self.model.on_aside = self.checker.told_aside
