@@ -82,7 +82,7 @@ async def test_an_app_that_asks_for_a_disk_or_replicas_runs_in_memory() -> None:
 async def test_a_server_that_has_ended_is_away_and_says_so() -> None:
     """For connections that are open, too."""
     with MemoryServer() as server:
-        backend = Backend.open(server.url, name="late", call_timeout_ms=200)
+        backend = Backend.open(server.url, name="late")
         assert await backend.execute("PING") == b"PONG"
     for _ in range(2):
         with pytest.raises(BackendUnavailable, match="the server in memory has ended"):
