@@ -184,7 +184,7 @@ class WorkerProcess:
         """Let it go on (SIGCONT)."""
         self.send_signal(signal.SIGCONT)
 
-    def wait(self, timeout_s: float = 30.0) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait until it has ended and return its exit code; fail with its log if it does not end in time."""
         try:
             return self.process.wait(timeout_s)

@@ -89,7 +89,7 @@ def test_another_number_of_partitions(spawn: SpawnWorker, write_app: WriteApp) -
     write_app("shop", GOOD)
     write_app("later", GOOD.replace("partitions=4", "partitions=6"))
     first = spawn("run", "shop:app")
-    wait_for(lambda: "joined" in first.log(), "the first worker has joined", 20)
+    wait_for(lambda: "joined" in first.log(), "the first worker has joined")
     refused(spawn("run", "later:app"), ExitCode.CONFIGURATION, "orders", "4", "6", "partitions")
 
 
@@ -97,12 +97,12 @@ def test_another_schema_of_forwarded_rows(spawn: SpawnWorker, write_app: WriteAp
     """The field is named, and that new fields must be optional; an optional one is taken."""
     write_app("shop", GOOD)
     first = spawn("run", "shop:app")
-    wait_for(lambda: "joined" in first.log(), "the first worker has joined", 20)
+    wait_for(lambda: "joined" in first.log(), "the first worker has joined")
     write_app("changed", GOOD.replace("amount: float", "amount: str"))
     refused(spawn("run", "changed:app"), ExitCode.CONFIGURATION, "price", "amount", "Optional")
     write_app("grown", GOOD.replace("amount: float", "amount: float\n    note: str | None = None"))
     grown = spawn("run", "grown:app")
-    wait_for(lambda: "joined" in grown.log(), "the worker with one more field has joined", 20)
+    wait_for(lambda: "joined" in grown.log(), "the worker with one more field has joined")
 
 
 def test_spark_without_java(spawn: SpawnWorker, write_app: WriteApp, tmp_path: Path) -> None:

@@ -254,8 +254,8 @@ def test_a_fault_shows_and_leaves_a_server_that_takes_writes_and_holds_what_it_h
         scene = Scene(field, stack)
         assert not shows(fault, scene), "what is to show it shows without it, too"
         fault.begin()
-        wait_for(lambda: shows(fault, scene), f"{kind.name} shows", 10)
-    wait_for(lambda: is_over(fault), f"{kind.name} is over", 20)
+        wait_for(lambda: shows(fault, scene), f"{kind.name} shows")
+    wait_for(lambda: is_over(fault), f"{kind.name} is over")
     assert not fault.failure
     with field.server.client() as client:
         for key in client.keys("probe *"):

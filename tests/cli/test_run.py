@@ -75,7 +75,7 @@ def test_a_worker_that_is_told_twice_ends_with_5(
         worker.terminate()
         return not worker.running
 
-    wait_for(told_again, "it has ended", 10)
+    wait_for(told_again, "it has ended")
     assert worker.wait(10) == ExitCode.FORCED
 
 

@@ -39,7 +39,7 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
     for name in ("w1", "w2", "w3"):
         scene.worker(name, **FAST)
     # One that starts while a node is away waits, or ends if that is the node it was told of.
-    wait_for(lambda: set(scene.owners()) == {"w1", "w2", "w3"}, "all three have partitions", 30)
+    wait_for(lambda: set(scene.owners()) == {"w1", "w2", "w3"}, "all three have partitions")
     elected_s: list[float] = []
     resumed_s: list[float] = []
     with scene.remembered_load(200) as told:

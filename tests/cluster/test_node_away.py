@@ -29,7 +29,7 @@ from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 from tests.cluster.stub import StubNode, url_of
 from tests.cluster.support import client_of, primary_of
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.raw import RawCluster
 from tests.stub import stub
 
@@ -132,7 +132,7 @@ async def test_who_asks_about_one_partition_waits_for_no_other_node(
         witness = Witness(backend, KEYS, lambda: runners, random.Random(1), LOG)
         with hanging(nodes) as (there, elsewhere):
             others = asyncio.create_task(witness.compare())
-            assert await asyncio.wait_for(witness.compare(next(iter(elsewhere))), 10) == []
+            assert await asyncio.wait_for(witness.compare(next(iter(elsewhere))), PATIENCE_S) == []
             about_there = asyncio.create_task(witness.compare(there[0]))
             await asyncio.sleep(0.5)
             assert not others.done() and not about_there.done()

@@ -131,7 +131,7 @@ class TlsCluster:
         first, *others = self.nodes
         for node in others:
             first.ask("CLUSTER", "MEET", "127.0.0.1", node.port, node.bus_port)
-        wait_for(lambda: all(node.knows_all for node in self.nodes), "the nodes know each other", 30)
+        wait_for(lambda: all(node.knows_all for node in self.nodes), "the nodes know each other")
 
     def move_slot(self, key: str, target: Node) -> None:
         slot, source = slot_of(key), self.primary_of(key)

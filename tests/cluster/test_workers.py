@@ -88,9 +88,9 @@ def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScen
     begin_move(scene.cluster, lock, target)
     move_keys(scene.cluster, source, target, lock)
     second = scene.worker("w2", **FAST)
-    wait_for(lambda: "start_delayed" in second.log(), "it says that it waits", 30)
+    wait_for(lambda: "start_delayed" in second.log(), "it says that it waits")
     third = scene.worker("w3", **FAST)
-    wait_for(lambda: "start_delayed" in third.log(), "another says so, too", 30)
+    wait_for(lambda: "start_delayed" in third.log(), "another says so, too")
     third.terminate()
     assert third.wait() == 0, "it was asked to end, and waits for nothing then"
     finish_move(scene.cluster, lock, source, target)
@@ -108,7 +108,7 @@ def test_the_primary_of_the_membership_dies_while_events_flow(scene: ClusterScen
         wait_for(lambda: len(told.confirmed) > 200, "records flow")
         took_s = fail_over(scene.cluster, victim)
         back_s = time.monotonic()
-        wait_for(lambda: moves_on(scene, back_s), "every partition runs again", 20)
+        wait_for(lambda: moves_on(scene, back_s), "every partition runs again")
         took_on_s = time.monotonic() - back_s
         time.sleep(0.5)
     scene.wait_until_drained()
@@ -157,7 +157,7 @@ def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
             wait_for(lambda: len(told.confirmed) > before + 200, "records flow on")
             fail_over(scene.cluster, victim)
         back_s = time.monotonic()
-        wait_for(lambda: moves_on(scene, back_s), "every partition runs again", 20)
+        wait_for(lambda: moves_on(scene, back_s), "every partition runs again")
     scene.wait_until_drained()
     _, gone = scene.judged(told)
     assert gone, "what the replica had not received is gone"

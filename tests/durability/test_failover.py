@@ -122,7 +122,7 @@ def reported(traffic: Traffic) -> set[EntryId]:
 async def more(traffic: Traffic, count: int) -> None:
     """Wait until so many more sends are confirmed, and a commit."""
     goal, rows = len(traffic.sent) + count, traffic.rows
-    await wait_for_async(lambda: len(traffic.sent) >= goal and traffic.rows > rows, "traffic flows", 30)
+    await wait_for_async(lambda: len(traffic.sent) >= goal and traffic.rows > rows, "traffic flows")
 
 
 # -- failovers ---------------------------------------------------------------------------------

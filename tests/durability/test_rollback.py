@@ -180,7 +180,7 @@ class Shop:
             known = any(runner and runner.commits.committed.rows == rows for runner in runners)
             return known and lock is not None and lock.rows == rows
 
-        await wait_for_async(enough, f"{rows} rows are in the log", 20)
+        await wait_for_async(enough, f"{rows} rows are in the log")
 
 
 @contextlib.asynccontextmanager
@@ -215,7 +215,7 @@ async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer
                 shutil.rmtree(durable.data_dir)
                 shutil.copytree(copy, durable.data_dir)
                 durable.start()
-            await wait_for_async(lambda: all_of(log, "partition_rolled_back"), "it is told", 20)
+            await wait_for_async(lambda: all_of(log, "partition_rolled_back"), "it is told")
             left = 0 if how == "flushed" else 3
             again = await shop.send(8, 9)
             await shop.until_committed(left + 2)
@@ -249,7 +249,7 @@ async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
                 for key, value in zip(kept, before, strict=True):
                     client.restore(key, 0, value, replace=True)
             durable.restart()
-            await wait_for_async(lambda: all_of(log, "partition_rolled_back"), "it is told", 20)
+            await wait_for_async(lambda: all_of(log, "partition_rolled_back"), "it is told")
             await shop.until_committed(3)
     (line,) = all_of(log, "partition_rolled_back")
     assert (line["entries"], line["rows"]) == (2, 2)

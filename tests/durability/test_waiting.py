@@ -13,7 +13,7 @@ from streamworker.redisio.data.streams import Append, AppendCode, append_many
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability, NotDurable
 from tests.durability.pair import Pair, raw
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.bench import Bench, Order, bench
 
 pytestmark = pytest.mark.anyio
@@ -54,7 +54,7 @@ async def test_a_send_returns_when_a_replica_has_it(pair: Pair) -> None:
         await asyncio.sleep(0.5)
         assert not sending.done()
         pair.resume_replica()
-        sent = await asyncio.wait_for(sending, 10)
+        sent = await asyncio.wait_for(sending, PATIENCE_S)
         ids = await desk.ids()
         assert ids[-1] == str(sent.entry_id) and len(ids) == 3
         with raw(pair.replica) as replica:

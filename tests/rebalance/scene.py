@@ -15,7 +15,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, beside, wait_for, whole_lines
+from tests.helpers import PATIENCE_S, WorkerProcess, beside, wait_for, whole_lines
 from tests.judge import check_rows, read_logs
 from tests.raw import opened
 from tests.rebalance.ledger_app import Item
@@ -128,7 +128,7 @@ class Scene:
         ids = {member.id for member in snapshot.members if member.name == name}
         return tuple(view for view in snapshot.partitions if view.owner in ids)
 
-    def wait_for_owners(self, expected: dict[str, int], timeout_s: float = 20.0) -> None:
+    def wait_for_owners(self, expected: dict[str, int], timeout_s: float = PATIENCE_S) -> None:
         wait_for(lambda: self.owners() == expected, f"the owners are {expected}", timeout_s)
 
     def wait_until_even(self, *names: str) -> None:
@@ -140,9 +140,9 @@ class Scene:
                 set(owners) == set(names) and sum(sizes) == self.partitions and max(sizes) - min(sizes) <= 1
             )
 
-        wait_for(is_even, f"{names} share the partitions", 30)
+        wait_for(is_even, f"{names} share the partitions")
 
-    def wait_until_drained(self, timeout_s: float = 30.0) -> None:
+    def wait_until_drained(self, timeout_s: float = PATIENCE_S) -> None:
         wait_for(lambda: self.snapshot().lag == 0, "there is no lag", timeout_s)
 
     def wait_until_busy(self, worker: WorkerProcess) -> None:

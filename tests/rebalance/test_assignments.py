@@ -36,7 +36,7 @@ def wait_until_acquired(scene: Scene, held: set[int], before: dict[int, int]) ->
     def acquired() -> set[int]:
         return {partition for partition, epoch in epochs(scene).items() if epoch != before[partition]}
 
-    wait_for(lambda: acquired() == held, "each has what it had, and nobody has more", 20)
+    wait_for(lambda: acquired() == held, "each has what it had, and nobody has more")
 
 
 def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another(scene: Scene) -> None:
@@ -48,14 +48,14 @@ def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another(scene
 
     with scene.steady_load():
         workers = {name: start(name) for name in names}
-        wait_for(lambda: sorted(scene.owners().values()) == [2, 3, 3], "all work", 30)
+        wait_for(lambda: sorted(scene.owners().values()) == [2, 3, 3], "all work")
         held = {name: {view.partition for view in scene.held_by(name)} for name in names}
         seen = len(scene.snapshot().rebalances)
         for name in names:
             before = epochs(scene)
             if name == "w3":
                 workers[name].kill()
-                wait_for(lambda: scene.snapshot().rebalances[-1].cause == "death", "it is missed", 20)
+                wait_for(lambda: scene.snapshot().rebalances[-1].cause == "death", "it is missed")
             else:
                 workers[name].terminate()
                 assert workers[name].wait() == 0, workers[name].log()

@@ -45,7 +45,7 @@ class KeyedScene(Scene):
         def ended() -> int:
             return sum(path.read_bytes().count(b"\n") for path in self.ledger.glob("*.jsonl"))
 
-        wait_for(lambda: ended() >= calls, f"{calls} calls have ended", 20)
+        wait_for(lambda: ended() >= calls, f"{calls} calls have ended")
 
 
 @pytest.fixture

@@ -75,10 +75,10 @@ def test_a_worker_that_joins_later_is_given_its_share_of_what_was_measured(scene
     with scene.steady_load():
         scene.worker("w1", **environ)
         scene.wait_for_owners({"w1": 8})
-        wait_for(lambda: scene.snapshot().rebalances[-1].cause == "weights", "the weights are known", 20)
+        wait_for(lambda: scene.snapshot().rebalances[-1].cause == "weights", "the weights are known")
         scene.worker("w2", **environ)
         wait_for(lambda: len(scene.owners()) == 2, "both work")
-        wait_for(lambda: all(member.load for member in scene.snapshot().members), "both have measured", 20)
+        wait_for(lambda: all(member.load for member in scene.snapshot().members), "both have measured")
         wait_for(lambda: rest_ms(scene) >= 1_000, "it rests", 40)
         loads = [member.load for member in scene.snapshot().members]
     print(f"loads {loads}, partitions {scene.owners()}")

@@ -13,7 +13,7 @@ from streamworker.errors import BackendRefused, ProducerError, StreamFull
 from streamworker.runtime.send import lane as lane_module
 from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.raw import records_in
 from tests.runtime.bench import Bench, Order, bench, full_memory
 
@@ -166,11 +166,11 @@ async def test_who_does_not_wait_is_told_of_a_full_partition_after_a_try_without
     async with _filled_up(redis_url) as (desk, proxy):
         sending = asyncio.create_task(desk.producer.send(Order(1), on_full="raise"))
         with pytest.raises(ProducerError, match=r"then refused: .* limit of 10 .* may or may not") as caught:
-            await asyncio.wait_for(sending, 10)
+            await asyncio.wait_for(sending, PATIENCE_S)
         assert type(caught.value) is ProducerError
         assert "streamworker lag" in caught.value.remedy
         with pytest.raises(StreamFull):
-            await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), 10)
+            await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), PATIENCE_S)
         proxy.let_pass()
         assert await desk.numbers() == [0] + [9] * 9
 
@@ -181,7 +181,7 @@ async def test_who_waits_in_vain_for_room_learns_that_there_was_none(redis_url: 
         first = asyncio.create_task(desk.producer.send(Order(1), timeout=4))
         await wait_for_async(lambda: desk.producer._lanes._lanes[0].under_way, "the first is under way")
         with pytest.raises(StreamFull):
-            await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), 10)
+            await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), PATIENCE_S)
         assert not first.done()
         with pytest.raises(ProducerError, match=r"then refused: .* limit of 10 .* may or may not"):
             await first

@@ -18,7 +18,7 @@ from streamworker.records.entries import size_of
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.fetcher import SPACING_US
 from streamworker.testing import local_worker
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.bench import bench
 
 pytestmark = pytest.mark.anyio
@@ -103,7 +103,7 @@ async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all
         buffers = [desk.fetcher.add(p, ZERO) for p in range(count)]
         taken = 0
         while taken < entries:
-            await asyncio.wait_for(buffers[7].wait_ready(BatchLimits(1, 1, 0)), 10)
+            await asyncio.wait_for(buffers[7].wait_ready(BatchLimits(1, 1, 0)), PATIENCE_S)
             batch = buffers[7].take(1_000, 1_000_000)
             buffers[7].release(len(batch), size_of(batch))
             taken += len(batch)
@@ -124,14 +124,14 @@ async def test_entries_that_do_not_make_a_batch_wake_nobody() -> None:
     await asyncio.sleep(0.01)
     assert not full.done()
     buffer.put([entry(3)])
-    await asyncio.wait_for(full, 10)
+    await asyncio.wait_for(full, PATIENCE_S)
 
     assert len(buffer.take(3, 1_000)) == 3
     old = asyncio.create_task(buffer.wait_ready(BatchLimits(3, 1_000, 100)))
     await asyncio.sleep(0)
     began = time.monotonic()
     buffer.put([entry(4)])
-    await asyncio.wait_for(old, 10)
+    await asyncio.wait_for(old, PATIENCE_S)
     assert time.monotonic() - began >= 0.098
     assert buffer.is_ready(BatchLimits(3, 1_000, 100))
 

@@ -20,7 +20,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from tests.chaos.proxy import proxied
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.bench import Bench, Order, bench, full_memory
 
 pytestmark = pytest.mark.anyio
@@ -116,7 +116,7 @@ async def test_a_full_partition_raises_or_waits_as_asked(
         running = await desk.start(desk.spec(ignore))
         desk.tasks.start_soon(desk.fetcher.run)
         desk.tasks.start_soon(desk.committer.run)
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, PATIENCE_S)
         assert (await running.drained()).reason.value == "drained"
         assert 12 not in await desk.numbers()
 
@@ -185,7 +185,7 @@ async def test_a_stream_that_is_declared_otherwise_is_named_after_an_outage_too(
             await streams.declare(direct, StreamKeys("shop", "orders"), 4, "json")
         proxy.heal()
         with pytest.raises(ConfigurationError, match="4"):
-            await asyncio.wait_for(sending, 10)
+            await asyncio.wait_for(sending, PATIENCE_S)
 
 
 async def _was_refused(desk: Bench) -> bool:

@@ -12,7 +12,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.commits import Committed
 from streamworker.runtime.run.rollback import Witness
 from tests.chaos.proxy import proxied
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.bench import Order, Priced, bench
 
 pytestmark = pytest.mark.anyio
@@ -79,8 +79,8 @@ async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot
         await wait_for_async(lambda: 0 in witness._unanswered, "there was no answer")
         proxy.heal()
         proxy.reset()
-        assert await asyncio.wait_for(both[0], 10) == []
+        assert await asyncio.wait_for(both[0], PATIENCE_S) == []
         assert not both[1].done()
         await desk.backend.execute("DEL", keys.lock(1))
         await desk.acquire(1, "w1")
-        assert await asyncio.wait_for(both[1], 10) == []
+        assert await asyncio.wait_for(both[1], PATIENCE_S) == []

@@ -150,7 +150,7 @@ def test_dev_keeps_the_password_of_its_server_in_one_file_that_is_ours(
     )
     assert isinstance(url, str)
     canary, socket = canary_of(url), Path(url.rpartition("@")[2].partition("?")[0])
-    wait_for(lambda: "joined" in dev.log(), "its worker has joined", 30)
+    wait_for(lambda: "joined" in dev.log(), "its worker has joined")
     seen = command_lines([dev.pid])
     assert "valkey" in seen or "redis" in seen
     assert "streamworker" in seen

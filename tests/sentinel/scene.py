@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streamworker.errors import StreamworkerError
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import PATIENCE_S, WorkerProcess, wait_for
 from tests.rebalance.remembered import RememberingScene, Told
 from tests.sentinel.trio import Trio
 
@@ -108,7 +108,7 @@ class FailoverScene(RememberingScene):
         )
         assert not fault, f"{said}: {fault}"
 
-    def wait_until_all_is_committed(self, timeout_s: float = 40.0) -> None:
+    def wait_until_all_is_committed(self, timeout_s: float = PATIENCE_S) -> None:
         """Wait until no entry waits, as the primary sees it."""
 
         def drained() -> bool:

@@ -102,7 +102,7 @@ def run(
 ) -> tuple[Told, list[tuple[float, float]]]:
     took = []
     with scene.trio.switches() as switches, scene.remembered_load(PER_SECOND) as flow:
-        wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs", 20)
+        wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs")
         for fault in faults:
             scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)
             named, ran = fail_over(scene, fault, rng)

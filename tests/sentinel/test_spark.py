@@ -65,7 +65,7 @@ def test_a_connection_that_was_cut_by_a_failover_does_not_come_back_to_the_repli
     monkeypatch.setattr(connection, "LOOK_EVERY_S", 3_600.0)
     steady.let_sentinels_talk(100)
     steady.ask_for_failover()
-    wait_for(lambda: old.role == "slave", "the old primary is a replica", 30)
+    wait_for(lambda: old.role == "slave", "the old primary is a replica")
     assert patient.call(port_of) != old.port
 
 

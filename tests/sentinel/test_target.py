@@ -13,7 +13,7 @@ from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.node import Node
 from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.spark.source.connection import Connection
-from tests.helpers import wait_for_async
+from tests.helpers import PATIENCE_S, wait_for_async
 from tests.sentinel.trio import SERVICE, Instance, Trio
 from tests.stub import stub
 
@@ -108,7 +108,7 @@ async def test_a_user_of_the_sentinels_needs_few_rights(calm: Trio) -> None:
         async with Backend.open(url.replace(calm.sentinel_password, "pw"), name="t") as backend:
             assert await port_of(backend) == calm.primary.port
             if user == "listener":
-                await wait_for_async(lambda: any(map(is_listened_to, calm.sentinels)), "it listens", 10)
+                await wait_for_async(lambda: any(map(is_listened_to, calm.sentinels)), "it listens")
 
 
 def is_listened_to(sentinel: Instance) -> bool:
@@ -188,9 +188,9 @@ async def test_what_leads_to_a_primary_that_was_cut_off_is_closed(trio: Trio) ->
             began = time.monotonic()
             under_way = asyncio.ensure_future(backend.execute("INCR", "during"))
             with pytest.raises(BackendUnavailable):
-                await asyncio.wait_for(under_way, 20)
+                await asyncio.wait_for(under_way, PATIENCE_S)
             with pytest.raises(BackendUnavailable):
-                await asyncio.wait_for(blocked, 5)
+                await asyncio.wait_for(blocked, PATIENCE_S)
             took_s = time.monotonic() - began
             print(f"a call under way was told after {took_s:.2f} s")
             new = await asyncio.to_thread(trio.wait_for_other_primary, old)
@@ -213,7 +213,7 @@ async def test_a_planned_failover_is_followed_and_waits_at_the_server_end(trio: 
         trio.let_primary_be_silent(for_ms=10_000)  # No other failover: a busy machine has some.
         await asyncio.to_thread(trio.ask_for_failover)
         with pytest.raises(BackendUnavailable):
-            await asyncio.wait_for(blocked, 20)
+            await asyncio.wait_for(blocked, PATIENCE_S)
 
         async def writes_elsewhere() -> bool:
             try:
@@ -222,7 +222,7 @@ async def test_a_planned_failover_is_followed_and_waits_at_the_server_end(trio: 
             except BackendError:
                 return False
 
-        await wait_for_async(writes_elsewhere, "writes go to the new primary", 20)
+        await wait_for_async(writes_elsewhere, "writes go to the new primary")
         assert await waiting.execute("XREAD", "BLOCK", 10, "STREAMS", "none", "$", block_ms=10) is None
         await waiting.aclose()
 
@@ -305,5 +305,5 @@ async def test_a_read_does_not_wait_for_a_primary_that_hangs_before_it_says_so()
         async with Backend.open(url, name="t") as backend:
             read = backend.blocking("k").execute("XREAD", "BLOCK", 200, "STREAMS", "k", "0", block_ms=200)
             with pytest.raises(BackendUnavailable, match="no answer within 2000 ms"):
-                await asyncio.wait_for(read, 30)
+                await asyncio.wait_for(read, PATIENCE_S)
             assert b"HELLO" in said

@@ -187,7 +187,7 @@ class Trio:
         for sentinel in self.sentinels:
             sentinel.start("--sentinel")
         self.let_sentinels_talk(PUBLISH_PERIOD_MS)
-        wait_for(lambda: all(self._sees_all(one) for one in self.sentinels), "the sentinels see all", 20)
+        wait_for(lambda: all(self._sees_all(one) for one in self.sentinels), "the sentinels see all")
         return self
 
     def __exit__(
@@ -305,7 +305,7 @@ class Trio:
 
         old = self.primary
         for _ in range(10):
-            wait_for(accepted, "a sentinel begins a failover", 20)
+            wait_for(accepted, "a sentinel begins a failover")
             # The others may not let it lead one, and on a busy machine no replica may be ready in time.
             with suppress(AssertionError):
                 self.wait_for_other_primary(old, 5)
