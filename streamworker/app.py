@@ -7,6 +7,7 @@ driver (``streamworker spark``) or a send connects to Redis when it first needs 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from streamworker.core.data.retention import Retention, RetentionLike
@@ -121,7 +122,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
     def stream(
         self,
         name: str,
-        record: type[T],
+        record: type[T] | UnionType,
         *,
         key: str | tuple[str, ...] | Callable[[T], object] | None = None,
         partitions: int = 8,
@@ -140,7 +141,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         name
             The stream's name.
         record
-            A msgspec.Struct, dataclass, TypedDict, NamedTuple, attrs class or pydantic model.
+            A msgspec.Struct, dataclass, TypedDict, NamedTuple, attrs class or pydantic model; or a union
+            of Structs with tags, such as ``Order | Refund``. See docs/types.md.
         key
             A field, several fields, or a function of the record. Records with the same key keep
             their order. None spreads the records over all partitions.
@@ -180,6 +182,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         kind = RecordType.of(record)
         if codec == "arrow":
             kind.arrow_schema()
+        elif codec == "fields":
+            kind.check_single('codec="fields"')
         spec = StreamSpec(
             app=self.name,
             name=name,

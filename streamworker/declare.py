@@ -138,7 +138,7 @@ def check_into(
     """Refuse targets that do not fit the function."""
     if into is None:
         return
-    by_type = into if isinstance(into, Mapping) else {into.record.python_type: into}
+    by_type = into if isinstance(into, Mapping) else dict.fromkeys(into.record.members, into)
     for kind, target in by_type.items():
         if target.app != stream.app:
             raise _refused(
@@ -146,11 +146,11 @@ def check_into(
                 f"sends into stream {target.name!r} of app {target.app!r}.",
                 "Send into a stream of its own app; an app may read streams of several modules.",
             )
-        if kind is not target.record.python_type:
+        if kind not in target.record.members:
             raise _refused(
                 whose,
                 f"sends {label(kind)} into stream {target.name!r}, which holds {target.record.name}.",
-                f"Write into={{{target.record.name}: {target.name}}}.",
+                f"Write into={{{target.record.members[0].__name__}: {target.name}}}.",
             )
     if takes or _columns(returned):
         raise _refused(
@@ -186,7 +186,7 @@ def _check_concurrency(
         raise _wrong(
             name,
             f"has concurrency={concurrency} and does not take one record at a time.",
-            f"Annotate its first parameter as {stream.record.python_type.__name__}, or drop concurrency.",
+            f"Annotate its first parameter as {stream.record.name}, or drop concurrency.",
         )
     if concurrency > 1 and stream.codec == "arrow":
         raise _wrong(
@@ -215,7 +215,7 @@ def _columns(annotation: Any) -> Takes | None:
 def _check_columns(
     name: str, mode: FunctionMode, stream: StreamSpec, takes: Takes | None, returned: Any
 ) -> None:
-    record = stream.record.python_type.__name__
+    record = stream.record.name
     if takes:
         _check_has_columns(name, stream.record, "takes columns of")
     elif _columns(returned):
@@ -262,15 +262,15 @@ def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> 
     if item not in (None, Any, wanted):
         raise _wrong(
             name,
-            f"takes {label(item)}, and stream {stream.name!r} holds {label(wanted)}.",
-            f"Annotate its first parameter as {wanted.__name__}, list[{wanted.__name__}] or "
-            f"Records[{wanted.__name__}].",
+            f"takes {label(item)}, and stream {stream.name!r} holds {stream.record.name}.",
+            f"Annotate its first parameter as {stream.record.name}, list[{stream.record.name}] or "
+            f"Records[{stream.record.name}].",
         )
     if mode is FunctionMode.RECORD and batch is not None:
         raise _wrong(
             name,
-            f"has batch={batch} and takes one {wanted.__name__}.",
-            f"Annotate its first parameter as list[{wanted.__name__}].",
+            f"has batch={batch} and takes one {stream.record.name}.",
+            f"Annotate its first parameter as list[{stream.record.name}].",
         )
     return mode
 

@@ -108,7 +108,7 @@ Targets = StreamSpec | Mapping[type, StreamSpec] | None
 
 def has_several_types(into: Targets) -> bool:
     """Return whether rows that go there are of several types, which no acked log holds."""
-    return isinstance(into, Mapping) and len(into) > 1
+    return len(into) > 1 if isinstance(into, Mapping) else into is not None and len(into.record.members) > 1
 
 
 def rows_of_several_types(processor: str) -> ConfigurationError:

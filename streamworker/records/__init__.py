@@ -1,14 +1,16 @@
 """Record types: the Python type of a stream's records, their payloads, and their Arrow schema.
 
 A record type is a ``msgspec.Struct`` (the fastest), a dataclass, an attrs class, a ``TypedDict``, a
-``NamedTuple`` or a pydantic model.
+``NamedTuple``, a pydantic model, or a union of Structs that have tags.
 """
 
 import difflib
 import inspect
+import typing
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import attrgetter, itemgetter
+from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamworker.core.data.entries import Entry
@@ -62,7 +64,9 @@ class RecordType(Declared):
 
     @classmethod
     def of(cls, python_type: Any) -> Self:
-        """Return the record type of a class; raise ConfigurationError if it cannot be one."""
+        """Return the record type of a class or union; raise ConfigurationError if it cannot be one."""
+        if typing.get_origin(python_type) in (typing.Union, UnionType):
+            return cls._of_union(python_type)
         kind = kind_of(python_type)
         if kind is None:
             raise ConfigurationError(
@@ -82,11 +86,27 @@ class RecordType(Declared):
             )
         return record_type
 
+    @classmethod
+    def _of_union(cls, python_type: Any) -> Self:
+        members = typing.get_args(python_type)
+        kinds = {cls.of(member).kind for member in members}
+        names = " | ".join(map(_label, members))
+        if kinds == {RecordKind.STRUCT}:
+            configs = [member.__struct_config__ for member in members]
+            tags = {config.tag for config in configs} - {None}
+            alike = {(config.tag_field, type(config.tag), config.array_like) for config in configs}
+            if len(tags) == len(members) and len(alike) == 1:
+                return cls(python_type, RecordKind.UNION)
+        raise ConfigurationError(
+            f"Records of the union {names} cannot be told apart.",
+            remedy=f"Give each class a tag of its own: class {_label(members[0])}(msgspec.Struct, tag=True).",
+        )
+
     def __repr__(self) -> str:
         return f"RecordType.of({self.name})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, RecordType) and self.python_type is other.python_type
+        return isinstance(other, RecordType) and self.python_type == other.python_type
 
     def __hash__(self) -> int:
         return hash(self.python_type)
@@ -136,7 +156,7 @@ class RecordType(Declared):
             hint = f"Did you mean {near[0]!r}? " if near else ""
             raise ConfigurationError(
                 f"{self.name} has no field {name!r} to be its key.",
-                remedy=f"{hint}Its fields are {', '.join(self.fields)}.",
+                remedy=f"{hint}Its fields are {', '.join(self.fields) or 'none that all members have'}.",
             )
         if self._is_float(name):
             raise ConfigurationError(

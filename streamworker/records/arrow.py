@@ -105,6 +105,7 @@ class _Place:
 
 def columns_of(record: Declared) -> StructColumn:
     """Compile a record type; raise ConfigurationError for a field whose type has no Arrow type."""
+    record.check_single("a table")
     return _struct_column(record, False, _Place(record.name, "", ()))
 
 

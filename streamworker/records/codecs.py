@@ -104,15 +104,15 @@ def make_list_encoder(record_type: Declared, codec: Codec, *, validate: bool = F
     The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
     :func:`make_encoder` then reports which record and why.
     """
-    quick = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS)
+    quick = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.UNION)
     if codec not in ("json", "msgpack") or record_type.kind not in quick:
         return None
     dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
-    python_type, is_json = record_type.python_type, codec == "json"
+    classes, is_json = set(record_type.members), codec == "json"
     load = _payload_loader(record_type, codec) if validate else None
 
     def encode_list(records: Sequence[Any]) -> list[bytes] | None:
-        if set(map(type, records)) - {python_type}:
+        if set(map(type, records)) - classes:
             return None
         try:
             payloads = list(map(dump, records))
@@ -177,6 +177,7 @@ def _has_lost_float(value: Any) -> bool:
 
 
 def _field_dumper(record_type: Declared) -> Callable[[Any], dict[bytes, bytes]]:
+    record_type.check_single("an entry of plain fields")
     to_builtins = _field_builtins(record_type)
     # The decoder replaces a missing field by its default. So None must be written if it is not the
     # default. A field that holds JSON can hold "null"; in a text field "null" would be a text.
@@ -347,6 +348,7 @@ def _payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], An
 
 
 def _field_loader(record_type: Declared) -> Decoder:
+    record_type.check_single("an entry of plain fields")
     plan = [(f.wire_name.encode(), f.wire_name, _layout(record_type, f)) for f in record_type.declared]
     absent = {
         f.wire_name: None

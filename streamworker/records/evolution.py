@@ -66,7 +66,7 @@ class _Comparison:
     def compare(self, name: str, old: Schema, new: Schema) -> list[FieldChange]:
         before, after = _resolved(old, self._old), _resolved(new, self._new)
         if "properties" not in before or "properties" not in after:
-            return self._types(name, before, after)
+            return self._types(name, old, new)
         found: list[FieldChange] = []
         had, has = before["properties"], after["properties"]
         for field in had:
@@ -92,7 +92,9 @@ class _Comparison:
         found: list[FieldChange] = []
         for each in theirs:
             same = next((other for other in mine if _text(other) == _text(each)), None)
-            found += self._inner(path, each, same) if same is not None else ()
+            # In a union of record types each of them names its fields.
+            where = path if len(theirs) == 1 or "." in path else _text(each)
+            found += self._inner(where, each, same) if same is not None else ()
         texts = {_text(each) for each in mine}
         texts |= {"int"} if "float" in texts else set()
         lost = [each for each in map(_text, theirs) if each not in texts]

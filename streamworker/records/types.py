@@ -28,6 +28,7 @@ class RecordKind(enum.Enum):
     TYPED_DICT = "TypedDict"
     NAMED_TUPLE = "NamedTuple"
     PYDANTIC = "pydantic model"
+    UNION = "union of tagged Structs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +116,7 @@ def _is_typed_dict(candidate: object) -> bool:
 
 
 def fields_of(python_type: type, kind: RecordKind) -> tuple[Field, ...]:
-    """Return the fields of a record type in order."""
+    """Return the fields of a record type in order; of a union those that all its members have."""
     declared: Any = python_type
     match kind:
         case RecordKind.STRUCT:
@@ -149,6 +150,10 @@ def fields_of(python_type: type, kind: RecordKind) -> tuple[Field, ...]:
                 Field(name, name, UNKNOWN_DEFAULT if name in optional else msgspec.NODEFAULT)
                 for name in declared.__annotations__
             )
+        case RecordKind.UNION:
+            first, *others = map(_struct_fields, typing.get_args(declared))
+            shared = [{field.name for field in fields} for fields in others]
+            return tuple(field for field in first if all(field.name in names for names in shared))
 
 
 def _struct_fields(declared: Any) -> tuple[Field, ...]:
@@ -206,11 +211,15 @@ class Declared:
         self.python_type = python_type
         self.kind = kind
         self.declared = fields_of(python_type, kind)
+        self.members: tuple[Any, ...] = (
+            typing.get_args(python_type) if kind is RecordKind.UNION else (python_type,)
+        )
+        """The classes of a union; otherwise the class itself."""
 
     @property
     def name(self) -> str:
-        """The name of the class."""
-        return str(self.python_type.__name__)
+        """The name of the class, or ``Order | Refund``."""
+        return " | ".join(member.__name__ for member in self.members)
 
     @cached_property
     def hints(self) -> dict[str, Any]:
@@ -219,6 +228,12 @@ class Declared:
         A hint that names a type that is not defined (yet) is a ConfigurationError.
         """
         declared = self.python_type
+        if self.kind is RecordKind.UNION:
+            each = [Declared(member, RecordKind.STRUCT).hints for member in self.members]
+            return {
+                field.name: typing.Union[tuple(hints[field.name] for hints in each)]  # noqa: UP007
+                for field in self.declared
+            }
         if self.kind is RecordKind.PYDANTIC:
             declared.model_rebuild()
             return {
@@ -236,8 +251,18 @@ class Declared:
 
     @property
     def built_type(self) -> Any:
-        """The class of the objects that records are: a TypedDict's are plain dicts."""
+        """The class of the objects that records are: a TypedDict's are plain dicts, a union has several."""
+        if self.kind is RecordKind.UNION:
+            return self.members
         return dict if self.kind is RecordKind.TYPED_DICT else self.python_type
+
+    def check_single(self, what: str) -> None:
+        """Raise ConfigurationError for a union, where something needs the fields of one class."""
+        if self.kind is RecordKind.UNION:
+            raise ConfigurationError(
+                f"{self.name} is a union, and {what} has the fields of one class.",
+                remedy='Use codec="json" or "msgpack", or one class whose fields may be None.',
+            )
 
     @property
     def is_positional(self) -> bool:

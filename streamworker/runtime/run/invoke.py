@@ -90,14 +90,14 @@ class Invoker:
         """The records that an operator wants set aside, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
-        self._row_type: type = object
+        self._row_type: Any = object
         row = spec.output or (spec.into.record if isinstance(spec.into, StreamSpec) else None)
         if row is not None:
             self._row_type = row.built_type
         self._takes_rows = spec.forward or spec.into is not None
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
-        self._returns_rows_as_list = not issubclass(self._row_type, list)
+        self._returns_rows_as_list = list not in getattr(self._row_type, "__mro__", ())
         self._warned = False
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""

@@ -68,6 +68,7 @@ class Pipelines:
                 if has_several_types(source.into):
                     raise rows_of_several_types(source.name)
                 target = source.targets[0] if source.targets else source.stream
+                target.record.check_single(f"the acked log that pipeline {label!r} reads")
                 source = replace(source, forward=True, output=target.record)
                 self.processors[source.name] = source
             spec = PipelineSpec(
