@@ -3,13 +3,17 @@
 from typing import Any
 
 import anyio
+import pyarrow as pa
 import pytest
 
 from streamworker import Context, DeadLetter, Halt, Retry
+from streamworker.redisio.data.columns import unpacked
+from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
 from streamworker.redisio.group.orders import give_order
 from tests.helpers import wait_for_async
 from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, start
+from tests.runtime.test_columnar import columns, send
 
 pytestmark = pytest.mark.anyio
 
@@ -65,6 +69,30 @@ async def test_a_record_that_kills_its_process_goes_to_the_dead_letters_after_it
         assert seen.count(POISON) == 5, "two deaths may be chance, and name no record"
         rows = [row["number"] for row in await desk.rows() if row["price"]]
         assert rows == [number for number in range(sent_first, 30) if number != POISON]
+
+
+async def test_an_entry_of_columns_that_kills_its_process_is_one_dead_letter(redis_url: str) -> None:
+    """Nobody knows which of its rows it was, so none of them is called again."""
+    calls: list[int] = []
+
+    async def price(rows: pa.RecordBatch) -> None:
+        calls.append(rows["number"].to_pylist()[0])
+        if POISON in rows["number"].to_pylist():
+            await anyio.sleep_forever()
+
+    async with columns(redis_url) as desk:
+        await send(desk, 30)
+        spec = desk.spec(price, batch=10, errors=Retry(attempts=2, then=DeadLetter()))
+        for owner in range(4):
+            running = await desk.start(spec, owner=f"w{owner}")
+            await wait_for_async(lambda deaths=owner: calls.count(10) > deaths, "it is called")  # type: ignore[misc]
+            await running.cancelled()
+        await desk.start(spec, owner="last")
+        await desk.until_committed(30)
+        assert (calls.count(10), calls.count(20)) == (4, 1)
+        (letter,) = await list_dead(desk.backend, desk.keys, [0])
+        assert "Its worker died in attempt 2" in letter.error
+        assert unpacked(letter.fields)["number"].to_pylist() == list(range(10, 20))
 
 
 async def test_attempts_that_fail_are_counted_across_owners(redis_url: str) -> None:

@@ -29,6 +29,7 @@ class Intake:
         commits: Commits,
         timers: Timers,
         tries: Tries,
+        aside: dict[EntryId, Exception],
     ) -> None:
         self.buffer = buffer
         self.timers = timers
@@ -37,8 +38,7 @@ class Intake:
         self._activity = activity
         self._commits = commits
         self.tries = tries
-        self.doomed: dict[EntryId, Exception] = {}
-        """Records that no call may have any more, and why."""
+        self._aside = aside
         self._taken = ZERO
         """The last entry that was taken alone."""
         self.draining = False
@@ -128,7 +128,7 @@ class Intake:
         self._taken = entry.id
         found = self.tries.suspect(entry)
         if isinstance(found, Exception):
-            self.doomed[entry.id] = found
+            self._aside[entry.id] = found
         else:
             await self._commits.store_tries(found, alone=True)
 

@@ -25,7 +25,7 @@ import pyarrow as pa
 from streamworker.context import Call, Context, IdsOf, Place, Sending
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
-from streamworker.errors import DecodeError, RecordError, in_words
+from streamworker.errors import DecodeError, RecordError, StreamworkerError, in_words
 from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
@@ -63,7 +63,7 @@ class Decoded:
     """Errors by index in the list, ascending; :data:`NOT_OURS` for an entry that is passed over."""
 
 
-NOT_OURS = DecodeError("The entry is replayed for another group.")
+NOT_OURS = StreamworkerError("The entry is replayed for another group.")
 """Marks an entry that is replayed for another group: it counts as done without a call or a log line."""
 
 
@@ -86,8 +86,8 @@ class Invoker:
         """How many ``def`` functions run at a time, over all partitions of this worker."""
         self.calls_in_threads = 0
         """Calls that have a thread, or wait for one."""
-        self.aside: Mapping[EntryId, str] = {}
-        """The records that an operator wants set aside, and why."""
+        self.aside: dict[EntryId, Exception] = {}
+        """The records that no call may have, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
         self._row_type: Any = object
@@ -130,7 +130,7 @@ class Invoker:
                 bad[place] = NOT_OURS
                 continue
             if self.aside and (why := self.set_aside(entry)):
-                bad[place] = SetAside(f"Set aside {why}")
+                bad[place] = why
                 continue
             try:
                 records[place] = decode(entry)
@@ -138,9 +138,9 @@ class Invoker:
                 bad[place] = error
         return Decoded(records, bad)
 
-    def set_aside(self, entry: Entry) -> str:
-        """Return why an operator wants an entry set aside; empty if none does."""
-        return self.aside.get(entry.id, "")
+    def set_aside(self, entry: Entry) -> Exception | None:
+        """Return why no call may have an entry; None if one may."""
+        return self.aside.get(entry.id)
 
     # -- calling -----------------------------------------------------------------------------
 

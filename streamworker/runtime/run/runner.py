@@ -31,7 +31,7 @@ from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
-from streamworker.runtime.run.invoke import Invoker
+from streamworker.runtime.run.invoke import Invoker, SetAside
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN, KeyedMode
 from streamworker.runtime.run.modes.modes import Mode
@@ -138,7 +138,8 @@ class PartitionRunner:
         routes = self.outbox.routes if self.outbox else Routes(spec.into, self.settings.entry_bytes_max)
         threads = self.settings.handler_threads
         self.invoker = invoker(spec, place, kept, threads, routes)
-        self.invoker.aside = self.start.lock.aside
+        orders = self.start.lock.aside
+        self.invoker.aside = {record: SetAside(f"Set aside {why}") for record, why in orders.items()}
         timers = Timers(
             [
                 (timer, Invoker(timer.call, place, kept, threads, routes.also(timer.call.into)))
@@ -154,7 +155,9 @@ class PartitionRunner:
         )
         window = max(spec.batch, WINDOW_MIN) if spec.concurrency > 1 else spec.batch
         tries = Tries(self.start.lock, spec.errors, window)
-        self.intake = Intake(self.buffer, self.gate, self.activity, self.commits, timers, tries)
+        self.intake = Intake(
+            self.buffer, self.gate, self.activity, self.commits, timers, tries, self.invoker.aside
+        )
         self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
         self.buffer.use(spec.batch)
 

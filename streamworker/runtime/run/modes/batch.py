@@ -77,7 +77,7 @@ class BatchMode(Mode):
 
     def _decode(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Decoded]:
         """Decode entries; return them with their records."""
-        return entries, self.decode(entries)
+        return entries, self.invoker.decode(entries)
 
     def _count(self, entries: Sequence[Entry]) -> int:
         """Return how many records some entries hold."""

@@ -86,12 +86,12 @@ class ColumnsInvoker(Invoker):
                 f"The entry holds no {self._record.name}: {in_words(error)}.", remedy="Look at its producer."
             ) from error
 
-    def set_aside(self, entry: Entry) -> str:
-        """Return why an operator wants a row of the entry set aside; empty if none does."""
+    def set_aside(self, entry: Entry) -> Exception | None:
+        """Return why no call may have a row of the entry; None if one may have all."""
         if not self._is_arrow:
             return super().set_aside(entry)
         first, last = first_id(entry), entry.id
-        return next((why for record, why in self.aside.items() if first <= record <= last), "")
+        return next((why for record, why in self.aside.items() if first <= record <= last), None)
 
     # -- calling -----------------------------------------------------------------------------
 
@@ -246,11 +246,13 @@ class RowsMode(BatchMode):
         return ""
 
     def _decode(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Decoded]:
-        decoded = self.decode(entries)
+        decoded = self.invoker.decode(entries)
         wide = {
             place
             for place, error in decoded.bad.items()
-            if rows_in(entries[place]) > 1 and error is not NOT_OURS and not self.halts(Failed(error, 0))
+            # Any other error is of the whole entry: it is another group's, or killed its owners.
+            if rows_in(entries[place]) > 1 and isinstance(error, RecordError)
+            if not self.halts(Failed(error, 0))
         }
         if not wide:
             return entries, decoded
@@ -259,7 +261,7 @@ class RowsMode(BatchMode):
             for place, entry in enumerate(entries)
             for part in (self._around_bad_rows(entry) if place in wide else (entry,))
         ]
-        return parts, self.decode(parts)
+        return parts, self.invoker.decode(parts)
 
     def _around_bad_rows(self, entry: Entry) -> list[Entry]:
         """Cut an entry around the rows that cannot be decoded; return it whole if they are too many."""

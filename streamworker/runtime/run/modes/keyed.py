@@ -117,7 +117,7 @@ class KeyedMode(GroupingMode):
         return self._halted is not None or self.refused is not None
 
     def _admit(self, entries: Sequence[Entry]) -> None:
-        decoded = self.decode(entries)
+        decoded = self.invoker.decode(entries)
         by_key = self.spec.ordered_by == "key"
         key_of = self.spec.stream.key
         for place, (entry, record) in enumerate(zip(entries, decoded.records, strict=True)):

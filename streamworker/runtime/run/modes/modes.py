@@ -33,7 +33,6 @@ from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import (
     NOT_OURS,
-    Decoded,
     Effects,
     Invoker,
     SetAside,
@@ -200,15 +199,6 @@ class Mode(ABC):
         if retry.attempts is not None and entries:
             await self.intake.retry(entries[0], failed.attempts + 1)
         return True
-
-    def decode(self, entries: Sequence[Entry]) -> Decoded:
-        """Decode entries; those that have killed their owners count as bad."""
-        decoded = self.invoker.decode(entries)
-        if doomed := self.intake.doomed:
-            places = [place for place, entry in enumerate(entries) if entry.id in doomed]
-            bad = {**decoded.bad, **{place: doomed[entries[place].id] for place in places}}
-            return Decoded(decoded.records, dict(sorted(bad.items())))
-        return decoded
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed) -> None:
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""

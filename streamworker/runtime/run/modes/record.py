@@ -51,7 +51,7 @@ class RecordMode(GroupingMode):
 
         It stops early, with an empty text, when the partition drains and when rows were refused.
         """
-        decoded = self.decode(entries)
+        decoded = self.invoker.decode(entries)
         records, bad = decoded.records, decoded.bad
         place = 0
         while place < len(entries) and self.refused is None:

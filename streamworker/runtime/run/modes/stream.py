@@ -169,7 +169,7 @@ class StreamMode(GroupingMode):
         return bool(entries)
 
     def _items(self, entries: Sequence[Entry]) -> list[_Item]:
-        decoded = self.decode(entries)
+        decoded = self.invoker.decode(entries)
         errors = map(decoded.bad.get, range(len(entries)))
         return list(zip(entries, decoded.records, errors, strict=True))
 
