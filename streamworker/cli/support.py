@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from traceback import format_exception
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -104,6 +104,22 @@ def console(*, error: bool = False) -> "Console":
     from rich.console import Console
 
     return Console(stderr=error, highlight=False, soft_wrap=False)
+
+
+def print_found(
+    as_json: bool,
+    facts: Sequence[object],
+    nothing: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+) -> None:
+    """Print what a command lists: as JSON, as a table, or in words that there is none."""
+    if as_json:
+        print_json(facts)
+    elif facts:
+        print_table(columns, list(rows))
+    else:
+        say(nothing)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -14,8 +14,7 @@ from streamworker.cli.support import (
     Commands,
     connected,
     group_keys,
-    print_json,
-    print_table,
+    print_found,
     run_async,
     say,
 )
@@ -59,13 +58,9 @@ def list_timers(path: AppPath, json: AsJson = False) -> None:
       streamworker timers list shop:app --json
     """
     found = run_async(_read, resolve_app(path))
-    if json:
-        print_json(found)
-    elif not found:
-        say("The app has no timers.")
-    else:
-        columns = ("timer", "runs", "on", "last", "next", "took")
-        print_table(columns, [[each[column] for column in columns] for each in found])
+    columns = ("timer", "runs", "on", "last", "next", "took")
+    rows = ([each[column] for column in columns] for each in found)
+    print_found(json, found, "The app has no timers.", columns, rows)
 
 
 @app.command("run-now")

@@ -24,8 +24,8 @@ from streamworker.cli.support import (
     console,
     group_keys,
     local_time,
+    print_found,
     print_json,
-    print_table,
     progress_bar,
     run_async,
     say,
@@ -97,19 +97,16 @@ def list_letters(
         letters, total = found[:limit], len(found)
     else:
         letters, total = run_async(_first_letters, selection, limit)
-    if json:
-        print_json([_as_json(selection, letter) for letter in letters])
-        return
-    if not letters:
-        such = " such" if error or since else ""
-        say(f"{selection.processors[0].name} has no{such} dead letters.")
-        return
-    print_table(
+    such = " such" if error or since else ""
+    print_found(
+        json,
+        [_as_json(selection, letter) for letter in letters],
+        f"{selection.processors[0].name} has no{such} dead letters.",
         ("letter", "time", "attempts", "error"),
-        [
+        (
             (_name(letter), local_time(letter.at_ms), letter.attempts, _short(letter.error))
             for letter in letters
-        ],
+        ),
     )
     if total > len(letters):
         say(f"{len(letters)} of {total}; --limit shows more.", error=True)

@@ -10,8 +10,7 @@ from streamworker.cli.support import (
     Limit,
     connected,
     local_time,
-    print_json,
-    print_table,
+    print_found,
     run_async,
     say,
 )
@@ -44,15 +43,10 @@ def list_scheduled(
     """
     found = run_async(_waiting, resolve_stream(stream))
     wanted = sorted((each for each in found if key in (None, each.key)), key=lambda each: each.due_ms)
-    if json:
-        names = ("id", "key", "partition", "due_ms")
-        print_json([{name: getattr(each, name) for name in names} for each in wanted[:limit]])
-        return
-    if not wanted:
-        say("Nothing waits.")
-        return
-    rows = [(each.id, each.key, local_time(each.due_ms), each.partition) for each in wanted[:limit]]
-    print_table(("id", "key", "due", "partition"), rows)
+    names = ("id", "key", "partition", "due_ms")
+    facts = [{name: getattr(each, name) for name in names} for each in wanted[:limit]]
+    rows = ((each.id, each.key, local_time(each.due_ms), each.partition) for each in wanted[:limit])
+    print_found(json, facts, "Nothing waits.", ("id", "key", "due", "partition"), rows)
     if len(wanted) > limit:
         say(f"{limit} of {len(wanted)}; --limit shows more.", error=True)
 

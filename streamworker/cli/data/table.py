@@ -14,8 +14,8 @@ from streamworker.cli.support import (
     AsJson,
     Limit,
     connected,
+    print_found,
     print_json,
-    print_table,
     run_async,
     say,
 )
@@ -45,27 +45,22 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
     app = resolve_app(path)
     views = run_async(_views, app)
     rows = [(app.tables[view.name].spec, view) for view in views]
-    if json:
-        print_json(
-            [
-                {
-                    "table": spec.name,
-                    "processor": spec.processor,
-                    "stream": spec.stream.name,
-                    "ttl_ms": spec.ttl_ms,
-                    "keys": view.keys,
-                    "bytes": view.bytes,
-                }
-                for spec, view in rows
-            ]
-        )
-        return
-    if not rows:
-        say(f"App {app.name!r} has no tables.")
-        return
-    print_table(
-        ("table", "processor", "stream", "ttl", "keys", "memory"),
+    print_found(
+        json,
         [
+            {
+                "table": spec.name,
+                "processor": spec.processor,
+                "stream": spec.stream.name,
+                "ttl_ms": spec.ttl_ms,
+                "keys": view.keys,
+                "bytes": view.bytes,
+            }
+            for spec, view in rows
+        ],
+        f"App {app.name!r} has no tables.",
+        ("table", "processor", "stream", "ttl", "keys", "memory"),
+        (
             (
                 spec.name,
                 spec.processor,
@@ -75,7 +70,7 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
                 memory(view.bytes),
             )
             for spec, view in rows
-        ],
+        ),
     )
 
 
