@@ -350,28 +350,34 @@ def _letter(id: EntryId) -> DeadEntry:
     return DeadEntry(id, {b"v": b"x"}, "ValueError", 1)
 
 
-def _tick(lock: Acquired, done: str, *, previous: EntryId | None = None, **changes: Any) -> CommitRequest:
-    """The commit of a timer, up to a planned time."""
+def _tick(
+    lock: Acquired, before: bytes, done: bytes, previous: EntryId | None = None, **changes: Any
+) -> CommitRequest:
+    """The commit of a timer, from one planned time up to another."""
     at = lock.checkpoint if previous is None else previous
-    state: Any = {f"{TICK}sweep": done.encode(), **changes}
-    return CommitRequest(0, "w1", lock.epoch, at, at, 0, state=state)
+    state: Any = {f"{TICK}sweep": done, **changes}
+    return CommitRequest(0, "w1", lock.epoch, at, at, 0, before=before, state=state)
 
 
 async def test_a_timers_commit_is_done_once_for_each_planned_time_and_moves_no_checkpoint(
     group: Group, raw: Raw
 ) -> None:
     entries, lock = await group.begun(3)
-    assert (await group.commit(_tick(lock, "1000", sum=b"1"))).code is CommitCode.OK
+    assert (await group.commit(_tick(lock, b"", b"1000", sum=b"1"))).code is CommitCode.OK
     before = everything(raw)
-    assert (await group.commit(_tick(lock, "1000", sum=b"2"))).code is CommitCode.DUP
+    assert (await group.commit(_tick(lock, b"", b"1000", sum=b"2"))).code is CommitCode.DUP
     assert everything(raw) == before
-    assert (await group.commit(_tick(lock, "2000", sum=b"3"))).code is CommitCode.OK
+    assert (await group.commit(_tick(lock, b"1000", b"2000", sum=b"3"))).code is CommitCode.OK
+    late = await group.commit(_tick(lock, b"", b"1000", sum=b"1"))
+    assert late.code is CommitCode.GAP, "an earlier try that arrives late undoes nothing"
     view = await group.lock()
     assert (view.checkpoint, view.entries, view.rows) == (lock.checkpoint, 0, 0)
     assert await read_state(group.backend, GROUP, 0) == {f"{TICK}sweep": b"2000", "sum": b"3"}
 
     assert (await group.commit(request(lock, entries))).code is CommitCode.OK, "batches go on"
-    assert (await group.commit(_tick(lock, "3000"))).code is CommitCode.GAP, "the state was that of before"
-    assert (await group.commit(_tick(lock, "3000", previous=entries[-1].id))).code is CommitCode.OK
-    fenced = replace(_tick(lock, "4000", previous=entries[-1].id), epoch=lock.epoch - 1)
+    assert (await group.commit(_tick(lock, b"2000", b"3000"))).code is CommitCode.GAP, (
+        "the state was that of before"
+    )
+    assert (await group.commit(_tick(lock, b"2000", b"3000", entries[-1].id))).code is CommitCode.OK
+    fenced = replace(_tick(lock, b"3000", b"4000", entries[-1].id), epoch=lock.epoch - 1)
     assert (await group.commit(fenced)).code is CommitCode.FENCED

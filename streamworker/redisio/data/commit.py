@@ -82,6 +82,8 @@ class CommitRequest:
     entry that it returned. Within a read no entry can be missing."""
     last: StoredEntry | None = None
     """The entry that holds ``new``; None if that is its id, and its content is not compared."""
+    before: bytes = b""
+    """For the commit of a timer the value that the first field of ``state`` has before it."""
     state: Mapping[str | tuple[str, bytes], bytes | None] = field(default_factory=dict)
     """Keyed state to set, by its name, or by a table and a key; a value of None deletes the field."""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -138,7 +140,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         for after, (first, tag) in request.reads
         for part in (texts.get(after) or str(after), texts.get(first) or str(first), tag)
     ]
-    last, tag = request.last or (request.new, "")
+    last, tag = request.last or (request.new, request.before)
     # A timer's commit covers no entry, so none has to be there.
     last_text = "" if new == previous else texts.get(last) or str(last)
     sets: list[Argument] = []

@@ -14,7 +14,8 @@ TIMERS = "\0"
 """Prefix of the fields that belong to timers, and not to the function's state."""
 TICK = "\0tick:"
 """Prefix of the fields that say up to which planned time (ms) a timer is done. A commit whose first field is
-one moves no checkpoint, and is a repeat if the field has that value already (``commit.lua``)."""
+one moves no checkpoint. It is refused if the field has changed since, and a repeat if it has that value
+already (``commit.lua``)."""
 RAN = "\0ran:"
 """Prefix of the fields that tell of a timer's last call, as JSON."""
 RUN = "\0run:"

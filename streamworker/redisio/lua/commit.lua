@@ -12,7 +12,8 @@
 --       9 rows of the acked log that all readers have read; 0 for none; negative if retention keeps them
 --       then  n, n x (id, id, tag): the entry or checkpoint after which each read began, its first entry,
 --                and the content of that; '' is not compared
---             id, tag: the entry that holds the checkpoint after, and its content; '' and '' for a timer
+--             id, tag: the entry that holds the checkpoint after, and its content; for a timer '', and the
+--                value that its field has before
 --             n, n x (field, value): state to set
 --             n, n x field: state to delete
 --             n, n x (number of fields and values, fields and values...): dead letters
@@ -54,16 +55,17 @@ if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
 if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} end
 local total, committed = tonumber(held[4]), tonumber(held[5])
 -- A timer's commit moves no checkpoint. Its first field of the state to set names the timer, and the planned
--- time, up to which the timer is done after the commit.
+-- time, up to which the timer is done after the commit. That field takes the checkpoint's part.
 local is_tick = previous == new and string.sub(ARGV[14] or '', 1, 6) == '\0tick:'
-if held[3] == new and not (is_tick and redis.call('HGET', state, ARGV[14]) ~= ARGV[15]) then
+local ticked = is_tick and (redis.call('HGET', state, ARGV[14]) or '')
+if held[3] == new and not (is_tick and ticked ~= ARGV[15]) then
   -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
   -- HDEL changes nothing, is always allowed, and makes Redis accept HSET when memory is full.
   redis.call('HDEL', lock, '')
   redis.call('HSET', lock, 'checkpoint', new)
   return reply('DUP')
 end
-if held[3] ~= previous then
+if held[3] ~= previous or is_tick and ticked ~= ARGV[12] then
   if held[3] and not string.find(held[3], '^%d+%-%d+$') then return {'BADTYPE', lock} end
   return reply('GAP')
 end

@@ -125,6 +125,7 @@ class Commits:
             batch=batch,
             reads=self.buffer.reads_up_to(last) if entries else (),
             last=as_stored(*origin_at(entries, -1)) if entries else None,
+            before=work.before,
             state=work.state,
             dead=work.dead,
             outbox=self.outbox.write(work.sends) if work.sends and self.outbox else None,

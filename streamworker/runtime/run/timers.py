@@ -36,6 +36,8 @@ class Tick(NamedTuple):
 
     marks: Changes
     """The fields that say so; the first names the timer, and begins with the planned time."""
+    before: bytes
+    """What the first of them held before."""
     changes: Changes
     sends: Routed
 
@@ -46,7 +48,8 @@ class _Timer:
     ) -> None:
         self.spec = spec
         self.invoker = invoker
-        self.last_ms = int(stored.get(TICK + spec.name, b"-1").partition(b"/")[0])
+        self.mark = stored.get(TICK + spec.name, b"")
+        self.last_ms = int(self.mark.partition(b"/")[0] or -1)
         """The planned time up to which it is done; -1 before its first deploy."""
         self.attempts = 0
         self.pauses = pauses
@@ -146,12 +149,14 @@ class Timers:
 
     async def _tick(self, timer: _Timer, found: Due, now_ms: int) -> Tick | None:
         name, schedule = timer.spec.name, timer.spec.schedule
-        marks: Changes = {TICK + name: b"%d" % found.at_ms}
+        mark = b"%d" % found.at_ms
+        marks: Changes = {TICK + name: mark}
         at_ms = found.at_ms
         if timer.wanted_ms is not None and found.runs:
             at_ms = timer.wanted_ms
             # A call that was asked for moves no planned time, and must differ from the one before.
-            marks = {TICK + name: b"%d/%d" % (found.at_ms, now_ms), RUN + name: None}
+            mark += b"/%d" % now_ms
+            marks = {TICK + name: mark, RUN + name: None}
         changes: Changes = {}
         sends: Routed = {}
         if found.runs:
@@ -174,7 +179,8 @@ class Timers:
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
         timer.wanted_ms = None if found.runs else timer.wanted_ms
         timer.pauses.reset()
-        return Tick(marks, changes, sends)
+        before, timer.mark = timer.mark, mark
+        return Tick(marks, before, changes, sends)
 
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()

@@ -28,6 +28,8 @@ class Work:
     dead: list[DeadEntry] = field(default_factory=list)
     sends: Routed = field(default_factory=dict)
     """Rows for other streams, encoded."""
+    before: bytes = b""
+    """For a timer the value of the first field of ``state`` before; see ``CommitRequest``."""
     state: Changes = field(default_factory=dict)
     holds_rows: bool = False
     """Whether the entries are those of a stream of columns."""

@@ -112,7 +112,8 @@ class Mode(ABC):
                 self.activity.ends()
             if tick is not None:
                 self.state.keep(tick.changes)
-                await self.commits.submit(Work(sends=tick.sends, state={**tick.marks, **self.state.seal()}))
+                state = {**tick.marks, **self.state.seal()}
+                await self.commits.submit(Work(sends=tick.sends, before=tick.before, state=state))
 
     @property
     def oldest(self) -> str:
