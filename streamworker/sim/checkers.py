@@ -8,13 +8,13 @@ docs/guarantees.md.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import attrgetter
 
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import Commit, LockChange, Record
+from streamworker.sim.server.stored import TIMER, Commit, LockChange, Record
 
 _number_of = attrgetter("number")
 CAUSE_MS = 15_000
@@ -54,7 +54,7 @@ class _Watched:
     owners: dict[int, str] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
     """All epochs that an owner got, even if a failover lost them later."""
-    done: set[tuple[str, int, int]] = field(default_factory=set)
+    done: set[tuple[str, int, int, int]] = field(default_factory=set)
     is_paused: bool = False
     """Whether its owner knows that an operator has paused it."""
     aside: frozenset[int] = frozenset()
@@ -167,13 +167,13 @@ class Checker:
         if kept := {row.id for row in commit.rows if row.id in known.aside}.difference(commit.aside):
             self.found("I4", f"{where}: {commit.owner} did not set aside {_few(kept)}")
         known.checkpoint = commit.new
-        known.done.add((commit.owner, commit.epoch, commit.new))
+        known.done.add((commit.owner, commit.epoch, commit.new, commit.tick))
         known.made[id(commit)] = commit
 
     def answered(self, partition: int, commit: Commit, code: CommitCode, tries: int) -> None:
         """Check the answer to a worker's commit (I6)."""
         known = self._watched[partition]
-        is_done = (commit.owner, commit.epoch, commit.new) in known.done
+        is_done = (commit.owner, commit.epoch, commit.new, commit.tick) in known.done
         if code in (CommitCode.OK, CommitCode.DUP) and not is_done:
             self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
         # After two failovers the same owner may have committed the same entries with the same epoch twice:
@@ -197,13 +197,13 @@ class Checker:
             known.asked, known.checkpoint = (0, 0, 0), lock.checkpoint
             known.is_paused &= lock.is_paused
             # After a failover to a clock that is behind, the server may assign an epoch again.
-            known.done = {(each.owner, each.epoch, each.new) for each in lock.log}
+            known.done = {(each.owner, each.epoch, each.new, each.tick) for each in lock.log}
             known.owners = {lock.epoch: lock.owner} if lock.owner else {}
 
     # -- at the end ----------------------------------------------------------------------------
 
     def judge(self, model: RedisModel) -> None:
-        """Check the acked logs as a reader finds them (I1, I2, I3)."""
+        """Check the acked logs as a reader finds them, and the timers' results (I1, I2, I3)."""
         for partition, lock in enumerate(model.locks):
             rows = [row for commit in lock.log for row in commit.rows if row.id not in commit.aside]
             numbers = [record.number for record in rows]
@@ -218,6 +218,10 @@ class Checker:
             repeated = {number for number, times in Counter([*numbers, *lock.dead]).items() if times > 1}
             if repeated:
                 self.found("I2", f"{where}: entries are done twice: {_few(repeated)}")
+            ticks = [commit.tick for commit in lock.log if commit.tick]
+            wrong = {later for tick, later in pairwise(ticks) if later != TIMER.after(tick)}
+            if wrong:
+                self.found("I2", f"{where}: a timer's planned times are not each done once: {_few(wrong)}")
             ids = [record.id for record in rows]
             if ids != sorted(ids) or numbers != sorted(numbers):
                 self.found("I3", f"{where}: the acked log is out of order")

@@ -24,6 +24,8 @@ class Ground(ABC):
     trace: Transcript | None
     """Records the events and effects of the cores."""
     connections = 0
+    has_timers = False
+    """Whether each partition has a timer."""
 
     @abstractmethod
     def load_of(self, partition: int) -> int:

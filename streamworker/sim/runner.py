@@ -4,15 +4,18 @@ from bisect import bisect_right
 from operator import attrgetter
 
 from streamworker.core import events as ev
+from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.process import Process
-from streamworker.sim.server.stored import Commit, Record
+from streamworker.sim.server.stored import TIMER, Commit, Record
 
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
 RETRY_MS = 100
 _id_of = attrgetter("id")
+TIMER_MS = 50
+"""Longest time that a call of a timer takes."""
 BATCHES = (1, 2, 3, 5, 100)
 """Maximum sizes of batches; the last one is for a partition with a backlog."""
 
@@ -24,6 +27,9 @@ class SimRunner:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
         self.checkpoint = lock.checkpoint.ms
         self.aside = frozenset(record.ms for record in lock.aside)
+        self.tick = worker.world.model.locks[partition].tick
+        self.wakes_ms = 0
+        """When the timer wakes it."""
         self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
         worker.soon(self.begin)
 
@@ -41,6 +47,18 @@ class SimRunner:
         if worker.link is None or worker.cut or worker.deaf:
             worker.later(RETRY_MS * 5, self.begin)
             return
+        if world.has_timers:
+            now_ms = world.model.lock_ms
+            found = due(TIMER, "all", self.tick, now_ms) if self.tick else Due(TIMER.upto(now_ms), False)
+            if found is not None:
+                self.busy, self.waiting = True, False
+                at = self.checkpoint
+                commit = Commit(self.owner, self.epoch, at, at, tick=found.at_ms, tick_before=self.tick)
+                worker.later(1 + int(world.random.random() * TIMER_MS), lambda: self._commit(commit, tries=1))
+                return
+            if (next_ms := TIMER.after(now_ms)) != self.wakes_ms:
+                self.wakes_ms = next_ms
+                worker.later(next_ms - now_ms, self.told)
         draw, conditions = world.random.random, world.conditions
         count = BATCHES[int(draw() * len(BATCHES))]
         read = world.model.read_events(self.partition, self.checkpoint, count)
@@ -96,7 +114,7 @@ class SimRunner:
         if code in (CommitCode.FENCED, CommitCode.GAP):
             self._end(ev.RunnerFenced(self.partition, self.epoch))
             return
-        self.checkpoint, self.busy = commit.new, False
+        self.checkpoint, self.tick, self.busy = commit.new, commit.tick or self.tick, False
         self.begin()
 
     def _end(self, event: ev.Event) -> None:

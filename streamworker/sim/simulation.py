@@ -154,6 +154,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
         trace=trace,
     )
     world.senders.fills_entries = True
+    world.has_timers = schedule.seed % 4 == 1
     world.model.tick_ms = TICK_MS
     world.model.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))

@@ -47,6 +47,7 @@ from streamworker.records.entries import Entries, StoredEntry
 from streamworker.redisio import snapshot
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
+from streamworker.redisio.data.state import TICK
 from streamworker.redisio.group import control, locks, membership, operations, orders
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.loads import loads_text
@@ -444,6 +445,9 @@ class Twins:
 
     async def _commit(self, step: Step) -> None:
         """Commit what comes next; sometimes as somebody else, or after another checkpoint."""
+        if step.how % 5 == 1:
+            await self._tick(step)
+            return
         p, lock, how = step.where, self.model.locks[step.where], step.how
         known = list(self.real_id[p])
         waiting = [record for record in lock.events if record.id > lock.checkpoint]
@@ -453,6 +457,16 @@ class Twins:
         previous = lock.checkpoint if how % 7 else known[how % len(known)]
         new = rows[-1].id if rows else waiting[how % len(waiting)].id if waiting else lock.checkpoint
         await self._send(p, Commit(owner, epoch, previous, new, rows))
+
+    async def _tick(self, step: Step) -> None:
+        """Commit the next planned time of a timer; sometimes the last one, or from another one."""
+        p, lock, how = step.where, self.model.locks[step.where], step.how
+        owner = lock.owner or OWNERS[step.who] if how % 6 else OWNERS[step.who]
+        epoch = lock.epoch - (how % 11 == 0)
+        known = list(self.real_id[p])
+        at = lock.checkpoint if how % 7 else known[how % len(known)]
+        tick, before = lock.tick + (how % 3 > 0), lock.tick - (how % 4 == 0 and lock.tick > 0)
+        await self._send(p, Commit(owner, epoch, at, at, tick=max(1, tick), tick_before=before))
 
     async def _commit_again(self, step: Step) -> None:
         """Repeat the last one, as after a lost answer."""
@@ -476,6 +490,8 @@ class Twins:
             [(self._real(p, commit.previous), StoredEntry(self._real(p, commit.rows[0].id), ""))]
             if commit.rows
             else [],
+            before=b"%d" % commit.tick_before if commit.tick_before else b"",
+            state={f"{TICK}sweep": b"%d" % commit.tick} if commit.tick else {},
             trim=True,
             acked_limit=self.model.acked_limit,
         )

@@ -124,6 +124,18 @@ class _LimitDropsUnread(RedisModel):
         super().trim(partition, max(up_to, self.lock_ms - self._start_ms - 300))
 
 
+@_model("the commit of a timer is not fenced", "kill,lost,flap,stop")
+class _TickNotFenced(RedisModel):
+    def is_fenced(self, owner: str, epoch: int, commit: Commit) -> bool:
+        return not commit.tick and super().is_fenced(owner, epoch, commit)
+
+
+@_model("the commit of a timer does not compare the time before, so a late try is done again", "lost")
+class _LateTick(RedisModel):
+    def is_next(self, done: int, commit: Commit) -> bool:
+        return True
+
+
 # -- ids and entries ---------------------------------------------------------------------------
 
 

@@ -201,9 +201,16 @@ class RedisModel(Documents):
         if self.is_fenced(lock.owner, lock.epoch, commit):
             self.fenced += 1
             return CommitCode.FENCED
-        if lock.checkpoint == commit.new:
+        if lock.checkpoint == commit.new and commit.tick in (0, lock.tick):
             return CommitCode.DUP
-        if lock.checkpoint != commit.previous or not self.has(partition, commit):
+        if lock.checkpoint != commit.previous:
+            return CommitCode.GAP
+        if commit.tick:
+            if not self.is_next(lock.tick, commit):
+                return CommitCode.GAP
+            self.take(partition, commit)
+            return CommitCode.OK
+        if not self.has(partition, commit):
             return CommitCode.GAP
         if commit.rows and not self.is_that(self.follows(partition, commit.previous), commit.rows[0]):
             return CommitCode.GAP
@@ -212,6 +219,10 @@ class RedisModel(Documents):
         self.take(partition, commit)
         self.trim(partition, commit.new)
         return CommitCode.OK
+
+    def is_next(self, done: int, commit: Commit) -> bool:
+        """Return whether a timer's commit goes on from the planned time up to which the timer is done."""
+        return done == commit.tick_before
 
     def has(self, partition: int, commit: Commit) -> bool:
         """Return whether the last record of a commit exists: a failover may lose one that was read."""
@@ -237,7 +248,7 @@ class RedisModel(Documents):
         """Put a commit into the acked log and move the checkpoint."""
         lock = self.locks[partition]
         lock.log.append(commit)
-        lock.checkpoint = commit.new
+        lock.checkpoint, lock.tick = commit.new, commit.tick or lock.tick
         lock.aside = tuple(each for each in lock.aside if each > commit.new)
         lock.dead += [record.number for record in commit.rows if record.id in commit.aside]
         self.on_commit(partition, commit)

@@ -6,8 +6,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from streamworker.core.control import ControlMessage
+from streamworker.core.data.schedules import Every
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import FORMAT
+
+TIMER = Every(1_000)
+"""When the timer of each partition runs, if the group has timers; it leaves no planned time out."""
 
 
 class Record(NamedTuple):
@@ -33,6 +37,9 @@ class Commit:
     rows: tuple[Record, ...] = ()
     aside: tuple[int, ...] = ()
     """Ids of those rows that are set aside: they are dead letters, and not in the acked log."""
+    tick: int = 0
+    """The planned time of a timer whose results this stores; there are no rows then. 0 for records."""
+    tick_before: int = 0
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -63,6 +70,8 @@ class Lock:
     """Ids of the records that an operator wants set aside."""
     dead: list[int] = field(default_factory=list)
     """Numbers of the records that were set aside."""
+    tick: int = 0
+    """The planned time up to which the partition's timer is done."""
     deaths: tuple[int, int] = (0, 0)
     """A checkpoint, and how many owners have died at it."""
 
