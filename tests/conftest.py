@@ -69,6 +69,7 @@ FULL = {
     "rebalance": "how long partitions stand still is measured, and sessions and holds run out",
     "runtime/test_ends.py::test_a_record_that_kills_its_process_ends_two_more_than_it_has_attempts": "starts",
     "runtime/test_tables_planted.py": "runs the tests of tables for each mistake",
+    "runtime/test_timers_planted.py": "runs a storm of timers for each mistake",
     "runtime/test_tables_and_kills.py::test_processes_are_killed_at_random_and_each_record_is_counted_once": (
         "kills processes for half a minute"
     ),
@@ -78,6 +79,7 @@ FULL = {
     "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "sentinel": "sentinels, replicas and failovers, which take seconds each",
     "runtime/test_sync.py::test_sync_sends_at_seven_tenths_of_the_rate_of_async": "compares times",
+    "testing/test_clock.py::test_a_processor_paused_for_an_hour_goes_on_where_it_stood": "an hour",
     "test_examples.py::test_a_whole_application_passes_its_own_tests_and_strict_types": "seven tests, mypy",
     "test_wheel.py::test_a_wheel_has_the_files_of_the_package_and_no_other": "builds it, with what PyPI has",
     "test_guarantees.py::test_i9_the_spark_table_equals_the_log": "a JVM and three workers, a minute of CPU",

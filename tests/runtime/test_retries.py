@@ -1,8 +1,10 @@
 """What fails for a while goes on by itself: nothing is lost, the order is kept, and everybody can see it."""
 
+import asyncio
 from collections import defaultdict
-from typing import Any
+from typing import Any, Literal
 
+import anyio
 import msgspec
 import pytest
 
@@ -71,6 +73,50 @@ async def test_a_database_that_is_away_delays_records_and_nothing_else(
     assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
     assert all(view.reason == "" for view in after.partitions)
     assert stored == {key: list(range(10)) for key in keys}
+
+
+@pytest.mark.parametrize(
+    ("clock", "longest_s"), [("virtual", 4), ("virtual", 40), pytest.param("real", 4, marks=pytest.mark.soak)]
+)
+@pytest.mark.timeout(600)
+async def test_after_a_minute_of_failures_all_partitions_run_at_full_speed_within_the_longest_pause(
+    redis_url: str, clock: Literal["real", "virtual"], longest_s: int
+) -> None:
+    """Pauses are spread over their upper half: 2 s here. The last partition runs within twice that.
+
+    With pauses that may last ten times as long it does not, so that the figure means something.
+    """
+    app = App("shop")
+    items = app.stream("items", Item, key="key", partitions=PARTITIONS)
+    is_away, failed = True, 0
+    stored: dict[str, list[int]] = defaultdict(list)
+    first_s: dict[int, float] = {}
+    loop = asyncio.get_running_loop()
+
+    @app.processor(items, name="store", errors=Retry(backoff_max=longest_s))
+    async def store(item: Item, ctx: Context) -> None:
+        nonlocal failed
+        if is_away:
+            failed += 1
+            raise ConnectionError("the database is away")
+        first_s.setdefault(ctx.partition, loop.time())
+        stored[item.key].append(item.number)
+
+    keys = [f"k{n}" for n in range(200)]
+    async with local_worker(app, url=None if clock == "virtual" else redis_url, clock=clock) as worker:
+        await items.send_many(Item(key, number) for number in range(10) for key in keys)
+        await _retries(worker, PARTITIONS)
+        before = (await worker.snapshot()).processors["store"]
+        await anyio.sleep(60)
+        is_away, healed_s = False, loop.time()
+        await worker.until_drained()
+        after = (await worker.snapshot()).processors["store"]
+    slowest_s = max(first_s.values()) - healed_s
+    print(f"{failed} calls failed on {len(first_s)} partitions; all ran {slowest_s:.2f} s after it healed")
+    assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
+    assert stored == {key: list(range(10)) for key in keys}
+    assert len(first_s) == PARTITIONS
+    assert (slowest_s <= 4) is (longest_s == 4)
 
 
 async def test_a_record_that_fails_once_is_shown_nowhere(redis_url: str) -> None:

@@ -13,6 +13,9 @@ import pytest
 
 from streamworker import App, Context, DeadLetter, Retry
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.connecting import connected
 from streamworker.testing import MemoryServer, local_worker
 
 pytestmark = pytest.mark.anyio
@@ -51,6 +54,39 @@ async def test_minutes_pass_in_moments_and_what_is_due_happens_in_between() -> N
     assert time.monotonic() - began_s < 30
     assert [elapsed for elapsed, _ in seen] == pytest.approx([300, 60], abs=0.1)
     assert (seen[1][1] - seen[0][1]).total_seconds() == pytest.approx(600, abs=1)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+async def test_a_processor_paused_for_an_hour_goes_on_where_it_stood(*, is_paused: bool) -> None:
+    """Its worker keeps the partitions, and takes nothing; without the pause it takes all meanwhile."""
+    app, orders = _shop()
+    seen: list[int] = []
+
+    @app.processor(orders)
+    async def take(order: Order) -> None:
+        seen.append(order.number)
+
+    keys, partitions = GroupKeys("shop", "orders", "take"), range(2)
+    async with (
+        local_worker(app, clock="virtual") as worker,
+        connected(app.settings, "ann", 1) as backend,
+    ):
+        await orders.send_many(Order("ann", number) for number in range(10))
+        await worker.until_drained()
+        before = (await worker.snapshot()).processors["take"]
+        if is_paused:
+            await give_order(backend, keys, partitions, "pause", who="ann", why="the mail server moves")
+            await worker.until(lambda now: {v.state for v in now.processors["take"].partitions} == {"paused"})
+        await orders.send_many(Order("ann", number) for number in range(10, 20))
+        await worker.advance("1 hour")
+        assert seen == list(range(10 if is_paused else 20))
+        after = (await worker.snapshot()).processors["take"]
+        assert after.taken_ms - before.taken_ms >= 3_600_000
+        assert after.lag == (10 if is_paused else 0)
+        assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
+        await give_order(backend, keys, partitions, "resume", who="ann", why="")
+        await worker.until_drained()
+    assert seen == list(range(20))
 
 
 async def test_time_stands_still_while_something_runs() -> None:
