@@ -1,4 +1,4 @@
-"""``streamworker graph``: the streams, processors, logs and pipelines of an app, with rate and lag."""
+"""``streamworker graph``: the streams, processors, tables and pipelines of an app, with rate and lag."""
 
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -8,12 +8,12 @@ import anyio
 from streamworker.app import App
 from streamworker.cli.support import AppPath, AsJson, connected, group_keys, print_json, run_async, say, take
 from streamworker.core.data.graph import cycles
-from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.importing import resolve_app
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.admin.outboxes import read_heads
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted
+from streamworker.tui.figures import counted, duration, memory
 
 LOOK_S = 1.0
 """Seconds between the two looks from which rates are computed."""
@@ -54,18 +54,20 @@ def graph(app: AppPath, json: AsJson = False) -> None:
       streamworker graph shop:app --json
     """
     found = resolve_app(app)
-    edges = run_async(_edges, found)
+    edges, tables = run_async(_edges, found)
     partitions = {stream.name: stream.spec.partitions for stream in found.streams.values()}
     rings = cycles((edge.start, edge.end) for edge in edges)
     if json:
-        print_json({"streams": partitions, "edges": [asdict(edge) for edge in edges], "cycles": rings})
+        its_tables = [{"processor": name, **asdict(each)} for name in tables for each in tables[name]]
+        shown = {"streams": partitions, "edges": [asdict(edge) for edge in edges], "tables": its_tables}
+        print_json({**shown, "cycles": rings})
         return
-    say(*_lines(edges, partitions))
+    say(*_lines(edges, partitions, tables))
     for ring in rings:
         say(f"cycle: {' → '.join(_short(node) for node in (*ring, ring[0]))}")
 
 
-async def _edges(app: App) -> list[Edge]:
+async def _edges(app: App) -> tuple[list[Edge], dict[str, tuple[TableView, ...]]]:
     async with connected(app) as backend:
         before = await _look(backend, app)
         await anyio.sleep(LOOK_S)
@@ -86,7 +88,7 @@ async def _edges(app: App) -> list[Edge]:
             for pipeline in app.pipelines.values()
             if pipeline.processor.name == spec.name and pipeline.name not in known
         ]
-    return edges
+    return edges, {name: look.snapshot.tables for name, look in after.items()}
 
 
 async def _look(backend: Backend, app: App) -> dict[str, _Look]:
@@ -116,7 +118,9 @@ def _short(node: str) -> str:
     return node.removesuffix("()")
 
 
-def _lines(edges: list[Edge], partitions: dict[str, int]) -> list[str]:
+def _lines(
+    edges: list[Edge], partitions: dict[str, int], tables: dict[str, tuple[TableView, ...]]
+) -> list[str]:
     """Return a line for each way from a stream by a processor, and one below it for each further end."""
     lines: list[str] = []
     by_start = {start: list(its) for start, its in groupby(sorted(edges, key=_start), key=_start)}
@@ -125,7 +129,14 @@ def _lines(edges: list[Edge], partitions: dict[str, int]) -> list[str]:
     lines += [f"{name} x{partitions[name]}  no processor reads it" for name in alone]
     for edge in reads:
         head = f"{edge.start} x{partitions.get(edge.start, 0)} ──► {_short(edge.end)}"
-        lines.append(f"{head}  {edge.per_second:,.0f}/s, lag {counted(edge.waiting, 'record')}")
+        lag = counted(edge.waiting, "record")
+        if edge.waiting and edge.per_second:
+            lag += f", about {duration(round(1000 * edge.waiting / edge.per_second))}"
+        lines.append(f"{head}  {edge.per_second:,.0f}/s, lag {lag}")
+        lines += [
+            f"    └─ {table.name}  {counted(table.keys, 'key')}  {memory(table.bytes)}"
+            for table in tables[_short(edge.end)]
+        ]
         for further in by_start.get(edge.end, ()):
             if further.kind == "sends":
                 waits = f", {counted(further.waiting, 'message')} in the outbox" if further.waiting else ""

@@ -1,5 +1,6 @@
 """``streamworker status``, ``lag`` and ``history``: show members, owners, lag and rebalances of a group."""
 
+from collections import Counter
 from dataclasses import asdict
 
 from streamworker.cli.support import (
@@ -27,9 +28,9 @@ from streamworker.tui.figures import duration, held_up, memory
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
     """Show the members of a group, the owner of each partition, and what Redis holds.
 
-    The command prints owner, epoch, state, checkpoint and lag of each partition. Of streams, acked logs,
-    state and dead letters it prints the memory, the oldest record that can be read again, and when the
-    memory is full at today's rate.
+    If the app has several processors, the command begins with a line for each. It prints owner, epoch,
+    state, checkpoint and lag of each partition. Of streams, acked logs, state and dead letters it prints
+    the memory, the oldest record that can be read again, and when the memory is full at today's rate.
 
     \b
     Examples:
@@ -41,6 +42,9 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
     if json:
         print_json([{**asdict(each), "held": _held_of(each, holdings)} for each in taken])
         return
+    if len(taken) > 1:
+        _print_overview(taken)
+        say("")
     for snapshot in taken:
         _print_status(snapshot)
         say("")
@@ -214,6 +218,19 @@ def _lag_of(snapshot: GroupSnapshot) -> dict[str, object]:
         "trimmed_before": {reader.name: reader.late_rows for reader in snapshot.readers if reader.late_rows},
         "problems": snapshot.problems,
     }
+
+
+def _print_overview(taken: list[GroupSnapshot]) -> None:
+    """Print a line for each processor, with the first partition of each that does not go on."""
+    rows: list[tuple[object, ...]] = []
+    for snapshot in taken:
+        states = Counter(view.state for view in snapshot.partitions)
+        held = ((view, held_up(view, snapshot.taken_ms)) for view in snapshot.partitions)
+        failing = next((f"partition {view.partition} {why}" for view, why in held if why), "")
+        partitions = f"{states.total()}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
+        workers = sum(bool(member.partitions) for member in snapshot.members)
+        rows.append((snapshot.processor, workers, partitions, snapshot.lag, failing))
+    print_table(("processor", "workers", "partitions", "lag", "failing"), rows)
 
 
 def _print_status(snapshot: GroupSnapshot) -> None:

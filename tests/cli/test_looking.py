@@ -42,6 +42,19 @@ def test_status_names_owner_epoch_and_state_of_each_partition(
     assert sum(view["rows"] for view in snapshot["partitions"]) == 50
 
 
+def test_status_begins_with_a_line_for_each_processor(worker: WorkerProcess, streamworker: Invoke) -> None:
+    """How many workers and partitions it has, and which partition does not go on and why."""
+    paused = streamworker("pause", "shop:price", "--partition", "2", "--why", "mail server moves")
+    assert paused.exit_code == 0, paused.output
+    lines = [line.split(None, 2) for line in streamworker("status", "shop:app").stdout.splitlines()[:4]]
+    assert lines[0] == ["processor", "workers", lines[0][2]]
+    told = {line[0]: line[1:] for line in lines[1:] if len(line) == 3}
+    assert told["audit"][0] == told["price"][0] == "1"
+    assert told["audit"][1].startswith("4: 4 running")
+    assert told["price"][1].startswith("4: 3 running, 1 paus")
+    assert "partition 2 paus" in told["price"][1] and told["price"][1].endswith('"mail server moves"')
+
+
 def test_status_tells_what_redis_holds_and_how_far_back(worker: WorkerProcess, streamworker: Invoke) -> None:
     """The memory of streams, logs and dead letters, the oldest record, and when the memory is full."""
     lines = streamworker("status", "shop:price").stdout.splitlines()

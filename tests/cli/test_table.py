@@ -66,7 +66,7 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     assert keys == sorted([order["customer"], order["order_id"]] for order in ORDERS)
 
 
-def test_status_and_doctor_tell_of_tables(counted: Invoke) -> None:
+def test_status_doctor_and_graph_tell_of_tables(counted: Invoke) -> None:
     """How many keys, and how much memory."""
     snapshot = json.loads(counted("status", "shop:count", "--json").stdout)[0]
     assert [(table["name"], table["keys"]) for table in snapshot["tables"]] == [
@@ -75,6 +75,7 @@ def test_status_and_doctor_tell_of_tables(counted: Invoke) -> None:
     ]
     assert "by_order    12" in counted("status", "shop:count").stdout
     assert "3 keys, " in counted("doctor", "shop:app").stdout
+    assert "    └─ totals  3 keys  " in counted("graph", "shop:app").stdout
 
 
 def test_a_reset_says_that_tables_are_not_undone(counted: Invoke) -> None:
