@@ -50,6 +50,7 @@ class Options(TypedDict, total=False):
     ordered_by: Literal["key", "none"]
     start: Start
     tables: Sequence[Table[Any, Any]]
+    log_retention: RetentionLike | None
 
 
 class App(TableApp, Injecting, Pipelines, TimerApp):

@@ -1,5 +1,6 @@
 """What the decorators read from a function's annotations, and what they refuse."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, DecodeError, Records, Retry, Skip
+from streamworker.app import Options
 from streamworker.processors import FunctionMode
 
 
@@ -221,3 +223,9 @@ def test_a_setting_from_the_environment_loses_to_an_argument(monkeypatch: pytest
     monkeypatch.setenv("STREAMWORKER_GRACE_PERIOD_MS", "soon")
     with pytest.raises(ConfigurationError, match="STREAMWORKER_GRACE_PERIOD_MS"):
         App("shop")
+
+
+def test_a_type_checker_knows_each_argument_of_a_processor() -> None:
+    """The overloads of ``App.processor`` name theirs in a type of its own."""
+    arguments = inspect.signature(App.processor).parameters.keys() - {"self", "stream", "into"}
+    assert arguments == Options.__annotations__.keys()
