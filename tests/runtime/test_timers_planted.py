@@ -9,17 +9,19 @@ from tests.planting import copied, outcome, planted
 
 TESTS = ("tests/runtime/test_timers_fenced.py",)
 PLANTS = {
-    "a tick is not fenced": (
+    "a tick is neither fenced nor compared with the time before": (
         "streamworker/redisio/lua/commit.lua",
         "if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end",
-        "if (held[1] ~= owner or held[2] ~= epoch) and previous ~= new then return reply('FENCED') end",
+        """if previous == new then ARGV[12] = redis.call('HGET', state, ARGV[14]) or ''
+elseif held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end""",
     ),
     "a time counts as done a step before its results are stored": (
         "streamworker/runtime/run/modes/modes.py",
-        "await self.commits.submit(Work(sends=tick.sends, state={**tick.marks, **self.state.seal()}))",
-        """await self.commits.submit(Work(state=tick.marks))
-                again = {name: (value or b"") + b"/" for name, value in tick.marks.items()}
-                await self.commits.submit(Work(sends=tick.sends, state={**again, **self.state.seal()}))""",
+        "await self.commits.submit(Work(sends=tick.sends, before=tick.before, state=state))",
+        """name, mark = next(iter(tick.marks.items()))
+                early = (mark or b"") + b"/"
+                await self.commits.submit(Work(before=tick.before, state={name: early}))
+                await self.commits.submit(Work(sends=tick.sends, before=early, state=state))""",
     ),
 }
 
