@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import redis
 from redis.credentials import CredentialProvider
 
 from streamworker import App, ConfigurationError
+from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendUnavailable
 from streamworker.runtime.connecting import connected
@@ -18,6 +20,7 @@ from streamworker.settings import Settings
 from streamworker.spark.source.connection import Connection
 from streamworker.testing import local_worker
 from streamworker.urls import without_login
+from tests.sentinel.trio import Trio
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +87,43 @@ async def test_workers_and_senders_log_in_with_the_token_of_the_moment(
         await worker.until_drained()
     assert seen == ["ann", "bob"]
     assert len(tokens.given) > before > 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("server", ["cluster", "sentinel"], indirect=True, scope="session")
+async def test_every_node_of_a_cluster_and_what_sentinels_name_get_what_the_provider_gives(
+    server: EmbeddedCluster | Trio, emptied: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The URL has no password; sentinels keep their own."""
+    code = f"import redis\nlogin = redis.UsernamePasswordCredentialProvider(password={server.password!r})\n"
+    (tmp_path / "nodes_auth.py").write_text(code, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "nodes_auth", raising=False)
+    bare = without_login(emptied)
+    assert server.password not in bare
+    app = App("shop", redis_url=bare, credential_provider="nodes_auth:login")
+    orders = app.stream("orders", Order, key="customer", partitions=6)
+    seen: set[str] = set()
+
+    @app.processor(orders)
+    async def take(order: Order) -> None:
+        seen.add(order.customer)
+
+    names = {f"customer {number}" for number in range(100)}
+    async with local_worker(app, url=bare) as worker:
+        await orders.send_many([Order(name) for name in sorted(names)])
+        await worker.until_drained()
+    assert seen == names
+
+    monkeypatch.setattr("streamworker.spark.source.connection._clients", {})
+    monkeypatch.setitem(os.environ, "STREAMWORKER_REDIS_URL", bare)
+    monkeypatch.setitem(os.environ, "STREAMWORKER_CREDENTIAL_PROVIDER", "nodes_auth:login")
+    assert Connection("default", 1_000).pipeline([("GET", "x")]) == [None]
+    monkeypatch.delitem(os.environ, "STREAMWORKER_CREDENTIAL_PROVIDER")
+
+    without = App("shop", redis_url=bare)
+    with pytest.raises(AuthenticationFailed):
+        await without.stream("orders", Order, key="customer", partitions=6).send(Order("ann"))
 
 
 async def test_a_provider_that_fails_is_named_and_asked_again(
