@@ -1,11 +1,6 @@
 """Mistakes in how timers are committed, planted in a copy of the project: its tests find each."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from tests.planting import copied, outcome, planted
+from tests.planting import PlantedMistakes
 
 TESTS = ("tests/runtime/test_timers_fenced.py",)
 PLANTS = {
@@ -26,25 +21,8 @@ elseif held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end""",
 }
 
 
-@pytest.fixture(scope="module")
-def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the project that may be spoilt."""
-    return copied(tmp_path_factory.mktemp("planted"))
+class TestPlanted(PlantedMistakes):
+    """The tests pass without a mistake, and find each."""
 
-
-@pytest.fixture
-def spoilt(request: pytest.FixtureRequest, copy: Path) -> Iterator[Path]:
-    """Plant a mistake in the copy, and take it out again."""
-    with planted(copy, *PLANTS[request.param]):
-        yield copy
-
-
-def test_the_copy_passes_without_a_mistake(copy: Path) -> None:
-    """Otherwise the next test would prove nothing."""
-    assert outcome(copy, TESTS) == 0
-
-
-@pytest.mark.parametrize("spoilt", PLANTS, indirect=True)
-def test_a_planted_mistake_is_found(spoilt: Path) -> None:
-    """One test at least fails."""
-    assert outcome(spoilt, TESTS) == 1
+    tests = TESTS
+    plants = PLANTS
