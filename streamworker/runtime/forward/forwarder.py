@@ -240,7 +240,8 @@ class Forwarder:
             lane = next(iter(ready))
             del ready[lane]
             its: list[Message] = []
-            for message in () if lane.source.closed else lane.messages:
+            # A lane waits at two nodes if its target has moved meanwhile, and only one may forward it.
+            for message in () if lane.source.closed or lane.busy else lane.messages:
                 its.append(message)
                 size += len(message.data)
                 if size >= ROUND_BYTES:
