@@ -3,6 +3,7 @@
 import random
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from streamworker.core.data.entries import ZERO
@@ -27,7 +28,7 @@ async def test_messages_are_forwarded_once_though_their_target_moves_to_another_
         monkeypatch.setattr(backend, "known_place_of", lambda _: node)
         forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
         tasks.start_soon(forwarder.run)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         source = Source(GROUP.outbox(0), forwarder, 0, lambda _: None)
         source.committed(OutboxWrite("", messages[:3], 100))
         node = "another"
