@@ -6,17 +6,25 @@ from itertools import groupby
 import anyio
 
 from streamworker.app import App
-from streamworker.cli.support import AppPath, AsJson, connected, group_keys, print_json, run_async, say, take
+from streamworker.cli.support import (
+    LOOK_S,
+    AppPath,
+    AsJson,
+    connected,
+    group_keys,
+    print_json,
+    run_async,
+    say,
+    take,
+)
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.importing import resolve_app
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.admin.outboxes import read_heads
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted, duration, memory
-
-LOOK_S = 1.0
-"""Seconds between the two looks from which rates are computed."""
+from streamworker.tui.figures import counted, duration
+from streamworker.tui.overview import lagging, table_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +38,8 @@ class Edge:
     per_second: float
     waiting: int
     """Records or rows that have not gone this way yet; for ``sends`` messages, to all streams together."""
+    age_ms: int | None = None
+    """Since when a pipeline has read nothing; None if it never has, and of other edges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,12 @@ async def _edges(app: App) -> tuple[list[Edge], dict[str, tuple[TableView, ...]]
         for stream in sorted({target.name for target in spec.targets} | now.sent.keys()):
             sent = (now.sent.get(stream, 0) - then.sent.get(stream, 0)) / took_s
             edges.append(Edge(name, stream, "sends", sent, group.outbox))
-        edges += [Edge(name, _node(each.name), "spark", rate, each.lag_rows) for each in group.readers]
+        edges += [
+            Edge(
+                name, _node(each.name), "spark", rate, each.lag_rows, max(0, group.taken_ms - each.updated_ms)
+            )
+            for each in group.readers
+        ]
         known = {each.name for each in group.readers}
         edges += [
             Edge(name, _node(pipeline.name), "spark", 0.0, sum(view.rows for view in group.partitions))
@@ -129,14 +144,8 @@ def _lines(
     lines += [f"{name} x{partitions[name]}  no processor reads it" for name in alone]
     for edge in reads:
         head = f"{edge.start} x{partitions.get(edge.start, 0)} ──► {_short(edge.end)}"
-        lag = counted(edge.waiting, "record")
-        if edge.waiting and edge.per_second:
-            lag += f", about {duration(round(1000 * edge.waiting / edge.per_second))}"
-        lines.append(f"{head}  {edge.per_second:,.0f}/s, lag {lag}")
-        lines += [
-            f"    └─ {table.name}  {counted(table.keys, 'key')}  {memory(table.bytes)}"
-            for table in tables[_short(edge.end)]
-        ]
+        lines.append(f"{head}  {edge.per_second:,.0f}/s, lag {lagging(edge.waiting, edge.per_second)}")
+        lines += [f"    └─ {table_line(table)}" for table in tables[_short(edge.end)]]
         for further in by_start.get(edge.end, ()):
             if further.kind == "sends":
                 waits = f", {counted(further.waiting, 'message')} in the outbox" if further.waiting else ""
@@ -144,7 +153,8 @@ def _lines(
                 lines.append(f"    └──► {further.end} x{size}  {further.per_second:,.0f}/s{waits}")
             else:
                 behind = counted(further.waiting, "row")
-                lines.append(f"    └──► {_short(further.end)} (Spark)  {behind} behind")
+                last = "has never read" if further.age_ms is None else f"read {duration(further.age_ms)} ago"
+                lines.append(f"    └──► {_short(further.end)} (Spark)  {behind} behind, {last}")
     return lines
 
 

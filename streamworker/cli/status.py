@@ -1,9 +1,11 @@
 """``streamworker status``, ``lag`` and ``history``: show members, owners, lag and rebalances of a group."""
 
-from collections import Counter
 from dataclasses import asdict
 
+import anyio
+
 from streamworker.cli.support import (
+    LOOK_S,
     AsJson,
     GroupPath,
     Limit,
@@ -22,15 +24,17 @@ from streamworker.core.snapshot import GroupSnapshot
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui import model, overview
 from streamworker.tui.figures import duration, held_up, memory
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
     """Show the members of a group, the owner of each partition, and what Redis holds.
 
-    If the app has several processors, the command begins with a line for each. It prints owner, epoch,
-    state, checkpoint and lag of each partition. Of streams, acked logs, state and dead letters it prints
-    the memory, the oldest record that can be read again, and when the memory is full at today's rate.
+    If the app has several processors, the command looks twice, a second apart, and begins with a line for
+    each. It prints owner, epoch, state, checkpoint and lag of each partition. Of streams, acked logs, state
+    and dead letters it prints the memory, the oldest record that can be read again, and when the memory is
+    full at today's rate.
 
     \b
     Examples:
@@ -38,23 +42,37 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
       streamworker status shop:price --json
     """
     selection = resolve_processors(app, processor)
-    taken, holdings = run_async(_status, selection)
+    seen, holdings = run_async(_status, selection)
     if json:
-        print_json([{**asdict(each), "held": _held_of(each, holdings)} for each in taken])
+        print_json(
+            [
+                {
+                    **asdict(each.snapshot),
+                    "per_second": each.committed_per_s,
+                    "held": _held_of(each.snapshot, holdings),
+                }
+                for each in seen
+            ]
+        )
         return
-    if len(taken) > 1:
-        _print_overview(taken)
+    if len(seen) > 1:
+        print_table(overview.COLUMNS, [overview.line(each) for each in seen])
         say("")
-    for snapshot in taken:
+    for snapshot in (each.snapshot for each in seen):
         _print_status(snapshot)
         say("")
     print_holdings(holdings)
 
 
-async def _status(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
+async def _status(selection: Selection) -> tuple[list[model.Model], Holdings]:
+    specs = selection.processors
     async with connected(selection.app) as backend:
-        taken = [await take(backend, spec) for spec in selection.processors]
-        return taken, await holdings_of(backend, selection)
+        before = [await take(backend, spec) for spec in specs]
+        holdings, now = await holdings_of(backend, selection), before
+        if len(specs) > 1:
+            await anyio.sleep(LOOK_S)
+            now = [await take(backend, spec) for spec in specs]
+    return [model.rows(then, later) for then, later in zip(before, now, strict=True)], holdings
 
 
 async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
@@ -90,6 +108,8 @@ def kept(holding: Holding, now_ms: int) -> str:
         return {"stream": "what a group has not read", "acked log": "what a reader has not read"}.get(
             holding.kind, ""
         )
+    if holding.is_early(now_ms):
+        return f"{holding.retention}, too early to tell how it grows"
     growth = holding.growth(now_ms)
     grows = f", about {memory(growth.most)} in {duration(round(growth.seconds * 1000))}"
     return f"{holding.retention}{grows if growth.most > 1.05 * growth.size else ''}"
@@ -101,6 +121,8 @@ def memory_forecast(holdings: Holdings) -> str:
         used = f"{memory(holdings.used)} of memory are used; " if holdings.used else ""
         return f"{used}the server has no maxmemory, or this user may not ask for it."
     text = f"{memory(holdings.used)} of {memory(holdings.limit)} are used. Full at today's rate: "
+    if any(each.is_early(holdings.taken_ms) for each in holdings.held):
+        return f"{text}too early to tell."
     if holdings.full_in_s is None:
         return f"{text}never, as long as groups and readers keep up."
     return f"{text}in {duration(round(holdings.full_in_s * 1000))}."
@@ -218,19 +240,6 @@ def _lag_of(snapshot: GroupSnapshot) -> dict[str, object]:
         "trimmed_before": {reader.name: reader.late_rows for reader in snapshot.readers if reader.late_rows},
         "problems": snapshot.problems,
     }
-
-
-def _print_overview(taken: list[GroupSnapshot]) -> None:
-    """Print a line for each processor, with the first partition of each that does not go on."""
-    rows: list[tuple[object, ...]] = []
-    for snapshot in taken:
-        states = Counter(view.state for view in snapshot.partitions)
-        held = ((view, held_up(view, snapshot.taken_ms)) for view in snapshot.partitions)
-        failing = next((f"partition {view.partition} {why}" for view, why in held if why), "")
-        partitions = f"{states.total()}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
-        workers = sum(bool(member.partitions) for member in snapshot.members)
-        rows.append((snapshot.processor, workers, partitions, snapshot.lag, failing))
-    print_table(("processor", "workers", "partitions", "lag", "failing"), rows)
 
 
 def _print_status(snapshot: GroupSnapshot) -> None:

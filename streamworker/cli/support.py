@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+LOOK_S = 1.0
+"""Seconds between the two looks from which a command computes rates."""
+
 AppPath = Annotated[str, typer.Argument(metavar="APP", help="MODULE:ATTRIBUTE of the App, such as shop:app.")]
 GroupPath = Annotated[
     str,

@@ -6,6 +6,9 @@ from typing import Literal
 
 from streamworker.core.data.retention import Retention
 
+EARLY_MS = 60_000
+"""A history that is this short tells no rate, unless it is a tenth of the time that is kept."""
+
 Kind = Literal["stream", "acked log", "state", "dead letters"]
 
 
@@ -25,9 +28,16 @@ class Holding:
     oldest_ms: int | None = None
     """The time of the oldest record that can be read again; None without retention, or if there is none."""
 
+    def is_early(self, now_ms: int) -> bool:
+        """Return whether what it holds is too young to tell how it grows."""
+        if not self.retention or self.oldest_ms is None:
+            return False
+        kept_ms = Retention.parse(self.retention).ms
+        return now_ms - self.oldest_ms < min(EARLY_MS, (kept_ms or 10 * EARLY_MS) / 10)
+
     def growth(self, now_ms: int) -> "Growth":
         """Return how it grows at the rate of the time that it holds."""
-        if not self.retention or self.oldest_ms is None or now_ms <= self.oldest_ms:
+        if not self.retention or self.oldest_ms is None or self.is_early(now_ms):
             return Growth(self.size, 0.0, self.size)
         rate = self.size / (now_ms - self.oldest_ms) * 1000
         kept = Retention.parse(self.retention)

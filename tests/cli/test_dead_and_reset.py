@@ -133,6 +133,17 @@ def test_reset_is_refused_while_a_worker_lives(worker: WorkerProcess, streamwork
     assert "is being run by w1.\nStop all of its workers first" in result.stderr
 
 
+def test_a_reset_to_what_is_gone_is_refused_before_the_workers_are_named(
+    worker: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """Nobody stops the workers for a reset that cannot be."""
+    trim(redis_url, leave=1)
+    result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "the oldest entry is of 20" in result.stderr
+    assert worker.running
+
+
 def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, streamworker: Invoke) -> None:
     """To the earliest everything waits again; to the latest nothing does."""
     asked = streamworker("reset", "shop:price", "--to", "earliest")

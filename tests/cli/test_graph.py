@@ -1,6 +1,7 @@
 """`graph` on an app with a chain, a cycle, a pipeline and a stream that only `ctx.send` reaches."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
+from tests.raw import opened
 
 LOOP = """
 import msgspec
@@ -56,7 +58,9 @@ def _graph(streamworker: Invoke) -> Any:
 
 
 @pytest.mark.usefixtures("loop")
-def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, spawn: SpawnWorker) -> None:
+def test_graph_names_each_edge_and_the_cycles(
+    streamworker: Invoke, spawn: SpawnWorker, redis_url: str
+) -> None:
     """As JSON for programs and as lines for people; the worker says the cycle, too."""
     before = {(edge["start"], edge["end"]) for edge in _graph(streamworker)["edges"]}
     assert before == {
@@ -86,4 +90,13 @@ def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, spawn: Spawn
     assert lines[0].startswith("aside x1  no processor reads it")
     assert any(line.startswith("first x2 ──► one  ") for line in lines)
     assert "cycle: first → one → second → two → first" in lines
+    assert "    └──► to_lake (Spark)  20 rows behind, has never read" in lines
     assert "streams_form_a_cycle" in worker.log()
+    with opened(redis_url) as raw:
+        at_ms = raw.time()[0] * 1000 - 14_000
+        raw.hset("sw:{loop.first:one}:readers", "to_lake", f'{{"p":{{"0":3}},"log":{{}},"at":{at_ms}}}')
+    (spark,) = [edge for edge in _graph(streamworker)["edges"] if edge["kind"] == "spark"]
+    assert spark["waiting"] < 20 and spark["age_ms"] >= 14_000
+    assert re.search(
+        r"to_lake \(Spark\)  \d+ rows behind, read .* ago", streamworker("graph", "loop:app").stdout
+    )

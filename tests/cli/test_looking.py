@@ -1,10 +1,12 @@
 """`status`, `lag`, `history`, `top --once` on a group that has worked."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from streamworker.tui.overview import COLUMNS
 from tests.cli.conftest import Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
@@ -46,9 +48,10 @@ def test_status_begins_with_a_line_for_each_processor(worker: WorkerProcess, str
     """How many workers and partitions it has, and which partition does not go on and why."""
     paused = streamworker("pause", "shop:price", "--partition", "2", "--why", "mail server moves")
     assert paused.exit_code == 0, paused.output
-    lines = [line.split(None, 2) for line in streamworker("status", "shop:app").stdout.splitlines()[:4]]
-    assert lines[0] == ["processor", "workers", lines[0][2]]
-    told = {line[0]: line[1:] for line in lines[1:] if len(line) == 3}
+    lines = [line.split(None, 3) for line in streamworker("status", "shop:app").stdout.splitlines()[:3]]
+    assert [*lines[0][:3], *lines[0][3].split()] == list(COLUMNS)
+    told = {line[1]: line[2:] for line in lines[1:]}
+    assert "  0/s" in told["audit"][1]
     assert told["audit"][0] == told["price"][0] == "1"
     assert told["audit"][1].startswith("4: 4 running")
     assert told["price"][1].startswith("4: 3 running, 1 paus")
@@ -67,6 +70,48 @@ def test_status_tells_what_redis_holds_and_how_far_back(worker: WorkerProcess, s
     assert {each["kind"] for each in told["holdings"]} == {"stream", "acked log", "state", "dead letters"}
     assert told["memory_used"] < told["memory_limit"]
     assert told["memory_full_in_s"] is None
+
+
+def test_a_stream_of_seconds_tells_no_rate_of_growth(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """Some bytes in the first second would be gigabytes in a week."""
+    module = (shop / "shop.py").read_text("utf-8")
+    (shop / "shop.py").write_text(module.replace("partitions=4", 'partitions=4, retention="7 days"'), "utf-8")
+    sent = streamworker("send", "shop:orders", "-", input="\n".join(orders(50)))
+    assert sent.exit_code == 0, sent.output
+    spawn("run", "shop:app", "--name", "w1")
+    wait_for(lambda: "early" in _kept(streamworker), "its oldest entry is known")
+    assert _kept(streamworker).endswith("7 days, too early to tell how it grows")
+    lines = streamworker("status", "shop:price").stdout.splitlines()
+    assert lines[-1].endswith("Full at today's rate: too early to tell.")
+
+
+def _kept(streamworker: Invoke) -> str:
+    lines = streamworker("status", "shop:price").stdout.splitlines()
+    return next((line for line in lines if line.startswith("stream ") and "7 days" in line), "")
+
+
+def test_status_tells_the_rate_of_each_processor(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """Records committed in a second, from two looks a second apart, and how long the lag takes at it."""
+    slow = (shop / "shop.py").read_text("utf-8").replace(
+        "async def audit(order: Order) -> None: ...",
+        "async def audit(order: Order) -> None:\n    import asyncio\n    await asyncio.sleep(0.02)",
+    )  # fmt: skip
+    (shop / "shop.py").write_text(slow, "utf-8")
+    sent = streamworker("send", "shop:orders", "-", input="\n".join(orders(5_000)))
+    assert sent.exit_code == 0, sent.output
+    spawn("run", "shop:app", "--name", "w1")
+
+    def audit() -> str:
+        lines = streamworker("status", "shop:app").stdout.splitlines()
+        return next(line for line in lines if "audit" in line)
+
+    wait_for(lambda: re.search(r"  [\d,]+ in .* [1-9]\d*/s", audit()), "the rate is there")
+    told = json.loads(streamworker("status", "shop:app", "--json").stdout)
+    assert {each["processor"]: each["per_second"] > 0 for each in told}["audit"]
 
 
 def test_history_tells_why_what_moved_and_how_long(worker: WorkerProcess, streamworker: Invoke) -> None:

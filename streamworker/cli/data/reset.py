@@ -155,9 +155,9 @@ async def _reset(
             f"The partitions are 0 to {spec.stream.partitions - 1}.", param_hint="--partition"
         )
     async with connected(app) as backend:
+        await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
         await _refuse_if_alive(backend, app, spec)
-        plan = await _plan(backend, spec, wanted, target)
-        await _refuse_if_gone(backend, spec, plan)
+        plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
         moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
         if not moves:
             say("Nothing would run again and nothing would be skipped. Nothing was changed.", error=True)

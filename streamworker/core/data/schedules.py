@@ -99,7 +99,8 @@ class Cron:
         return datetime.fromtimestamp(ms / 1000, self.zone)
 
     def __str__(self) -> str:
-        return f"{self.spec} {self.zone.key}"
+        told: str = CronSim(self.spec, self.moment(0)).explain()
+        return f"{told}, {self.zone.key}"
 
 
 def _ms(moment: datetime) -> int:
