@@ -1,6 +1,6 @@
 """The loop around the live view: terminal, keys and the clock.
 
-The loop takes one snapshot a second of the processor on the screen, and never writes to Redis. While
+The loop takes one snapshot a second of each processor on the screen, and never writes to Redis. While
 Redis does not answer, the last frame stays, under a banner with its age.
 
 :class:`Viewer` holds all state and does no I/O; :func:`watch` connects it to a terminal.
@@ -31,6 +31,7 @@ RATE_WINDOW = 6
 _KEYS_OF = {
     "quit": (b"q", b"Q", b"\x03"),
     "pause": (b"p", b"P", b" "),
+    "overview": (b"o", b"O"),
     "next": (b"\t", b"\x1b[C", b"\x1bOC", b"\x1b[B", b"\x1bOB"),
     "previous": (b"\x1b[Z", b"\x1b[D", b"\x1bOD", b"\x1b[A", b"\x1bOA"),
 }
@@ -60,6 +61,8 @@ class Viewer:
         self._notices = notices
         self.selected = 0
         self.paused = False
+        self.overview = False
+        """Whether all processors are on the screen, with a line for each."""
         self.done = False
         self._taken: dict[GroupNames, deque[GroupSnapshot]] = {
             target: deque(maxlen=RATE_WINDOW) for target in self.targets
@@ -70,16 +73,24 @@ class Viewer:
 
     @property
     def target(self) -> GroupNames:
-        """The processor on the screen."""
+        """The processor that is selected."""
         return self.targets[self.selected]
 
+    @property
+    def shown(self) -> tuple[GroupNames, ...]:
+        """The processors on the screen."""
+        return self.targets if self.overview else (self.target,)
+
     def press(self, action: str) -> None:
-        """Perform the action of a key: ``quit``, ``pause``, ``next`` or ``previous``."""
+        """Perform the action of a key: ``quit``, ``pause``, ``overview``, ``next`` or ``previous``."""
         if action == "quit":
             self.done = True
         elif action == "pause":
             self.paused = not self.paused
+        elif action == "overview":
+            self.overview = not self.overview and len(self.targets) > 1
         else:
+            self.overview = False
             step = 1 if action == "next" else -1
             self.selected = (self.selected + step) % len(self.targets)
 
@@ -100,21 +111,29 @@ class Viewer:
     def frame(self, width: int, height: int, now_ms: int) -> RenderableType:
         """Return the frame; ``now_ms`` is the viewer's own clock, as in :meth:`arrived`."""
         names = tuple(target.processor for target in self.targets)
-        tabs = view.Tabs(names, self.selected, self.paused, tuple(self._notices()))
-        history = self._taken[self.target]
-        if not history:
+        tabs = view.Tabs(names, self.selected, self.paused, tuple(self._notices()), self.overview)
+        models = [found for target in self.shown if (found := self._model(target, now_ms))]
+        if not models:
             target = self.target
             text = self._problem or f"Waiting for {target.app} {target.stream} → {target.processor} ..."
             return view.waiting(text, width, height, tabs)
-        age_ms = now_ms - self._taken_at_ms[self.target]
+        if self.overview:
+            return view.render_overview(models, width, height, tabs)
+        return view.render(models[0], width, height, tabs)
+
+    def _model(self, target: GroupNames, now_ms: int) -> model.Model | None:
+        history = self._taken[target]
+        if not history:
+            return None
+        age_ms = now_ms - self._taken_at_ms[target]
         rows = model.rows(
             history[0] if len(history) > 1 else None,
             history[-1],
-            letters=self._letters.get(self.target),
+            letters=self._letters.get(target),
             outage=model.Outage(self._problem, age_ms) if self._problem else None,
         )
-        self._letters[self.target] = dict(rows.letters)
-        return view.render(rows, width, height, tabs)
+        self._letters[target] = dict(rows.letters)
+        return rows
 
 
 async def watch(
@@ -178,15 +197,16 @@ class _Bell:
 
 async def _snapshots(viewer: Viewer, take: Take, pressed: _Bell) -> None:
     while True:
-        target = viewer.target
+        shown = viewer.shown
         due = time.monotonic() + SNAPSHOT_EVERY_S
         if not viewer.paused:
             try:
-                viewer.arrived(target, await take(target), _now_ms())
+                for target in shown:
+                    viewer.arrived(target, await take(target), _now_ms())
             except StreamworkerError as error:
                 viewer.failed(error)
         # A switch to another processor takes its first snapshot at once.
-        while viewer.target == target and (left := due - time.monotonic()) > 0:
+        while viewer.shown == shown and (left := due - time.monotonic()) > 0:
             await pressed.wait(left)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from streamworker.core.snapshot import PartitionView, Rebalance
 from streamworker.core.text import printable
-from streamworker.tui import matrix
+from streamworker.tui import matrix, overview
 from streamworker.tui.figures import compact, counted, duration, end_of, held_up, per_second
 from streamworker.tui.model import Model, WorkerRow
 
@@ -34,13 +34,14 @@ class Tabs:
     paused: bool = False
     notices: Sequence[str] = ()
     """Warnings about what runs beside the groups."""
+    overview: bool = False
+    """Whether all processors are on the screen."""
 
 
 def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
     """Draw one frame of exactly ``width`` x ``height`` characters; 80 x 24 and more show everything."""
     tabs = tabs or Tabs((model.snapshot.processor,))
-    warned = [_fit(Text(f" {notice}", style="bold red"), width) for notice in tabs.notices]
-    parts: list[RenderableType] = [_header(model, width), *warned, *_notices(model, width)]
+    parts: list[RenderableType] = [_header(model, width), *_warned(tabs, width), *_notices(model, width)]
     if len(tabs.names) > 1:
         parts.insert(0, _tab_line(tabs, width))
     room = height - len(parts) - 1
@@ -54,6 +55,31 @@ def render(model: Model, width: int, height: int, tabs: Tabs | None = None) -> R
         parts.append(_box("spark readers", _readers(model, width - 4, readers - 2), width, readers))
     parts.append(_footer(tabs, width))
     return Group(*parts)
+
+
+def render_overview(models: Sequence[Model], width: int, height: int, tabs: Tabs) -> RenderableType:
+    """Draw the frame with a line for each processor, and one for each table."""
+    cells = [[str(cell) for cell in row] for row in (overview.COLUMNS, *map(overview.line, models))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        Text(
+            "  ".join(map(str.ljust, row, widths)), style="dim" if at == 0 else "bold red" if row[-1] else ""
+        )
+        for at, row in enumerate(cells)
+    ]
+    tables = [
+        Text(f"{model.snapshot.processor} └─ {overview.table_line(table)}")
+        for model in models
+        for table in model.snapshot.tables
+    ]
+    lines += [Text(""), *tables] if tables else []
+    outage = next((_outage(model, width) for model in models), [])
+    parts: list[RenderableType] = [_tab_line(tabs, width), *_warned(tabs, width), *outage]
+    room = height - len(parts) - 1
+    if len(lines) > room - 2:
+        lines[room - 3 :] = [Text(f"and {len(lines) - room + 3} more lines", style="dim")]
+    parts.append(_box(f"{models[0].snapshot.app}: {counted(len(models), 'processor')}", lines, width, room))
+    return Group(*parts, _footer(tabs, width))
 
 
 def waiting(text: str, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
@@ -84,17 +110,26 @@ def _header(model: Model, width: int) -> Text:
 def _tab_line(tabs: Tabs, width: int) -> Text:
     line = Text(" ")
     for index, name in enumerate(tabs.names):
-        line.append(f" {name} ", style="reverse bold" if index == tabs.selected else "dim").append(" ")
+        is_shown = tabs.overview or index == tabs.selected
+        line.append(f" {name} ", style="reverse bold" if is_shown else "dim").append(" ")
     return _fit(line, width)
+
+
+def _warned(tabs: Tabs, width: int) -> list[Text]:
+    return [_fit(Text(f" {notice}", style="bold red"), width) for notice in tabs.notices]
+
+
+def _outage(model: Model, width: int) -> list[Text]:
+    if model.outage is None:
+        return []
+    age = duration(model.outage.data_age_ms)
+    text = f" Redis does not answer. What you see is {age} old. {model.outage.problem}"
+    return [_fit(Text(text, style="bold white on red"), width, fill=True)]
 
 
 def _notices(model: Model, width: int) -> list[Text]:
     """Return the lines of warnings: no connection, overwritten keys, halted and paused partitions."""
-    notices = []
-    if model.outage is not None:
-        age = duration(model.outage.data_age_ms)
-        text = f" Redis does not answer. What you see is {age} old. {model.outage.problem}"
-        notices.append(_fit(Text(text, style="bold white on red"), width, fill=True))
+    notices = _outage(model, width)
     notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.snapshot.problems]
     if model.halted:
         text = f" halted: partition {_few(model.halted)}: {model.halted[0].reason}"
@@ -116,6 +151,7 @@ def _footer(tabs: Tabs, width: int) -> Text:
         line.append("  PAUSED", style="yellow")
     if len(tabs.names) > 1:
         line.append("  ←/→", style="bold").append(" processor", style="dim")
+        line.append("  o", style="bold").append(" one" if tabs.overview else " all", style="dim")
     line.append("  p", style="bold").append(" go on" if tabs.paused else " pause", style="dim")
     gap = "   "
     for state, mark in matrix.MARKS.items():  # As many as there is room for.

@@ -7,11 +7,15 @@ from tests.helpers import wait_for
 
 
 def test_the_live_view_on_a_terminal_obeys_its_keys(terminal: OpenTerminal) -> None:
-    """Tab switches the processor, p pauses, q gives the terminal back."""
+    """Tab switches the processor, o shows all of them, p pauses, q gives the terminal back."""
     view = terminal("top", "shop:app")
     wait_for(lambda: "orders → audit" in view.frame, "the first processor is shown")
     view.press("\t")
     wait_for(lambda: "orders → price" in view.frame, "the second processor is shown")
+    view.press("o")
+    wait_for(lambda: "2 processors" in view.frame, "all processors are shown")
+    view.press("o")
+    wait_for(lambda: "orders → price" in view.frame, "the second processor is shown again")
     view.press("p")
     wait_for(lambda: "PAUSED" in view.frame, "it is paused")
     view.press("q")

@@ -2,12 +2,13 @@
 
 import io
 from collections.abc import Callable
+from dataclasses import replace
 
 import anyio
 import pytest
 from rich.console import Console
 
-from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.errors import BackendUnavailable
 from streamworker.tui import app
 from tests.tui.groups import group
@@ -65,6 +66,45 @@ def test_keys_switch_the_processor_round_and_round() -> None:
     assert viewer.target.processor == "audit"
     viewer.press("previous")
     assert viewer.target.processor == "price"
+
+
+def test_a_key_shows_all_processors_with_a_line_for_each() -> None:
+    """With rate, lag, tables and what fails; an arrow goes back to one of them."""
+    viewer = app.Viewer(TARGETS)
+    viewer.press("overview")
+    assert "Waiting for shop" in text_of(viewer)
+    for at_ms in (1_000, 3_000):
+        audit = group(partitions=2, workers=2, lag=7, at_ms=at_ms, committed=at_ms)
+        failing = replace(audit.partitions[1], state="halted", reason="ValueError: x")
+        halted = replace(
+            audit, partitions=(audit.partitions[0], failing), tables=(TableView("seen", 9, 800),)
+        )
+        viewer.arrived(TARGETS[0], replace(audit, processor="audit"), 0)
+        viewer.arrived(TARGETS[1], halted, 0)
+    lines = text_of(viewer).splitlines()
+    assert len(lines) == 24
+    (one,) = [line for line in lines if "running" in line and "audit" in line]
+    assert one.split()[1:11] == ["orders", "audit", "2", "2:", "2", "running", "14", "in", "7", "ms"]
+    assert "2.0k/s" in one
+    (other,) = [line for line in lines if "1 halted" in line]
+    assert "1 running, 1 halted" in other
+    assert any("price └─ seen  9 keys  800 B" in line for line in lines)
+    assert "o one" in lines[-1]
+    viewer.failed(BackendUnavailable("No answer from redis at host:6379."))
+    assert "Redis does not answer" in text_of(viewer, now_ms=8_500)
+    viewer.press("next")
+    assert not viewer.overview
+    assert "rebalances" in text_of(viewer)
+
+
+def test_more_processors_than_lines_are_counted_and_fit_the_terminal() -> None:
+    viewer = app.Viewer([app.GroupNames("shop", "orders", f"p{n}") for n in range(40)])
+    viewer.press("overview")
+    for target in viewer.targets:
+        viewer.arrived(target, group(partitions=1, workers=1), 0)
+    lines = text_of(viewer).splitlines()
+    assert len(lines) == 24
+    assert "and 22 more lines" in lines[-3]
 
 
 def test_rates_start_again_after_an_outage() -> None:
