@@ -6,11 +6,12 @@ docs/guarantees.md.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat
 from operator import attrgetter
 
+from streamworker.core.data.outbox import Standing
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
@@ -61,6 +62,10 @@ class _Watched:
     """The records that an owner was told to set aside when it acquired the lock."""
     made: dict[int, Commit] = field(default_factory=dict)
     """The commits that came into the log, even if a failover lost them later."""
+    told: set[Standing] = field(default_factory=set)
+    """What its owners were told of the target that they forward to."""
+    lost: set[int] = field(default_factory=set)
+    """The places in the log of those forwarded records that the target has lost, as its owners were told."""
 
 
 class Checker:
@@ -181,6 +186,17 @@ class Checker:
         if code is CommitCode.FENCED and tries == 1 and is_done and id(commit) in known.made:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
 
+    def told(self, partition: int, why: Standing, stands: int, since: int) -> None:
+        """An owner was told that a target stands elsewhere than the messages that it has for it."""
+        known = self._watched[partition]
+        known.told.add(why)
+        if why is Standing.TARGET_WENT_BACK:
+            known.lost.update(range(stands, since))
+
+    def has_diverged(self, partition: int) -> bool:
+        """Return whether an owner was told that a target has records that the partition has lost."""
+        return Standing.DIVERGED in self._watched[partition].told
+
     def beaten(self, done: HeartbeatDone, model: RedisModel) -> None:
         """Check the answer to a heartbeat (I7): a member of the document must not be told that it is lost."""
         if done.lost and done.member in (model.stored.present() or ()):
@@ -215,8 +231,7 @@ class Checker:
                     "I1",
                     f"{where}: confirmed entries are neither in the acked log nor waiting: {_few(missing)}",
                 )
-            repeated = {number for number, times in Counter([*numbers, *lock.dead]).items() if times > 1}
-            if repeated:
+            if repeated := _repeated([*numbers, *lock.dead]):
                 self.found("I2", f"{where}: entries are done twice: {_few(repeated)}")
             ticks = [commit.tick for commit in lock.log if commit.tick]
             wrong = {later for tick, later in pairwise(ticks) if later != TIMER.after(tick)}
@@ -225,6 +240,28 @@ class Checker:
             ids = [record.id for record in rows]
             if ids != sorted(ids) or numbers != sorted(numbers):
                 self.found("I3", f"{where}: the acked log is out of order")
+            if any(commit.sends for commit in lock.log):
+                self._judge_chain(partition, numbers, model)
+
+    def _judge_chain(self, partition: int, numbers: list[int], model: RedisModel) -> None:
+        """Check that the target of a partition has each committed record once, in order (I1, I2, I3)."""
+        where, known = f"the target of partition {partition}", self._watched[partition]
+        taken = [taken for (_, source), taken in model.stored.taken.items() if source == partition]
+        arrived = _numbers_of(data for each in taken for data in each.data)
+        waiting = _numbers_of(message.data for message in model.locks[partition].messages)
+        if known.told and not model.losses:
+            self.found("I6", f"{where}: owners are told of a loss, and no server has lost anything")
+        if len(arrived) != len(set(arrived)):
+            self.found("I2", f"{where} has records twice: {_few(_repeated(arrived))}")
+        elif arrived != sorted(arrived):
+            self.found("I3", f"{where} has records out of order")
+        if self.has_diverged(partition):
+            return
+        lost = {number for place, number in enumerate(numbers) if place in known.lost}
+        if missing := set(numbers).difference(arrived, waiting, lost):
+            self.found("I1", f"{where} lacks records, and nobody was told: {_few(missing)}")
+        if unknown := set(arrived).difference(numbers):
+            self.found("I2", f"{where} has records that are not committed: {_few(unknown)}")
 
     def judge_calm(self, model: RedisModel) -> None:
         """Check a run in which workers only started and stopped: nothing is handled twice or refused."""
@@ -325,6 +362,14 @@ class Figures:
     def _free(self, partition: int) -> None:
         if self._since[partition] is None:
             self._since[partition] = self._clock()
+
+
+def _numbers_of(messages: Iterable[bytes]) -> list[int]:
+    return [int(number) for data in messages for number in data.split(b",")]
+
+
+def _repeated(numbers: Sequence[int]) -> set[int]:
+    return {number for number, times in Counter(numbers).items() if times > 1}
 
 
 def _few(numbers: set[int]) -> str:

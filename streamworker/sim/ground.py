@@ -26,6 +26,8 @@ class Ground(ABC):
     connections = 0
     has_timers = False
     """Whether each partition has a timer."""
+    has_chains = False
+    """Whether each batch sends a message to another stream."""
 
     @abstractmethod
     def load_of(self, partition: int) -> int:

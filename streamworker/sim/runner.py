@@ -1,12 +1,17 @@
 """A runner of the simulator, which handles and commits the entries of one partition."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from streamworker.core import events as ev
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import START, Mark, Message, Standing, Target, standing_of
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.data.outbox import ForwardCode, ForwardReply, Heads, OutboxWrite
 from streamworker.sim.process import Process
 from streamworker.sim.server.stored import TIMER, Commit, Record
 
@@ -16,6 +21,11 @@ RETRY_MS = 100
 _id_of = attrgetter("id")
 TIMER_MS = 50
 """Longest time that a call of a timer takes."""
+TARGETS = 2
+"""Partitions of the stream to which messages are sent: several sources share a target."""
+OUTBOX_MAX = 10**6
+DIVERGED_MS = 5_000
+"""Until a target is looked at again that waits for a person."""
 BATCHES = (1, 2, 3, 5, 100)
 """Maximum sizes of batches; the last one is for a partition with a backlog."""
 
@@ -31,6 +41,7 @@ class SimRunner:
         self.wakes_ms = 0
         """When the timer wakes it."""
         self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
+        self.outgoing = Outgoing(self) if worker.world.has_chains else None
         worker.soon(self.begin)
 
     def begin(self) -> None:
@@ -46,6 +57,8 @@ class SimRunner:
             return
         if worker.link is None or worker.cut or worker.deaf:
             worker.later(RETRY_MS * 5, self.begin)
+            return
+        if self.outgoing is not None and not self.outgoing.is_open:
             return
         if world.has_timers:
             now_ms = world.model.lock_ms
@@ -73,7 +86,11 @@ class SimRunner:
             batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
         aside = tuple(record.id for record in records if record.id in self.aside)
         world.checker.executed(self.partition, [record for record in records if record.id not in aside])
-        commit = Commit(self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records), aside)
+        sent = [record.number for record in records if record.id not in aside]
+        sends = self.outgoing.write(sent) if self.outgoing and sent else None
+        commit = Commit(
+            self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records), aside, sends=sends
+        )
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
 
     def behind_checkpoint(self, read: list[Record]) -> list[Record]:
@@ -114,9 +131,131 @@ class SimRunner:
         if code in (CommitCode.FENCED, CommitCode.GAP):
             self._end(ev.RunnerFenced(self.partition, self.epoch))
             return
+        if self.outgoing and commit.sends:
+            self.outgoing.committed(commit.sends)
         self.checkpoint, self.tick, self.busy = commit.new, commit.tick or self.tick, False
         self.begin()
 
     def _end(self, event: ev.Event) -> None:
         self.ended = True
         self.worker.later(self.worker.world.random.randint(0, 5), lambda: self.worker.handle(event))
+
+
+class Outgoing:
+    """Numbers what the batches of a runner send to one target, and forwards it once it is committed."""
+
+    def __init__(self, runner: SimRunner) -> None:
+        self._runner, self._worker, self._partition = runner, runner.worker, runner.partition
+        self._to = Target("next", runner.partition % TARGETS)
+        self.is_open = self._busy = False
+        self._last, self._number, self._mark = "", 0, START
+        self._messages: list[Message] = []
+        """The committed ones that the target has not confirmed."""
+        self._open()
+
+    def _open(self) -> None:
+        if not self._runner.ended:
+            model = self._worker.world.model
+            self._worker.request(
+                lambda: model.open_outbox(self._partition),
+                self._opened,
+                lambda: self._worker.later(RETRY_MS, self._open),
+            )
+
+    def _opened(self, found: tuple[Heads, list[Message]]) -> None:
+        heads, self._messages = found
+        self._last, self._mark = heads.last, heads.marks.get(self._to, START)
+        self._number = EntryId.parse(heads.last).ms if heads.last else 0
+        self.is_open = True
+        self._runner.told()
+        self._forward()
+
+    def write(self, numbers: Sequence[int]) -> OutboxWrite:
+        """Return the message of a batch, which follows the one before."""
+        data = ",".join(map(str, numbers)).encode()
+        through = self._mark.after(len(numbers), data)
+        message = Message(self._number + 1, self._to, self._mark, through, data)
+        return OutboxWrite(self._last, [message], OUTBOX_MAX)
+
+    def committed(self, write: OutboxWrite) -> None:
+        """Forward the message of a commit that is confirmed."""
+        (message,) = write.messages
+        self._last, self._number, self._mark = str(message.id), message.number, message.through
+        self._messages.append(message)
+        self._forward()
+
+    def _forward(self) -> None:
+        """Forward all messages in one round trip, unless one is under way."""
+        messages, model = list(self._messages), self._worker.world.model
+        if messages and not self._busy and not self._runner.ended:
+            self._busy = True
+            self._worker.request(
+                lambda: [model.forward(self._partition, message) for message in messages],
+                self._answered,
+                lambda: self._rest(RETRY_MS),
+            )
+
+    def _rest(self, ms: int) -> None:
+        def again() -> None:
+            self._busy = False
+            self._forward()
+
+        self._worker.later(ms, again)
+
+    def _answered(self, replies: Sequence[ForwardReply]) -> None:
+        for reply in replies:
+            taken = 1
+            if reply.code is ForwardCode.OTHER:
+                why, taken = standing_of(reply.stands, _links(self._messages))
+                if why is not Standing.GOES_ON or not taken:
+                    self._compare(reply.stands)
+                    return
+            self._taken(taken)
+            if reply.code is ForwardCode.OTHER:
+                break
+        self._rest(0)
+
+    def _compare(self, stands: Mark) -> None:
+        """Compare where a target stands with all that the source still has for it."""
+        if not self._runner.ended:
+            model = self._worker.world.model
+            self._worker.request(
+                lambda: model.open_outbox(self._partition),
+                lambda found: self._compared(stands, *found),
+                lambda: self._rest(RETRY_MS),
+            )
+
+    def _compared(self, stands: Mark, heads: Heads, chain: list[Message]) -> None:
+        self._messages = [message for message in chain if message.number <= self._number]
+        if self._messages:
+            why, taken = standing_of(stands, _links(chain), heads.marks.get(self._to, START))
+            self._taken(min(taken, len(self._messages)))
+            since = chain[0].since
+            if why is not Standing.GOES_ON:
+                told = self._worker.world.checker.told
+                told(self._partition, why, stands.records, since.records)
+            if why is Standing.DIVERGED:
+                self._rest(DIVERGED_MS)
+                return
+            if why is Standing.TARGET_WENT_BACK:
+                self._messages[0] = replace(chain[0], since=stands)
+        self._rest(RETRY_MS)
+
+    def _taken(self, count: int) -> None:
+        """Delete the first messages at the source."""
+        ids = [message.id for message in self._messages[:count]]
+        del self._messages[:count]
+        self._delete(ids)
+
+    def _delete(self, ids: Sequence[EntryId]) -> None:
+        if ids and not self._runner.ended:
+            model = self._worker.world.model
+            self._worker.request(
+                lambda: model.delete_messages(self._partition, ids),
+                lambda _: None,
+                lambda: self._worker.later(RETRY_MS, lambda: self._delete(ids)),
+            )
+
+
+def _links(messages: Sequence[Message]) -> list[tuple[Mark, Mark]]:
+    return [(message.since, message.through) for message in messages]

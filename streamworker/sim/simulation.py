@@ -155,6 +155,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
     )
     world.senders.fills_entries = True
     world.has_timers = schedule.seed % 4 == 1
+    world.has_chains = schedule.seed % 4 == 2
     world.model.tick_ms = TICK_MS
     world.model.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))
@@ -223,7 +224,9 @@ def _settle(world: World) -> int | None:
 
     def at_rest() -> bool:
         is_agreed = world.is_agreed and world.has_come_to_rest
-        return world.is_settled and world.is_caught_up and (not must_settle or is_agreed)
+        return (
+            world.is_settled and world.is_caught_up and world.is_forwarded and (not must_settle or is_agreed)
+        )
 
     took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     if took_ms is None:

@@ -20,6 +20,8 @@ LAG_MS = (50, 500, 2_000)
 """How far a replica may lag behind."""
 BEHIND_MS = (0, 0, 3_000)
 """How far the clock of the locks' server that takes over may be behind."""
+ALONE = ("", "sources", "targets")
+"""Which of the two servers of a chain fails over; an empty text stands for one server that holds both."""
 LOADS_AWAY_MS = 20_000
 """Time until damaged loads are repaired by hand: workers do not repair them."""
 LATER_AWAY_MS = 6_000
@@ -170,7 +172,14 @@ class World(SimulatedGroup):
         if fault.kind is FaultKind.FAILOVER:
             snapshot, lag_ms = model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
             behind_ms = BEHIND_MS[fault.pick // len(LAG_MS) % len(BEHIND_MS)]
-            self.clock.after(lag_ms, lambda: self._fail_over(snapshot, lag_ms, behind_ms, fault.span_ms))
+            alone, losses = ALONE[fault.pick // 9 % len(ALONE)] if self.has_chains else "", model.losses
+
+            def fail_over() -> None:
+                # After another loss the snapshot is of a side that was given up, and both go back to it.
+                which = alone if model.losses == losses else ""
+                self._fail_over(snapshot, lag_ms, behind_ms, fault.span_ms, which)
+
+            self.clock.after(lag_ms, fail_over)
             return
         self.note(f"Redis restarts {'without' if fault.kind is FaultKind.FLUSH else 'with'} its data")
         if fault.kind is FaultKind.FLUSH:
@@ -179,11 +188,19 @@ class World(SimulatedGroup):
             model.restart()
         self._reconnect(fault.span_ms)
 
-    def _fail_over(self, snapshot: object, lag_ms: int, behind_ms: int, away_ms: int) -> None:
-        model, partitions = self.model, len(self.model.locks)
+    def _fail_over(
+        self, snapshot: object, lag_ms: int, behind_ms: int, away_ms: int, alone: str = ""
+    ) -> None:
+        model, partitions, taken = self.model, len(self.model.locks), self.model.stored.taken
+        if alone == "targets":
+            self.note(f"the server of the targets fails over to a replica that lacks the last {lag_ms} ms")
+            model.lose_taken(snapshot)
+            return
         clock = f", and the clock of the locks is {behind_ms} ms behind" if behind_ms else ""
         self.note(f"Redis fails over to a replica that lacks the last {lag_ms} ms{clock}")
         model.lose_suffix(snapshot)
+        if alone == "sources":
+            model.stored.taken = taken
         model.behind_ms = behind_ms
         # The operator who added partitions notices that they are missing, and adds them again.
         model.locks.extend(Lock() for _ in range(partitions - len(model.locks)))

@@ -37,8 +37,9 @@ ANSWERS = {
 NOT_MET = (
     *("a read behind a record within", "a trim drops an entry whose last", "ids made again with other"),
     "each owner that learns of it sets",
+    "a message is ",
 )
-"""Mistakes with entries of many records, after failovers, and with dead letters: there are none here."""
+"""Mistakes with entries of many records, after failovers, with dead letters, and of chains: none are here."""
 IN_THE_MODEL = {
     name: plant.model
     for name, plant in PLANTS.items()

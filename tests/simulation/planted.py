@@ -11,10 +11,12 @@ from typing import Any
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
+from streamworker.core.data.outbox import Mark, Message
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.server.stored import Commit, Lock, Record
 from streamworker.sim.simulation import Plant
@@ -134,6 +136,47 @@ class _TickNotFenced(RedisModel):
 class _LateTick(RedisModel):
     def is_next(self, done: int, commit: Commit) -> bool:
         return True
+
+
+@_model("a timer's state is written outside of its commit", "kill,lost,flap,stop")
+class _StateOutsideOfCommit(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
+        code, lock = super().commit(partition, commit), self.locks[partition]
+        lock.tick = max(lock.tick, commit.tick)
+        return code
+
+
+# -- chains ------------------------------------------------------------------------------------
+
+
+@_model("a message is forwarded without comparing its number", "lost,kill,stop")
+class _NumberNotCompared(RedisModel):
+    def goes_on(self, stands: Mark, message: Message) -> bool:
+        return True
+
+
+@_model("a message is forwarded before its batch is committed", "kill,lost,flap,pause")
+class _ForwardsBeforeCommit(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
+        for message in commit.sends.messages if commit.sends else ():
+            self.forward(partition, message)
+        return super().commit(partition, commit)
+
+
+@_model("a message is written to the outbox outside of the commit", "kill,lost,flap,pause")
+class _SendsOutsideOfCommit(RedisModel):
+    def commit(self, partition: int, commit: Commit) -> CommitCode:
+        code = super().commit(partition, commit)
+        if commit.sends and code in (CommitCode.FENCED, CommitCode.GAP):
+            super().put(partition, commit.sends)
+        return code
+
+
+@_model("a message is deleted when the next one is committed, taken or not", "lost,kill,stop")
+class _DeletesUntaken(RedisModel):
+    def put(self, partition: int, write: OutboxWrite) -> None:
+        self.locks[partition].messages.clear()
+        super().put(partition, write)
 
 
 # -- ids and entries ---------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stal
 from streamworker.core.protocols.membership import events as calls
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.documents import Documents
+from streamworker.sim.server.outbox import Outboxes
 from streamworker.sim.server.stored import Commit, Lock, LockChange, Record, Stored
 
 CONTENDER_GAP_MS = 3_000
@@ -40,7 +41,7 @@ class Extension(Protocol):
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
 
 
-class RedisModel(Documents):
+class RedisModel(Documents, Outboxes):
     """The scripts of redisio, on plain values; ``extend`` creates the protocol's own operations."""
 
     def __init__(
@@ -214,6 +215,10 @@ class RedisModel(Documents):
             return CommitCode.GAP
         if commit.rows and not self.is_that(self.follows(partition, commit.previous), commit.rows[0]):
             return CommitCode.GAP
+        if commit.sends and commit.sends.after != lock.last_message:
+            return CommitCode.GAP
+        if commit.sends and len(lock.messages) >= commit.sends.limit:
+            return CommitCode.OUTBOX
         if commit.rows and 0 < self.acked_limit <= sum(1 for each in lock.log if each.rows):
             return CommitCode.FULL
         self.take(partition, commit)
@@ -251,6 +256,8 @@ class RedisModel(Documents):
         lock.checkpoint, lock.tick = commit.new, commit.tick or lock.tick
         lock.aside = tuple(each for each in lock.aside if each > commit.new)
         lock.dead += [record.number for record in commit.rows if record.id in commit.aside]
+        if commit.sends:
+            self.put(partition, commit.sends)
         self.on_commit(partition, commit)
 
     def trim(self, partition: int, up_to: int) -> None:
@@ -275,13 +282,20 @@ class RedisModel(Documents):
     def lose_suffix(self, snapshot: Any) -> None:
         """Fail over to a replica that lacks the latest writes."""
         self.restart()
+        self.losses += 1
         self.stored, kept = snapshot
         if self.extension is not None:
             vars(self.extension).update(kept)
 
+    def lose_taken(self, snapshot: Any) -> None:
+        """Let the server of the targets fail over alone."""
+        self.losses += 1
+        self.stored.taken = snapshot[0].taken
+
     def flush(self) -> None:
         """Restart without data; the next acquire creates each lock again."""
         self.restart()
+        self.losses += 1
         last_event = self._clock() - self._start_ms
         self.stored = Stored([Lock(log_id="", last_event=last_event) for _ in self.locks])
         self.empty_store()

@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from streamworker.core.control import ControlMessage
+from streamworker.core.data.outbox import Mark, Message, Target
 from streamworker.core.data.schedules import Every
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import FORMAT
+from streamworker.redisio.data.outbox import OutboxWrite
 
 TIMER = Every(1_000)
 """When the timer of each partition runs, if the group has timers; it leaves no planned time out."""
@@ -40,6 +42,8 @@ class Commit:
     tick: int = 0
     """The planned time of a timer whose results this stores; there are no rows then. 0 for records."""
     tick_before: int = 0
+    sends: OutboxWrite | None = None
+    """What it adds to the outbox; None if it sends nothing."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -74,6 +78,23 @@ class Lock:
     """The planned time up to which the partition's timer is done."""
     deaths: tuple[int, int] = (0, 0)
     """A checkpoint, and how many owners have died at it."""
+    messages: list[Message] = field(default_factory=list)
+    """The outbox."""
+    last_message: str = ""
+    """Id of the last message; empty if there was none."""
+    marks: dict[Target, Mark] = field(default_factory=dict)
+    """How far the history of each target has come."""
+
+
+class Taken(NamedTuple):
+    """What one target has taken of one partition."""
+
+    mark: Mark
+    data: tuple[bytes, ...] = ()
+    """The content of the messages."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +129,8 @@ class Stored:
     no_loads: bool = False
     """Whether a list is in place of the loads."""
     control: list[tuple[int, ControlMessage]] = field(default_factory=list)
+    taken: dict[tuple[Target, int], Taken] = field(default_factory=dict)
+    """By target and source. Another server may hold it than the rest."""
     is_declared: bool = True
     """Whether the server knows the number of partitions; each worker declares it at its start."""
 
