@@ -410,6 +410,29 @@ async def test_a_moved_checkpoint_stops_the_runner(redis_url: str) -> None:
         assert "5-5" in running.stopped.detail
 
 
+async def test_a_runner_that_drains_gives_its_lock_back_though_redis_has_gone_back(redis_url: str) -> None:
+    """It holds the lock, and the next owner would wait for the drain deadline otherwise."""
+    begun, taken = anyio.Event(), anyio.Event()
+
+    async def price(batch: list[Order]) -> None:
+        begun.set()
+        await taken.wait()
+
+    async with bench(redis_url) as desk:
+        running = await desk.start(desk.spec(price))
+        await desk.send([1])
+        with anyio.fail_after(5):
+            await begun.wait()
+        await desk.backend.execute("HSET", desk.keys.lock(0), "checkpoint", "5-5")
+        running.runner.drain()
+        taken.set()
+        with anyio.fail_after(5):
+            await running.ended.wait()
+        assert running.stopped is not None
+        assert running.stopped.reason is StopReason.DRAINED
+        assert "5-5" in running.stopped.detail
+
+
 async def test_a_full_acked_log_holds_commits_back_and_loses_nothing(redis_url: str) -> None:
     """The reason is visible while it lasts; when a reader makes room, work goes on."""
     seen: list[int] = []

@@ -71,7 +71,7 @@ class Commits:
     settings: Settings
     activity: Activity
     """Is told what holds a commit up."""
-    abandon: Callable[[str], None]
+    refused: Callable[[CommitCode, str], None]
     """Stops the partition at once: a commit was refused, for the reason that it is given."""
     on_full: Callable[[], None]
     """Called each time that the acked log has no room for a commit."""
@@ -162,7 +162,7 @@ class Commits:
         if reply.code not in _DONE:
             detail = _refusal(request, reply)
             self.log.warning("commit_refused", code=reply.code.name, detail=detail)
-            self.abandon(detail)
+            self.refused(reply.code, detail)
             return
         self._committed = (request.new, reply.rows)
         if self.tables is not None:

@@ -22,6 +22,7 @@ from streamworker.context import Place
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.tries import Tries
 from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.forward.outgoing import OutboxWriter
@@ -118,7 +119,7 @@ class PartitionRunner:
             committer=self.committer,
             settings=self.settings,
             activity=self.activity,
-            abandon=self.abandon,
+            refused=self._refused,
             on_full=self._leave_if_full,
             log=self.log,
             tables=kept if isinstance(kept, StateWithTables) else None,
@@ -222,6 +223,11 @@ class PartitionRunner:
             self._stopped = Stopped(reason, detail)
             self.buffer.close()
             self._tasks.cancel_scope.cancel()
+
+    def _refused(self, code: CommitCode, detail: str) -> None:
+        """A commit was refused. With ``GAP`` this worker holds the lock, and gives it back if it drains."""
+        is_released = code is CommitCode.GAP and self.intake.draining
+        self.abandon(detail, StopReason.DRAINED if is_released else StopReason.FENCED)
 
     def _leave_if_full(self) -> None:
         """Leave a batch to the next owner if the acked log has no room for it: that may take days."""
