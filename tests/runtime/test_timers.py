@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
-from tests.raw import opened
+from tests.raw import opened, records_of
 
 STATE = "sw:{shop.streamworker-timers.0}:state:timers"
 APP = """
@@ -35,11 +35,19 @@ async def audit(order: Order, ctx: Context) -> None:
     ctx.state["sum"] = ctx.state.get("sum", 0) + 1
 
 
-@app.timer(every=0.1, missed="all")
-async def sweep(at: datetime, ctx: Context) -> None:
+class Tick(msgspec.Struct):
+    at: float
+
+
+ticks = app.stream("ticks", Tick, partitions=1, retention="1_000_000 records")
+
+
+@app.timer(every=0.1, missed="all", into=ticks)
+async def sweep(at: datetime, ctx: Context) -> Tick:
     ctx.state["ticks"] = ctx.state.get("ticks", 0) + 1
     ctx.state["first"] = ctx.state.get("first", at.timestamp())
     ctx.state["last"] = at.timestamp()
+    return Tick(at.timestamp())
 
 
 @audit.timer(every=0.1)
@@ -104,3 +112,6 @@ def test_each_planned_time_takes_effect_once_while_workers_are_killed(
         print(f"{kills} kills of the leader, {stored('ticks')} ticks")
         assert round(stored("first") * 1000) == deployed_ms + 100, "the first that was due"
         assert stored("ticks") == round((stored("last") - stored("first")) / 0.1) + 1
+        sent_on = [json.loads(each[b"v"])["at"] for each in records_of(server, "sw:{shop.ticks.0}:events")]
+        planned = [stored("first") + number / 10 for number in range(stored("ticks"))]
+        assert sent_on == pytest.approx(planned), "each time is in the stream once, in order"
