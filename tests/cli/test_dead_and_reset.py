@@ -158,10 +158,12 @@ def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, str
     assert lag(streamworker) == 0
 
 
+@pytest.mark.parametrize("state", ["worker", "stopped"])
 def test_a_dry_run_says_what_would_move_and_what_is_not_undone(
-    stopped: WorkerProcess, streamworker: Invoke
+    state: str, request: pytest.FixtureRequest, streamworker: Invoke
 ) -> None:
-    """And moves nothing."""
+    """And moves nothing, so that workers may run meanwhile."""
+    request.getfixturevalue(state)
     result = streamworker("reset", "shop:price", "--to", "earliest", "--dry-run")
     assert result.exit_code == ExitCode.OK, result.output
     assert "Moves 4 partitions back by 12 records" in result.stdout
