@@ -57,6 +57,7 @@ FULL = {
     "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",
     "cli/test_run.py::test_with_reload_a_change_starts_the_worker_anew": "starts workers again and again",
     "cli/test_spark.py::test_run_with_spark_writes_the_table_and_ends_both": "Spark and workers, 20 s of CPU",
+    "cluster/test_adopted.py": "nodes of a Cluster fail over",
     "cluster/test_calls.py": "a Cluster of its own that loses nodes",
     "cluster/test_node_away.py": "waits for a Cluster to replace a node",
     "cluster/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
