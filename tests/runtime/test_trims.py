@@ -2,13 +2,21 @@
 
 import pytest
 
+from streamworker.redisio.data.trimming import ANY_AGE, Keep
 from streamworker.runtime.run.trims import LEFT_OUT_MAX, NODE_BYTES, NODE_ENTRIES, Trims
+
+
+def _trims(interval_ms: int = 0) -> Trims:
+    """Return the trims of a partition of which no retention keeps anything."""
+    trims = Trims(interval_ms)
+    trims.keep(0, Keep(), is_read=False)
+    return trims
 
 
 @pytest.mark.parametrize(("entries", "size"), [(NODE_ENTRIES, 0), (1, NODE_BYTES)])
 def test_a_commit_trims_once_a_node_may_be_done(entries: int, size: int) -> None:
     """Entries or bytes: the server drops whole nodes, and either may end one."""
-    trims = Trims(interval_ms=0)
+    trims = _trims()
     assert not trims.with_commit()
     trims.committed(entries, size)
     assert trims.with_commit()
@@ -17,21 +25,31 @@ def test_a_commit_trims_once_a_node_may_be_done(entries: int, size: int) -> None
 
 def test_a_commit_trims_now_and_then_whatever_there_is() -> None:
     """A server may be set to smaller nodes."""
-    trims = Trims(interval_ms=0)
+    trims = _trims()
     trims.committed(1, 1)
     assert [trims.with_commit() for _ in range(LEFT_OUT_MAX + 1)] == [False] * LEFT_OUT_MAX + [True]
 
 
 def test_no_commit_trims_before_its_time() -> None:
     """However much there is."""
-    trims = Trims(interval_ms=60_000)
+    trims = _trims(interval_ms=60_000)
     trims.committed(1_000_000, 1_000_000)
+    assert not trims.with_commit()
+
+
+@pytest.mark.parametrize("kept", [None, Keep(ANY_AGE), Keep(events_ms=60_000)])
+def test_no_commit_trims_what_retention_keeps_or_may_keep(kept: Keep | None) -> None:
+    """While a node of a Cluster is away, nobody knows what it keeps."""
+    trims = Trims(interval_ms=0)
+    if kept is not None:
+        trims.keep(0, kept, is_read=False)
+    trims.committed(1_000, 0)
     assert not trims.with_commit()
 
 
 def test_a_partition_is_trimmed_apart_when_its_flow_has_ended_or_its_readers_move() -> None:
     """What its last commits did not drop goes then, and it is asked for once."""
-    trims = Trims(interval_ms=0)
+    trims = _trims()
     asked = [trims.without_commit(0)]
     for rows in (0, 0, 7, 7):
         trims.committed(5, 50)
@@ -42,7 +60,7 @@ def test_a_partition_is_trimmed_apart_when_its_flow_has_ended_or_its_readers_mov
 
 def test_a_partition_with_much_flow_is_trimmed_apart_too() -> None:
     """A commit drops a thousand entries at most, which is less than a fast handler does meanwhile."""
-    trims = Trims(interval_ms=0)
+    trims = _trims()
     asked = []
     for entries, size in ((NODE_ENTRIES, 0), (NODE_ENTRIES, 0), (1, NODE_BYTES), (1, 1)):
         trims.committed(entries, size)

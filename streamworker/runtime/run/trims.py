@@ -48,7 +48,8 @@ class Trims:
         self._total = self._total_bytes = 0
         self._seen = (0, 0)
         self._known: tuple[int, int] | None = None
-        self._kept = Keep()
+        self._kept: Keep | None = None
+        """What retention keeps; None until it is known, as while a node is away."""
         self.acked_rows = 0
         """Rows of the acked log that every reader has committed, as far as known; 0 trims nothing. Negative
         if retention keeps them."""
@@ -65,8 +66,10 @@ class Trims:
     def with_commit(self) -> bool:
         """Whether the next commit should trim as well."""
         at_ms = monotonic_ms()
-        if at_ms - self._at_ms < self._interval_ms or self._kept.events_ms is not None:
-            return False  # A commit does not know what retention keeps.
+        if self._kept is None or self._kept.events_ms is not None:
+            return False  # A commit drops whatever is committed, also what retention keeps.
+        if at_ms - self._at_ms < self._interval_ms:
+            return False
         self._at_ms = at_ms
         in_vain = self._entries < NODE_ENTRIES and self._bytes < NODE_BYTES
         if in_vain and self._left_out < LEFT_OUT_MAX:
