@@ -5,8 +5,10 @@ import random
 import anyio
 import anyio.lowlevel
 import pytest
+from structlog.testing import capture_logs
 
 from streamworker.core.data.entries import ZERO
+from streamworker.core.data.outbox import Message
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import StreamKeys
@@ -14,6 +16,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.forward.forwarder import Forwarder, Source
 from streamworker.settings import Settings
 from tests.contract.support import GROUP, TO, chain
+from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
 
@@ -43,3 +46,29 @@ async def test_messages_are_forwarded_once_though_their_target_moves_to_another_
         )
         assert len(found) == sum(message.through.records - message.since.records for message in messages)
         tasks.cancel_scope.cancel()
+
+
+async def test_a_target_that_knows_more_is_told_though_it_was_held_up_before(emptied: str) -> None:
+    """As after a failover: first nobody reaches it, and then it has records that the source has lost."""
+    keys, taken, reasons = GROUP.outbox(0), StreamKeys("shop", TO.stream).taken(TO.partition), list[str]()
+    async with Backend.open(emptied, name="forwarder") as backend, anyio.create_task_group() as tasks:
+        forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
+        tasks.start_soon(forwarder.run)
+        await anyio.lowlevel.checkpoint()
+        source = Source(keys, forwarder, 0, reasons.append)
+        (message,) = chain(1)
+        await backend.execute("XADD", keys.messages, str(message.id), "to", str(TO), *_fields(message))
+        await backend.execute("SET", taken, "of another type")
+        with capture_logs() as logs:
+            source.committed(OutboxWrite("", [message], 100))
+            await wait_for_async(lambda: any("does not take" in why for why in reasons), "it is held up")
+            await backend.execute("DEL", taken)
+            await backend.execute("HSET", taken, keys.source, "9-0123456789ab")
+            await wait_for_async(lambda: "has records" in reasons[-1], "it is seen to know more")
+        tasks.cancel_scope.cancel()
+    (told,) = (log for log in logs if log["event"] == "outbox_diverged")
+    assert told["stands"] == "9-0123456789ab"
+
+
+def _fields(message: Message) -> tuple[bytes | str, ...]:
+    return "since", str(message.since), "through", str(message.through), "data", message.data

@@ -329,12 +329,13 @@ class Forwarder:
         lane.taken(min(taken, len(lane.messages)))
         since = chain[0].since
         if why is Standing.DIVERGED:
-            if not lane.reason:
-                log.error("outbox_diverged", since=str(since))
-            lane.held_up(
+            reason = (
                 f"{lane.to.in_words} has records that this partition has lost: it stands at {stands}, and "
                 f"this partition goes on from {since}; see `streamworker doctor`"
             )
+            if lane.reason != reason:  # It may have been held up by something else before.
+                log.error("outbox_diverged", since=str(since))
+            lane.held_up(reason)
             return DIVERGED_PAUSE_MS
         if why is Standing.TARGET_WENT_BACK:
             lost = since.records - stands.records
