@@ -111,7 +111,9 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+# The last two are copied into the environment.
+$(READY): pyproject.toml constraints.txt streamworker/spark/pyspark_streamworker/__init__.py \
+	streamworker/testing/pytest_streamworker/__init__.py
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "streamworker needs Python 3.11 or later, and there is none on the PATH." >&2; \
 		echo "Install one (apt-get install python3 python3-venv), or name it: make PYTHON=/path/to/python3" >&2; \

@@ -233,8 +233,8 @@ class LocalWorker:
     async def sent(self, stream: Stream[T]) -> list[T]:
         """Return the records of a stream, in the order in which the server got them.
 
-        Records that every group has passed may have been trimmed; the newest hundred of each partition are
-        always there.
+        Workers trim records that every group has passed. With ``retention`` the stream keeps them, and the
+        result holds all of its time.
 
         Raises
         ------

@@ -59,10 +59,15 @@ def streamworker_app():
 
     return app
 
-async def test_a_fixture_of_the_tests_comes_first(worker, streamworker_app):
+@pytest.fixture
+def streamworker_options():
+    return {"clock": "virtual", "name": "ours"}
+
+async def test_fixtures_of_the_tests_come_first(worker, streamworker_app):
     await streamworker_app.streams["orders"].send(Order(1))
-    await worker.until_drained()
+    await worker.advance("1 hour")
     assert (await worker.snapshot()).processors["take"].committed == 1
+    assert worker.name == "ours"
 """,
 }
 

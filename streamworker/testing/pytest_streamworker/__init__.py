@@ -1,4 +1,4 @@
-"""The fixtures ``streamworker_app`` and ``worker`` for pytest, which finds them by itself.
+"""The fixtures ``worker``, ``streamworker_app`` and ``streamworker_options``, which pytest finds by itself.
 
 pytest imports this module at each start in an environment that has streamworker, also for tests that have
 nothing to do with it. So the build puts it at the top level of the wheel, and it imports streamworker only in
@@ -6,7 +6,7 @@ the fixtures: that takes 0.7 s of processor time.
 """
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,9 +37,17 @@ def streamworker_app(pytestconfig: pytest.Config) -> "App":
 
 
 @pytest.fixture
-async def worker(streamworker_app: "App") -> "AsyncIterator[LocalWorker]":
+def streamworker_options() -> dict[str, Any]:
+    """What ``worker`` gives to ``local_worker``; tests override it: ``{"clock": "virtual"}``."""
+    return {}
+
+
+@pytest.fixture
+async def worker(
+    streamworker_app: "App", streamworker_options: dict[str, Any]
+) -> "AsyncIterator[LocalWorker]":
     """A worker of the app, with a server in memory that belongs to this test."""
     from streamworker.testing import local_worker
 
-    async with local_worker(streamworker_app) as running:
+    async with local_worker(streamworker_app, **streamworker_options) as running:
         yield running
