@@ -19,6 +19,7 @@ from streamworker.cli.support import (
     say,
 )
 from streamworker.core.units import duration_ms
+from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app, resolve_timer
 from streamworker.processors import ProcessorSpec, TimerSpec
@@ -100,12 +101,14 @@ async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: flo
             while still:
                 still = await calls_asked_for(backend, keys, partitions, timer.name)
                 await anyio.sleep(POLL_S if still else 0)
-    done = len(partitions) - len(still)
+    done, is_of_app = len(partitions) - len(still), not group.stream.has_records
     if done:
-        say(f"Timer {timer.name} ran in {counted(done, 'partition')} of {group.stream.name}.")
+        where = "" if is_of_app else f" in {counted(done, 'partition')} of {group.stream.name}"
+        say(f"Timer {timer.name} ran{where}.")
     if still:
+        where = "" if is_of_app else f" in {counted(len(still), 'partition')}"
         say(
-            f"It has not run in {counted(len(still), 'partition')} within {wait_s:g} s: a call runs or "
+            f"It has not run{where} within {wait_s:g} s: a call runs or "
             "fails, or no worker is there. The order stands; `streamworker timers` shows when it ran.",
             error=True,
         )
@@ -135,7 +138,7 @@ async def _row(backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: 
     if newest is not None:
         there = "" if len(partitions) == 1 else f" ({len(calls)} of {counted(len(partitions), 'partition')})"
         row["last"] = _time(timer, newest.at) + there
-        row["took"] = f"{duration(newest.took)} by {newest.by}"
+        row["took"] = f"{duration(newest.took)} by {name_of(newest.by)}"
     return row
 
 

@@ -78,13 +78,16 @@ class _Comparison:
         for field in has:
             if field in had:
                 continue
-            text = f"{name} gains `{field}: {_text(has[field])}`"
+            text = f"{name} gains `{field}: {_text(has[field])}"
             if field in after.get("required", ()):
-                found.append(FieldChange(text, "breaks: old entries lack it; give it a default", True))
+                found.append(FieldChange(f"{text}`", "breaks: old entries lack it; give it a default", True))
+            elif "default" in has[field]:
+                default = repr(has[field]["default"])
+                found.append(
+                    FieldChange(f"{text} = {default}`", f"fine: old entries read as {default}", False)
+                )
             else:
-                default = has[field].get("default", "its default")
-                default = repr(default) if default != "its default" else default
-                found.append(FieldChange(text, f"fine: old entries read as {default}", False))
+                found.append(FieldChange(f"{text}`", "fine: old entries read as its default", False))
         return found
 
     def _types(self, path: str, old: Schema, new: Schema) -> list[FieldChange]:

@@ -60,9 +60,10 @@ def test_dead_letters_are_chosen_by_error_and_time(stopped: WorkerProcess, strea
     both = streamworker("dead", "replay", "shop:price", "--all", "--since", "1 hour")
     assert both.exit_code == ExitCode.USAGE
     none = streamworker("dead", "replay", "shop:price", "--error", "KeyError")
-    assert none.stdout == 'Replayed 0 dead letters to "price", and to no other group.\n'
+    assert none.output == "There are no such dead letters. Nothing was changed.\n"
+    assert none.exit_code == ExitCode.FAILED
     some = streamworker("dead", "replay", "shop:price", "--error", "ValueError", "--since", "1 hour")
-    assert some.stdout == 'Replayed 3 dead letters to "price", and to no other group.\n'
+    assert some.stdout.startswith('Replayed 3 of 3 dead letters to the group "price", and to no other: ')
     assert letters(streamworker) == []
 
 
@@ -76,6 +77,8 @@ def test_dead_letters_are_listed_with_their_error(stopped: WorkerProcess, stream
     assert shown.exit_code == 0
     for part in ("ValueError", "Order(order_id=", "by w1", "attempts: 1"):
         assert part in shown.stdout
+    record = f"{listed[0]['partition']}/{listed[0]['entry']}"
+    assert streamworker("dead", "show", "shop:price", record).stdout == shown.stdout
     assert streamworker("dead", "list", "shop:price", "-n", "2").stdout.count("negative") == 2
 
 
@@ -86,7 +89,7 @@ def test_a_replayed_letter_goes_through_the_processor_again(
     before = {letter["letter"] for letter in letters(streamworker)}
     result = streamworker("dead", "replay", "shop:price", "--all")
     assert result.exit_code == ExitCode.OK, result.output
-    assert result.stdout == 'Replayed 3 dead letters to "price", and to no other group.\n'
+    assert "Replayed 3 of 3" in result.stdout
     wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "they are dead again")
     assert before.isdisjoint(letter["letter"] for letter in letters(streamworker))
 
@@ -110,8 +113,9 @@ def test_dropping_asks_first(stopped: WorkerProcess, streamworker: Invoke) -> No
     assert "--yes" in refused.stderr
     assert len(letters(streamworker)) == 3
     dropped = streamworker("dead", "drop", "shop:price", "--all", "--yes")
-    assert "Dropped 3 dead letters." in dropped.stdout
+    assert "Dropped 3 of 3 dead letters." in dropped.stdout
     assert streamworker("dead", "list", "shop:price").stdout == "price has no dead letters.\n"
+    assert streamworker("dead", "drop", "shop:price", "--all", "--yes").exit_code == ExitCode.FAILED
 
 
 @pytest.mark.parametrize("letter", ["7", "9/1-0", "0/x", "a/1-0"])
@@ -170,6 +174,18 @@ def test_a_dry_run_says_what_would_move_and_what_is_not_undone(
     assert "Rows of the acked log that were committed stay" in result.stdout
     assert result.stdout.endswith("Nothing was changed.\n")
     assert lag(streamworker) == 0
+
+
+def test_a_reset_says_that_state_is_not_undone_where_there_is_some(
+    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """What the processor's timers keep beside it is no state of the function."""
+    dry = ("reset", "shop:price", "--to", "earliest", "--dry-run")
+    with opened(redis_url) as raw:
+        raw.hset("sw:{shop.orders.0}:state:price", "\0ran:flush", "{}")
+        assert "state" not in streamworker(*dry).stdout
+        raw.hset("sw:{shop.orders.0}:state:price", "seen", "7")
+    assert "The state holds what was counted since, and is not undone." in streamworker(*dry).stdout
 
 
 def test_a_reset_that_would_change_nothing_fails(
@@ -266,4 +282,4 @@ def test_the_dead_rows_of_an_entry_of_columns_are_shown_as_records(
     shown = streamworker("dead", "show", "shop:price", str(found[1]["letter"])).stdout
     assert "Order(order_id=1," in shown
     assert re.search(r"field +v = [\d,]+ bytes", shown)
-    assert "Replayed 3" in streamworker("dead", "replay", "shop:price", "--all").stdout
+    assert "Replayed 3 of 3" in streamworker("dead", "replay", "shop:price", "--all").stdout

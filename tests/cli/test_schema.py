@@ -36,7 +36,7 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
     _deploy(shop, "amount: float", "amount: float\n    coupon: str | None = None")
     gained = streamworker("schema", "check", "shop:app")
     assert gained.exit_code == 0, gained.output
-    assert "Order gains `coupon: str | None`  fine: old entries read as None" in gained.output
+    assert "Order gains `coupon: str | None = None`  fine: old entries read as None" in gained.output
 
     _deploy(shop, "amount: float", "amount: int\n    coupon: str")
     broken = streamworker("schema", "check", "shop:app", "--json")

@@ -41,7 +41,7 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     (shop / "greeted").unlink()
     asked = streamworker("timers", "run-now", "shop:greet")
     assert asked.exit_code == 0, asked.output
-    assert asked.output == "Timer greet ran in 1 partition of streamworker-timers.\n"
+    assert asked.output == "Timer greet ran.\n"
     assert (shop / "greeted").exists()
     everywhere = streamworker("timers", "run-now", "shop:flush")
     assert everywhere.output == "Timer flush ran in 4 partitions of orders.\n"
@@ -53,14 +53,14 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     assert "(4 of 4 partitions)" in lines[2]
     greet, flush = json.loads(streamworker("timers", "list", "shop:app", "--json").stdout)
     assert (greet["timer"], greet["on"], greet["missed"]) == ("greet", "app", "once")
-    assert greet["took"].rpartition("by ")[2].startswith("w1.")
+    assert greet["took"].rpartition("by ")[2] == "w1"
     assert flush["next"] > flush["last"][:19]
 
     worker.terminate()
     assert worker.wait() == 0
     alone = streamworker("timers", "run-now", "shop:greet", "--wait", "100 milliseconds")
     assert alone.exit_code == ExitCode.FAILED
-    assert "It has not run in 1 partition within 0.1 s" in alone.output
+    assert "It has not run within 0.1 s" in alone.output
 
 
 def test_what_is_no_timer_is_named_with_those_that_are_there(shop: Path, streamworker: Invoke) -> None:

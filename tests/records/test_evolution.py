@@ -31,7 +31,7 @@ CASES: dict[str, tuple[list[Any], list[Any], dict[str, Any], list[str]]] = {
         [("n", int)],
         [("n", int), ("m", str | None, None)],
         {"n": 1},
-        ["Order gains `m: str | None`"],
+        ["Order gains `m: str | None = None`"],
     ),
     "gains a need": ([("n", int)], [("n", int), ("m", str)], {"n": 1}, ["Order gains `m: str`"]),
     "loses": ([("n", int), ("m", str)], [("n", int)], {"n": 1, "m": "x"}, ["Order loses `m`"]),

@@ -6,12 +6,14 @@ A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it.
 import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from time import monotonic
 from typing import Annotated
 
 import anyio
 import msgspec
 import typer
 
+from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.orders import POLL_S, Wait, Why, operator
 from streamworker.cli.support import (
@@ -34,9 +36,9 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
-from streamworker.errors import ConfigurationError, RecordError
+from streamworker.errors import ConfigurationError
 from streamworker.importing import Selection, resolve_processor
-from streamworker.processors import ProcessorSpec, StreamSpec
+from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data.dead import (
     StoredLetter,
     drop_dead,
@@ -115,7 +117,9 @@ def list_letters(
 @app.command("show")
 def show_letter(
     processor: ProcessorPath,
-    letter: Annotated[str, typer.Argument(metavar="LETTER", help="PARTITION/ID, as `dead list` shows it.")],
+    letter: Annotated[
+        str, typer.Argument(metavar="LETTER", help="PARTITION/ID of the letter, or of the record in it.")
+    ],
     json: AsJson = False,
 ) -> None:
     """Show one dead letter: the record, and the error in full.
@@ -179,9 +183,12 @@ def replay_letters(
     else:
         matching = run_async(_matching, selection, error, since)
         chosen = {p: [each.id for each in matching if each.partition == p] for p in _place(selection)[1]}
+    began_s = monotonic()
     asked, missing = run_async(_replay, selection, chosen)
+    done = asked - len(missing)
+    per_second = f"{done / (monotonic() - began_s):,.0f}/s"
     _summarise(
-        "Replayed", asked - len(missing), len(missing), missing, f' to "{spec.name}", and to no other group'
+        "Replayed", done, asked, missing, f' to the group "{spec.name}", and to no other: {per_second}'
     )
 
 
@@ -203,7 +210,7 @@ def drop_letters(
         what = "all dead letters" if count is None else counted(count, "dead letter")
         confirm(f"Delete {what} of {selection.processors[0].name} for good?")
     asked, done = run_async(_drop, selection, chosen)
-    _summarise("Dropped", done, asked - done)
+    _summarise("Dropped", done, asked)
 
 
 @app.command("put")
@@ -363,9 +370,14 @@ async def _count(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -
 
 
 async def _one_letter(selection: Selection, partition: int, letter_id: EntryId) -> StoredLetter:
-    spec = selection.processors[0]
+    spec, after = selection.processors[0], ZERO
     async with connected(selection.app) as backend:
         found = await show_dead(backend, group_keys(spec), partition, letter_id)
+        while found is None and (
+            page := await list_dead(backend, group_keys(spec), [partition], after=after, count=PAGE)
+        ):
+            after = page[-1].id
+            found = next((each for each in page if each.entry_id == letter_id), None)
     if found is None:
         raise ConfigurationError(
             f"There is no dead letter {partition}/{letter_id} of {spec.name}.",
@@ -424,11 +436,15 @@ async def _pages(
             after = ids[-1]
 
 
-def _summarise(done: str, count: int, missing: int, names: Sequence[str] = (), where: str = "") -> None:
-    say(f"{done} {counted(count, 'dead letter')}{where}.")
-    if missing:
-        named = f": {', '.join(names[:5])}" if names else ""
-        say(f"{missing} did not exist any more{named}.", error=True)
+def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), where: str = "") -> None:
+    """Say what was done, and fail if not everything was, or nothing."""
+    if not asked:
+        say("There are no such dead letters. Nothing was changed.", error=True)
+        raise typer.Exit(ExitCode.FAILED)
+    say(f"{verb} {done:,} of {counted(asked, 'dead letter')}{where}.")
+    if done < asked:
+        named = f": {', '.join(missing[:5])}" if missing else ""
+        say(f"{asked - done} did not exist any more{named}.", error=True)
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -442,11 +458,6 @@ def _text(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return repr(value)
-
-
-def shortened(text: str, width: int = 160) -> str:
-    """Return the beginning of a text."""
-    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _short(error: str) -> str:
@@ -467,18 +478,6 @@ def _fields(selection: Selection, letter: StoredLetter) -> dict[str, str]:
 
 def _record(selection: Selection, letter: StoredLetter) -> object:
     return decoded(selection.processors[0].stream, letter.fields)
-
-
-def decoded(spec: StreamSpec, fields: Mapping[bytes, bytes]) -> object:
-    """Decode what an entry holds: a record, or a list of rows; None if it cannot be decoded."""
-    try:
-        if spec.codec == "arrow":
-            from streamworker.redisio.data.columns import unpacked  # loads pyarrow
-
-            return spec.record.from_arrow(spec.record.fit_arrow(unpacked(fields), extra="drop"))
-        return spec.record.decoder(spec.codec)(fields)
-    except RecordError:
-        return None
 
 
 def _as_json(selection: Selection, letter: StoredLetter) -> dict[str, object]:

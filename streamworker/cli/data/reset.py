@@ -27,11 +27,11 @@ from streamworker.errors import BackendRefused, ConfigurationError, Coordination
 from streamworker.importing import Selection, resolve_processor
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import retention
+from streamworker.redisio.data.state import TIMERS, read_state
 from streamworker.redisio.data.streams import entries_up_to
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import RecordCounts, pairs_of
 from streamworker.tui.figures import counted, duration
 
@@ -208,7 +208,8 @@ async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear
             f"{tables} {hold} what was counted since and is not undone: add --clear-tables to begin from "
             "empty tables, or count twice."
         )
-    if any(all_answered(await backend.pipeline([("EXISTS", group_keys(spec).state(p)) for p in back]))):
+    stored = [await read_state(backend, group_keys(spec), p) for p in back]
+    if any(not name.startswith(TIMERS) for state in stored for name in state):
         told.append("The state holds what was counted since, and is not undone.")
     if spec.forward:
         told.append(

@@ -8,7 +8,7 @@ import anyio
 import msgspec
 import typer
 
-from streamworker.cli.data.dead import decoded
+from streamworker.cli.data.wording import decoded
 from streamworker.cli.support import (
     AsJson,
     ProcessorPath,
