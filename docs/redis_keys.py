@@ -139,8 +139,8 @@ this, as the steps are not one script; `append.lua` of this project is that scri
 ```python
 import json, zlib
 import msgspec
-import pyarrow as pa
 import redis
+import zstandard
 
 
 def records(client: redis.Redis, key: str, after: str = "0-0"):
@@ -154,7 +154,7 @@ def records(client: redis.Redis, key: str, after: str = "0-0"):
         n, data, size = int(fields[b"n"]), fields[b"v"], int(fields[b"size"])
         assert fields[b"sw:first"] == b"%d-%d" % (ms, last - n + 1) and zlib.crc32(data) == int(fields[b"crc"])
         if fields[b"codec"] == b"zstd":
-            data = pa.decompress(data, decompressed_size=size, codec="zstd", asbytes=True)
+            data = zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
         array, its_headers = data, [None] * n
         if b"h" in fields:
             end = size - int(fields[b"h"])

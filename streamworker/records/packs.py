@@ -28,12 +28,14 @@ This module has pure functions and does no I/O. The bytes are not trusted: the r
 the declared sizes before it decompresses.
 """
 
+import threading
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import msgspec
+import zstandard
 
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ConfigurationError, DecodeError
@@ -64,6 +66,20 @@ CRC = 11
 _BINARY = (b"\xc4", b"\xc5", b"\xc6")
 """The first bytes of binary values in msgpack. No JSON object begins so."""
 
+WINDOW_BYTES_MAX = 8 * 1024 * 1024
+"""Bytes that a frame may let the decompressor look back. The format asks each decompressor for as many."""
+
+
+class _Zstd(threading.local):
+    """The contexts of zstd, which a thread uses again: a new one takes as long as the entry (measured)."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=1)
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_BYTES_MAX)
+
+
+_zstd = _Zstd()
+
 _load_headers = msgspec.msgpack.Decoder(list[dict[str, bytes] | None]).decode
 
 
@@ -88,7 +104,7 @@ def pack(
         raw, more = raw + packed_headers, [b"h", b"%d" % len(packed_headers)]
     codec, data = b"none", raw
     if len(raw) > COMPRESS_ABOVE_BYTES:
-        packed = bytes(_zstd().compress(raw, asbytes=True))
+        packed = _zstd.compressor.compress(raw)
         if len(packed) < len(raw):
             codec, data = b"zstd", packed
     crc = b"%d" % zlib.crc32(data)
@@ -188,9 +204,15 @@ class Pack:
             why = f"it declares {size} bytes with codec {codec[:20]!r}, and has {len(data)}"
             raise self._unreadable(why)
         try:
-            return bytes(_zstd().decompress(data, decompressed_size=size, asbytes=True))
-        except (OSError, ValueError) as error:  # pyarrow's own errors are of these
+            # The size in the frame comes first: the decompressor would allocate whatever it says.
+            if zstandard.frame_content_size(data) not in (size, -1):
+                raise zstandard.ZstdError(f"its frame is not of {size} bytes")
+            raw = _zstd.decompressor.decompress(data, max_output_size=size, allow_extra_data=False)
+        except zstandard.ZstdError as error:
             raise self._unreadable(f"it cannot be decompressed: {error}") from None
+        if len(raw) != size:
+            raise self._unreadable(f"it cannot be decompressed: it has {len(raw)} bytes, and not {size}")
+        return raw
 
     @cached_property
     def raws(self) -> list[bytes]:
@@ -251,10 +273,3 @@ def unreadable(why: str, entry: str = "entry") -> DecodeError:
         f"The {entry} holds many records and cannot be read: {why.rstrip('.')}.",
         remedy="Only streamworker's producers, and programs that follow docs/redis-keys.md, may write such.",
     )
-
-
-@cache
-def _zstd() -> Any:
-    import pyarrow as pa  # takes longer to import than the rest of a producer
-
-    return pa.Codec("zstd")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -132,7 +132,14 @@ def test_no_record_is_given_out_twice_as_the_same_object() -> None:
 
 GOOD = orders_of(range(5))
 RAW = b"[" + b",".join(map(msgspec.json.encode, GOOD)) + b"]"
-BOMB = bytes(pa.compress(bytes(50 * READ_BYTES_MAX), codec="zstd", asbytes=True))
+BOMB = zstandard.compress(bytes(50 * READ_BYTES_MAX))
+
+
+def streamed(data: bytes, window_log: int = 20) -> bytes:
+    """Return a zstd frame as of a program that writes while it compresses: it does not tell its size."""
+    bits = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
+    compressor = zstandard.ZstdCompressor(compression_params=bits).compressobj()
+    return compressor.compress(data) + compressor.flush()
 
 
 def holding(data: bytes, size: int | None = None, **more: bytes) -> dict[str, bytes]:
@@ -178,6 +185,22 @@ LIES = {
     "a name of bytes": (headed(b"\x95\x81\xc4\x01a\xc4\x01x" + 4 * b"\xc0"), "Expected `str`, got `bytes`"),
     "a name that is no UTF-8": (headed(b"\x95\x81\xa1\xff\xc4\x01x" + 4 * b"\xc0"), "its headers: "),
     "no maps": (headed(b"\x95" + 5 * b"\x01"), "its headers: "),
+    "a bomb whose frame tells no size": (
+        holding(streamed(bytes(50 * READ_BYTES_MAX)), READ_BYTES_MAX, codec=b"zstd"),
+        "cannot be decompressed",
+    ),
+    "a frame of fewer bytes": (
+        holding(streamed(RAW), len(RAW) + 1, codec=b"zstd"),
+        f"it has {len(RAW)} bytes, and not {len(RAW) + 1}",
+    ),
+    "a frame that asks for much memory": (
+        holding(streamed(RAW, 24), len(RAW), codec=b"zstd"),
+        "too much memory",
+    ),
+    "a second frame": (
+        holding(zstandard.compress(RAW) + zstandard.compress(RAW), len(RAW), codec=b"zstd"),
+        "cannot be decompressed",
+    ),
     "a bomb of headers": (holding(BOMB, READ_BYTES_MAX, codec=b"zstd", h=b"9"), "cannot be decompressed"),
 }
 
@@ -196,6 +219,13 @@ def test_an_entry_that_lies_is_refused_and_none_of_its_records_is_read(lie: str)
         with pytest.raises(DecodeError):
             decode(entry.fields)
     assert dict(entries[-1].fields)[FIRST] == changed.get("sw:first", b"7-0")
+
+
+def test_a_frame_that_does_not_tell_its_size_is_read() -> None:
+    """Compressors of other languages that write as they go do not know it."""
+    changed = holding(streamed(RAW), len(RAW), codec=b"zstd")
+    entries = Entries.of([entry_of(EntryId(7, 0), GOOD, changed=changed)])
+    assert ORDERS.decode_many(entries, "json") == GOOD
 
 
 def test_a_record_that_is_wrong_leaves_its_neighbours_in_the_entry_readable() -> None:

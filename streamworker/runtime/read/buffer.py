@@ -234,8 +234,11 @@ class PartitionBuffer:
             start, end = self._taken, len(chunk)
             if end - start > records - count or total + size > bytes_max:
                 sizes = sizes_of(chunk)[start : start + records - count]
-                fits = prefix_within(sizes, records - count, bytes_max - total, at_least=0 if parts else 1)
-                size, end = sum(sizes[:fits]), start + fits
+                fits, size = len(sizes), sum(sizes)
+                if total + size > bytes_max:
+                    fits = prefix_within(sizes, fits, bytes_max - total, at_least=0 if parts else 1)
+                    size = sum(sizes[:fits])
+                end = start + fits
             parts.append(chunk[start:end] if end - start < len(chunk) else chunk)
             count, total = count + end - start, total + size
             if end == len(chunk):
