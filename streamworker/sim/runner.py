@@ -230,7 +230,10 @@ class Outgoing:
         if self._messages:
             why, taken = standing_of(stands, _links(chain), heads.marks.get(self._to, START))
             self._taken(min(taken, len(self._messages)))
-            since = chain[0].since
+            if not self._messages:
+                self._rest(RETRY_MS)
+                return
+            since = chain[taken].since
             if why is not Standing.GOES_ON:
                 told = self._worker.world.checker.told
                 told(self._partition, why, stands.records, since.records)
@@ -238,7 +241,7 @@ class Outgoing:
                 self._rest(DIVERGED_MS)
                 return
             if why is Standing.TARGET_WENT_BACK:
-                self._messages[0] = replace(chain[0], since=stands)
+                self._messages[0] = replace(chain[taken], since=stands)
         self._rest(RETRY_MS)
 
     def _taken(self, count: int) -> None:

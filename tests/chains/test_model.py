@@ -134,7 +134,7 @@ class Chain:
         if why is Standing.DIVERGED:
             self.told, self.halted = ["diverged"], True
         elif why is Standing.TARGET_WENT_BACK:
-            self.told.append(f"lost {chain[0][0].since.records - stands.records}")
+            self.told.append(f"lost {chain[taken][0].since.records - stands.records}")
             first, its = owner.queue[0]
             owner.queue[0] = (replace(first, since=stands), its)
 

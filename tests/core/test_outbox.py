@@ -19,7 +19,8 @@ CHAIN = [(A, B), (B, C), (C, D), (X, Y)]
         pytest.param(X, (Standing.GOES_ON, 3), id="it has all before a message behind a gap"),
         pytest.param(START, (Standing.TARGET_WENT_BACK, 0), id="it has lost all that was confirmed"),
         pytest.param(Mark(2, "xx"), (Standing.DIVERGED, 0), id="it has others under a number of theirs"),
-        pytest.param(Mark(9, "xx"), (Standing.DIVERGED, 0), id="it has more than was ever sent"),
+        pytest.param(Mark(9, "xx"), (Standing.DIVERGED, 3), id="it has more than was ever sent"),
+        pytest.param(Mark(6, "xx"), (Standing.TARGET_WENT_BACK, 3), id="it has lost some of what is missing"),
         pytest.param(Mark(1, "xx"), (Standing.DIVERGED, 0), id="it has others up to where they begin"),
     ],
 )

@@ -121,7 +121,7 @@ def standing_of(
 
     ``head`` is how far the source's history of the target has come, if that is known. The second value is the
     number of the messages that the target has taken. Some may be missing in between: a failover of the source
-    brings back some that were deleted.
+    brings back some that were deleted. What was deleted the target had taken, and all before it.
 
     >>> a, b, c = Mark(1, "aa"), Mark(2, "bb"), Mark(3, "cc")
     >>> standing_of(b, [(a, b), (b, c)])
@@ -132,6 +132,8 @@ def standing_of(
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 0)
     >>> standing_of(Mark(2, "xx"), [(a, b), (b, c)])
     (<Standing.DIVERGED: 'the source went back'>, 0)
+    >>> standing_of(Mark(7), [(a, b), (Mark(9, "ii"), Mark(10, "jj"))])
+    (<Standing.TARGET_WENT_BACK: 'the target went back'>, 1)
     """
     if stands == head and head != START:
         return Standing.GOES_ON, len(messages)
@@ -139,5 +141,10 @@ def standing_of(
         since, through = messages[place]
         if stands in (since, through):
             return Standing.GOES_ON, place + (stands == through)
-    first = messages[0][0]
-    return (Standing.TARGET_WENT_BACK if stands.records < first.records else Standing.DIVERGED), 0
+    taken = 0
+    for place in range(1, len(messages)):
+        before, since = messages[place - 1][1], messages[place][0]
+        if before != since and before.records < stands.records:
+            taken = place
+    went_back = stands.records < messages[taken][0].records
+    return (Standing.TARGET_WENT_BACK if went_back else Standing.DIVERGED), taken

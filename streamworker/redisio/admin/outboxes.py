@@ -41,16 +41,24 @@ async def messages_waiting(backend: Backend, keys: GroupKeys, partitions: int) -
 
 async def find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> list[Diverged]:
     """Return the targets that take nothing more because they know more than their source."""
+    found = await _find_diverged(backend, keys, partitions)
+    # One that goes on may move between the reads; then it is not found again where it was.
+    again = await _find_diverged(backend, keys, partitions) if found else []
+    return [each for each in found if each in again]
+
+
+async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> list[Diverged]:
     found: list[Diverged] = []
     for partition, heads in (await read_heads(backend, keys, range(partitions))).items():
         chains = await _chains(backend, keys, partition) if heads.last else {}
         for to, chain in chains.items():
-            taken = StreamKeys(keys.app, to.stream).taken(to.partition)
-            stored = await backend.execute("HGET", taken, keys.outbox(partition).source)
+            its = StreamKeys(keys.app, to.stream).taken(to.partition)
+            stored = await backend.execute("HGET", its, keys.outbox(partition).source)
             stands = Mark.parse(stored) if stored else START
             links = [(message.since, message.through) for message in chain]
-            if standing_of(stands, links, heads.marks.get(to, START))[0] is Standing.DIVERGED:
-                found.append(Diverged(partition, to, stands, links[0][0]))
+            why, taken = standing_of(stands, links, heads.marks.get(to, START))
+            if why is Standing.DIVERGED:
+                found.append(Diverged(partition, to, stands, links[taken][0]))
     return found
 
 

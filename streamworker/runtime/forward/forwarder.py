@@ -327,7 +327,9 @@ class Forwarder:
         links = [(message.since, message.through) for message in chain]
         why, taken = standing_of(stands, links, heads.marks.get(lane.to, START))
         lane.taken(min(taken, len(lane.messages)))
-        since = chain[0].since
+        if not lane.messages:
+            return 0
+        since = chain[taken].since
         if why is Standing.DIVERGED:
             reason = (
                 f"{lane.to.in_words} has records that this partition has lost: it stands at {stands}, and "
@@ -343,7 +345,7 @@ class Forwarder:
                 "forwarded_records_lost", records=lost, reason="the target confirmed them and lost them"
             )
             await outbox.note_lost(self.backend, source.keys, lane.to, stands, since)
-            lane.messages[0] = replace(chain[0], since=stands)
+            lane.messages[0] = replace(chain[taken], since=stands)
         return 0
 
     # -- deleting ----------------------------------------------------------------------------
