@@ -198,6 +198,11 @@ async def _attempt() -> str:
     return "result"
 
 
+REMEDY = "Let it yield exactly once on each path: the attempt runs there."
+NEVER = ProcessingError("Middleware 'a' ended without a yield.", remedy=REMEDY)
+TWICE = ProcessingError("Middleware 'a' has yielded twice.", remedy=REMEDY)
+
+
 async def _failing() -> str:
     raise ZeroDivisionError("oh")
 
@@ -214,8 +219,8 @@ async def _failing() -> str:
         ([_layer("a"), _layer("b", hides=True)], _failing, ZeroDivisionError,
          ["a begins", "b begins", "b sees oh", "b ends", "a sees oh"]),
         ([_layer("a", hides=True, after=True)], _failing, KeyError, ["a begins", "a sees oh", "a ends"]),
-        ([_layer("a", yields=0)], _attempt, ProcessingError, ["a begins", "a ends"]),
-        ([_layer("a", yields=2)], _attempt, ProcessingError, ["a begins", "attempt"]),
+        ([_layer("a", yields=0)], _attempt, NEVER, ["a begins", "a ends"]),
+        ([_layer("a", yields=2)], _attempt, TWICE, ["a begins", "attempt"]),
         ([_layer("a", yields=2, hides=True)], _failing, ZeroDivisionError, ["a begins", "a sees oh"]),
     ],
 )  # fmt: skip
@@ -228,8 +233,10 @@ async def test_middleware_neither_loses_a_result_nor_hides_an_error(
     if isinstance(outcome, str):
         assert await around(layers, context, attempt) == outcome
     else:
-        with pytest.raises(outcome):
+        with pytest.raises(type(outcome) if isinstance(outcome, ProcessingError) else outcome) as error:
             await around(layers, context, attempt)
+        if isinstance(outcome, ProcessingError):
+            assert str(error.value) == str(outcome)
     assert seen == steps
 
 
