@@ -85,7 +85,10 @@ HOLDS = {
         'With `assignment="weighted"`: member id to `partition:load,...` as it last measured; `-` for '
         "none."
     ),
-    "sw:{app.stream:GROUP}:readers": "Name of a reader of the acked logs to its positions, JSON; they guard trimming.",
+    "sw:{app.stream:GROUP}:readers": (
+        "Name of a reader of the acked logs to its positions, JSON; they guard trimming. `failed` says why its "
+        "query failed since."
+    ),
     "sw:{app.stream:GROUP}:holds": (
         "Name of a running batch read of the acked logs to where it begins and until when workers keep "
         "its rows, JSON; workers delete what is over."

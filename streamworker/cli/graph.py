@@ -20,10 +20,10 @@ from streamworker.cli.support import (
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.importing import resolve_app
-from streamworker.processors import ProcessorSpec
+from streamworker.processors import PipelineSpec, ProcessorSpec
 from streamworker.redisio.admin.outboxes import read_heads
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted, duration
+from streamworker.tui.figures import counted, duration, failure
 from streamworker.tui.overview import lagging, table_line
 
 
@@ -40,6 +40,10 @@ class Edge:
     """Records or rows that have not gone this way yet; for ``sends`` messages, to all streams together."""
     age_ms: int | None = None
     """Since when a pipeline has read nothing; None if it never has, and of other edges."""
+    to: str = ""
+    """Where a pipeline of the app writes: format and path."""
+    failed: str = ""
+    """When a pipeline's query failed, and why; empty if it has read since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +97,27 @@ async def _edges(app: App) -> tuple[list[Edge], dict[str, tuple[TableView, ...]]
             edges.append(Edge(name, stream, "sends", sent, group.outbox))
         edges += [
             Edge(
-                name, _node(each.name), "spark", rate, each.lag_rows, max(0, group.taken_ms - each.updated_ms)
+                name,
+                _node(each.name),
+                "spark",
+                rate,
+                each.lag_rows,
+                max(0, group.taken_ms - each.updated_ms),
+                _place(app.pipelines.get(each.name)),
+                failure(each, group.taken_ms),
             )
             for each in group.readers
         ]
         known = {each.name for each in group.readers}
         edges += [
-            Edge(name, _node(pipeline.name), "spark", 0.0, sum(view.rows for view in group.partitions))
+            Edge(
+                name,
+                _node(pipeline.name),
+                "spark",
+                0.0,
+                sum(view.rows for view in group.partitions),
+                to=_place(pipeline),
+            )
             for pipeline in app.pipelines.values()
             if pipeline.processor.name == spec.name and pipeline.name not in known
         ]
@@ -122,6 +140,10 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> dict[str, int]:
             for target, mark in each.marks.items():
                 sent[target.stream] = sent.get(target.stream, 0) + mark.records
     return sent
+
+
+def _place(pipeline: PipelineSpec | None) -> str:
+    return f"{pipeline.format} {pipeline.path or ''}".rstrip() if pipeline is not None else ""
 
 
 def _node(name: str) -> str:
@@ -154,7 +176,8 @@ def _lines(
             else:
                 behind = counted(further.waiting, "row")
                 last = "has never read" if further.age_ms is None else f"read {duration(further.age_ms)} ago"
-                lines.append(f"    └──► {_short(further.end)} (Spark)  {behind} behind, {last}")
+                told = f"{behind} behind, {further.failed or last}  {further.to}".rstrip()
+                lines.append(f"    └──► {_short(further.end)} (Spark)  {told}")
     return lines
 
 

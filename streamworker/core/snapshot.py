@@ -105,6 +105,10 @@ class ReaderView:
     updated_ms: int
     late_rows: int = 0
     """Rows that were trimmed before it began."""
+    failed: str = ""
+    """Why its query failed since it read last."""
+    failed_ms: int = 0
+    """When that was."""
 
 
 @dataclass(frozen=True, slots=True)

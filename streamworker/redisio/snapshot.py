@@ -316,7 +316,15 @@ def _reader_views(
         return sum(max(0, view.rows - reader.rows.get(view.partition, 0)) for view in partitions)
 
     return tuple(
-        ReaderView(name, dict(reader.rows), lag_rows(reader), reader.at_ms, reader.late_rows)
+        ReaderView(
+            name,
+            dict(reader.rows),
+            lag_rows(reader),
+            reader.at_ms,
+            reader.late_rows,
+            reader.failed,
+            reader.failed_ms,
+        )
         for name, reader in sorted(readers.items())
     )
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from streamworker.core.snapshot import PartitionView
+from streamworker.core.snapshot import PartitionView, ReaderView
 
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -99,6 +99,11 @@ def held_up(view: PartitionView, now_ms: int) -> str:
     why = f' "{view.pause.why}"' if view.pause.why else ""
     state = "pausing" if view.state == "pausing" else "paused"
     return f"{state} by {view.pause.by} {since:%Y-%m-%d %H:%M}{why}"
+
+
+def failure(view: ReaderView, now_ms: int) -> str:
+    """Say when a reader's query failed, and why; nothing if it has read since."""
+    return f"FAILED {duration(max(0, now_ms - view.failed_ms))} ago: {view.failed}" if view.failed else ""
 
 
 def memory(size: float | None) -> str:

@@ -15,7 +15,7 @@ from rich.text import Text
 from streamworker.core.snapshot import PartitionView, Rebalance
 from streamworker.core.text import printable
 from streamworker.tui import matrix, overview
-from streamworker.tui.figures import compact, counted, duration, end_of, held_up, per_second
+from streamworker.tui.figures import compact, counted, duration, end_of, failure, held_up, per_second
 from streamworker.tui.model import Model, WorkerRow
 
 WIDE = 118
@@ -243,6 +243,8 @@ def _readers(model: Model, width: int, lines: int) -> list[Text]:
         line.append(f"  lag {compact(view.lag_rows):>4}", style="bold" if view.lag_rows else "dim")
         line.append(f" {per_second(reader.per_s):>6}")
         line.append(f" {duration(age_ms):>6}", style="dim")
+        if failed := failure(view, model.snapshot.taken_ms):
+            line = Text(f"{view.name[:name]} {failed}", style="bold red")
         drawn.append(line)
     return drawn
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamworker.core.data.readers import ReaderPosition
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
@@ -90,13 +91,18 @@ def test_graph_names_each_edge_and_the_cycles(
     assert lines[0].startswith("aside x1  no processor reads it")
     assert any(line.startswith("first x2 ──► one  ") for line in lines)
     assert "cycle: first → one → second → two → first" in lines
-    assert "    └──► to_lake (Spark)  20 rows behind, has never read" in lines
+    assert "    └──► to_lake (Spark)  20 rows behind, has never read  parquet lake" in lines
     assert "streams_form_a_cycle" in worker.log()
     with opened(redis_url) as raw:
         at_ms = raw.time()[0] * 1000 - 14_000
         raw.hset("sw:{loop.first:one}:readers", "to_lake", f'{{"p":{{"0":3}},"log":{{}},"at":{at_ms}}}')
     (spark,) = [edge for edge in _graph(streamworker)["edges"] if edge["kind"] == "spark"]
     assert spark["waiting"] < 20 and spark["age_ms"] >= 14_000
-    assert re.search(
-        r"to_lake \(Spark\)  \d+ rows behind, read .* ago", streamworker("graph", "loop:app").stdout
-    )
+    shown = streamworker("graph", "loop:app").stdout
+    assert re.search(r"to_lake \(Spark\)  \d+ rows behind, read .* ago  parquet lake", shown)
+    with opened(redis_url) as raw:
+        position = ReaderPosition({0: 3}, {}, at_ms, failed="no such user", failed_ms=at_ms)
+        raw.hset("sw:{loop.first:one}:readers", "to_lake", position.text())
+    failed = r"rows behind, FAILED .* s ago: no such user  parquet lake$"
+    assert re.search(failed, streamworker("graph", "loop:app").stdout, re.MULTILINE)
+    assert re.search(r"FAILED .* s ago: no such user", streamworker("doctor", "loop:app").stdout)

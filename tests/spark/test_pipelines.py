@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 from pyspark.sql.streaming.query import StreamingQuery
 
+from streamworker.core.data.readers import read_position
 from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec
 from streamworker.spark.driver import pipelines
@@ -46,6 +47,11 @@ def numbers(session: Session, path: str = "lake/revenue") -> list[int]:
 def spent(session: Session) -> dict[str, tuple[float, int]]:
     rows = session.spark.read.parquet(str(Path("lake/revenue").absolute())).collect()
     return {row.user: (row.amount, row.orders) for row in rows}
+
+
+def failure_of(acked: AckedLog, reader: str) -> str:
+    """Return the failure that stands in Redis beside a reader's position."""
+    return read_position(acked.redis.hget(acked.keys.readers, reader) or b"").failed
 
 
 def expected_spent(acked: AckedLog) -> dict[str, tuple[float, int]]:
@@ -269,6 +275,7 @@ def test_a_failed_query_is_started_again_from_its_checkpoint(
     assert seen == [0, 1, 2]
     said = [each.error for each in running.told if each.state == "restarting"]
     assert len(said) == len(errors) and said[-1] == "OSError: the disk is away"
+    assert failure_of(acked, "revenue") == "", "it has read since"
 
 
 def test_no_rows_are_held_for_a_pipeline_that_is_done_and_was_forgotten(
@@ -315,6 +322,7 @@ def test_a_pipeline_that_keeps_failing_ends_with_1_and_stops_no_other(
     failed = running.wait_for_state("failed")
     assert failed.pipeline == "bad"
     assert "the disk is gone" in failed.error
+    assert failure_of(acked, "bad") == failed.error, "for `graph`, `top` and `doctor`"
     before = running.rows()
     acked.fill(0, [3])
     running.wait_for_rows(before + 3)

@@ -70,7 +70,7 @@ def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
     variable = variable_for("default")
     monkeypatch.delenv(variable, raising=False)
     values = session._jvm_environment(Path("/java"), redis_url, local=True)
-    with session._environment(values):
+    with session.environment(values):
         assert os.environ[variable] == redis_url
         assert resolve("default") == redis_url, "a connections file of the machine came first"
     assert variable not in os.environ

@@ -65,6 +65,15 @@ def test_a_thousand_partitions_are_condensed_and_the_worst_state_wins() -> None:
     assert "halted: partition 700: boom" in text
 
 
+def test_a_reader_whose_query_failed_says_since_when_and_why() -> None:
+    """It has no rate to show; it has read since as soon as the reason is gone."""
+    snapshot = group(partitions=4, workers=2)
+    (reader,) = snapshot.readers
+    failed = replace(reader, failed="no such user", failed_ms=snapshot.taken_ms - 180_000)
+    text = "\n".join(frame(replace(snapshot, readers=(failed,))))
+    assert "lake FAILED 3 m 00 s ago: no such user" in text
+
+
 def test_a_failing_record_is_shown_with_its_error_and_the_time_of_the_next_attempt() -> None:
     """In the headline, and by a mark at its partition; the other partitions look as before."""
     snapshot = group(partitions=4, workers=2)

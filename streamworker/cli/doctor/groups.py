@@ -26,7 +26,7 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.stream import Stream
-from streamworker.tui.figures import counted, held_up, memory
+from streamworker.tui.figures import counted, failure, held_up, memory
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every
@@ -378,6 +378,11 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
         name = f"reader {reader.name} of {snapshot.processor}"
         still_ms = snapshot.taken_ms - reader.updated_ms
         text = f"{counted(reader.lag_rows, 'row')} behind, moved {still_ms // 1000:,} s ago"
+        if failed := failure(reader, snapshot.taken_ms):
+            yield warn(
+                name, f"{text}; {failed}", "Look at the log of `streamworker spark`, and start it again."
+            )
+            continue
         if not reader.updated_ms:
             text = "its position cannot be read, so the log is not trimmed"
         if reader.updated_ms and (still_ms < READER_STILL_MS or not reader.lag_rows):

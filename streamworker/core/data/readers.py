@@ -29,6 +29,10 @@ class ReaderPosition:
     """Whether the reader has read nothing yet."""
     late_rows: int = 0
     """Rows that were trimmed before the reader began, though it was to read all that there are."""
+    failed: str = ""
+    """Why its query failed since, in the words of the driver; the next position takes that away."""
+    failed_ms: int = 0
+    """When it failed."""
     until_ms: int = 0
     """When a hold ends, by the server's clock; 0 for the position of a named reader, which does not end."""
 
@@ -49,7 +53,13 @@ class ReaderPosition:
             "log": {str(p): log for p, log in sorted(self.logs.items())},
             "at": self.at_ms,
         }
-        rest = {"begins": self.begins, "late": self.late_rows, "until": self.until_ms}
+        rest = {
+            "begins": self.begins,
+            "late": self.late_rows,
+            "failed": self.failed,
+            "failed_at": self.failed_ms,
+            "until": self.until_ms,
+        }
         return json.dumps(
             fields | {name: value for name, value in rest.items() if value}, separators=(",", ":")
         )
@@ -69,6 +79,8 @@ def read_position(text: str | bytes) -> ReaderPosition:
             int(fields["at"]),
             fields.get("begins") is True,
             int(fields.get("late", 0)),
+            str(fields.get("failed", "")),
+            int(fields.get("failed_at", 0)),
             int(fields.get("until", 0)),
         )
     except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):

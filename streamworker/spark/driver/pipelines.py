@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from streamworker.core.pauses import pause_ms
-from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.errors import BackendUnavailable, ConfigurationError, StreamworkerError
 from streamworker.processors import PipelineSpec
 from streamworker.settings import Settings
-from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local
+from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local, source_options
 from streamworker.spark.driver.driverlock import sole_driver
 from streamworker.spark.driver.failures import Failure, read_failure
 from streamworker.spark.driver.progress import PipelineProgress, from_event
 from streamworker.spark.driver.queries import start_query
-from streamworker.spark.driver.session import Session, open_session
+from streamworker.spark.driver.session import Session, environment, of_connection, open_session
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.options import parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,6 +48,8 @@ RESTARTS_MAX = 5
 LASTING_RESTARTS_MAX = 30
 """The same for failures whose cause may last: a busy machine, or a Spark server that is away; with the
 pauses, a quarter of an hour."""
+MESSAGE_LENGTH = 500
+"""So much of a failure's message goes to Redis."""
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 
 OnProgress = Callable[[PipelineProgress], None]
@@ -127,7 +131,7 @@ def run_pipelines(
             shuffle_partitions=max(spec.processor.stream.partitions for spec in specs),
             keep_open=locks,
         )
-        runs = [_Run(spec, found, once=once, on_progress=on_progress) for spec in specs]
+        runs = [_Run(spec, found, redis_url, once=once, on_progress=on_progress) for spec in specs]
         try:
             return _watch(runs, stop)
         except Exception:
@@ -191,6 +195,7 @@ class _Run:
 
     spec: PipelineSpec
     session: Session
+    redis_url: str | None
     once: bool
     on_progress: OnProgress | None
     failure: Failure | None = None
@@ -312,6 +317,8 @@ class _Run:
 
     def _fail(self, failure: Failure) -> None:
         waits = failure.nothing_there_yet and not self.once
+        if not waits:
+            self._write(failure)
         if failure.may_last:
             self._lasting += 1
         elif not waits:
@@ -331,6 +338,15 @@ class _Run:
             self.spec.name, pause_s, failure.message,
         )  # fmt: skip
         self._report_state("waiting" if waits else "restarting", failure.message)
+
+    def _write(self, failure: Failure) -> None:
+        """Leave the failure beside the reader's position, for `graph`, `top` and `doctor`."""
+        options = parse_options(source_options(self.spec), streaming=True)
+        try:
+            with environment(of_connection(self.redis_url)):
+                AckedLogs(options).tell_failure(failure.message[:MESSAGE_LENGTH])
+        except StreamworkerError as error:
+            log.warning("the failure of pipeline %s was not written to Redis: %s", self.spec.name, error)
 
     def _report_state(self, state: str, error: str = "") -> None:
         if self.on_progress is not None:

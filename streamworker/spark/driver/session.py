@@ -237,7 +237,7 @@ def _start(
     log_path = log_path or scratch / LOG_NAME
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log.info("starting Spark on %s; the JVM's output goes to %s", master, log_path)
-    with _environment(_jvm_environment(java_home, redis_url, local)), log_path.open("ab") as output:
+    with environment(_jvm_environment(java_home, redis_url, local)), log_path.open("ab") as output:
         try:
             launch: Any = java_gateway.launch_gateway  # pyspark gives it no types
             files = {"stdout": output, "stderr": output, "pass_fds": (lock, *keep_open)}
@@ -300,17 +300,23 @@ def _jvm_environment(java_home: Path, redis_url: str | None, local: bool) -> dic
         stdlib = str(Path(os.__file__).parent)
         places = [place or str(Path.cwd()) for place in sys.path]
         found["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.startswith(stdlib))
-    if redis_url is not None:
-        # This variable takes precedence: a connections file of this machine must not send Spark to
-        # another Redis than the one that the app's workers use.
-        found[variable_for(DEFAULT_NAME)] = redis_url
-        if plaintext_host(redis_url):  # The app's settings allowed it; otherwise they were refused.
-            found[PLAINTEXT_VARIABLE] = "1"
+    return found | of_connection(redis_url)
+
+
+def of_connection(redis_url: str | None) -> dict[str, str]:
+    """Return environment variables that make this URL the default connection."""
+    if redis_url is None:
+        return {}
+    # This variable takes precedence: a connections file of this machine must not send Spark to
+    # another Redis than the one that the app's workers use.
+    found = {variable_for(DEFAULT_NAME): redis_url}
+    if plaintext_host(redis_url):  # The app's settings allowed it; otherwise they were refused.
+        found[PLAINTEXT_VARIABLE] = "1"
     return found
 
 
 @contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
+def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the ``with`` block; the JVM and its children inherit them."""
     before = {key: os.environ.get(key) for key in values}
     os.environ.update(values)

@@ -187,6 +187,18 @@ class AckedLogs:
             late = self.late_rows
             self._write_position(self._options.reader, offset, at_ms, begins=begins, late=late, retry=retry)
 
+    def tell_failure(self, message: str) -> None:
+        """Write beside this reader's position that its query failed; the next position takes that away."""
+        (stored, time) = self._connection.pipeline(
+            [("HGET", self._keys.readers, self._options.reader), ("TIME",)], retry=False
+        )
+        position = read_position(stored or b"")
+        if position.at_ms:
+            text = replace(position, failed=message, failed_ms=ms_of(time)).text()
+            self._connection.call(
+                lambda redis: redis.hset(self._keys.readers, self._options.reader, text), retry=False
+            )
+
     def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
         """Register each of these readers that has no position in Redis yet at the first row.
 
