@@ -64,6 +64,7 @@ FULL = {
     "cluster/test_workers.py": "workers on a Cluster that loses nodes and moves slots",
     "contract/test_later_planted.py::test_each_planted_mistake_shows": "twenty random runs a mistake",
     "contract/test_packs_planted.py": "runs the tests of entries of many records for each mistake",
+    "core/test_outbox_planted.py": "runs the property of a lane for each mistake",
     "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
     "durability/test_failover.py": "failovers and power failures, one after the other",
     "durability/test_full_disk.py": "root mounts a small disk",

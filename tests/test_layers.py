@@ -17,8 +17,9 @@ MODULES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"
 CORE = [module for module in MODULES if module.startswith("core/")]
 
 CORE_STDLIB = {
-    "abc", "bisect", "collections.abc", "dataclasses", "datetime", "decimal", "enum", "functools", "hashlib",
-    "heapq", "itertools", "json", "math", "re", "struct", "typing", "uuid", "zlib", "zoneinfo",
+    "abc", "bisect", "collections", "collections.abc", "dataclasses", "datetime", "decimal", "enum",
+    "functools", "hashlib", "heapq", "itertools", "json", "math", "re", "struct", "typing", "uuid", "zlib",
+    "zoneinfo",
 }  # fmt: skip
 """What decides may compute with, compare and encode. No clock, no dice, no tasks, no sockets, no
 files, no log: those are passed in, or are somebody else's work."""

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 
+from streamworker.core.data.outbox import OutboxLane
 from streamworker.core.protocols.setup import Timing
 from streamworker.sim.checkers import Checker
 from streamworker.sim.clock import Dice, VirtualClock
@@ -28,6 +29,8 @@ class Ground(ABC):
     """Whether each partition has a timer."""
     has_chains = False
     """Whether each batch sends a message to another stream."""
+    lane = OutboxLane
+    """Decides about these messages."""
 
     @abstractmethod
     def load_of(self, partition: int) -> int:

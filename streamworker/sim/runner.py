@@ -1,18 +1,17 @@
 """A runner of the simulator, which handles and commits the entries of one partition."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from streamworker.core import events as ev
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, Mark, Message, Standing, Target, standing_of
+from streamworker.core.data.outbox import START, ForwardReply, Mark, Message, Standing, Target
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.data.outbox import ForwardCode, ForwardReply, Heads, OutboxWrite
-from streamworker.sim.process import Process
+from streamworker.redisio.data.outbox import Heads, OutboxWrite
+from streamworker.sim.process import Process, T
 from streamworker.sim.server.stored import TIMER, Commit, Record
 
 STUCK_MS = 20_000
@@ -24,6 +23,8 @@ TIMER_MS = 50
 TARGETS = 2
 """Partitions of the stream to which messages are sent: several sources share a target."""
 OUTBOX_MAX = 10**6
+ROUND_BYTES = 100
+"""Bytes that a round trip forwards: several are needed for a backlog."""
 DIVERGED_MS = 5_000
 """Until a target is looked at again that waits for a person."""
 BATCHES = (1, 2, 3, 5, 100)
@@ -146,25 +147,24 @@ class Outgoing:
 
     def __init__(self, runner: SimRunner) -> None:
         self._runner, self._worker, self._partition = runner, runner.worker, runner.partition
-        self._to = Target("next", runner.partition % TARGETS)
-        self.is_open = self._busy = False
+        self._model = self._worker.world.model
+        self._lane = self._worker.world.lane(Target("next", runner.partition % TARGETS))
+        self.is_open = False
         self._last, self._number, self._mark = "", 0, START
-        self._messages: list[Message] = []
-        """The committed ones that the target has not confirmed."""
         self._open()
 
-    def _open(self) -> None:
+    def _ask(self, do: Callable[[], T], heard: Callable[[T], None], failed: Callable[[], None]) -> None:
         if not self._runner.ended:
-            model = self._worker.world.model
-            self._worker.request(
-                lambda: model.open_outbox(self._partition),
-                self._opened,
-                lambda: self._worker.later(RETRY_MS, self._open),
-            )
+            self._worker.request(do, heard, lambda: self._worker.later(RETRY_MS, failed))
+
+    def _open(self) -> None:
+        self._ask(lambda: self._model.open_outbox(self._partition), self._opened, self._open)
 
     def _opened(self, found: tuple[Heads, list[Message]]) -> None:
-        heads, self._messages = found
-        self._last, self._mark = heads.last, heads.marks.get(self._to, START)
+        heads, messages = found
+        for message in messages:
+            self._lane.put(message)
+        self._last, self._mark = heads.last, heads.marks.get(self._lane.to, START)
         self._number = EntryId.parse(heads.last).ms if heads.last else 0
         self.is_open = True
         self._runner.told()
@@ -174,91 +174,61 @@ class Outgoing:
         """Return the message of a batch, which follows the one before."""
         data = ",".join(map(str, numbers)).encode()
         through = self._mark.after(len(numbers), data)
-        message = Message(self._number + 1, self._to, self._mark, through, data)
+        message = Message(self._number + 1, self._lane.to, self._mark, through, data)
         return OutboxWrite(self._last, [message], OUTBOX_MAX)
 
     def committed(self, write: OutboxWrite) -> None:
         """Forward the message of a commit that is confirmed."""
         (message,) = write.messages
         self._last, self._number, self._mark = str(message.id), message.number, message.through
-        self._messages.append(message)
+        self._lane.put(message)
         self._forward()
 
     def _forward(self) -> None:
-        """Forward all messages in one round trip, unless one is under way."""
-        messages, model = list(self._messages), self._worker.world.model
-        if messages and not self._busy and not self._runner.ended:
-            self._busy = True
-            self._worker.request(
-                lambda: [model.forward(self._partition, message) for message in messages],
+        if messages := self._lane.begin(ROUND_BYTES):
+            self._ask(
+                lambda: [self._model.forward(self._partition, message) for message in messages],
                 self._answered,
-                lambda: self._rest(RETRY_MS),
+                self._again,
             )
 
-    def _rest(self, ms: int) -> None:
-        def again() -> None:
-            self._busy = False
-            self._forward()
-
-        self._worker.later(ms, again)
+    def _again(self) -> None:
+        self._lane.is_busy = False
+        self._forward()
 
     def _answered(self, replies: Sequence[ForwardReply]) -> None:
-        for reply in replies:
-            taken = 1
-            if reply.code is ForwardCode.OTHER:
-                why, taken = standing_of(reply.stands, _links(self._messages))
-                if why is not Standing.GOES_ON or not taken:
-                    self._compare(reply.stands)
-                    return
-            self._taken(taken)
-            if reply.code is ForwardCode.OTHER:
-                break
-        self._rest(0)
+        taken, stopped = self._lane.answered(replies)
+        self._delete(taken)
+        if stopped is None:
+            self._worker.later(0, self._again)
+        else:
+            self._compare(stopped.stands)
 
     def _compare(self, stands: Mark) -> None:
         """Compare where a target stands with all that the source still has for it."""
-        if not self._runner.ended:
-            model = self._worker.world.model
-            self._worker.request(
-                lambda: model.open_outbox(self._partition),
-                lambda found: self._compared(stands, *found),
-                lambda: self._rest(RETRY_MS),
-            )
+        through = self._number
+        self._ask(
+            lambda: self._model.open_outbox(self._partition),
+            lambda found: self._compared(stands, *found, through),
+            self._again,
+        )
 
-    def _compared(self, stands: Mark, heads: Heads, chain: list[Message]) -> None:
-        self._messages = [message for message in chain if message.number <= self._number]
-        if self._messages:
-            why, taken = standing_of(stands, _links(chain), heads.marks.get(self._to, START))
-            self._taken(min(taken, len(self._messages)))
-            if not self._messages:
-                self._rest(RETRY_MS)
-                return
-            since = chain[taken].since
-            if why is not Standing.GOES_ON:
-                told = self._worker.world.checker.told
-                told(self._partition, why, stands.records, since.records)
-            if why is Standing.DIVERGED:
-                self._rest(DIVERGED_MS)
-                return
-            if why is Standing.TARGET_WENT_BACK:
-                self._messages[0] = replace(chain[taken], since=stands)
-        self._rest(RETRY_MS)
-
-    def _taken(self, count: int) -> None:
-        """Delete the first messages at the source."""
-        ids = [message.id for message in self._messages[:count]]
-        del self._messages[:count]
-        self._delete(ids)
+    def _compared(self, stands: Mark, heads: Heads, chain: list[Message], through: int) -> None:
+        lane = self._lane
+        taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
+        self._delete(taken)
+        if why is not Standing.GOES_ON:
+            since = lane.messages[0].since
+            self._worker.world.checker.told(self._partition, why, stands.records, since.records)
+        if why is Standing.TARGET_WENT_BACK:
+            lane.accept(stands)
+        self._worker.later(DIVERGED_MS if why is Standing.DIVERGED else RETRY_MS, self._again)
 
     def _delete(self, ids: Sequence[EntryId]) -> None:
-        if ids and not self._runner.ended:
-            model = self._worker.world.model
-            self._worker.request(
-                lambda: model.delete_messages(self._partition, ids),
+        """Delete at the source what the target has."""
+        if ids:
+            self._ask(
+                lambda: self._model.delete_messages(self._partition, ids),
                 lambda _: None,
-                lambda: self._worker.later(RETRY_MS, lambda: self._delete(ids)),
+                lambda: self._delete(ids),
             )
-
-
-def _links(messages: Sequence[Message]) -> list[tuple[Mark, Mark]]:
-    return [(message.since, message.through) for message in messages]

@@ -127,7 +127,7 @@ class Chain:
         if not chain:
             owner.queue = []
             return
-        why, taken = self.judge(stands, [(each.since, each.through) for each, _ in chain], state.head)
+        why, taken = self.judge(stands, [each for each, _ in chain], state.head)
         for each, _ in chain[:taken]:
             self.delete(each)
         owner.queue = chain[taken:]
@@ -156,8 +156,8 @@ class Chain:
         assert isinstance(state, Taken)
         return state.stands
 
-    def judge(self, stands: Mark, links: list[tuple[Mark, Mark]], head: Mark) -> tuple[Standing, int]:
-        return standing_of(stands, links, head)
+    def judge(self, stands: Mark, messages: list[Message], head: Mark) -> tuple[Standing, int]:
+        return standing_of(stands, messages, head)
 
     def delete(self, message: Message) -> None:
         """Delete by the id, which holds the digest."""
@@ -243,8 +243,11 @@ class HashNotCompared(Chain):
             return False
         return super().append(replace(message, since=state.stands), rows)
 
-    def judge(self, stands: Mark, links: list[tuple[Mark, Mark]], head: Mark) -> tuple[Standing, int]:
-        numbers = [(Mark(since.records), Mark(through.records)) for since, through in links]
+    def judge(self, stands: Mark, messages: list[Message], head: Mark) -> tuple[Standing, int]:
+        numbers = [
+            replace(each, since=Mark(each.since.records), through=Mark(each.through.records))
+            for each in messages
+        ]
         return standing_of(Mark(stands.records), numbers, Mark(head.records))
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from streamworker.core.data.entries import ZERO
-from streamworker.core.data.outbox import START, Mark, Message
+from streamworker.core.data.outbox import START, ForwardCode, Mark, Message
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.data.outbox import ForwardCode, OutboxWrite
+from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import StreamKeys
 from tests.contract.support import GROUP, TO, Group, Raw, chain, everything, message, put, request
 

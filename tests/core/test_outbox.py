@@ -2,11 +2,15 @@
 
 import pytest
 
-from streamworker.core.data.outbox import START, Mark, Standing, Target, standing_of
+from streamworker.core.data.outbox import START, Mark, Message, OutboxLane, Standing, Target, standing_of
 
+TO = Target("priced", 0)
 A, B, C, D = (Mark(n, digest) for n, digest in enumerate(("aa", "bb", "cc", "dd"), 1))
 X, Y = Mark(7, "ee"), Mark(8, "ff")
-CHAIN = [(A, B), (B, C), (C, D), (X, Y)]
+CHAIN = [
+    Message(number, TO, since, through, b"")
+    for number, (since, through) in enumerate([(A, B), (B, C), (C, D), (X, Y)])
+]
 """Between the last two a message is missing, which the target took and the source deleted."""
 
 
@@ -27,6 +31,15 @@ CHAIN = [(A, B), (B, C), (C, D), (X, Y)]
 def test_an_answer_tells_which_of_the_two_went_back(stands: Mark, expected: tuple[Standing, int]) -> None:
     """What the source still has for the target begins behind all that the target has confirmed."""
     assert standing_of(stands, CHAIN) == expected
+
+
+def test_what_is_committed_while_a_lane_is_compared_stays_in_it() -> None:
+    """The outbox was read before, so the message is not among those that were found."""
+    lane = OutboxLane(TO)
+    for message in CHAIN[:3]:
+        lane.put(message)
+    assert lane.compared(B, CHAIN[:2], None, through=1) == ([CHAIN[0].id], Standing.GOES_ON)
+    assert [*lane.messages] == CHAIN[1:3]
 
 
 def test_a_mark_depends_on_the_whole_history() -> None:

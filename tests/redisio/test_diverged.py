@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from streamworker.core.data.outbox import Mark, Message
-from streamworker.redisio.admin import outboxes
 from streamworker.redisio.admin.outboxes import Diverged, find_diverged
 from streamworker.redisio.data import outbox
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
@@ -45,7 +44,7 @@ async def test_a_target_that_goes_on_meanwhile_is_not_taken_for_one_that_knows_m
             await _forward(backend, first, second)
         return found
 
-    monkeypatch.setattr(outboxes, "read_messages", read_and_go_on)
+    monkeypatch.setattr(outbox, "read_messages", read_and_go_on)
     async with Backend.open(emptied, name="doctor") as backend:
         await _put(backend, first)
         assert await find_diverged(backend, GROUP, 1) == []

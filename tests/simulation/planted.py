@@ -1,4 +1,4 @@
-"""Known mistakes, each put into the model or around the core on purpose.
+"""Known mistakes, each put into the model, around the core or in the lanes of outboxes on purpose.
 
 A checker that has never caught anything is not trusted. Each of these is a mistake that somebody
 made or could make: in the scripts, in the runtime, in the protocol. The tests switch each on and
@@ -11,7 +11,7 @@ from typing import Any
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
-from streamworker.core.data.outbox import Mark, Message
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, OutboxLane
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
@@ -38,6 +38,14 @@ def _core(name: str, faults: str = "all") -> Callable[[type[Around]], type[Aroun
     def add(wrap: type[Around]) -> type[Around]:
         PLANTS[name] = Plant(name, wrap=wrap, faults=faults)
         return wrap
+
+    return add
+
+
+def _lane(name: str, faults: str = "all") -> Callable[[type[OutboxLane]], type[OutboxLane]]:
+    def add(lane: type[OutboxLane]) -> type[OutboxLane]:
+        PLANTS[name] = Plant(name, lane=lane, faults=faults)
+        return lane
 
     return add
 
@@ -177,6 +185,25 @@ class _DeletesUntaken(RedisModel):
     def put(self, partition: int, write: OutboxWrite) -> None:
         self.locks[partition].messages.clear()
         super().put(partition, write)
+
+
+@_model("a message is compared by its number only, not by the digest", "failover,flap")
+class _DigestNotCompared(RedisModel):
+    def forward(self, partition: int, message: Message) -> ForwardReply:
+        known = self.taken(message.to, partition)
+        if known.mark.records == message.through.records:
+            return ForwardReply(ForwardCode.TAKEN)
+        return super().forward(partition, message)
+
+    def goes_on(self, stands: Mark, message: Message) -> bool:
+        return stands.records == message.since.records
+
+
+@_lane("a lane is forwarded by two round trips at once", "none")
+class _TwoRoundTrips(OutboxLane):
+    def begin(self, most: int) -> list[Message]:
+        self.is_busy = False
+        return super().begin(most)
 
 
 # -- ids and entries ---------------------------------------------------------------------------

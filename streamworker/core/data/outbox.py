@@ -10,13 +10,16 @@ The number alone would not do. After a failover the source may send other record
 the target would drop them as already taken.
 """
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 from streamworker.core.data.entries import EntryId
+from streamworker.errors import BackendError
 
 DIGEST_BYTES = 6
 """Two histories of one source with the same number have equal digests once in 2**48."""
@@ -114,37 +117,133 @@ class Standing(Enum):
     """It has records that the source does not know any more; the source may have sent others since."""
 
 
-def standing_of(
-    stands: Mark, messages: Sequence[tuple[Mark, Mark]], head: Mark = START
-) -> tuple[Standing, int]:
+def standing_of(stands: Mark, messages: Sequence[Message], head: Mark = START) -> tuple[Standing, int]:
     """Compare where a target stands with the messages that the source still has for it, in their order.
 
     ``head`` is how far the source's history of the target has come, if that is known. The second value is the
     number of the messages that the target has taken. Some may be missing in between: a failover of the source
     brings back some that were deleted. What was deleted the target had taken, and all before it.
 
-    >>> a, b, c = Mark(1, "aa"), Mark(2, "bb"), Mark(3, "cc")
-    >>> standing_of(b, [(a, b), (b, c)])
+    >>> a, b, c, to = Mark(1, "aa"), Mark(2, "bb"), Mark(3, "cc"), Target("priced", 5)
+    >>> chain = [Message(7, to, a, b, b""), Message(8, to, b, c, b"")]
+    >>> standing_of(b, chain)
     (<Standing.GOES_ON: 'goes on'>, 1)
-    >>> standing_of(c, [(a, b)], head=c)
-    (<Standing.GOES_ON: 'goes on'>, 1)
-    >>> standing_of(Mark(0), [(a, b), (b, c)])
+    >>> standing_of(Mark(0), chain)
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 0)
-    >>> standing_of(Mark(2, "xx"), [(a, b), (b, c)])
+    >>> standing_of(Mark(2, "xx"), chain)
     (<Standing.DIVERGED: 'the source went back'>, 0)
-    >>> standing_of(Mark(7), [(a, b), (Mark(9, "ii"), Mark(10, "jj"))])
+    >>> standing_of(Mark(7), [chain[0], Message(9, to, Mark(8, "ii"), Mark(9, "jj"), b"")])
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 1)
     """
     if stands == head and head != START:
         return Standing.GOES_ON, len(messages)
-    for place in range(len(messages) - 1, -1, -1):
-        since, through = messages[place]
-        if stands in (since, through):
-            return Standing.GOES_ON, place + (stands == through)
+    for behind, message in enumerate(reversed(messages)):
+        if stands in (message.since, message.through):
+            return Standing.GOES_ON, len(messages) - behind - (stands != message.through)
     taken = 0
-    for place in range(1, len(messages)):
-        before, since = messages[place - 1][1], messages[place][0]
-        if before != since and before.records < stands.records:
+    for place, (before, message) in enumerate(pairwise(messages), 1):
+        if before.through != message.since and before.through.records < stands.records:
             taken = place
-    went_back = stands.records < messages[taken][0].records
+    went_back = stands.records < messages[taken].since.records
     return (Standing.TARGET_WENT_BACK if went_back else Standing.DIVERGED), taken
+
+
+class ForwardCode(Enum):
+    """The result of forwarding a message."""
+
+    TAKEN = "taken"
+    """The target has it, from this try or an earlier one."""
+    FULL = "FULL"
+    """Not taken: the target partition is at its limit, and a group still needs all of it."""
+    OTHER = "OTHER"
+    """Not taken: the target stands elsewhere than the message begins."""
+    REFUSED = "REFUSED"
+    """Not taken: Redis refused, and ``error`` says why."""
+    UNKNOWN = "UNKNOWN"
+    """Taken or not, or not durable yet; ``error`` says why. Forward it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardReply:
+    """The reply to a message."""
+
+    code: ForwardCode
+    stands: Mark = START
+    """Where the target stands, with ``OTHER``."""
+    error: BackendError | None = None
+
+
+class OutboxLane:
+    """The messages of one outbox for one target partition, in order, and what is done with them next.
+
+    One round trip at a time forwards them. ``answered`` and ``compared`` return the ids of the messages that
+    the target has by now: the source may delete these.
+    """
+
+    def __init__(self, to: Target) -> None:
+        self.to = to
+        self.messages: deque[Message] = deque()
+        """All that the source's owner has read or committed, and the target has not confirmed."""
+        self.held = 0
+        """Their bytes."""
+        self.is_busy = False
+        """Whether a round trip is under way; the caller ends it, after a rest if it likes."""
+
+    def put(self, message: Message) -> None:
+        """Add the next message, once it counts at the source."""
+        self.messages.append(message)
+        self.held += len(message.data)
+
+    def begin(self, most: int) -> list[Message]:
+        """Begin a round trip: return the first messages, up to some bytes; none if another is under way."""
+        its, size = list[Message](), 0
+        for message in () if self.is_busy else self.messages:
+            its.append(message)
+            size += len(message.data)
+            if size >= most:
+                break
+        self.is_busy |= bool(its)
+        return its
+
+    def answered(self, replies: Sequence[ForwardReply]) -> tuple[list[EntryId], ForwardReply | None]:
+        """Take in the replies to the messages of a round trip, and the first one that holds up the lane.
+
+        If that is ``OTHER``, the caller reads what the source has for the target, and compares it.
+        """
+        taken: list[EntryId] = []
+        for reply in replies:
+            if reply.code is ForwardCode.OTHER:
+                # It may have taken this one and later ones from an earlier owner, or without an answer.
+                why, count = standing_of(reply.stands, self.messages)
+                if why is Standing.GOES_ON and count:
+                    return taken + self._take(count), None
+            if reply.code is not ForwardCode.TAKEN:
+                return taken, reply
+            taken += self._take(1)
+        return taken, None
+
+    def compared(
+        self, stands: Mark, chain: Sequence[Message], head: Mark | None, through: int
+    ) -> tuple[list[EntryId], Standing]:
+        """Go on from where the target stands, with all messages that the source has for it.
+
+        ``through`` is the number of the last message that was put into any lane before those of the source
+        were read. After ``TARGET_WENT_BACK`` the caller tells the loss, and then accepts it.
+        """
+        newer = [message for message in self.messages if message.number > through]
+        self.messages = deque([message for message in chain if message.number <= through] + newer)
+        self.held = sum(len(message.data) for message in self.messages)
+        if not self.messages or not chain:
+            return [], Standing.GOES_ON
+        why, count = standing_of(stands, chain, head or START)
+        taken = self._take(min(count, len(self.messages)))
+        return taken, why if self.messages else Standing.GOES_ON
+
+    def accept(self, stands: Mark) -> None:
+        """Let the first message follow where the target stands: what was between is lost, and is told."""
+        self.messages[0] = replace(self.messages[0], since=stands)
+
+    def _take(self, count: int) -> list[EntryId]:
+        taken = [self.messages.popleft() for _ in range(count)]
+        self.held -= sum(len(message.data) for message in taken)
+        return [message.id for message in taken]

@@ -1,16 +1,14 @@
 """What `doctor` and `repair` ask about outboxes: what waits, what was lost, and which targets know more."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamworker.core.data.outbox import START, Mark, Message, Standing, Target, standing_of
-from streamworker.redisio.data.outbox import Heads, heads_of, read_messages
+from streamworker.core.data.outbox import START, Mark, Standing, Target, standing_of
+from streamworker.redisio.data.outbox import Heads, heads_of, read_chains
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import REPAIR_TAKEN, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
-
-READ_COUNT = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,26 +48,15 @@ async def find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> l
 async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> list[Diverged]:
     found: list[Diverged] = []
     for partition, heads in (await read_heads(backend, keys, range(partitions))).items():
-        chains = await _chains(backend, keys, partition) if heads.last else {}
+        chains = await read_chains(backend, keys.outbox(partition)) if heads.last else {}
         for to, chain in chains.items():
             its = StreamKeys(keys.app, to.stream).taken(to.partition)
             stored = await backend.execute("HGET", its, keys.outbox(partition).source)
             stands = Mark.parse(stored) if stored else START
-            links = [(message.since, message.through) for message in chain]
-            why, taken = standing_of(stands, links, heads.marks.get(to, START))
+            why, taken = standing_of(stands, chain, heads.marks.get(to, START))
             if why is Standing.DIVERGED:
-                found.append(Diverged(partition, to, stands, links[taken][0]))
+                found.append(Diverged(partition, to, stands, chain[taken].since))
     return found
-
-
-async def _chains(backend: Backend, keys: GroupKeys, partition: int) -> Mapping[Target, list[Message]]:
-    chains: dict[Target, list[Message]] = {}
-    at, last = 0, 2**53
-    while found := await read_messages(backend, keys.outbox(partition), at, last, READ_COUNT):
-        at = found[-1].number
-        for message in found:
-            chains.setdefault(message.to, []).append(message)
-    return chains
 
 
 async def accept_target(backend: Backend, keys: GroupKeys, found: Diverged) -> bool:

@@ -6,13 +6,12 @@ its functions. Whoever owns the slot forwards them, and deletes those that their
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import msgspec
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, Mark, Message, Target
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, Target
 from streamworker.errors import BackendError
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
@@ -25,6 +24,8 @@ LAST = "#"
 """Field of the heads: id of the last message. No stream can have this name."""
 LOST = "lost:"
 """How fields of the heads begin that tell what a target lost: ``lost:TARGET:FIRST`` to the last record."""
+READ_COUNT = 200
+NUMBER_MAX = 2**53
 
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(list[Any]).decode
 
@@ -110,6 +111,20 @@ async def read_messages(
     return [_message(entry_id, pairs_of(flat)) for entry_id, flat in found]
 
 
+async def read_chains(
+    backend: Backend, keys: OutboxKeys, to: Target | None = None
+) -> dict[Target, list[Message]]:
+    """Return all messages of an outbox by their targets, or those for one target."""
+    chains: dict[Target, list[Message]] = {}
+    at = 0
+    while found := await read_messages(backend, keys, at, NUMBER_MAX, READ_COUNT):
+        at = found[-1].number
+        for message in found:
+            if to in (None, message.to):
+                chains.setdefault(message.to, []).append(message)
+    return chains
+
+
 def _message(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Message:
     return Message(
         EntryId.parse(entry_id).ms,
@@ -131,31 +146,6 @@ async def note_lost(backend: Backend, keys: OutboxKeys, to: Target, stands: Mark
 
 
 # -- at the target ---------------------------------------------------------------------------
-
-
-class ForwardCode(Enum):
-    """The result of forwarding a message."""
-
-    TAKEN = "taken"
-    """The target has it, from this try or an earlier one."""
-    FULL = "FULL"
-    """Not taken: the target partition is at its limit, and a group still needs all of it."""
-    OTHER = "OTHER"
-    """Not taken: the target stands elsewhere than the message begins."""
-    REFUSED = "REFUSED"
-    """Not taken: Redis refused, and ``error`` says why."""
-    UNKNOWN = "UNKNOWN"
-    """Taken or not, or not durable yet; ``error`` says why. Forward it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardReply:
-    """The reply to a message."""
-
-    code: ForwardCode
-    stands: Mark = START
-    """Where the target stands, with ``OTHER``."""
-    error: BackendError | None = None
 
 
 async def forward_many(

@@ -12,20 +12,20 @@ the source's records are among them, so that target waits for a person.
 """
 
 import random
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import anyio
 import anyio.abc
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, Mark, Message, Standing, Target, standing_of
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Message, OutboxLane, Standing, Target
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
 from streamworker.redisio.data import outbox
-from streamworker.redisio.data.outbox import ForwardCode, ForwardReply, OutboxWrite
+from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.data.streams import slowest_group
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -35,8 +35,6 @@ from streamworker.settings import Settings
 
 HELD_BYTES = 1024 * 1024
 """Bytes of messages of one outbox that a worker holds; it reads the others when these are through."""
-READ_COUNT = 200
-NUMBER_MAX = 2**53
 ROUND_BYTES = 4 * 1024 * 1024
 """Bytes of one round trip."""
 FULL_PAUSE_MS = (20, 500)
@@ -51,26 +49,14 @@ rest."""
 DELETE_EVERY_MS = 20
 
 
-@dataclass(eq=False)
-class _Lane:
-    """The messages of one outbox for one target partition, in order."""
+class _Lane(OutboxLane):
+    """A lane, and what holds it up."""
 
-    source: "Source"
-    to: Target
-    messages: deque[Message] = field(default_factory=deque)
-    """All that the worker has read and the target has not taken."""
-    busy: bool = False
-    """Whether its messages are in a round trip, or rest before the next one."""
-    pauses: Pauses | None = None
-    reason: str = ""
-    """What holds it up."""
-
-    def taken(self, count: int) -> None:
-        """Drop messages from the front that the target has."""
-        for _ in range(count):
-            message = self.messages.popleft()
-            self.source.held -= len(message.data)
-            self.source.taken.append(message.id)
+    def __init__(self, source: "Source", to: Target) -> None:
+        super().__init__(to)
+        self.source = source
+        self.pauses: Pauses | None = None
+        self.reason = ""
 
     def held_up(self, reason: str) -> None:
         """Show what holds it up; an empty reason shows that it goes on."""
@@ -95,8 +81,6 @@ class Source:
         self.read_up_to = 0
         """Number of the last message that was put into a lane."""
         self.reading = self.closed = False
-        self.held = 0
-        """Bytes of the messages in lanes."""
         self.lanes: dict[Target, _Lane] = {}
         self.taken: list[EntryId] = []
         """Messages to delete."""
@@ -115,15 +99,19 @@ class Source:
         for message in messages:
             if (lane := self.lanes.get(message.to)) is None:
                 lane = self.lanes[message.to] = _Lane(self, message.to)
-            lane.messages.append(message)
-            self.held += len(message.data)
+            lane.put(message)
             self.read_up_to = message.number
             self._forwarder.start(lane)
 
     @property
+    def held(self) -> int:
+        """Bytes of the messages in lanes."""
+        return sum(lane.held for lane in self.lanes.values())
+
+    @property
     def is_idle(self) -> bool:
         """Whether all confirmed messages have been taken."""
-        return self.read_up_to >= self.confirmed and not self.held
+        return self.read_up_to >= self.confirmed and not any(lane.messages for lane in self.lanes.values())
 
     @property
     def reason(self) -> str:
@@ -201,14 +189,14 @@ class Forwarder:
             up_to = source.confirmed
             try:
                 found = await outbox.read_messages(
-                    self.backend, source.keys, source.read_up_to, up_to, READ_COUNT
+                    self.backend, source.keys, source.read_up_to, up_to, outbox.READ_COUNT
                 )
             except BackendError as error:
                 self._log.warning("outbox_unreadable", source=source.keys.source, error=str(error))
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
             source.put(found)
-            if len(found) < READ_COUNT:
+            if len(found) < outbox.READ_COUNT:
                 source.read_up_to = up_to
         source.reading = False
         source.emptied.fire()
@@ -217,7 +205,7 @@ class Forwarder:
 
     def start(self, lane: _Lane) -> None:
         """Forward the messages of a lane, if it has any and nothing is under way for it."""
-        if self._tasks is None or lane.busy or not lane.messages or lane.source.closed:
+        if self._tasks is None or lane.is_busy or not lane.messages or lane.source.closed:
             return
         events = StreamKeys(self.app, lane.to.stream).events(lane.to.partition)
         place = self.backend.known_place_of(events)
@@ -239,15 +227,9 @@ class Forwarder:
         while ready and size < ROUND_BYTES:
             lane = next(iter(ready))
             del ready[lane]
-            its: list[Message] = []
-            # A lane waits at two nodes if its target has moved meanwhile, and only one may forward it.
-            for message in () if lane.source.closed or lane.busy else lane.messages:
-                its.append(message)
-                size += len(message.data)
-                if size >= ROUND_BYTES:
-                    break
-            if its:
-                lane.busy = True
+            # A lane waits at two nodes if its target has moved meanwhile; only one of them begins it.
+            if not lane.source.closed and (its := lane.begin(ROUND_BYTES - size)):
+                size += sum(len(message.data) for message in its)
                 work.append((lane, its))
         return work
 
@@ -260,7 +242,8 @@ class Forwarder:
             replies = [ForwardReply(ForwardCode.UNKNOWN, error=error)] * len(messages)
         at = 0
         for lane, its in work:
-            stopped = _settled(lane, replies[at : at + len(its)])
+            taken, stopped = lane.answered(replies[at : at + len(its)])
+            lane.source.taken += taken
             at += len(its)
             if stopped is None:
                 lane.pauses = None
@@ -270,7 +253,7 @@ class Forwarder:
         self._to_delete.fire()
 
     def _go_on(self, lane: _Lane, reason: str | None = None) -> None:
-        lane.busy = False
+        lane.is_busy = False
         if reason is not None:
             lane.held_up(reason)
         self.start(lane)
@@ -285,7 +268,7 @@ class Forwarder:
         pause_ms = lane.pauses.next_ms()
         try:
             if reply.code is ForwardCode.OTHER:
-                pause_ms = await self._compare(lane, reply.stands)
+                pause_ms = await self._compare(lane, reply)
             elif reply.code is not ForwardCode.FULL:
                 self._log.warning(
                     "forward_unanswered",
@@ -305,31 +288,21 @@ class Forwarder:
         await anyio.sleep(pause_ms / 1000)
         self._go_on(lane)
 
-    async def _compare(self, lane: _Lane, stands: Mark) -> int:
+    async def _compare(self, lane: _Lane, stopped: ForwardReply) -> int:
         """Compare where a target stands with all that the source still has for it.
 
         Take what follows into the lane, and return how long the lane rests.
         """
-        source = lane.source
+        source, through, stands = lane.source, lane.source.read_up_to, stopped.stands
         log = self._log.bind(source=source.keys.source, to=str(lane.to), stands=str(stands))
-        chain: list[Message] = []
         # Also what was committed since: another worker may own the outbox by now.
         heads = await outbox.read_heads(self.backend, source.keys)
-        at = 0
-        while found := await outbox.read_messages(self.backend, source.keys, at, NUMBER_MAX, READ_COUNT):
-            at = found[-1].number
-            chain += [message for message in found if message.to == lane.to]
-        source.held -= sum(len(message.data) for message in lane.messages)
-        lane.messages = deque(message for message in chain if message.number <= source.read_up_to)
-        source.held += sum(len(message.data) for message in lane.messages)
-        if not lane.messages:
+        chain = (await outbox.read_chains(self.backend, source.keys, lane.to)).get(lane.to, [])
+        taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
+        source.taken += taken
+        if why is Standing.GOES_ON:
             return 0
-        links = [(message.since, message.through) for message in chain]
-        why, taken = standing_of(stands, links, heads.marks.get(lane.to, START))
-        lane.taken(min(taken, len(lane.messages)))
-        if not lane.messages:
-            return 0
-        since = chain[taken].since
+        since = lane.messages[0].since
         if why is Standing.DIVERGED:
             reason = (
                 f"{lane.to.in_words} has records that this partition has lost: it stands at {stands}, and "
@@ -339,13 +312,10 @@ class Forwarder:
                 log.error("outbox_diverged", since=str(since))
             lane.held_up(reason)
             return DIVERGED_PAUSE_MS
-        if why is Standing.TARGET_WENT_BACK:
-            lost = since.records - stands.records
-            log.error(
-                "forwarded_records_lost", records=lost, reason="the target confirmed them and lost them"
-            )
-            await outbox.note_lost(self.backend, source.keys, lane.to, stands, since)
-            lane.messages[0] = replace(chain[taken], since=stands)
+        lost = since.records - stands.records
+        log.error("forwarded_records_lost", records=lost, reason="the target confirmed them and lost them")
+        await outbox.note_lost(self.backend, source.keys, lane.to, stands, since)
+        lane.accept(stands)
         return 0
 
     # -- deleting ----------------------------------------------------------------------------
@@ -371,20 +341,3 @@ class Forwarder:
                 left.clear()
                 pauses.reset()
                 await anyio.sleep(DELETE_EVERY_MS / 1000)
-
-
-def _settled(lane: _Lane, replies: Sequence[ForwardReply]) -> ForwardReply | None:
-    """Drop what a target has taken; return the reply to the first message that it has not."""
-    for reply in replies:
-        if reply.code is ForwardCode.OTHER:
-            # It may have taken this one and later ones from an earlier owner, or by a call without an answer.
-            links = [(message.since, message.through) for message in lane.messages]
-            why, taken = standing_of(reply.stands, links)
-            if why is not Standing.GOES_ON or not taken:
-                return reply
-            lane.taken(taken)
-            return None
-        if reply.code is not ForwardCode.TAKEN:
-            return reply
-        lane.taken(1)
-    return None

@@ -6,8 +6,8 @@ Each partition has an outbox. Its targets may lie on another server, which fails
 from collections.abc import Collection
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, Mark, Message, Target
-from streamworker.redisio.data.outbox import ForwardCode, ForwardReply, Heads, OutboxWrite
+from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Mark, Message, Target
+from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from streamworker.sim.server.stored import Stored, Taken
 
 
