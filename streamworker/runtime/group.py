@@ -9,7 +9,7 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from streamworker.core.control import GroupChanged
+from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.events import (
     CancelRunner,
     ControlReceived,
@@ -48,7 +48,7 @@ from streamworker.core.protocols.membership.events import (
 )
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.core.transcript import is_news, step_in_words
-from streamworker.errors import BackendError, InternalError
+from streamworker.errors import BackendError, BackendUnavailable, InternalError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.operation import Access, Operation
@@ -102,7 +102,7 @@ class Group:
             settings=self.settings,
             rng=self.rng,
             deliver=self.deliver,
-            mark=lambda view: self._spawn(self._tell, mark, [view]),
+            mark=lambda view: self._show([view]),
             spawn=self._spawn,
             log=self._log,
             resources=self.resources,
@@ -110,6 +110,8 @@ class Group:
         self.drained = self._finished = False
         """``drained``: whether the worker has drained and left the group."""
         self._has_joined = False
+        self._views: dict[int, MarkLock] = {}
+        """The newest state of each partition whose lock does not show it yet."""
         self._tasks: TaskGroup | None = None
 
     # -- from outside --------------------------------------------------------------------------
@@ -190,10 +192,10 @@ class Group:
         """
         marks = [effect for effect in effects if isinstance(effect, MarkLock)]
         if marks:
-            self._spawn(self._tell, mark, marks)
+            self._show(marks)
         posts = [effect.message for effect in effects if isinstance(effect, PostControl)]
         if posts:
-            self._spawn(self._tell, post, posts)
+            self._spawn(self._post, posts)
         for effect in merged(effects):
             if operation := OPERATIONS.get(type(effect)):
                 self._spawn(self._operate, operation, effect)
@@ -270,12 +272,33 @@ class Group:
         trail.locks_answered(effect, event)
         self.deliver(event)
 
-    async def _tell(self, telling: Callable[..., Awaitable[None]], what: Sequence[object]) -> None:
-        """Call Redis for effects without an answer; losing one loses only a hint or a view."""
+    def _show(self, marks: Sequence[MarkLock]) -> None:
+        """Let locks show states of partitions. One call at a time: an older state must not overtake."""
+        is_idle = not self._views
+        self._views |= {mark.partition: mark for mark in marks}
+        if is_idle:
+            self._spawn(self._write_views)
+
+    async def _write_views(self) -> None:
+        pauses = Pauses(self.rng.random)
+        while written := dict(self._views):
+            try:
+                await mark(self._access, list(written.values()))
+            except BackendError as error:
+                self._log.warning("marking_failed", error=str(error))
+                if isinstance(error, BackendUnavailable):
+                    await anyio.sleep(pauses.next_ms() / 1000)
+                    continue
+            for partition, view in written.items():
+                if self._views[partition] is view:
+                    del self._views[partition]
+
+    async def _post(self, messages: Sequence[ControlMessage]) -> None:
+        """Post messages; losing one loses only a hint."""
         try:
-            await telling(self._access, what)
+            await post(self._access, messages)
         except BackendError as error:
-            self._log.warning("telling_failed", what=telling.__name__, error=str(error))
+            self._log.warning("posting_failed", error=str(error))
 
     async def _look_at_orders(self) -> None:
         """Look at intervals for orders of which no message told."""

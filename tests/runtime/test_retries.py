@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import anyio
@@ -10,6 +11,11 @@ import pytest
 
 from streamworker import App, Context, Retry
 from streamworker.core.data.window import Window
+from streamworker.core.events import MarkLock
+from streamworker.errors import BackendUnavailable
+from streamworker.redisio.group import operations
+from streamworker.redisio.group.operation import Access
+from streamworker.runtime import group
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, bench
@@ -73,6 +79,41 @@ async def test_a_database_that_is_away_delays_records_and_nothing_else(
     assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
     assert all(view.reason == "" for view in after.partitions)
     assert stored == {key: list(range(10)) for key in keys}
+
+
+@pytest.mark.parametrize("trouble", ["a slow way to Redis", "no answer"])
+async def test_a_partition_that_has_recovered_is_shown_as_running(
+    redis_url: str, trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the call that shows the failure is slower than the next, or the next gets no answer."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, key="key", partitions=1)
+    is_away, seen, under_way = True, list[str](), 0
+
+    @app.processor(items, name="store", errors=Retry(backoff=0.01, backoff_max=0.01))
+    async def store(_: Item) -> None:
+        if is_away:
+            raise ConnectionError("the database is away")
+
+    async def troubled(access: Access, marks: Sequence[MarkLock]) -> None:
+        nonlocal under_way
+        seen.extend(mark.state for mark in marks)
+        if seen[-1] == "running" and seen.count("running") == 1 and trouble == "no answer":
+            raise BackendUnavailable("no answer", remedy="none")
+        under_way += 1
+        if seen[-1] == "retrying" and trouble == "a slow way to Redis":
+            await anyio.sleep(0.3)
+        await operations.mark(access, marks)
+        under_way -= 1
+
+    monkeypatch.setattr(group, "mark", troubled)
+    async with local_worker(app, url=redis_url) as worker:
+        await items.send(Item("a", 1))
+        await wait_for_async(lambda: "retrying" in seen, "the failure is about to be shown")
+        is_away = False
+        await worker.until_drained()
+        await wait_for_async(lambda: "running" in seen and not under_way, "the recovery was shown")
+        await _retries(worker, 0)
 
 
 @pytest.mark.parametrize(
