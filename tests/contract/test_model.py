@@ -28,6 +28,7 @@ ANSWERS = {
         *("said: beats", "said: loads", "said: beats, and no heartbeats"),
         *("LocksAnswered", "Acquired", "Held", "Stale", "LocksReleased", "released: True", "released: False"),
         *("append: OK", "append: DUP", "OK", "DUP", "FENCED", "GAP", "FULL"),
+        *("OUTBOX", "forward: TAKEN", "forward: OTHER"),
     },
     "claim": {"OwnershipListed", "PartitionsClaimed", "CheckpointsUpdated", "PartitionsGivenUp"},
     "lease": {"LeasesChallenged", "LeaseRaced", "LeasesUpdated"},
@@ -37,9 +38,8 @@ ANSWERS = {
 NOT_MET = (
     *("a read behind a record within", "a trim drops an entry whose last", "ids made again with other"),
     "each owner that learns of it sets",
-    "a message is ",
 )
-"""Mistakes with entries of many records, after failovers, with dead letters, and of chains: none are here."""
+"""Mistakes with entries of many records, after failovers, and with dead letters: none are here."""
 IN_THE_MODEL = {
     name: plant.model
     for name, plant in PLANTS.items()

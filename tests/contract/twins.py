@@ -6,8 +6,8 @@ epoch and ETag must be equal, and a wait of seconds takes none. Three things are
 server makes them up: ids of entries (by the order of their making), the identity of an acked log,
 and client ids.
 
-Left out, since the model does not have them: how many source entries a lock has counted, the limit
-of a source partition, dead letters, keyed state, and readers that allow acked logs to be trimmed.
+Left out, since the model does not have them: how many source entries a lock has counted, the limits
+of source and target partitions, dead letters, keyed state, and readers that allow acked logs to be trimmed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
+
+from msgspec.msgpack import decode
 
 from streamworker.core import events as ev
 from streamworker.core.control import (
@@ -25,6 +27,7 @@ from streamworker.core.control import (
     PartitionsReleased,
 )
 from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.data.outbox import START, Message, Target
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
@@ -45,13 +48,15 @@ from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.records.entries import Entries, StoredEntry
 from streamworker.redisio import snapshot
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
+from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.data.state import TICK
 from streamworker.redisio.group import control, locks, membership, operations, orders
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.loads import loads_text
 from streamworker.redisio.group.operation import Access
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument
 from streamworker.sim.server.claim import ModelClaims
@@ -61,7 +66,7 @@ from streamworker.sim.server.lease import ModelLeases
 from streamworker.sim.server.model import RedisModel
 from streamworker.sim.server.stored import Commit, Record
 from tests.contract.clocked import ClockedBackend
-from tests.contract.support import GROUP, STREAM, batch_of
+from tests.contract.support import GROUP, STREAM, batch_of, message
 
 OWNERS = ("a.1", "b.2", "c.3")
 PARTITIONS = 3
@@ -78,8 +83,13 @@ CLOCKS_BEHIND_MS = (0, 0, 90, 5_000)
 ORDERED = 7
 """Before one step of so many an operator gives an order."""
 ORDERS: tuple[orders.Order, ...] = ("pause", "resume", "retry", "put")
+FORWARDED = 3
+"""Before one step of so many an outbox is opened, or some of it is forwarded or deleted."""
 MEDDLED = 4
 """Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
+NEXT = StreamKeys("shop", "next")
+TARGETS = (Target("next", 0), Target("next", 1))
+"""Where messages are sent: several sources share a target."""
 BATCHES = {rows: batch_of(rows) for rows in (1, 2, 3)}
 
 
@@ -150,6 +160,8 @@ class Twins:
         self.logs: dict[tuple[int, str], str] = {}
         self.asked = ev.AcquireLocks((0,), OWNERS[0], 1, ())
         self.committed: dict[int, Commit] = {}
+        self.sent: list[list[Message]] = [[] for _ in range(PARTITIONS)]
+        """All messages that a commit of each partition ever had, done or not."""
         self.heard, self.heard_serial = ZERO, 0
         self.compared = ZERO
         self.seen = ""
@@ -176,6 +188,8 @@ class Twins:
             await self._meddle(step)
         if step.how % ORDERED == 0:
             await self._order(step)
+        if step.how % FORWARDED == 0:
+            await (self._forward, self._forward, self._delete, self._open)[step.how // FORWARDED % 4](step)
         await getattr(self, f"_{step.what.replace(' ', '_')}")(step)
         await self._compare_what_is_there()
 
@@ -456,7 +470,21 @@ class Twins:
         epoch = lock.epoch - (how % 11 == 0)
         previous = lock.checkpoint if how % 7 else known[how % len(known)]
         new = rows[-1].id if rows else waiting[how % len(waiting)].id if waiting else lock.checkpoint
-        await self._send(p, Commit(owner, epoch, previous, new, rows))
+        await self._send(p, Commit(owner, epoch, previous, new, rows, sends=self._sends(p, how)))
+
+    def _sends(self, p: int, how: int) -> OutboxWrite | None:
+        """Return messages that follow what is there, or what never was; sometimes too many for the outbox."""
+        if how % 5 > 2:
+            return None
+        lock, messages = self.model.locks[p], list[Message]()
+        number, marks = EntryId.parse(lock.last_message or "0-0").ms, dict(lock.marks)
+        for turn in range(1 + how // 5 % 2):
+            to = TARGETS[(how // 10 + turn) % len(TARGETS)]
+            payloads = (b"%d from %d, %d" % (number + turn, p, how), b"and one more")[: 1 + how % 2]
+            each = message(number + turn + 1, marks.get(to, START), *payloads)
+            messages.append(replace(each, to=to))
+        self.sent[p] += messages
+        return OutboxWrite("7-7" if how % 13 == 0 else lock.last_message, messages, how // 3 % 4)
 
     async def _tick(self, step: Step) -> None:
         """Commit the next planned time of a timer; sometimes the last one, or from another one."""
@@ -492,12 +520,43 @@ class Twins:
             else [],
             before=b"%d" % commit.tick_before if commit.tick_before else b"",
             state={f"{TICK}sweep": b"%d" % commit.tick} if commit.tick else {},
+            outbox=commit.sends,
             trim=True,
             acked_limit=self.model.acked_limit,
         )
         (reply,) = await commit_many(self.backend, GROUP, [request])
         self.met.add(reply.code.name)
         self.same(f"the code for {commit}", reply.code.value, self.model.commit(p, commit).name)
+
+    # -- outboxes ------------------------------------------------------------------------------
+
+    async def _open(self, step: Step) -> None:
+        """Read an outbox, as whoever owns its partition from now on."""
+        heads = await outbox.open_outbox(self.backend, GROUP.outbox(step.where))
+        found = await outbox.read_messages(self.backend, GROUP.outbox(step.where), 0, 2**53, 100)
+        self.same(f"outbox {step.where}", (heads, found), self.model.open_outbox(step.where))
+
+    async def _forward(self, step: Step) -> None:
+        """Forward the next message, any other, or one of another history under the same numbers."""
+        p, how, waiting = step.where, step.how, self.model.locks[step.where].messages
+        if not self.sent[p]:
+            return
+        sent = waiting[0] if waiting and how % 4 else self.sent[p][how % len(self.sent[p])]
+        if how % 7 == 0:
+            sent = replace(sent, since=sent.since._replace(digest="0123456789ab"))
+        if how % 5 == 0:
+            sent = replace(sent, through=sent.through._replace(digest="ba9876543210"))
+        (real,) = await outbox.forward_many(self.backend, "shop", [(GROUP.outbox(p).source, sent)])
+        self.met.add(f"forward: {real.code.name}")
+        self.same(f"the answer to {sent} of {p}", real, self.model.forward(p, sent))
+
+    async def _delete(self, step: Step) -> None:
+        """Delete messages, by ids of which some may not be there."""
+        ids = [each.id for each in self.sent[step.where][step.how % 5 :: 3]]
+        ids += [each.id for each in self.model.locks[step.where].messages[: step.how % 3]]
+        if ids:
+            await outbox.delete_messages(self.backend, {GROUP.outbox(step.where): ids})
+            self.model.delete_messages(step.where, ids)
 
     def _real(self, partition: int, modelled: int) -> EntryId:
         return self.real_id[partition].get(modelled, EntryId(modelled, 0))
@@ -645,7 +704,11 @@ class Twins:
                 ("HGETALL", GROUP.lock(p)),
                 ("XRANGE", GROUP.events(p), "-", "+"),
                 ("XRANGE", GROUP.acked(p), "-", "+"),
+                ("XRANGE", GROUP.outbox(p).messages, "-", "+"),
+                ("HGETALL", GROUP.outbox(p).heads),
             ]
+        for to in TARGETS:
+            commands += [("HGETALL", NEXT.taken(to.partition)), ("XLEN", NEXT.events(to.partition))]
         replies = await self.backend.pipeline(commands)
         kind, document, kept_kind, kept, beats_kind, beats, posted, *rest = replies
         claims, grab, allocation, loads_kind, loads, *rest = rest
@@ -660,7 +723,14 @@ class Twins:
         self._compare_messages(posted)
         self._compare_extension(claims, grab, allocation)
         for p in range(PARTITIONS):
-            self._compare_partition(p, *rest[3 * p : 3 * p + 3])
+            self._compare_partition(p, *rest[5 * p : 5 * p + 3])
+            self._compare_outbox(p, *rest[5 * p + 3 : 5 * p + 5])
+        for to, taken, count in zip(TARGETS, rest[-4::2], rest[-3::2], strict=True):
+            its = {p: each for (target, p), each in stored.taken.items() if target == to}
+            marks = {GROUP.outbox(p).source: str(each.mark) for p, each in its.items()}
+            self.same(f"what {to} has taken", fields_of(taken), marks)
+            records = sum(decode(data)[1] for each in its.values() for data in each.data)
+            self.same(f"how many records {to} has", count, records)
 
     def _compare_messages(self, posted: Sequence[Any]) -> None:
         real = [from_fields(fields_of(flat)) for _, flat in posted]
@@ -734,6 +804,12 @@ class Twins:
             if commit.rows
         ]
         self.same(f"the acked log of {p}", log, modelled)
+
+    def _compare_outbox(self, p: int, messages: Sequence[Any], heads: list[bytes]) -> None:
+        mine, real = self.model.locks[p], outbox.heads_of(heads)
+        self.same(f"the heads of outbox {p}", (real.last, real.marks), (mine.last_message, mine.marks))
+        there = [(entry_id.decode(), flat[-1]) for entry_id, flat in messages]
+        self.same(f"the messages of {p}", there, [(str(each.id), each.data) for each in mine.messages])
 
 
 def _value(kind: bytes, value: bytes | None) -> bytes | str | None:
