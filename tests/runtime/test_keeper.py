@@ -12,10 +12,12 @@ from streamworker import App
 from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import HeartbeatDone
+from streamworker.errors import BackendError
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.watch.keeper import Deliver, Keeper
 from streamworker.settings import Settings
 from streamworker.testing import local_worker
+from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.raw import opened
 
@@ -38,8 +40,21 @@ def pricing(url: str, **settings: Any) -> App:
     return app
 
 
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What heartbeats failed with, each of them, told or not."""
+    failed, seen = Keeper._failed, list[str]()
+
+    def note(keeper: Keeper, error: BackendError) -> None:
+        seen.append(str(error))
+        failed(keeper, error)
+
+    monkeypatch.setattr(Keeper, "_failed", note)
+    return seen
+
+
 @pytest.mark.anyio
-async def test_a_heartbeat_that_failed_is_sent_again_before_the_next_one_is_due() -> None:
+async def test_a_heartbeat_that_failed_is_sent_again_before_the_next_one_is_due(failures: list[str]) -> None:
     """A connection that breaks at the wrong moment does not use up all the patience of the peers."""
     with socket.socket() as closed:  # bound and not listening: connections are refused at once
         closed.bind(("127.0.0.1", 0))
@@ -50,16 +65,35 @@ async def test_a_heartbeat_that_failed_is_sent_again_before_the_next_one_is_due(
             session_timeout_ms=10 * INTERVAL_MS,
             slow_after_ms=20 * INTERVAL_MS,
         )
+        keeper = Keeper(settings, "w1")
+        started = time.monotonic()
+        keeper.start()
+        await wait_for_async(lambda: len(failures) >= 3, "the third failed")
+        took_ms = (time.monotonic() - started) * 1_000
+        keeper.stop()
+    assert 2 * INTERVAL_MS / BEAT_RETRIES <= took_ms < INTERVAL_MS
+
+
+@pytest.mark.anyio
+async def test_heartbeats_that_fail_are_told_once_and_when_they_are_answered_again(
+    redis_url: str, failures: list[str]
+) -> None:
+    """However often they are tried meanwhile: four times an interval, by each worker."""
+    async with proxied(redis_url) as proxy:
+        settings = Settings(redis_url=proxy.url, heartbeat_interval_ms=100, call_timeout_ms=100)
         with capture_logs() as logs:
             keeper = Keeper(settings, "w1")
-            started = time.monotonic()
             keeper.start()
+            keeper.keep(KEYS, "a.1", lambda _: None)
+            proxy.hold()
+            await wait_for_async(lambda: len(failures) >= 5, "the fifth failed")
+            proxy.let_pass()
             await wait_for_async(
-                lambda: sum(log["event"] == "heartbeat_failed" for log in logs) >= 3, "the third failed"
+                lambda: any(log["event"] == "heartbeats_answered" for log in logs), "they are answered"
             )
-            took_ms = (time.monotonic() - started) * 1_000
             keeper.stop()
-    assert 2 * INTERVAL_MS / BEAT_RETRIES <= took_ms < INTERVAL_MS
+    told = [log["event"] for log in logs if log["event"].startswith("heartbeat")]
+    assert told == ["heartbeat_failed", "heartbeats_answered"]
 
 
 @pytest.mark.anyio

@@ -31,6 +31,8 @@ Deliver = Callable[[HeartbeatDone], None]
 Kept = tuple[GroupKeys, tuple[str, Deliver]]
 """A membership to renew: the group, the member, and the callback for answers."""
 JOIN_TIMEOUT_S = 5.0
+TELL_EVERY_S = 60.0
+"""How often heartbeats are told again that go on failing."""
 
 
 class Keeper:
@@ -45,6 +47,8 @@ class Keeper:
         """The last load of each group, and its loads by partition until a heartbeat has sent them."""
         self._foreign: dict[GroupKeys, str] = {}
         """The key of each group that was reported to hold another type."""
+        self._told_s: float | None = None
+        """When it was last told that heartbeats fail; None if they do not."""
         self._pending: dict[GroupKeys, tuple[Deliver, HeartbeatDone]] = {}
         self._late: dict[str, asyncio.Task[bool]] = {}
         """Heartbeats in flight by node; only used if there are several nodes."""
@@ -113,7 +117,11 @@ class Keeper:
         async with connected(self._settings, f"{self._name}:heartbeat", connections=1) as backend:
             while not self._stopping:
                 started = monotonic_s()
-                wait_s = interval_s if await self._beat_all(backend) else interval_s / BEAT_RETRIES
+                answered = await self._beat_all(backend)
+                if answered and self._told_s is not None:
+                    self._told_s = None
+                    log.info("heartbeats_answered")
+                wait_s = interval_s if answered else interval_s / BEAT_RETRIES
                 pause_s = max(0.0, wait_s - (monotonic_s() - started))
                 try:
                     async with asyncio.timeout(pause_s):
@@ -136,7 +144,7 @@ class Keeper:
             for each in kept:
                 places.setdefault(await backend.place_of(each[0].members), []).append(each)
         except BackendError as error:
-            log.warning("heartbeat_failed", error=str(error))
+            self._failed(error)
             return False
         if len(places) < 2 and not self._late:
             return all([await self._beat(backend, here) for here in places.values()])
@@ -174,7 +182,7 @@ class Keeper:
                 [Renewal(keys, member, connection, run_id, *loads[keys]) for keys, (member, _) in kept],
             )
         except BackendError as error:
-            log.warning("heartbeat_failed", error=str(error))
+            self._failed(error)
             return False
         with self._lock:
             for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):
@@ -188,6 +196,13 @@ class Keeper:
                 self._scheduled = True
                 self._loop.call_soon_threadsafe(self._deliver)
         return not any(isinstance(reply, BackendUnavailable) for reply in replies)
+
+    def _failed(self, error: BackendError) -> None:
+        """Log that heartbeats fail, at most once in ``TELL_EVERY_S`` while they do."""
+        now_s = monotonic_s()
+        if self._told_s is None or now_s - self._told_s >= TELL_EVERY_S:
+            self._told_s = now_s
+            log.warning("heartbeat_failed", error=str(error))
 
     def _name_foreign(self, keys: GroupKeys, reply: HeartbeatReply) -> None:
         """Log once which key another program has overwritten, and when it is restored."""
