@@ -43,6 +43,7 @@ FULL = {
     "benchmarks/test_contests.py::test_the_command_prints_json_and_writes_ratios_and_a_picture": "runs each",
     "benchmarks/test_contests.py::test_upkeep_is_measured_from_outside": "measures for seconds",
     "chains/test_cluster.py": "a Cluster that loses its nodes one after the other",
+    "chains/test_losses.py": "as above, each time with what it had confirmed last",
     "chains/test_kills.py": "kills workers for a quarter of a minute",
     "chaos/test_cluster_kinds.py": "faults of a Cluster take seconds each",
     "chaos/test_nemesis.py": "faults that need root, and parts of seconds to be right",

@@ -39,10 +39,12 @@ def item(n: int) -> Item:
     return Item(n, f"c{n % 97}")
 
 
-items = app.stream("items", Item, key="customer", partitions=4)
-priced = app.stream("priced", Priced, key="sku", partitions=7, codec="msgpack")
-summed = app.stream("summed", Summed, key="region", partitions=3)
-noticed = app.stream("noticed", Noticed, partitions=2)
+KEPT = os.environ.get("RETENTION")
+"""How long its streams keep what is committed, for a test that looks at them."""
+items = app.stream("items", Item, key="customer", partitions=4, retention=KEPT)
+priced = app.stream("priced", Priced, key="sku", partitions=7, codec="msgpack", retention=KEPT)
+summed = app.stream("summed", Summed, key="region", partitions=3, retention=KEPT)
+noticed = app.stream("noticed", Noticed, partitions=2, retention=KEPT)
 PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,14 +30,19 @@ class ChainScene:
         self.durability = durability
         self.sent = 0
         self.random = random.Random(seed)
+        self.workers: list[WorkerProcess] = []
         self._spawn = spawn
-        self._started = 0
 
     def worker(self, **environ: str) -> WorkerProcess:
-        self._started += 1
-        command = ("run", "chain_app:app", "--name", f"w{self._started}")
+        name = f"w{len(self.workers) + 1}"
         its = {"STREAMWORKER_REDIS_URL": self.url, "STREAMWORKER_DURABILITY": self.durability}
-        return self._spawn(*command, cwd=HERE, environ={**FAST, **its, **environ})
+        process = self._spawn(
+            *("run", "chain_app:app", "--name", name, "--log-format", "json"),
+            cwd=HERE,
+            environ={**FAST, **its, **environ},
+        )
+        self.workers.append(process)
+        return process
 
     def send(self, count: int) -> None:
         """Send the next records."""
@@ -49,6 +55,12 @@ class ChainScene:
 
         asyncio.run(send())
         self.sent += count
+
+    def told(self, *events: str) -> list[dict[str, Any]]:
+        """Return what workers have logged of some events."""
+        lines = (line for worker in self.workers for line in worker.log().splitlines())
+        logged = (msgspec.json.decode(line) for line in lines if line.startswith("{"))
+        return [each for each in logged if each["event"] in events]
 
     def snapshots(self) -> list[GroupSnapshot]:
         async def look() -> list[GroupSnapshot]:

@@ -19,7 +19,7 @@ def test_a_chain_survives_failovers_of_its_sources_and_targets(
     scene = ChainScene(nodes.url, spawn, seed=failovers, durability="replicas")
     workers = [scene.worker() for _ in range(2)]
     # A worker that starts gives up if it cannot do so for half a minute.
-    wait_for(lambda: all("worker_started" in each.log() for each in workers), "both work")
+    wait_for(lambda: len(scene.told("worker_started")) == 2, "both work")
     for number in range(failovers):
         scene.send(500)
         stream = list(CHAIN.values())[number % len(CHAIN)]
@@ -30,5 +30,4 @@ def test_a_chain_survives_failovers_of_its_sources_and_targets(
         worker.terminate()
         worker.wait()
     scene.check()
-    told = [worker.log() for worker in workers]
-    assert not any("forwarded_records_lost" in log or "outbox_diverged" in log for log in told)
+    assert not scene.told("forwarded_records_lost", "outbox_diverged")

@@ -3,14 +3,16 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from streamworker import App
 from streamworker.errors import StreamworkerError
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.producer import Sent
+from streamworker.stream import Stream
 from tests.helpers import beside
 from tests.judge import check_chain, check_rows, read_logs
 from tests.raw import opened
@@ -47,6 +49,49 @@ class Told:
         return sum(each.records for each in self.lost)
 
 
+async def remember(
+    app: App,
+    stream: Stream[Any],
+    record: Callable[[int], Any],
+    told: Told,
+    stop: threading.Event,
+    per_second: int,
+    first: int = 0,
+) -> None:
+    """Send records, by number, at a steady pace until told to stop, and ask what of them was lost."""
+
+    async def send(n: int) -> None:
+        began = time.monotonic()
+        try:
+            told.confirmed[n] = await stream.send(record(n), timeout=40)
+        except StreamworkerError as error:
+            told.unknown[n] = str(error)
+        told.slowest_s = max(told.slowest_s, time.monotonic() - began)
+
+    async with app:
+        producer = app.producer(stream)
+        under_way: set[asyncio.Task[None]] = set()
+        began = time.monotonic()
+        while not stop.is_set():
+            due = int((time.monotonic() - began) * per_second)
+            while told.sent < due and len(under_way) < UNDER_WAY_MAX:
+                task = asyncio.create_task(send(first + told.sent))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+                told.sent += 1
+            await asyncio.sleep(0.01)
+        while under_way:
+            await asyncio.wait(under_way)
+        # Until there is an answer: it may be asked right after a failover.
+        for _ in range(VERIFY_TRIES):
+            try:
+                await producer.verify()
+                break
+            except StreamworkerError:
+                await asyncio.sleep(0.1)
+        told.lost = tuple(producer.lost)
+
+
 class RememberingScene(Scene):
     """Workers of the ledger app, and a sender that remembers."""
 
@@ -65,37 +110,7 @@ class RememberingScene(Scene):
     async def _remember(self, told: Told, stop: threading.Event, per_second: int) -> None:
         app = App("ledger", redis_url=self.url, durability=self.durability, durability_replicas=self.replicas)
         items = app.stream("items", Item, key="key", partitions=self.partitions)
-
-        async def send(n: int) -> None:
-            began = time.monotonic()
-            try:
-                told.confirmed[n] = await items.send(Item(f"k{n % KEY_COUNT}", n), timeout=40)
-            except StreamworkerError as error:
-                told.unknown[n] = str(error)
-            told.slowest_s = max(told.slowest_s, time.monotonic() - began)
-
-        async with app:
-            producer = app.producer(items)
-            under_way: set[asyncio.Task[None]] = set()
-            began = time.monotonic()
-            while not stop.is_set():
-                due = int((time.monotonic() - began) * per_second)
-                while told.sent < due and len(under_way) < UNDER_WAY_MAX:
-                    task = asyncio.create_task(send(told.sent))
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
-                    told.sent += 1
-                await asyncio.sleep(0.01)
-            while under_way:
-                await asyncio.wait(under_way)
-            # Until there is an answer: it may be asked right after a failover.
-            for _ in range(VERIFY_TRIES):
-                try:
-                    await producer.verify()
-                    break
-                except StreamworkerError:
-                    await asyncio.sleep(0.1)
-            told.lost = tuple(producer.lost)
+        await remember(app, items, lambda n: Item(f"k{n % KEY_COUNT}", n), told, stop, per_second)
 
     def judged(self, told: Told) -> tuple[set[int], dict[int, Sent]]:
         """Return what is in the logs, and what was confirmed and is gone; that must have been reported.

@@ -1,0 +1,43 @@
+"""A chain on a Cluster whose nodes fail over and lose writes: whatever is lost or doubled is told."""
+
+import random
+import time
+
+import pytest
+
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.redisio.keys import StreamKeys
+from tests.chains.losses import KEPT, PARTITIONS, Judge
+from tests.chains.scene import CHAIN, ChainScene
+from tests.cluster.roles import make_whole
+from tests.cluster.support import cut_off, fail_over, primary_of, replica_of
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+
+@pytest.mark.parametrize("failovers", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.timeout(900)
+def test_without_waits_each_loss_and_each_double_is_told(
+    nodes: EmbeddedCluster, spawn: SpawnWorker, failovers: int
+) -> None:
+    """Of sources and targets in turn, whose replicas had not followed for a moment."""
+    draw = random.Random(failovers)
+    scene = ChainScene(nodes.url, spawn)
+    for _ in range(2):
+        scene.worker(**KEPT)
+    wait_for(lambda: len(scene.told("worker_started")) == 2, "both work")
+    judge = Judge(scene)
+    for number in range(failovers):
+        stream = list(CHAIN.values())[number % len(CHAIN)]
+        partition = draw.randrange(PARTITIONS[stream])
+        primary = primary_of(nodes, StreamKeys("chain", stream).events(partition))
+        with judge.flow():
+            time.sleep(0.5)
+            with cut_off(primary, replica_of(nodes, primary)):
+                time.sleep(0.2 + 0.3 * draw.random())
+                fail_over(nodes, primary)
+            make_whole(nodes)
+        judge.settle()
+        judge.judge()
+    print(f"{failovers} failovers: {judge.verdict}")
+    assert judge.verdict.unsent and judge.verdict.lost and judge.verdict.doubled, "too little was lost"
