@@ -86,6 +86,7 @@ docs: $(READY)
 	$(PY) docs/generate.py
 	$(PY) docs/reliability.py
 	$(PY) docs/picture.py tests/tui/recorded/top.json docs/images/top.svg
+	$(PY) docs/picture.py tests/tui/recorded/overview.json docs/images/overview.svg
 
 # The reference and the check have one size: ratios of short runs are not those of long ones.
 GUARD := process --runs 5 --records 60000

@@ -1,8 +1,8 @@
-"""Draw a recorded group as a picture: ``python docs/picture.py RECORDING OUT.svg``.
+"""Draw recorded groups as a picture: ``python docs/picture.py RECORDING OUT.svg``.
 
-A recording is a JSON list of two snapshots of one group, a few seconds apart, as
-``streamworker status --json`` prints them. The same recording gives the same bytes, so that a
-test can tell whether the picture in the documentation is what the code draws.
+A recording is a JSON list of two lists of snapshots, a few seconds apart, as
+``streamworker status --json`` prints them: of one group, or of several for the overview. The same recording
+gives the same bytes, so that a test can tell whether the picture in the documentation is what the code draws.
 """
 
 import io
@@ -59,15 +59,23 @@ TEMPLATE = """\
 """Rich's own template loads fonts from elsewhere; a picture in a README must not load anything."""
 
 
-def draw(recording: bytes, *, width: int = 100, height: int = 24) -> str:
-    """Return the live view of a recorded group as SVG.
+def draw(recording: bytes) -> str:
+    """Return the live view of recorded groups as SVG.
 
     Raises
     ------
     msgspec.ValidationError
-        If the recording is not a list of two snapshots.
+        If the recording is not a list of two lists of snapshots.
     """
-    earlier, current = msgspec.json.decode(recording, type=tuple[GroupSnapshot, GroupSnapshot])
+    earlier, current = msgspec.json.decode(recording, type=tuple[list[GroupSnapshot], list[GroupSnapshot]])
+    models = [model.rows(before, now) for before, now in zip(earlier, current, strict=True)]
+    width, height = (100, 24) if len(models) == 1 else (140, 11)
+    tabs = view.Tabs([group.processor for group in current], overview=True)
+    frame = (
+        view.render(models[0], width, height)
+        if len(models) == 1
+        else view.render_overview(models, width, height, tabs)
+    )
     console = Console(
         record=True,
         width=width,
@@ -77,8 +85,8 @@ def draw(recording: bytes, *, width: int = 100, height: int = 24) -> str:
         color_system="truecolor",
         legacy_windows=False,
     )
-    console.print(view.render(model.rows(earlier, current), width, height), end="")
-    title = f"streamworker top {current.app}"
+    console.print(frame, end="")
+    title = f"streamworker top {current[0].app}"
     return console.export_svg(title=title, theme=THEME, code_format=TEMPLATE, unique_id="top")
 
 

@@ -63,7 +63,8 @@ def render_overview(models: Sequence[Model], width: int, height: int, tabs: Tabs
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         Text(
-            "  ".join(map(str.ljust, row, widths)), style="dim" if at == 0 else "bold red" if row[-1] else ""
+            "  ".join(map(str.ljust, row, widths)).rstrip(),
+            style="dim" if at == 0 else "bold red" if row[-1] else "",
         )
         for at, row in enumerate(cells)
     ]

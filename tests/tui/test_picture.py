@@ -1,23 +1,27 @@
-"""The picture in the README is what the code draws."""
+"""The pictures in the documentation are what the code draws."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 from docs import picture
 
-ROOT = Path(__file__).parents[2]
-RECORDING = Path(__file__).parent / "recorded" / "top.json"
-PICTURE = ROOT / "docs" / "images" / "top.svg"
+RECORDED = Path(__file__).parent / "recorded"
+PICTURES = Path(__file__).parents[2] / "docs" / "images"
+
+pytestmark = pytest.mark.parametrize("name", ["top", "overview"])
 
 
-def test_the_committed_picture_is_current() -> None:
+def test_the_committed_picture_is_current(name: str) -> None:
     """Else: make docs."""
-    assert PICTURE.read_text(encoding="utf-8") == picture.draw(RECORDING.read_bytes())
+    drawn = picture.draw((RECORDED / f"{name}.json").read_bytes())
+    assert (PICTURES / f"{name}.svg").read_text(encoding="utf-8") == drawn
 
 
-def test_the_picture_is_small_and_loads_nothing() -> None:
+def test_the_picture_is_small_and_loads_nothing(name: str) -> None:
     """A README must not fetch fonts from elsewhere, nor weigh more than a photograph."""
-    text = PICTURE.read_text(encoding="utf-8")
+    text = (PICTURES / f"{name}.svg").read_text(encoding="utf-8")
     assert len(text) < 200_000
     assert re.findall(r"url\((?!#)", text) == []
     assert [link for link in re.findall(r"https?://[^\"\s<]+", text) if "www.w3.org" not in link] == []
