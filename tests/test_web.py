@@ -17,32 +17,7 @@ from tests.helpers import wait_for
 from tests.raw import opened
 
 WEB = Path(__file__).parent / "target" / "web.py"
-SHOP = """
-from dataclasses import dataclass
-from datetime import datetime
-import msgspec
-from streamworker import App
-
-app = App("shop")
-
-
-@dataclass
-class Order:
-    order_id: int
-    customer: str
-    sku: str
-    quantity: int
-    placed_at: datetime
-
-
-class Alert(msgspec.Struct):
-    customer: str
-    reason: str
-
-
-orders = app.stream("orders", Order, key="customer", partitions=16)
-alerts = app.stream("alerts", Alert, key="customer", partitions=4)
-"""
+SHOP = Path(__file__).parents[1] / "examples" / "shop" / "shop.py"
 ORDER = {"order_id": 7, "customer": "ann", "sku": "tea", "quantity": 2, "placed_at": "2026-11-02T05:00:00Z"}
 
 
@@ -50,7 +25,7 @@ ORDER = {"order_id": 7, "customer": "ann", "sku": "tea", "quantity": 2, "placed_
 def service(redis_url: str, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """A web server, which listens on a socket in the folder of the test."""
     shutil.copy(WEB, tmp_path / "web.py")
-    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
+    shutil.copy(SHOP, tmp_path / "shop.py")
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "uvicorn", "web:api", "--uds", "web.sock"],
@@ -111,7 +86,7 @@ def test_a_web_service_takes_orders_once_asks_later_and_ends_quietly(
 def test_a_script_imports_without_an_event_loop(redis_url: str, tmp_path: Path) -> None:
     """The function of the same module, in a process that has none."""
     shutil.copy(WEB, tmp_path / "web.py")
-    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
+    shutil.copy(SHOP, tmp_path / "shop.py")
     code = "import web; row = dict(id='1', customer='ann', sku='tea', quantity='2')\n"
     done = subprocess.run(
         [sys.executable, "-c", code + "print(web.nightly_import([row] * 3_000))"],
