@@ -53,6 +53,7 @@ FULL = {
     "chaos/test_rows_versions.py": "as above, and needs the whole history of git",
     "chaos/test_rows_workers.py": "as above",
     "chaos/test_soak.py": "a storm of faults, and a mistake that it must catch",
+    "cli/test_bad_day.py": "waits until a record has failed five times, from one second apart",
     "cli/test_bench.py": "runs the bench six times",
     "cli/test_dev.py": "starts a server, a worker and a watcher each time",
     "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",

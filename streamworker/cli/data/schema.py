@@ -73,7 +73,7 @@ def check(path: AppPath, json: AsJson = False) -> None:
         verb = "breaks" if len(broken) == 1 else "break"
         raise ConfigurationError(
             f"{len(broken)} of {len(found)} changes {verb} what is stored.",
-            remedy="Change the types as this says, or give the stream, processor or table a new name.",
+            remedy="Change the types as the table says, or give what breaks a new name.",
         )
 
 

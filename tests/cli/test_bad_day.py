@@ -1,0 +1,227 @@
+"""What an operator types on a bad day, and the facts that each command must print, on examples/shop."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.conftest import SpawnWorker
+from tests.helpers import WorkerProcess, wait_for
+
+SHOP = Path(__file__).parents[2] / "examples" / "shop" / "shop.py"
+
+WIRED = '''
+"""The shop, with a price service that is away while there is a file of this name."""
+
+from pathlib import Path
+
+import httpx
+from shop import app
+
+
+async def answer(_, request):
+    if Path("away").exists():
+        raise httpx.ConnectError("connection refused")
+    return httpx.Response({"/bad": 500}.get(request.url.path, 200), text="2.50", request=request)
+
+
+httpx.AsyncHTTPTransport.handle_async_request = answer
+'''
+
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S*"
+ENTRY = r"\d{13}-\d+"
+
+
+class Desk:
+    """The operator's terminal."""
+
+    def __init__(self, streamworker: Invoke) -> None:
+        self._streamworker = streamworker
+
+    def types(self, *arguments: str, code: int = 0) -> str:
+        """Run a command; return what it prints."""
+        result = self._streamworker(*arguments)
+        assert result.exit_code == code, (arguments, result.output)
+        return result.output
+
+    def reads(self, *arguments: str, facts: list[str], code: int = 0) -> str:
+        """Run a command; each of the facts, patterns all, must be in what it prints."""
+        printed = self.types(*arguments, code=code)
+        missing = [fact for fact in facts if not re.search(fact, printed)]
+        assert not missing, (arguments, missing, printed)
+        return printed
+
+    def sends(self, *orders: tuple[int, str, str, int]) -> None:
+        names = ("order_id", "customer", "sku", "quantity")
+        lines = [
+            json.dumps(dict(zip(names, order, strict=True)) | {"placed_at": "2026-11-02T05:00:00Z"})
+            for order in orders
+        ]
+        sent = self._streamworker("send", "shop:orders", "-", input="\n".join(lines))
+        assert sent.exit_code == 0, sent.output
+
+    def partitions(self, name: str) -> list[Any]:
+        (group,) = json.loads(self.types("status", f"shop:{name}", "--json"))
+        return [view for view in group["partitions"] if view["state"] != "running"]
+
+    def lag(self) -> int:
+        return sum(int(each["lag"]) for each in json.loads(self.types("lag", "shop:app", "--json")))
+
+
+@pytest.fixture
+def desk(folder: Path, streamworker: Invoke) -> Desk:
+    shutil.copy(SHOP, folder / "shop.py")
+    (folder / "wired.py").write_text(WIRED, "utf-8")
+    sys.modules.pop("shop", None)
+    return Desk(streamworker)
+
+
+@pytest.fixture
+def worker(desk: Desk, spawn: SpawnWorker) -> WorkerProcess:
+    """A worker that has priced the orders of bob, a big spender, and of others."""
+    process = spawn("run", "wired:app", "--name", "price-1")
+    desk.sends(*((n, "bob", "tea", 3_000) for n in range(2)), *((n, f"c{n}", "tea", 1) for n in range(50)))
+    wait_for(lambda: not desk.lag() and "bob: 15000.00 in 2 orders" in process.log(), "bob was told of")
+    return process
+
+
+def test_what_is_there(desk: Desk, worker: WorkerProcess) -> None:
+    """Graph and status: streams, processors, tables; workers, partitions, lag, rate; memory and how long."""
+    del worker
+    desk.reads(
+        "graph",
+        "shop:app",
+        facts=[
+            r"orders x16 ──► price  \d+/s, lag 0",
+            r"──► priced x32  \d+/s",
+            r"priced x32 ──► sum_up ",
+            r"totals  51 keys  [\d.]+ kB",
+            r"alerts x4 ──► tell ",
+        ],
+    )
+    kept = rf"stream +orders +52 +[\d.]+ kB +{TIME} +7 days"
+    wait_for(
+        lambda: bool(re.search(kept, desk.types("status", "shop:app"))), "a worker has looked what is oldest"
+    )
+    desk.reads(
+        "status",
+        "shop:app",
+        facts=[
+            r"price +1 +16: 16 running +0 +\d+/s",
+            r"sum_up +1 +32: 32 running",
+            r"tell +1 +4: 4 running",
+            rf"stream +priced +52 +[\d.]+ kB +{TIME} +7 days, 20 GB",
+            "are used",
+        ],
+    )
+
+
+def test_a_service_is_away_and_one_order_is_poison(desk: Desk, worker: WorkerProcess, folder: Path) -> None:
+    """Retry, pause, set aside, look, replay: each says what it did, and where to look next."""
+    (folder / "away").touch()
+    desk.sends((88123, "bob", "tea", 1))
+    wait_for(lambda: bool(desk.partitions("price")), "the order of bob is tried again")
+    (view,) = desk.partitions("price")
+    held, record = view["partition"], view["reason"].rpartition(" ")[2]
+    since = r"since \d\d:\d\d:\d\d \(attempt \d+, next in .*\): ConnectError: connection refused"
+    desk.reads("status", "shop:app", facts=[rf"16: 15 running, 1 retrying +1 .*partition {held} {since}"])
+    retried = desk.types("retry", "shop:price", "--partition", str(held))
+    assert retried == f"Retried 1 partition of price: {held}.\n"
+
+    pause = ("pause", "shop:tell", "--partition", "2", "--why", "mail server moves")
+    assert desk.types(*pause) == "Paused 1 partition of tell: 2.\n"
+    paused = rf'partition 2 paused by \S+ {TIME[:-10]}.* "mail server moves"'
+    desk.reads("status", "shop:app", facts=[r"4: 3 running, 1 paused", paused])
+    desk.reads("history", "shop:tell", facts=[rf'{TIME} .* pause +\S+ "mail server moves" +1 +0 +2'])
+    assert desk.types("resume", "shop:tell") == "Resumed 1 partition of tell: 2.\n"
+
+    put = desk.reads(
+        "dead",
+        "put",
+        "shop:price",
+        f"{held}/{record}",
+        "--yes",
+        facts=[rf"Done by worker price-1 at {TIME}: streamworker dead show shop:price {held}/{ENTRY}"],
+    )
+    letter = put.split()[-1]
+    facts = [
+        "order_id=88123, customer='bob'",
+        rf"{record} in partition {held}",
+        f"{TIME} by price-1",
+        "SetAside",
+    ]
+    desk.reads("dead", "show", "shop:price", letter, facts=facts)
+    desk.reads("dead", "show", "shop:price", f"{held}/{record}", facts=facts)
+
+    (folder / "away").unlink()
+    desk.sends((88124, "eve", "bad", 1))
+    such = ("shop:price", "--error", "HTTPStatusError", "--since", "2 hours")
+    wait_for(lambda: "500" in desk.types("dead", "list", *such), "the service has refused five times", 40)
+    desk.reads("dead", "list", *such, facts=[rf"\d+/{ENTRY} +{TIME} +5 +HTTPStatusError: .*500"])
+    replayed = r'Replayed 1 of 1 dead letter to the group "price", and to no other: \S+/s\.'
+    desk.reads("dead", "replay", *such, facts=[replayed])
+    assert "Nothing was changed." in desk.types("dead", "replay", *such, code=1)
+
+    tail = desk.reads(
+        "tail", "shop:orders", "--key", "bob", facts=[rf"{held}/{record}  {TIME}  Order\(order_id"]
+    )
+    assert len(tail.splitlines()) == 3
+    rows = json.loads(desk.types("peek", "shop:price", str(held), "--last", "99"))
+    assert [row["total"] for row in rows if row["customer"] == "bob"] and all("row" in row for row in rows)
+    assert json.loads(desk.types("table", "get", "shop:totals", "bob")) == {"orders": 2, "spent": 15_000.0}
+    assert worker.running
+
+
+def test_timers_and_history(desk: Desk, worker: WorkerProcess) -> None:
+    """When they ran, where and how long; what a reset would run again, what it leaves, and what is gone."""
+    assert desk.types("timers", "run-now", "shop:big_spenders") == "Timer big_spenders ran.\n"
+    assert desk.types("timers", "run-now", "shop:count_customers").endswith(
+        "ran in 32 partitions of priced.\n"
+    )
+    columns = "timer +runs +on +last +next +took"
+    spenders = rf"big_spenders +At 06:00 on Monday, Europe/Paris +app +{TIME} +{TIME} +\d.*s by price-1"
+    count = rf"count_customers +every hour +each partition of sum_up +{TIME} \(32 of 32 .* +{TIME} +\d.*s by"
+    desk.reads("timers", "shop:app", facts=[columns, spenders, count])
+
+    worker.terminate()
+    assert worker.wait() == 0
+    back = ("reset", "shop:sum_up", "--to", "2026-01-01", "--dry-run")
+    stays = ["totals holds what was counted since and is not undone: add --clear-tables", "acked log .* stay"]
+    moves = r"Moves \d+ partitions back by 52 records \(.*\)"
+    printed = desk.reads(*back, facts=[moves, *stays, "Nothing was changed"])
+    assert "The state" not in printed
+
+
+def test_before_a_deploy(desk: Desk, worker: WorkerProcess, folder: Path) -> None:
+    """Types that changed: what is fine, what breaks, and for whom."""
+    worker.terminate()
+    assert worker.wait() == 0
+    code = (folder / "shop.py").read_text("utf-8")
+    for before, after in (
+        ("datetime\n\n\nclass Priced", "datetime\n    coupon: str | None = None\n\n\nclass Priced"),
+        ("    total: float\n    placed_at: datetime\n", "    total: float\n"),
+        ("spent: float = 0.0", "spent: int = 0"),
+    ):
+        assert before in code
+        code = code.replace(before, after)
+    hourly = '\n\n@app.pipeline(price, path="lake/hourly")\ndef hourly(rows):\n    return rows\n'
+    (folder / "shop.py").write_text(code + hourly, "utf-8")
+    sys.modules.pop("shop", None)
+    desk.reads(
+        "schema",
+        "check",
+        "shop:app",
+        facts=[
+            r"orders +Order gains `coupon: str \| None = None` +fine: old entries read as None",
+            r"priced +Priced loses `placed_at`",
+            r"price \(rows\) .*'placed_at' was removed +breaks: .*its pipelines are hourly",
+            r"totals .* breaks: 51 stored values; .*Expected `int`, got `float` - at `\$.spent`",
+            "Error: 2 of 4 changes break what is stored.",
+        ],
+        code=3,
+    )
