@@ -71,6 +71,18 @@ async def test_fixtures_of_the_tests_come_first(worker, streamworker_app):
 """,
 }
 
+FAILS = """
+import pytest
+from shop import Order, orders
+
+pytestmark = pytest.mark.anyio
+
+async def test_that_fails(worker):
+    await orders.send(Order(1))
+    await worker.until_drained()
+    assert not await worker.sent(orders)
+"""
+
 CONFTEST = """
 import pytest
 
@@ -94,6 +106,13 @@ def test_tests_get_a_worker_of_the_app_that_the_configuration_or_a_fixture_names
     """Each test one of its own."""
     printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", TESTS)
     assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
+
+
+def test_what_a_failing_test_prints_can_be_read(tmp_path: Path) -> None:
+    """It holds what a worker logs in production, and not each step of the protocol."""
+    printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", {"test_fails.py": FAILS})
+    assert "1 failed" in printed and "worker_started" in printed
+    assert "ChangeDocument" not in printed
 
 
 def test_tests_without_a_worker_do_not_pay_for_it(tmp_path: Path) -> None:
