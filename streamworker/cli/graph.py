@@ -143,7 +143,7 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> dict[str, int]:
 
 
 def _place(pipeline: PipelineSpec | None) -> str:
-    return f"{pipeline.format} {pipeline.path or ''}".rstrip() if pipeline is not None else ""
+    return f"{pipeline.format} {pipeline.path}" if pipeline is not None and pipeline.path else ""
 
 
 def _node(name: str) -> str:
