@@ -8,14 +8,14 @@ docs/guarantees.md.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, repeat
-from operator import attrgetter
+from itertools import pairwise, repeat, takewhile
+from operator import attrgetter, eq
 
-from streamworker.core.data.outbox import Standing
+from streamworker.core.data.outbox import Mark, Standing
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import TIMER, Commit, LockChange, Record
+from streamworker.sim.server.stored import TIMER, Commit, Lock, LockChange, Record
 
 _number_of = attrgetter("number")
 CAUSE_MS = 15_000
@@ -66,6 +66,9 @@ class _Watched:
     """What its owners were told of the target that they forward to."""
     lost: set[int] = field(default_factory=set)
     """The places in the log of those forwarded records that the target has lost, as its owners were told."""
+    foreign: set[int] = field(default_factory=set)
+    """Those records that the target had then, and not at their places in the log: it had come elsewhere
+    by another history, and nobody can say which it has."""
 
 
 class Checker:
@@ -186,12 +189,21 @@ class Checker:
         if code is CommitCode.FENCED and tries == 1 and is_done and id(commit) in known.made:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
 
-    def told(self, partition: int, why: Standing, stands: int, since: int) -> None:
+    def told(self, partition: int, why: Standing, stands: Mark, since: Mark, model: RedisModel) -> None:
         """An owner was told that a target stands elsewhere than the messages that it has for it."""
-        known = self._watched[partition]
+        known, lock = self._watched[partition], model.locks[partition]
         known.told.add(why)
-        if why is Standing.TARGET_WENT_BACK:
-            known.lost.update(range(stands, since))
+        if why is not Standing.TARGET_WENT_BACK:
+            return
+        sent = (message for commit in lock.log if commit.sends for message in commit.sends.messages)
+        if all(message.through != stands for message in sent):
+            arrived, rows = _arrived(partition, model), _rows(lock)
+            expected = [row.number for place, row in enumerate(rows) if place not in known.lost]
+            common = sum(takewhile(bool, map(eq, arrived, expected)))
+            known.foreign.update(arrived[common:])
+            before = enumerate(rows[: stands.records])
+            known.lost.update(place for place, row in before if row.number not in arrived[:common])
+        known.lost.update(range(stands.records, since.records))
 
     def has_diverged(self, partition: int) -> bool:
         """Return whether an owner was told that a target has records that the partition has lost."""
@@ -221,7 +233,7 @@ class Checker:
     def judge(self, model: RedisModel) -> None:
         """Check the acked logs as a reader finds them, and the timers' results (I1, I2, I3)."""
         for partition, lock in enumerate(model.locks):
-            rows = [row for commit in lock.log for row in commit.rows if row.id not in commit.aside]
+            rows = _rows(lock)
             numbers = [record.number for record in rows]
             where = f"partition {partition}"
             waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
@@ -246,21 +258,21 @@ class Checker:
     def _judge_chain(self, partition: int, numbers: list[int], model: RedisModel) -> None:
         """Check that the target of a partition has each committed record once, in order (I1, I2, I3)."""
         where, known = f"the target of partition {partition}", self._watched[partition]
-        taken = [taken for (_, source), taken in model.stored.taken.items() if source == partition]
-        arrived = _numbers_of(data for each in taken for data in each.data)
+        arrived = _arrived(partition, model)
+        own = [number for number in arrived if number not in known.foreign]
         waiting = _numbers_of(message.data for message in model.locks[partition].messages)
         if known.told and not model.losses:
             self.found("I6", f"{where}: owners are told of a loss, and no server has lost anything")
-        if len(arrived) != len(set(arrived)):
-            self.found("I2", f"{where} has records twice: {_few(_repeated(arrived))}")
-        elif arrived != sorted(arrived):
+        if len(own) != len(set(own)):
+            self.found("I2", f"{where} has records twice: {_few(_repeated(own))}")
+        elif own != sorted(own):
             self.found("I3", f"{where} has records out of order")
         if self.has_diverged(partition):
             return
         lost = {number for place, number in enumerate(numbers) if place in known.lost}
         if missing := set(numbers).difference(arrived, waiting, lost):
             self.found("I1", f"{where} lacks records, and nobody was told: {_few(missing)}")
-        if unknown := set(arrived).difference(numbers):
+        if unknown := set(own).difference(numbers):
             self.found("I2", f"{where} has records that are not committed: {_few(unknown)}")
 
     def judge_calm(self, model: RedisModel) -> None:
@@ -362,6 +374,16 @@ class Figures:
     def _free(self, partition: int) -> None:
         if self._since[partition] is None:
             self._since[partition] = self._clock()
+
+
+def _rows(lock: Lock) -> list[Record]:
+    return [row for commit in lock.log for row in commit.rows if row.id not in commit.aside]
+
+
+def _arrived(partition: int, model: RedisModel) -> list[int]:
+    """Return the numbers of the records that the target of a partition has from it."""
+    taken = [taken for (_, source), taken in model.stored.taken.items() if source == partition]
+    return _numbers_of(data for each in taken for data in each.data)
 
 
 def _numbers_of(messages: Iterable[bytes]) -> list[int]:

@@ -219,7 +219,7 @@ class Outgoing:
         self._delete(taken)
         if why is not Standing.GOES_ON:
             since = lane.messages[0].since
-            self._worker.world.checker.told(self._partition, why, stands.records, since.records)
+            self._worker.world.checker.told(self._partition, why, stands, since, self._model)
         if why is Standing.TARGET_WENT_BACK:
             lane.accept(stands)
         self._worker.later(DIVERGED_MS if why is Standing.DIVERGED else RETRY_MS, self._again)

@@ -172,14 +172,10 @@ class World(SimulatedGroup):
         if fault.kind is FaultKind.FAILOVER:
             snapshot, lag_ms = model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
             behind_ms = BEHIND_MS[fault.pick // len(LAG_MS) % len(BEHIND_MS)]
-            alone, losses = ALONE[fault.pick // 9 % len(ALONE)] if self.has_chains else "", model.losses
-
-            def fail_over() -> None:
-                # After another loss the snapshot is of a side that was given up, and both go back to it.
-                which = alone if model.losses == losses else ""
-                self._fail_over(snapshot, lag_ms, behind_ms, fault.span_ms, which)
-
-            self.clock.after(lag_ms, fail_over)
+            alone = ALONE[fault.pick // 9 % len(ALONE)] if self.has_chains else ""
+            self.clock.after(
+                lag_ms, lambda: self._fail_over(snapshot, lag_ms, behind_ms, fault.span_ms, alone)
+            )
             return
         self.note(f"Redis restarts {'without' if fault.kind is FaultKind.FLUSH else 'with'} its data")
         if fault.kind is FaultKind.FLUSH:

@@ -11,7 +11,8 @@ from typing import Any
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, OutboxLane
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, OutboxLane, Standing
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
@@ -204,6 +205,18 @@ class _TwoRoundTrips(OutboxLane):
     def begin(self, most: int) -> list[Message]:
         self.is_busy = False
         return super().begin(most)
+
+
+@_lane("what a target has lost is passed over, and nobody is told", "failover,flap")
+class _TellsNoLoss(OutboxLane):
+    def compared(
+        self, stands: Mark, chain: Sequence[Message], head: Mark | None, through: int
+    ) -> tuple[list[EntryId], Standing]:
+        taken, why = super().compared(stands, chain, head, through)
+        if why is Standing.TARGET_WENT_BACK:
+            self.accept(stands)
+            return taken, Standing.GOES_ON
+        return taken, why
 
 
 # -- ids and entries ---------------------------------------------------------------------------
