@@ -62,12 +62,12 @@ PLANTS = {
         "if self.first.ms != self.last.ms:",
     ),
     "ids made again with other contents are committed": (
-        f"{LUA}/commit.lua",
+        f"{LUA}/data/commit.lua",
         "if fields[1] == FIRST then return tag == '' or tag == fields[CRC] end",
         "if fields[1] == FIRST then return true end",
     ),
     "the same, of entries of one record": (
-        f"{LUA}/commit.lua",
+        f"{LUA}/data/commit.lua",
         "return tag == '' or not redis.sha1hex or tag",
         "return true or tag",
     ),

@@ -121,11 +121,11 @@ CALLS = {
     )
 }
 ANY_TYPE = {
-    *(("mend_members", place) for place in range(5)),
-    *(("heartbeat", place) for place in range(4)),
-    *(("change_members", place) for place in (1, 2, 3, 4)),
-    *(("lease_challenge", 2), ("lease_update", 2)),
-    *(("repair_damaged", 0), ("repair_group", 6)),
+    *(("group/mend_members", place) for place in range(5)),
+    *(("group/heartbeat", place) for place in range(4)),
+    *(("group/change_members", place) for place in (1, 2, 3, 4)),
+    *(("lease/challenge", 2), ("lease/update", 2)),
+    *(("admin/repair_damaged", 0), ("admin/repair_group", 6)),
 }
 """What stands there may be of any type. The document: tests/contract/test_mending.py; heartbeats, loads and
 the control stream, also of changes, repairs and leases: test_beats.py; what was put aside: test_repair.py."""
@@ -164,19 +164,19 @@ async def prepare(group: Group) -> None:
 
 
 @pytest.mark.usefixtures("small_nodes")
-@pytest.mark.parametrize("name", sorted(set(CALLS) - {"count", "claim_list"}))
+@pytest.mark.parametrize("name", sorted(set(CALLS) - {"data/count", "claim/list"}))
 async def test_every_script_writes_where_the_types_are_right(group: Group, raw: Raw, name: str) -> None:
     """Without this the next test would prove nothing."""
     await prepare(group)
-    if name in {"acquire", "register"}:
+    if name in {"group/acquire", "group/register"}:
         raw.delete(LOCK)
-    if name == "move_checkpoint":
+    if name == "group/move_checkpoint":
         raw.hset(LOCK, "owner", "")
-    if name == "repair_group":
+    if name == "admin/repair_group":
         raw.set(GROUP.members, '{"generation":7,"v":1}')
-    if name == "repair_ahead":
+    if name == "admin/repair_ahead":
         raw.xadd(ACKED, {"foo": "bar"}, id="11-0")
-    if name == "mend_members":
+    if name == "group/mend_members":
         raw.set(GROUP.members, "x")
     before = everything(raw)
     call = CALLS[name]

@@ -3,22 +3,23 @@
 import hashlib
 import itertools
 import re
-from importlib.resources import files
+from pathlib import Path
 
 import pytest
 
+import streamworker.redisio
 from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
 
-LUA = files("streamworker.redisio") / "lua"
+LUA = Path(streamworker.redisio.__file__).parent / "lua"
 TYPE = r"\((hash|stream|string|zset|any)"
 """How a head names the type of a key."""
 
 
 def test_every_file_is_a_script_that_is_loaded() -> None:
     """None is left behind, none is missing."""
-    found = {entry.name.removesuffix(".lua") for entry in LUA.iterdir() if entry.name.endswith(".lua")}
-    assert found == {script.name for script in SCRIPTS}
+    found = {path.relative_to(LUA).with_suffix("").as_posix() for path in LUA.glob("*/*.lua")}
+    assert {name for name in found if not name.startswith("parts/")} == {script.name for script in SCRIPTS}
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -35,7 +35,7 @@ PLANTS = {
         "if value is not None:",
     ),
     "whoever was the owner may expire": (
-        f"{LUA}/expire.lua",
+        f"{LUA}/data/expire.lua",
         "if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return {'FENCED'} end",
         "",
     ),

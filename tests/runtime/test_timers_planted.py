@@ -5,7 +5,7 @@ from tests.planting import PlantedMistakes
 TESTS = ("tests/runtime/test_timers_fenced.py",)
 PLANTS = {
     "a tick is neither fenced nor compared with the time before": (
-        "streamworker/redisio/lua/commit.lua",
+        "streamworker/redisio/lua/data/commit.lua",
         "if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end",
         """if previous == new then ARGV[12] = redis.call('HGET', state, ARGV[14]) or ''
 elseif held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end""",

@@ -1,4 +1,4 @@
-"""Commits: many partitions in one round trip, each commit atomic; see ``lua/commit.lua``."""
+"""Commits: many partitions in one round trip, each commit atomic; see ``lua/data/commit.lua``."""
 
 import contextlib
 from collections.abc import Mapping, Sequence

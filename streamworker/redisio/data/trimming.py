@@ -1,4 +1,4 @@
-"""Drops what nobody needs from partitions and their acked logs; see ``lua/trim.lua``."""
+"""Drops what nobody needs from partitions and their acked logs; see ``lua/data/trim.lua``."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -25,7 +25,7 @@ class Trimmed(NamedTuple):
 
 
 class Keep(NamedTuple):
-    """What retention keeps of one partition although everybody has passed it; see ``lua/trim.lua``."""
+    """What retention keeps of one partition although everybody has passed it; see ``lua/data/trim.lua``."""
 
     events_ms: int | None = None
     """How old a source entry gets; ``ANY_AGE`` without a limit, None without retention."""

@@ -26,7 +26,7 @@ from streamworker.redisio.keys import KeyRow, partitions_in
 from streamworker.redisio.scripts import checked, load
 from streamworker.redisio.wire.link import Argument
 
-LIST, CHANGE, GIVE_UP = SCRIPTS = tuple(load(f"claim_{name}") for name in ("list", "change", "give_up"))
+LIST, CHANGE, GIVE_UP = SCRIPTS = tuple(load(f"claim/{name}") for name in ("list", "change", "give_up"))
 CLAIMS = "claims"
 """The key of the owner of each partition: its ownership entry by ETag, and `last`, the newest ETag."""
 KEYS = (KeyRow(f"sw:{{app.stream:GROUP}}:{CLAIMS}", "hash"),)

@@ -17,7 +17,7 @@ from streamworker.redisio.keys import GroupKeys, KeyRow
 from streamworker.redisio.scripts import checked, load
 from streamworker.redisio.wire.link import Argument
 
-CHALLENGE, RACE, UPDATE = SCRIPTS = tuple(load(f"lease_{name}") for name in ("challenge", "race", "update"))
+CHALLENGE, RACE, UPDATE = SCRIPTS = tuple(load(f"lease/{name}") for name in ("challenge", "race", "update"))
 GRAB = "grab"
 """The key of the winner of the race for each partition, and of `last`, the newest generation."""
 ALLOCATION = "allocation"
