@@ -174,7 +174,8 @@ class Judge:
     def _is_at_rest(self) -> bool:
         try:
             asyncio.run(self._accept_what_was_told())
-            return not self._marks().waiting and all(group.lag == 0 for group in self.scene.snapshots())
+            groups = self.scene.snapshots()
+            return not self._marks().waiting and all(group.lag == group.outbox == 0 for group in groups)
         except (BackendError, redis.RedisError):
             return False  # A node has just gone.
 

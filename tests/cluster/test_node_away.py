@@ -83,6 +83,7 @@ class Runner:
     def __init__(self) -> None:
         self.commits = self
         self.abandoned = ""
+        self.outbox = None
 
     def abandon(self, reason: str) -> None:
         self.abandoned = reason

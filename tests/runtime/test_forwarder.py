@@ -70,5 +70,32 @@ async def test_a_target_that_knows_more_is_told_though_it_was_held_up_before(emp
     assert told["stands"] == "9-0123456789ab"
 
 
+async def test_a_message_that_a_failover_brought_back_is_found_taken_and_deleted(emptied: str) -> None:
+    """Its target has it, so that it is not sent again, and it does not wait for the next owner."""
+    keys, messages = GROUP.outbox(0), chain(3)
+    async with Backend.open(emptied, name="forwarder") as backend, anyio.create_task_group() as tasks:
+        forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
+        tasks.start_soon(forwarder.run)
+        await anyio.lowlevel.checkpoint()
+        source = Source(keys, forwarder, 0, lambda _: None)
+        forwarder._sources[keys] = source
+        source.committed(OutboxWrite("", messages, 100))
+        await source.settle()
+        head = (str(TO), str(messages[-1].through))
+        await backend.execute("HSET", keys.heads, "#", str(messages[-1].id), *head)
+        back = messages[1]
+        await backend.execute("XADD", keys.messages, str(back.id), "to", str(TO), *_fields(back))
+        source.look_again()
+
+        async def is_gone() -> bool:
+            return bool(await backend.execute("XLEN", keys.messages) == 0)
+
+        await wait_for_async(is_gone, "it is deleted")
+        events = StreamKeys("shop", TO.stream).events(TO.partition)
+        found = await streams.range_entries(backend, events, ZERO, None, 100)
+        assert len(found) == sum(message.through.records - message.since.records for message in messages)
+        tasks.cancel_scope.cancel()
+
+
 def _fields(message: Message) -> tuple[bytes | str, ...]:
     return "since", str(message.since), "through", str(message.through), "data", message.data

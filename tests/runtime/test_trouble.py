@@ -60,6 +60,7 @@ class Runner:
     def __init__(self, committed: Committed) -> None:
         self.commits = self
         self.committed = committed
+        self.outbox = None
 
 
 async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot_be_read(

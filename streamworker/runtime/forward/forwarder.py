@@ -80,7 +80,7 @@ class Source:
         """Number of the last message that is durable at the source."""
         self.read_up_to = 0
         """Number of the last message that was put into a lane."""
-        self.reading = self.closed = False
+        self.reading = self.read_again = self.closed = False
         self.lanes: dict[Target, _Lane] = {}
         self.taken: list[EntryId] = []
         """Messages to delete."""
@@ -102,6 +102,11 @@ class Source:
             lane.put(message)
             self.read_up_to = message.number
             self._forwarder.start(lane)
+
+    def look_again(self) -> None:
+        """Read all that is in the outbox once more: a failover may have brought back what was deleted."""
+        self.read_again = True
+        self._forwarder.read(self)
 
     @property
     def held(self) -> int:
@@ -175,6 +180,8 @@ class Forwarder:
 
     def read(self, source: Source) -> None:
         """Read messages that this worker does not hold: an earlier owner's, or those that waited."""
+        if source.read_again and source.is_idle and not source.reading:
+            source.read_again, source.read_up_to = False, 0
         if self._tasks is not None and not source.reading and self._wants_more(source):
             source.reading = True
             self._tasks.start_soon(self._read, source)
@@ -270,23 +277,24 @@ class Forwarder:
             if reply.code is ForwardCode.OTHER:
                 pause_ms = await self._compare(lane, reply)
             elif reply.code is not ForwardCode.FULL:
-                self._log.warning(
-                    "forward_unanswered",
-                    source=lane.source.keys.source,
-                    to=str(lane.to),
-                    reason=str(reply.error),
-                    retry_in_ms=pause_ms,
-                )
-                lane.held_up(f"{lane.to.in_words} does not take what it is sent: {reply.error}")
+                self._unanswered(lane, reply.error)
             elif pause_ms >= SHOWN_PAUSE_MS:
                 target = StreamKeys(self.app, lane.to.stream)
                 group = await slowest_group(self.backend, target, lane.to.partition)
                 why = f"because {group} lags" if group else "and no processor reads it"
                 lane.held_up(f"{lane.to.in_words} is full {why}")
         except BackendError as error:
-            self._log.warning("forward_unanswered", to=str(lane.to), reason=str(error))
+            self._unanswered(lane, error)
         await anyio.sleep(pause_ms / 1000)
         self._go_on(lane)
+
+    def _unanswered(self, lane: _Lane, error: BackendError | None) -> None:
+        """Tell why a target does not take what it is sent, once for each reason."""
+        reason = f"{lane.to.in_words} does not take what it is sent: {error}"
+        if lane.reason != reason:
+            source = lane.source.keys.source
+            self._log.warning("forward_unanswered", source=source, to=str(lane.to), reason=str(error))
+        lane.held_up(reason)
 
     async def _compare(self, lane: _Lane, stopped: ForwardReply) -> int:
         """Compare where a target stands with all that the source still has for it.

@@ -168,6 +168,9 @@ class Witness:
             for p, lock in found.items()
             if not isinstance(lock, BackendError) and (rollback := rollback_of(known[p], lock))
         }
+        for partition in found.keys() - gone.keys() - unanswered.keys():
+            if outbox := runners[partition].outbox:
+                outbox.source.look_again()
         for partition in gone:
             runners[partition].abandon("Redis has gone back behind what was committed")
         for ended in self._askers.values():
