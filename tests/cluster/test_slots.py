@@ -19,7 +19,7 @@ from tests.chaos.slots import OneSlot, slots_of
 from tests.cluster.support import ClusterScene, client_of, is_primary, through_proxies
 from tests.conftest import SpawnWorker
 from tests.raw import RawCluster
-from tests.rebalance.scene import FAST, HERE
+from tests.rebalance.scene import HERE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -72,9 +72,9 @@ def test_every_command_has_its_keys_in_one_slot(
     with listening(scene.cluster) as heard, through_proxies(scene.cluster, watch) as lines:
         url = lines.url
         environ = {"LEDGER": str(scene.ledger), "PARTITIONS": "8", "STREAMWORKER_REDIS_URL": url}
-        first = scene.worker("w1", **FAST, STREAMWORKER_REDIS_URL=url)
+        first = scene.worker("w1", STREAMWORKER_REDIS_URL=url)
         scene.wait_for_owners({"w1": 8})
-        second = scene.worker("w2", **FAST, STREAMWORKER_REDIS_URL=url)
+        second = scene.worker("w2", STREAMWORKER_REDIS_URL=url)
         scene.url = url  # Looking, which is done all the time here, does not go through them.
         scene.send(300)
         scene.url = scene.cluster.url
