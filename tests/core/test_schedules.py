@@ -43,6 +43,19 @@ def test_before_and_after_name_the_planned_times_around_any_time(schedule: Plann
     assert schedule.upto(after - 1) == before
 
 
+@pytest.mark.parametrize("schedule", [each for each in SCHEDULES if isinstance(each, Cron)], ids=str)
+@pytest.mark.parametrize("day", ["2029-10-28", "2029-03-25"])
+def test_each_second_around_a_change_of_summer_time_has_its_planned_times(schedule: Cron, day: str) -> None:
+    """In autumn 02:59:59 is followed by 02:00:00; what was planned is neither lost nor repeated."""
+    start_ms = _ms(f"{day}T00:00")
+    for ms in range(start_ms - 1_000, start_ms + 2 * 3_600_000, 599_000):
+        for at in (ms, (ms // 3_600_000 + 1) * 3_600_000 - 1_000):
+            before, after = schedule.upto(at), schedule.after(at)
+            assert before <= at < after
+            assert schedule.after(before) == after
+            assert schedule.upto(after - 1) == before
+
+
 @pytest.mark.parametrize("missed", ["skip", "once", "all"])
 @given(start=TIMES, waits=st.lists(st.integers(0, 40_000), max_size=30))
 def test_no_planned_time_is_due_twice_and_all_runs_each(start: int, missed: Missed, waits: list[int]) -> None:

@@ -88,11 +88,15 @@ class Cron:
 
     def after(self, ms: int) -> int:
         """Return the first planned time after a time."""
-        return _ms(next(CronSim(self.spec, self.moment(ms))))
+        # In the hour that comes twice in autumn, the first that CronSim finds may be behind us.
+        return next(found for found in map(_ms, CronSim(self.spec, self.moment(ms))) if found > ms)
 
     def upto(self, ms: int) -> int:
         """Return the last planned time at or before a time."""
-        return _ms(next(CronSim(self.spec, self.moment(ms // 1000 * 1000 + 1000), reverse=True)))
+        found = _ms(next(CronSim(self.spec, self.moment(ms // 1000 * 1000 + 1000), reverse=True)))
+        while (later := self.after(found)) <= ms:
+            found = later
+        return found
 
     def moment(self, ms: int) -> datetime:
         """Return a time in the timer's zone."""
