@@ -56,7 +56,9 @@ FULL = {
     "cli/test_bad_day.py": "waits until a record has failed five times, from one second apart",
     "cli/test_bench.py": "runs the bench six times",
     "cli/test_dev.py": "starts a server, a worker and a watcher each time",
+    "cli/test_graph.py::test_graph_names_each_edge_and_the_cycles": "runs workers for seconds",
     "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",
+    "cli/test_hostile_text.py::test_no_command_passes_on_to_a_pipe_what_a_terminal_obeys": "20 commands",
     "cli/test_run.py::test_with_reload_a_change_starts_the_worker_anew": "starts workers again and again",
     "cli/test_spark.py::test_run_with_spark_writes_the_table_and_ends_both": "Spark and workers, 20 s of CPU",
     "cluster/test_adopted.py": "nodes of a Cluster fail over",
@@ -70,6 +72,7 @@ FULL = {
     "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
     "durability/test_failover.py": "failovers and power failures, one after the other",
     "durability/test_full_disk.py": "root mounts a small disk",
+    "fundamentals/test_13_timers.py::test_what_is_missed_is_skipped_run_once_or_caught_up": "waits",
     "rebalance": "how long partitions stand still is measured, and sessions and holds run out",
     "runtime/test_ends.py::test_a_record_that_kills_its_process_ends_two_more_than_it_has_attempts": "starts",
     "runtime/test_tables_planted.py": "runs the tests of tables for each mistake",
@@ -78,6 +81,9 @@ FULL = {
         "kills processes for half a minute"
     ),
     "runtime/test_fetcher.py::test_a_new_entry_reaches_its_buffer_within_milliseconds": "measures a latency",
+    "runtime/test_keeper.py::test_a_dead_peer_is_removed_when_its_time_is_over_and_not_later": (
+        "waits for a worker's death to be seen"
+    ),
     "runtime/test_keyed_mode.py::test_waiting_handlers_go_faster_by_far_side_by_side": "measures rates",
     "runtime/test_keyed_mode.py::test_what_concurrency_costs_a_record": "measures rates",
     "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
