@@ -12,7 +12,7 @@ from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
 from streamworker.redisio.group.orders import give_order
 from tests.helpers import wait_for_async
-from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, start
+from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, Running, bench, start
 from tests.runtime.test_columnar import columns, send
 
 pytestmark = pytest.mark.anyio
@@ -38,11 +38,15 @@ async def die_until_committed(desk: Bench, mode: str, count: int, **given: Any) 
     """Let owner after owner die in the call that never ends; return how often each number was called."""
     each, seen = killing()
     for owner in range(20):
-        calls = seen.count(POISON)
+        calls, committed = seen.count(POISON), -1
         running = await start(desk, mode, each, owner=f"w{owner}", **given)
 
-        async def done(calls: int = calls) -> bool:
-            return seen.count(POISON) > calls or await desk.committed() == count
+        async def done(calls: int = calls, running: Running = running) -> bool:
+            nonlocal committed
+            # A death counts at the checkpoint, which no commit of the dead owner may move afterwards.
+            await running.runner.commits.flush()
+            before, committed = committed, await desk.committed()
+            return committed == count or (seen.count(POISON) > calls and committed == before)
 
         await wait_for_async(done, "it is called, or all is committed")
         if await desk.committed() == count:
