@@ -429,7 +429,7 @@ async def a_halted_partition_says_why(redis_url: str) -> None:
         for n in range(4):
             await items.send(Item("k", n))
         with pytest.raises(StreamFull):
-            await items.send(Item("k", 9), timeout=1.0)
+            await items.send(Item("k", 9), on_full="raise")
 
 
 async def a_full_log_says_why(redis_url: str) -> None:

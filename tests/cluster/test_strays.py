@@ -59,7 +59,7 @@ async def test_of_two_nodes_one_refuses_and_one_gives_no_answer() -> None:
     first, second = ("b", "a") if slot_of("b") < slot_of("a") else ("a", "b")
     async with stub(silent.answer) as silent.port, stub(closed.answer) as closed.port:
         silent.beside = closed
-        async with Backend.open(url_of(silent.port), name="t", call_timeout_ms=300) as backend:
+        async with Backend.open(url_of(silent.port), name="t", call_timeout_ms=1_000) as backend:
             for keys in ((first, second), (second, first)):
                 answers = await backend.pipeline([("GET", key) for key in keys])
                 kinds = dict(zip(keys, map(type, answers), strict=True))
@@ -73,7 +73,7 @@ async def test_a_node_that_does_not_tell_its_time_is_suspected() -> None:
     node = StubNode()
     async with (
         stub(node.answer) as node.port,
-        Backend.open(url_of(node.port), name="t", call_timeout_ms=100) as backend,
+        Backend.open(url_of(node.port), name="t", call_timeout_ms=500) as backend,
     ):
         assert await backend.execute("GET", HERE) == b"here"
         assert node.looks == 1
