@@ -42,6 +42,7 @@ FULL = {
     "benchmarks/test_contests.py::test_the_command_fails_where_a_ratio_fell": "compares times",
     "benchmarks/test_contests.py::test_the_command_prints_json_and_writes_ratios_and_a_picture": "runs each",
     "benchmarks/test_contests.py::test_upkeep_is_measured_from_outside": "measures for seconds",
+    "benchmarks/test_tables.py::test_a_table_is_measured_beside_a_loop_by_hand": "measures for seconds",
     "chains/test_cluster.py": "a Cluster that loses its nodes one after the other",
     "chains/test_losses.py": "as above, each time with what it had confirmed last",
     "chains/test_kills.py": "kills workers for a quarter of a minute",
@@ -59,6 +60,8 @@ FULL = {
     "cli/test_graph.py::test_graph_names_each_edge_and_the_cycles": "runs workers for seconds",
     "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",
     "cli/test_hostile_text.py::test_no_command_passes_on_to_a_pipe_what_a_terminal_obeys": "20 commands",
+    "cli/test_looking.py::test_a_stream_of_seconds_tells_no_rate_of_growth": "waits for seconds to pass",
+    "cli/test_looking.py::test_status_tells_the_rate_of_each_processor": "as above",
     "cli/test_run.py::test_with_reload_a_change_starts_the_worker_anew": "starts workers again and again",
     "cli/test_spark.py::test_run_with_spark_writes_the_table_and_ends_both": "Spark and workers, 20 s of CPU",
     "cluster/test_adopted.py": "nodes of a Cluster fail over",
@@ -67,6 +70,7 @@ FULL = {
     "cluster/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "cluster/test_workers.py": "workers on a Cluster that loses nodes and moves slots",
     "contract/test_later_planted.py::test_each_planted_mistake_shows": "twenty random runs a mistake",
+    "contract/test_model.py::test_a_mistake_that_is_planted_in_the_model_is_noticed": "a history a mistake",
     "contract/test_packs_planted.py": "runs the tests of entries of many records for each mistake",
     "core/test_outbox_planted.py": "runs the property of a lane for each mistake",
     "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
@@ -84,19 +88,28 @@ FULL = {
     "runtime/test_keeper.py::test_a_dead_peer_is_removed_when_its_time_is_over_and_not_later": (
         "waits for a worker's death to be seen"
     ),
+    "runtime/test_keyed_mode.py::test_whatever_becomes_of_its_owners_the_log_is_exact": "kills owners",
     "runtime/test_keyed_mode.py::test_waiting_handlers_go_faster_by_far_side_by_side": "measures rates",
     "runtime/test_keyed_mode.py::test_what_concurrency_costs_a_record": "measures rates",
     "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
     "sentinel": "sentinels, replicas and failovers, which take seconds each",
     "runtime/test_sync.py::test_sync_sends_at_seven_tenths_of_the_rate_of_async": "compares times",
+    "simulation/test_planted.py": "runs schedules for each mistake until it is found",
+    "simulation/test_simulation.py::test_the_promises_hold_under_every_assignment": "sixty schedules of each",
+    "simulation/test_simulation.py::test_workers_that_only_come_and_go_do_nothing_twice": "thirty schedules",
     "testing/test_clock.py::test_a_processor_paused_for_an_hour_goes_on_where_it_stood": "an hour",
+    "test_docs.py::test_python_that_a_reader_is_told_to_run_runs": "starts servers and workers",
+    "test_examples.py::test_an_example_ends_with_the_line_that_it_promises": "starts servers and workers",
     "test_examples.py::test_a_whole_application_passes_its_own_tests_and_strict_types": "seven tests, mypy",
     "test_wheel.py::test_a_wheel_has_the_files_of_the_package_and_no_other": "builds it, with what PyPI has",
     "test_guarantees.py::test_i9_the_spark_table_equals_the_log": "a JVM and three workers, a minute of CPU",
     "spark": "a query of Spark takes seconds, and the source has some hundred tests of them",
 }
 """What ``make test`` leaves to ``make test-full``, and why. Besides these: all that runs on ``redis7``, what
-runs on a Cluster or by way of sentinels in tests/contract, and parameters with the marker."""
+runs on a Cluster or by way of sentinels in tests/contract, parameters with the marker, and further seeds."""
+
+SEEDS = 5
+"""How many seeds of a test ``make test`` runs; with the others ``make test-full`` looks for what is rare."""
 
 STAYS = {
     "chaos/test_rows_server.py::test_a_restart_with_its_data_moves_loses_and_repeats_nothing",
@@ -164,12 +177,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     test = f"{file.as_posix()}::{getattr(item, 'originalname', item.name)}"
     places = [test, *(place.as_posix() for place in (file, *file.parents))]
     narrowest = next((place for place in places if place in STAYS or place in FULL), None)
-    if narrowest in FULL or _needs_redis(item):
+    if narrowest in FULL or _needs_redis(item) or _is_further_seed(item):
         item.add_marker(pytest.mark.full)
     if not ALONE.keys().isdisjoint(places):
         item.add_marker(pytest.mark.alone)
     if not SPARK.isdisjoint(places):
         item.add_marker(pytest.mark.spark)
+
+
+def _is_further_seed(item: pytest.Item) -> bool:
+    return (
+        isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+        and item.callspec.params.get("seed", 0) >= SEEDS
+    )
 
 
 def _needs_redis(item: pytest.Item) -> bool:

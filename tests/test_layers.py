@@ -138,6 +138,13 @@ def imports(node: ast.AST, *, typing_too: bool = False) -> Iterator[str]:
             yield from imports(child, typing_too=typing_too)
 
 
+@cache
+def imports_of(module: str, *, typing_too: bool = False) -> tuple[str, ...]:
+    """Return what a file imports."""
+    return tuple(imports(tree_of(module), typing_too=typing_too))
+
+
+@cache
 def module_of(name: str) -> str | None:
     """Return the file that a dotted name is in, without its ending; None for what is not ours."""
     while name.startswith("streamworker"):
@@ -149,12 +156,13 @@ def module_of(name: str) -> str | None:
     return None
 
 
+@cache
 def graph() -> dict[str, set[str]]:
     """Return for each file the files that it imports, for type checkers too."""
     return {
         module.removesuffix(".py"): {
             found
-            for name in imports(tree_of(module), typing_too=True)
+            for name in imports_of(module, typing_too=True)
             if (found := module_of(name)) is not None and found != module.removesuffix(".py")
         }
         for module in MODULES
@@ -183,7 +191,7 @@ def circles(edges: dict[str, set[str]]) -> list[set[str]]:
 
 def uses(module: str, package: str) -> bool:
     """Whether a file imports a package or something in it."""
-    return any(is_under(name, package) for name in imports(tree_of(module)))
+    return any(is_under(name, package) for name in imports_of(module))
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -203,7 +211,7 @@ def test_the_core_imports_nothing_that_could_act() -> None:
     strangers = {
         (module, name)
         for module in CORE
-        for name in imports(tree_of(module))
+        for name in imports_of(module)
         if name not in CORE_STDLIB
         and not is_under(name, "msgspec")
         and not is_under(name, "cronsim")
@@ -238,7 +246,7 @@ def test_imports_go_one_way() -> None:
     wrong: set[tuple[str, str]] = set()
     for module in MODULES:
         part = part_of(module)
-        ours = {part_of(name.removeprefix("streamworker.")) for name in imports(tree_of(module))
+        ours = {part_of(name.removeprefix("streamworker.")) for name in imports_of(module)
                 if name.startswith("streamworker.")} - {part, "__version__"}  # fmt: skip
         if part in ON_TOP:
             ours &= {"cli", "tui"} - USERS_OF_THE_FACE.get(part, set())
@@ -302,16 +310,17 @@ def is_of(module: str, protocol: str) -> bool:
     return folder == protocol or name in (protocol, f"operations_{protocol}")
 
 
-def words_of(module: str) -> Iterator[str]:
+@cache
+def words_of(module: str) -> set[str]:
     """Return the names and texts in a file but its docstrings: what it knows, and not what is said of it."""
-    tree = tree_of(module)
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        for field in ("id", "attr", "name", "arg", "module", "asname"):
-            if isinstance(name := getattr(node, field, None), str):
-                yield name
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
-            yield node.value
+    nodes = list(ast.walk(tree_of(module)))
+    said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    found = (
+        node.value if isinstance(node, ast.Constant) and id(node) not in said else getattr(node, field, None)
+        for node in nodes
+        for field in ("id", "attr", "name", "arg", "module", "asname")
+    )
+    return {text for text in found if isinstance(text, str)}
 
 
 def names(text: str, protocol: str) -> bool:
