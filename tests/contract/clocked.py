@@ -1,4 +1,7 @@
-"""A real server whose scripts are told the time by the test: what takes seconds takes none."""
+"""A real server whose scripts are told the time by the test: what takes seconds takes none.
+
+The ids of entries follow this time, too, with a millisecond for each entry.
+"""
 
 import hashlib
 from collections.abc import Sequence
@@ -12,9 +15,24 @@ from streamworker.redisio.wire.link import Argument
 CLOCK = "test:clock"
 CLOCKED = f"""
 local real_redis = redis
+local function now_ms() return tonumber(real_redis.call('GET', '{CLOCK}')) end
+local function id_after(stream)
+  local last = '0'
+  if real_redis.call('EXISTS', stream) == 1 then
+    local info = real_redis.call('XINFO', 'STREAM', stream)
+    for i = 1, #info, 2 do
+      if info[i] == 'last-generated-id' then last = string.match(info[i + 1], '^%d+') end
+    end
+  end
+  return string.format('%.0f-0', math.max(tonumber(last) + 1, now_ms()))
+end
 local redis = setmetatable({{call = function(command, ...)
+  local stream, id = ...
+  if command == 'XADD' and id == '*' then
+    return real_redis.call('XADD', stream, id_after(stream), select(3, ...))
+  end
   if command ~= 'TIME' then return real_redis.call(command, ...) end
-  local ms = tonumber(real_redis.call('GET', '{CLOCK}'))
+  local ms = now_ms()
   return {{string.format('%.0f', math.floor(ms / 1000)), string.format('%.0f', ms % 1000 * 1000)}}
 end}}, {{__index = real_redis}})
 """

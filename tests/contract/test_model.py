@@ -110,6 +110,24 @@ async def test_the_model_answers_as_the_server_does(clocked: ClockedBackend, pro
     assert met >= ANSWERS[protocol]
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("lag, append, read", "flush, lag, append", "post, copy, flush, hear, fail over, hear"),
+        "change, copy, fail over, look",
+    ],
+)
+async def test_they_are_alike_after_a_failover_to_a_clock_that_is_behind(
+    clocked: ClockedBackend, what: str
+) -> None:
+    """What is lost may come again under lower ids and at earlier times."""
+    steps = [
+        Step(each, 0 if place else 1_100, 0, 0, 1 if each == "read" else 11)
+        for place, each in enumerate(what.split(", "))
+    ]
+    assert await difference(clocked, "membership", steps) is None
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", OF_PROTOCOLS)

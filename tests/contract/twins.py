@@ -1,10 +1,9 @@
 """The simulator's model of Redis and a real server, side by side: the same operations, the same answers.
 
-The scripts run on the real server as they are shipped but for one word: ``TIME`` says what the
-test's clock says. So nothing has to be taken "about": each answer, each time in it, each generation,
-epoch and ETag must be equal, and a wait of seconds takes none. Three things are translated, since a
-server makes them up: ids of entries (by the order of their making), the identity of an acked log,
-and client ids.
+The scripts run on the real server as they are shipped, but ``TIME`` and the ids of entries follow the
+test's clock. So nothing has to be taken "about": each answer, each time in it, each generation,
+epoch, ETag and id of an entry must be equal, and a wait of seconds takes none. Two things are translated,
+since a server makes them up: the identity of an acked log, and client ids.
 
 Left out, since the model does not have them: how many source entries a lock has counted, the limits
 of source and target partitions, dead letters, keyed state, and readers that allow acked logs to be trimmed.
@@ -156,7 +155,8 @@ class Twins:
         self.listener = backend.blocking()
         self.others: dict[int, Backend] = {}
         self.known = dict.fromkeys(OWNERS, Membership.empty(PARTITIONS, "range"))
-        self.real_id: list[dict[int, EntryId]] = [{0: ZERO} for _ in range(PARTITIONS)]
+        self.made: list[list[int]] = [[0] for _ in range(PARTITIONS)]
+        """The model's ids of all entries that there ever were, lost or not."""
         self.logs: dict[tuple[int, str], str] = {}
         self.asked = ev.AcquireLocks((0,), OWNERS[0], 1, ())
         self.committed: dict[int, Commit] = {}
@@ -223,10 +223,10 @@ class Twins:
                 told = {
                     p: replace(
                         reply,
-                        checkpoint=EntryId(self._id(p, reply.checkpoint), 0),
+                        checkpoint=EntryId(_id(reply.checkpoint), 0),
                         entries=0,
                         log=self._log(p, reply.log),
-                        aside={EntryId(self._id(p, record), 0): why for record, why in reply.aside.items()},
+                        aside={EntryId(_id(record), 0): why for record, why in reply.aside.items()},
                     )
                     if isinstance(reply, Acquired)
                     else reply
@@ -240,17 +240,7 @@ class Twins:
         return event
 
     def _entry(self, entry: OwnershipEntry) -> OwnershipEntry:
-        checkpoint = self._id(entry.partition, EntryId.parse(entry.sequence))
-        return replace(entry, sequence=f"{checkpoint}-0")
-
-    def _id(self, partition: int, real: EntryId) -> int:
-        """Return the model's id of an entry; -1 for one that it does not have."""
-        return next((mine for mine, it in self.real_id[partition].items() if it == real), -1)
-
-    def _record(self, partition: int, real: Entry) -> Record:
-        """Return an entry of one record as the model has it."""
-        mine = self._id(partition, real.id)
-        return Record(mine, int(real.fields[b"v"]), mine)
+        return replace(entry, sequence=f"{_id(EntryId.parse(entry.sequence))}-0")
 
     def _log(self, partition: int, real: str) -> str:
         """Return the model's name of an acked log; a log that is new here is new there."""
@@ -418,7 +408,7 @@ class Twins:
         waiting = [record.id for record in lock.events if record.id > lock.checkpoint]
         record = waiting[-1] if waiting and step.how % 5 else lock.checkpoint
         given = await orders.give_order(
-            self.backend, GROUP, [p], order, who="ann", why="", record=self.real_id[p].get(record, ZERO)
+            self.backend, GROUP, [p], order, who="ann", why="", record=_real(record)
         )
         version = self.model.order(p, order, record)
         self.same(
@@ -427,7 +417,7 @@ class Twins:
             {} if version is None else {p: version},
         )
         if version is not None:
-            said = str(self.real_id[p][record]) if order == "put" else ""
+            said = str(_real(record)) if order == "put" else ""
             self.model.post(OrderGiven(order, (p,), (version,), "ann", said))
 
     # -- records -------------------------------------------------------------------------------
@@ -446,15 +436,14 @@ class Twins:
         self.met.add(f"append: {reply.code.name}")
         self.same(f"what became of append {number}", reply.code is streams.AppendCode.OK, is_new)
         if is_new and reply.last_id is not None:
-            # An id comes again if the first was lost, with all data, in the same millisecond.
-            self.real_id[p] = {mine: it for mine, it in self.real_id[p].items() if it != reply.last_id}
-            self.real_id[p][lock.last_event] = reply.last_id
+            self.same("the id of an entry", reply.last_id, _real(lock.last_event))
+            self.made[p].append(lock.last_event)
 
     async def _read(self, step: Step) -> None:
-        p, ids = step.where, list(self.real_id[step.where])
+        p, ids = step.where, self.made[step.where]
         after, count = ids[step.how % len(ids)], 1 + step.how % 3
-        found = await streams.read(self.listener, STREAM, {p: self.real_id[p][after]}, count, 0)
-        real = [self._record(p, entry) for entry in found.get(p, ())]
+        found = await streams.read(self.listener, STREAM, {p: _real(after)}, count, 0)
+        real = [_record(entry) for entry in found.get(p, ())]
         self.same(f"{count} entries of {p} after {after}", real, self.model.read_events(p, after, count))
 
     async def _commit(self, step: Step) -> None:
@@ -463,7 +452,7 @@ class Twins:
             await self._tick(step)
             return
         p, lock, how = step.where, self.model.locks[step.where], step.how
-        known = list(self.real_id[p])
+        known = self.made[p]
         waiting = [record for record in lock.events if record.id > lock.checkpoint]
         rows = tuple(waiting[: how % 4])
         owner = lock.owner or OWNERS[step.who] if how % 6 else OWNERS[step.who]
@@ -491,7 +480,7 @@ class Twins:
         p, lock, how = step.where, self.model.locks[step.where], step.how
         owner = lock.owner or OWNERS[step.who] if how % 6 else OWNERS[step.who]
         epoch = lock.epoch - (how % 11 == 0)
-        known = list(self.real_id[p])
+        known = self.made[p]
         at = lock.checkpoint if how % 7 else known[how % len(known)]
         tick, before = lock.tick + (how % 3 > 0), lock.tick - (how % 4 == 0 and lock.tick > 0)
         await self._send(p, Commit(owner, epoch, at, at, tick=max(1, tick), tick_before=before))
@@ -506,18 +495,16 @@ class Twins:
         entries = sum(commit.previous < record.id <= commit.new for record in self.model.locks[p].events)
         batch = None
         if commit.rows:
-            batch = replace(BATCHES[len(commit.rows)], first=self._real(p, commit.rows[0].id))
+            batch = replace(BATCHES[len(commit.rows)], first=_real(commit.rows[0].id))
         request = CommitRequest(
             p,
             commit.owner,
             commit.epoch,
-            self._real(p, commit.previous),
-            self._real(p, commit.new),
+            _real(commit.previous),
+            _real(commit.new),
             entries,
             batch,
-            [(self._real(p, commit.previous), StoredEntry(self._real(p, commit.rows[0].id), ""))]
-            if commit.rows
-            else [],
+            [(_real(commit.previous), StoredEntry(_real(commit.rows[0].id), ""))] if commit.rows else [],
             before=b"%d" % commit.tick_before if commit.tick_before else b"",
             state={f"{TICK}sweep": b"%d" % commit.tick} if commit.tick else {},
             outbox=commit.sends,
@@ -557,9 +544,6 @@ class Twins:
         if ids:
             await outbox.delete_messages(self.backend, {GROUP.outbox(step.where): ids})
             self.model.delete_messages(step.where, ids)
-
-    def _real(self, partition: int, modelled: int) -> EntryId:
-        return self.real_id[partition].get(modelled, EntryId(modelled, 0))
 
     async def _meddle(self, step: Step) -> None:
         """Move the group of Redis, or remove it, as other programs may: the model does not have it."""
@@ -672,7 +656,9 @@ class Twins:
         if document is not None:
             self.same("the generation in a snapshot", taken.generation, document.generation)
             ages = {
-                each: self.now_ms - self.model.beats[each].server_ms if each in self.model.beats else None
+                each: max(0, self.now_ms - self.model.beats[each].server_ms)
+                if each in self.model.beats
+                else None
                 for each in document.ids
             }
             self.same("the members in a snapshot", {m.id: m.beat_age_ms for m in taken.members}, ages)
@@ -743,16 +729,15 @@ class Twins:
         match self.model.extension:
             case ModelClaims(entries=entries, last=last):
                 mine = {
-                    str(p): f"{e.etag}|{e.modified_ms}|{e.level}|{self._real_text(p, e.sequence)}|{e.owner}"
+                    str(
+                        p
+                    ): f"{e.etag}|{e.modified_ms}|{e.level}|{_real(EntryId.parse(e.sequence).ms)}|{e.owner}"
                     for p, e in entries.items()
                 }
                 self.same("the ownership entries", fields_of(claims), _with_last(mine, last))
             case ModelLeases(grab=won, allocation=allocated, last=last):
                 self.same("the grab hash", fields_of(grab), _with_last(_lease_fields(won), last))
                 self.same("the allocation hash", fields_of(allocation), _lease_fields(allocated))
-
-    def _real_text(self, partition: int, modelled: str) -> str:
-        return str(self._real(partition, EntryId.parse(modelled).ms))
 
     def _compare_partition(
         self, p: int, lock: list[bytes], events: Sequence[Any], acked: Sequence[Any]
@@ -776,16 +761,13 @@ class Twins:
             (
                 *(int(fields.get(name, 0)) for name in ("ordered", "obeyed")),
                 "paused_at" in fields,
-                *(
-                    self._id(p, EntryId.parse(line.split(" ")[0]))
-                    for line in fields.get("aside", "").splitlines()
-                ),
+                *(_id(EntryId.parse(line.split(" ")[0])) for line in fields.get("aside", "").splitlines()),
             ),
             (mine.ordered, mine.obeyed, mine.is_paused, *mine.aside),
         )
-        self.same(f"checkpoint {p}", self._id(p, checkpoint), mine.checkpoint)
+        self.same(f"checkpoint {p}", _id(checkpoint), mine.checkpoint)
         entries = Entries.of(events)
-        there = [self._record(p, entry) for entry in entries]
+        there = [_record(entry) for entry in entries]
         self.same(f"the entries of {p}", there, mine.events)
         log = [
             (f["owner"], int(f["epoch"]), f["prev"], f["last"], f["first"], int(f["rows"]))
@@ -795,9 +777,9 @@ class Twins:
             (
                 commit.owner,
                 commit.epoch,
-                str(self._real(p, commit.previous)),
-                str(self._real(p, commit.new)),
-                str(self._real(p, commit.rows[0].id)),
+                str(_real(commit.previous)),
+                str(_real(commit.new)),
+                str(_real(commit.rows[0].id)),
                 len(commit.rows),
             )
             for commit in mine.log
@@ -810,6 +792,20 @@ class Twins:
         self.same(f"the heads of outbox {p}", (real.last, real.marks), (mine.last_message, mine.marks))
         there = [(entry_id.decode(), flat[-1]) for entry_id, flat in messages]
         self.same(f"the messages of {p}", there, [(str(each.id), each.data) for each in mine.messages])
+
+
+def _id(real: EntryId) -> int:
+    """Return the model's id of an entry; -1 for one that it cannot have."""
+    return 0 if real == ZERO else -1 if real.seq else real.ms - START_MS
+
+
+def _real(modelled: int) -> EntryId:
+    return EntryId(START_MS + modelled, 0) if modelled else ZERO
+
+
+def _record(real: Entry) -> Record:
+    """Return an entry of one record as the model has it."""
+    return Record(_id(real.id), int(real.fields[b"v"]), _id(real.id))
 
 
 def _value(kind: bytes, value: bytes | None) -> bytes | str | None:

@@ -144,13 +144,13 @@ class Documents:
         self._on_post()
 
     def control_after(self, serial: int) -> tuple[int, tuple[ControlMessage, ...]]:
-        """``XREAD control``: return the stream's last serial, and the messages after the given one."""
+        """``XREAD control``: return the messages after a serial, and the last one's, from which to go on."""
         fresh: list[ControlMessage] = []
         for at, message in reversed(self.stored.control):
             if at <= serial:
                 break
             fresh.append(message)
-        return self._serial, tuple(reversed(fresh))
+        return self.stored.control[-1][0] if fresh else serial, tuple(reversed(fresh))
 
     def heartbeat(
         self,

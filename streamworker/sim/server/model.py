@@ -296,8 +296,7 @@ class RedisModel(Documents, Outboxes):
         """Restart without data; the next acquire creates each lock again."""
         self.restart()
         self.losses += 1
-        last_event = self._clock() - self._start_ms
-        self.stored = Stored([Lock(log_id="", last_event=last_event) for _ in self.locks])
+        self.stored = Stored([Lock(log_id="") for _ in self.locks])
         self.empty_store()
 
     def empty_store(self) -> None:
