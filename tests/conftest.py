@@ -186,11 +186,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _is_further_seed(item: pytest.Item) -> bool:
-    return (
-        isinstance(item, pytest.Function)
-        and hasattr(item, "callspec")
-        and item.callspec.params.get("seed", 0) >= SEEDS
-    )
+    params: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return bool(params.get("seed", 0) >= SEEDS)
 
 
 def _needs_redis(item: pytest.Item) -> bool:

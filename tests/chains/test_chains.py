@@ -12,7 +12,7 @@ from streamworker import App, Context, DeadLetter, Records
 from streamworker.cli.doctor.groups import app_checks
 from streamworker.core.data.outbox import Target
 from streamworker.redisio.admin.outboxes import accept_target, find_diverged
-from streamworker.redisio.data.outbox import heads_of
+from streamworker.redisio.data.outbox import Heads, heads_of
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.stream import Stream
@@ -250,6 +250,13 @@ async def test_a_target_that_went_back_is_told_and_counted_and_the_chain_goes_on
     async with Backend.open(redis_url, name="doctor") as backend:
         told = {check.name: check for check in await app_checks(backend, its.app, "shop:app")}["outbox price"]
     assert (told.verdict, told.found) == ("warn", "targets lost 10 records that they had confirmed, 1 times")
+
+
+def test_records_that_a_target_lost_in_two_failovers_count_once() -> None:
+    """Beside those of other partitions, and of other ranges."""
+    one, other = Target("alerts", 0), Target("alerts", 1)
+    lost = {(one, 6): 10, (one, 4): 12, (one, 5): 7, (one, 20): 20, (other, 1): 3, (other, 5): 5}
+    assert Heads("", {}, lost).lost_records == 9 + 1 + 3 + 1
 
 
 async def test_a_source_that_went_back_sends_nothing_to_who_knows_more(redis_url: str) -> None:

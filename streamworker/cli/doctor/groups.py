@@ -304,9 +304,9 @@ async def _outbox(
         for found in await find_diverged(backend, keys, partitions)
     ]
     heads = await read_heads(backend, keys, range(partitions))
-    lost = [last - first + 1 for each in heads.values() for (_, first), last in each.lost.items()]
-    if lost:
-        text = f"targets lost {counted(sum(lost), 'record')} that they had confirmed, {len(lost)} times"
+    if times := sum(len(each.lost) for each in heads.values()):
+        lost = sum(each.lost_records for each in heads.values())
+        text = f"targets lost {counted(lost, 'record')} that they had confirmed, {times} times"
         checks.append(warn(name, text, "docs/chains.md: `durability` keeps a failover from losing any."))
     if not checks and any(each.last for each in heads.values()):
         checks.append(ok(name, f"{waiting} wait"))

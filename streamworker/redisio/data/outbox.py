@@ -41,6 +41,16 @@ class Heads:
     lost: Mapping[tuple[Target, int], int]
     """Records that targets lost after they had confirmed them: the last by target and first."""
 
+    @property
+    def lost_records(self) -> int:
+        """How many records that is. A target may have lost some in two failovers, and they count once."""
+        count, before, end = 0, None, 0
+        for (to, first), last in sorted(self.lost.items()):
+            start = max(first, end + 1) if to == before else first
+            count += max(0, last - start + 1)
+            before, end = to, max(last, start - 1)
+        return count
+
 
 @dataclass(frozen=True, slots=True)
 class OutboxWrite:
