@@ -58,9 +58,8 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
-        "clock", "signals", "connecting", "durability", "declaring", "resources", "read", "send", "forward",
-        "run",
-        "measuring", "watch", "listener", "partitions", "group", "worker",
+        "clock", "telling", "signals", "connecting", "durability", "declaring", "resources", "read", "send",
+        "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "sim": ("server", "clock"),

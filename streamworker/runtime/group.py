@@ -62,6 +62,7 @@ from streamworker.runtime.measuring import measure
 from streamworker.runtime.partitions import Partitions
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run import trail
+from streamworker.runtime.telling import warn
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 
@@ -252,7 +253,7 @@ class Group:
             try:
                 await declare(self.backend, self.spec, self._log, again=True)
             except BackendError as error:
-                self._log.warning("declare_failed", error=str(error))
+                warn(self._log, "declare_failed", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
             else:
                 return
@@ -267,7 +268,7 @@ class Group:
         try:
             event = await operation.do(self._access, effect)
         except BackendError as error:
-            self._log.warning("call_unanswered", call=type(effect).__name__, error=str(error))
+            warn(self._log, "call_unanswered", error, call=type(effect).__name__)
             event = operation.failed(effect)
         trail.locks_answered(effect, event)
         self.deliver(event)
@@ -285,7 +286,7 @@ class Group:
             try:
                 await mark(self._access, list(written.values()))
             except BackendError as error:
-                self._log.warning("marking_failed", error=str(error))
+                warn(self._log, "marking_failed", error)
                 if isinstance(error, BackendUnavailable):
                     await anyio.sleep(pauses.next_ms() / 1000)
                     continue

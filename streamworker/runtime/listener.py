@@ -22,6 +22,7 @@ from streamworker.redisio.group.control import ControlEntry, foreign_types, last
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.telling import warn
 
 log = get_logger("streamworker.listener")
 
@@ -83,7 +84,7 @@ class Listener:
                 try:
                     entries = await self._read(connection, groups)
                 except BackendError as error:
-                    log.warning("control_stream_unreadable", key=" ".join(by_name), error=str(error))
+                    warn(log, "control_stream_unreadable", error, key=" ".join(by_name))
                     await self._pause()
                     continue
                 messages: dict[str, list[ControlMessage]] = {}

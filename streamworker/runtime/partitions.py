@@ -46,6 +46,7 @@ from streamworker.runtime.run.trims import Keeping, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
 from streamworker.runtime.send.due import send_due
 from streamworker.runtime.signals import Gate
+from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 T = TypeVar("T")
@@ -286,7 +287,7 @@ class Partitions:
             if tables:
                 await expire_many(self.backend, self.keys, tables, owners)
         except BackendError as error:
-            self.log.warning("expire_failed", error=str(error))
+            warn(self.log, "expire_failed", error)
 
     def _unreadable(self, partition: int, reason: str) -> None:
         if runner := self.runners().get(partition):
@@ -322,4 +323,4 @@ class Partitions:
                 try:  # Somebody may have deleted its schema.
                     await schemas.declare_schema(self.backend, self.keys, output.arrow_schema(), again=True)
                 except StreamworkerError as error:
-                    self.log.warning("schema_unreadable", error=str(error))
+                    warn(self.log, "schema_unreadable", error)

@@ -31,6 +31,7 @@ from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.signals import Signal
+from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 HELD_BYTES = 1024 * 1024
@@ -291,9 +292,9 @@ class Forwarder:
     def _unanswered(self, lane: _Lane, error: BackendError | None) -> None:
         """Tell why a target does not take what it is sent, once for each reason."""
         reason = f"{lane.to.in_words} does not take what it is sent: {error}"
-        if lane.reason != reason:
+        if lane.reason != reason and error is not None:
             source = lane.source.keys.source
-            self._log.warning("forward_unanswered", source=source, to=str(lane.to), reason=str(error))
+            warn(self._log, "forward_unanswered", error, source=source, to=str(lane.to))
         lane.held_up(reason)
 
     async def _compare(self, lane: _Lane, stopped: ForwardReply) -> int:

@@ -20,6 +20,7 @@ from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.polling import PollingFetcher
 from streamworker.runtime.read.reads import Reads
 from streamworker.runtime.signals import Signal
+from streamworker.runtime.telling import warn
 
 PARTIAL_BLOCK_MS = 20
 """How long a read blocks if the budget forced it to leave out partitions without work. The next read asks
@@ -86,7 +87,7 @@ class Fetcher(Reads):
             except BackendUnavailable as error:
                 was_away = True
                 pause_ms = pauses.next_ms()
-                _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
+                warn(_log, "fetch_failed", error, retry_in_ms=pause_ms)
                 await anyio.sleep(pause_ms / 1000)
             except BackendError as error:
                 await self.sort_out(plan, error, pauses.next_ms())

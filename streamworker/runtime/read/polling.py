@@ -22,6 +22,7 @@ from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.reads import Reads
 from streamworker.runtime.signals import Signal
+from streamworker.runtime.telling import warn
 
 PAUSE_FIRST_S = 0.002
 """Pause after a round that brought entries."""
@@ -96,7 +97,7 @@ class PollingFetcher(Reads):
                 parts = await self._by_place(backend)
             except BackendError as error:
                 pause_ms = tries.next_ms()
-                _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
+                warn(_log, "fetch_failed", error, retry_in_ms=pause_ms)
                 await anyio.sleep(pause_ms / 1000)
                 continue
             tries.reset()
@@ -147,7 +148,7 @@ class PollingFetcher(Reads):
         except BackendUnavailable as error:
             pace.fails = True
             pause_ms = pace.tries.next_ms()
-            _log.warning("fetch_failed", error=str(error), retry_in_ms=pause_ms)
+            warn(_log, "fetch_failed", error, retry_in_ms=pause_ms)
             pace.due_s = monotonic_s() + pause_ms / 1000
         except BackendError as error:
             await self.sort_out(plan, error, pace.tries.next_ms())

@@ -33,6 +33,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import NotDurable
 from streamworker.runtime.durability import durability_of, pipelines_of
 from streamworker.runtime.run import trail
+from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
@@ -233,12 +234,13 @@ class Committer:
         if ticket.pauses is None:
             ticket.pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
         pause_ms = ticket.pauses.next_ms()
-        if reply.code is CommitCode.UNKNOWN:
+        if reply.code is CommitCode.UNKNOWN and reply.error is not None:
             ticket.tries += 1
-            _log.warning(
+            warn(
+                _log,
                 "commit_not_durable" if isinstance(reply.error, NotDurable) else "commit_unanswered",
+                reply.error,
                 partition=ticket.request.partition,
-                reason=str(reply.error),
                 tries=ticket.tries,
                 retry_in_ms=pause_ms,
             )

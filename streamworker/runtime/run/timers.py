@@ -24,6 +24,7 @@ from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.invoke import Invoker, describe_error, failure, traceback_of
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
+from streamworker.runtime.telling import warn
 
 RETRY_FIRST_MS, RETRY_MAX_MS = 200, 60_000
 """Bounds of the pause before a timer that failed is called again."""
@@ -121,7 +122,7 @@ class Timers:
             try:
                 self._ahead_ms = await self._server_ms() - monotonic_ms()
             except BackendError as error:
-                self._log.warning("timers_wait", error=str(error))
+                warn(self._log, "timers_wait", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
             now_ms = self._now_ms()

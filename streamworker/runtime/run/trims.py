@@ -17,6 +17,7 @@ from streamworker.redisio.group import readers
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 LOOK_MS, LOOK_MS_PER_PARTITION = 10_000, 100
@@ -233,7 +234,7 @@ async def trim_once(
                 keeping.trimmed(partition, trimmed)
                 tell_of_deleted(log.bind(partition=partition), trimmed.gone)
     except BackendError as error:
-        log.warning("trim_failed", error=str(error))
+        warn(log, "trim_failed", error)
 
 
 def tell_of_deleted(log: BoundLogger, entries: int) -> None:

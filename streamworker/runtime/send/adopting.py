@@ -19,6 +19,7 @@ from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePlace
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
+from streamworker.runtime.telling import warn
 
 READ_ENTRIES = 500
 """Entries that one look takes: some milliseconds of the event loop and of the server."""
@@ -64,7 +65,7 @@ class Adopter:
             except BackendError as error:
                 self._place = None
                 pause_s = self._pauses.next_ms() / 1000
-                self._log.warning("source_unread", error=str(error))
+                warn(self._log, "source_unread", error)
             await anyio.sleep(pause_s)
 
     async def _step(self) -> float:

@@ -10,6 +10,7 @@ from streamworker.processors import StreamSpec
 from streamworker.redisio.data import later
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.telling import warn
 
 LOOK_S = 2.0
 """How often a worker looks for a first scheduled record: a stream that has none costs one command then."""
@@ -41,5 +42,5 @@ async def send_due(
                 if sent := sum(each.records for each in moved.values()):
                     log.debug("scheduled_sent", records=sent)
         except BackendError as error:
-            log.warning("scheduled_not_sent", error=str(error))
+            warn(log, "scheduled_not_sent", error)
         await anyio.sleep(pause_s)

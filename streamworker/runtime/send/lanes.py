@@ -48,6 +48,7 @@ from streamworker.runtime.send.lane import (
 )
 from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
+from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 PIPELINE_BYTES_MAX = 4 * 1024 * 1024
@@ -211,9 +212,7 @@ class Lanes:
                 for batch in batches:
                     batch.unanswered |= self.declaration.is_made
                 pause_ms = pauses.next_ms()
-                _log.warning(
-                    "send_unanswered", stream=self._spec.name, error=str(error), retry_in_ms=pause_ms
-                )
+                warn(_log, "send_unanswered", error, stream=self._spec.name, retry_in_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1000)
                 continue
             except BackendError as error:

@@ -31,6 +31,7 @@ from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lane import Encoded, OnFull
 from streamworker.runtime.send.lanes import FULL_PAUSE_MS, Declaration
 from streamworker.runtime.send.refusals import full, refused_later, too_many
+from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 ID_BYTES_MAX = 1_024
@@ -158,12 +159,7 @@ class NamedSends:
                     pause_ms = (full_pauses if is_full else pauses).next_ms()
                     if not is_full:
                         may_be_done = True
-                        _log.warning(
-                            "send_unanswered",
-                            stream=self._spec.name,
-                            error=str(trouble),
-                            retry_in_ms=pause_ms,
-                        )
+                        warn(_log, "send_unanswered", trouble, stream=self._spec.name, retry_in_ms=pause_ms)
                     await asyncio.sleep(pause_ms / 1000)
         except TimeoutError:
             raise self._not_in_time(trouble, timeout) from None

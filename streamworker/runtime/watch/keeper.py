@@ -23,6 +23,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms, monotonic_s
 from streamworker.runtime.connecting import connected
+from streamworker.runtime.telling import TELL_EVERY_S
 from streamworker.settings import Settings
 
 log = get_logger("streamworker.keeper")
@@ -31,8 +32,6 @@ Deliver = Callable[[HeartbeatDone], None]
 Kept = tuple[GroupKeys, tuple[str, Deliver]]
 """A membership to renew: the group, the member, and the callback for answers."""
 JOIN_TIMEOUT_S = 5.0
-TELL_EVERY_S = 60.0
-"""How often heartbeats are told again that go on failing."""
 
 
 class Keeper:
