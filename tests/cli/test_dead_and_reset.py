@@ -118,10 +118,19 @@ def test_dropping_asks_first(stopped: WorkerProcess, streamworker: Invoke) -> No
     assert streamworker("dead", "drop", "shop:price", "--all", "--yes").exit_code == ExitCode.FAILED
 
 
-@pytest.mark.parametrize("letter", ["7", "9/1-0", "0/x", "a/1-0"])
-def test_what_is_no_letter_is_a_wrong_command_line(invoke: Invoke, letter: str) -> None:
+@pytest.mark.parametrize(
+    ("letter", "why"),
+    [
+        ("7", "PARTITION/ID"),
+        ("9/1-0", "partitions 0 to 3, and not 9"),
+        ("0/x", "x"),
+        ("a/1-0", "PARTITION/ID"),
+    ],
+)
+def test_what_is_no_letter_is_a_wrong_command_line(invoke: Invoke, letter: str, why: str) -> None:
     """Partition 9 of four partitions neither."""
-    assert invoke("dead", "show", "shop:price", letter).exit_code == ExitCode.USAGE
+    result = invoke("dead", "show", "shop:price", letter)
+    assert result.exit_code == ExitCode.USAGE and why in result.output
 
 
 def test_letters_or_all_but_not_both(invoke: Invoke) -> None:
@@ -243,10 +252,10 @@ def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: WorkerProcess, st
 
 
 def test_a_processor_that_never_ran_has_nothing_to_reset(streamworker: Invoke, shop: Path) -> None:
-    """It starts where its stream says."""
+    """It starts where it says itself."""
     result = streamworker("reset", "shop:price", "--to", "latest", "-y")
     assert result.exit_code == ExitCode.CONFIGURATION
-    assert "has never run" in result.stderr
+    assert "has never run" in result.stderr and "@app.processor(..., start=...)" in result.stderr
 
 
 def test_where_a_reset_may_go_to() -> None:

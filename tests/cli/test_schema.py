@@ -20,7 +20,7 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
     shop: Path, streamworker: Invoke, spawn: SpawnWorker
 ) -> None:
     nothing = streamworker("schema", "check", "shop:app")
-    assert (nothing.exit_code, nothing.output) == (0, "Every record type is the one that is stored.\n")
+    assert nothing.exit_code == 0 and "there is nothing to compare with" in nothing.output
     assert streamworker("send", "shop:orders", "-", input="\n".join(orders(50))).exit_code == 0
     process = spawn("run", "shop:app", "--name", "w1")
     wait_for(
@@ -31,7 +31,8 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
     )
     streamworker("send", "shop:orders", "-", input="\n".join(orders(5)))
     process.kill()
-    assert streamworker("schema", "check", "shop:app").output == nothing.output
+    same = streamworker("schema", "check", "shop:app")
+    assert (same.exit_code, same.output) == (0, "Every record type is the one that is stored.\n")
 
     _deploy(shop, "amount: float", "amount: float\n    coupon: str | None = None")
     gained = streamworker("schema", "check", "shop:app")

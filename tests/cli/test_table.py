@@ -62,6 +62,10 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     assert len(lines) == 5
     exported = counted("table", "export", "shop:by_order", "--to", "out.jsonl")
     assert exported.stdout == "Wrote 12 keys of by_order to out.jsonl.\n"
+    nowhere = counted("table", "export", "shop:by_order", "--to", "nowhere/out.jsonl")
+    assert nowhere.exit_code == ExitCode.USAGE
+    assert "nowhere/out.jsonl: No such file or directory" in nowhere.output
+    assert "is a directory" in counted("table", "export", "shop:by_order", "--to", ".").output
     keys = sorted(json.loads(line)["key"] for line in Path("out.jsonl").read_text("utf-8").splitlines())
     assert keys == sorted([order["customer"], order["order_id"]] for order in ORDERS)
 

@@ -306,10 +306,14 @@ async def _put(
 def _parse_letter(text: str, spec: ProcessorSpec, hint: str = "LETTER") -> tuple[int, EntryId]:
     """Parse ``PARTITION/ID``; refuse another form, and a partition that the stream does not have."""
     partition, slash, letter_id = text.partition("/")
-    if not slash or not partition.isdecimal() or int(partition) >= spec.stream.partitions:
+    if not slash or not partition.isdecimal():
         raise typer.BadParameter(
             f"{text!r} is no PARTITION/ID such as 3/1769860800000-0, as `dead list` prints it.",
             param_hint=hint,
+        )
+    if int(partition) >= (count := spec.stream.partitions):
+        raise typer.BadParameter(
+            f"{spec.stream.name} has partitions 0 to {count - 1}, and not {partition}.", param_hint=hint
         )
     try:
         return int(partition), EntryId.parse(letter_id)

@@ -261,7 +261,7 @@ async def _plan(
         if lock is None:
             raise ConfigurationError(
                 f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
-                remedy="It will start where its stream says: app.stream(..., start=...).",
+                remedy="It will start where it says: @app.processor(..., start=...).",
             )
         last, oldest, dropped = await _edges(backend, keys, partition)
         # A checkpoint beyond the end would skip entries that are not sent yet.

@@ -1,7 +1,7 @@
 """``streamworker schema``: says before a deploy what becomes of the records that are stored."""
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import typer
 
@@ -61,14 +61,19 @@ def check(path: AppPath, json: AsJson = False) -> None:
     Examples:
       streamworker schema check shop:app
     """
-    found = run_async(_check, resolve_app(path))
+    app = resolve_app(path)
+    found, compared = run_async(_check, app)
     broken = [each for each in found if each.breaks]
     if json:
         print_json([each._asdict() for each in found])
     elif found:
         print_table(("where", "change", "effect"), [each[:3] for each in found])
-    else:
+    elif compared:
         say("Every record type is the one that is stored.")
+    else:
+        say(
+            f"No worker of {app.name} has stored its record types here yet: there is nothing to compare with."
+        )
     if broken:
         verb = "breaks" if len(broken) == 1 else "break"
         raise ConfigurationError(
@@ -77,23 +82,26 @@ def check(path: AppPath, json: AsJson = False) -> None:
         )
 
 
-async def _check(app: App) -> list[Finding]:
+async def _check(app: App) -> tuple[list[Finding], bool]:
+    """Return what has changed, and whether there was anything to compare with."""
     found: list[Finding] = []
+    compared = False
     async with connected(app) as backend:
         for stream in app.streams.values():
-            found += await _stream(backend, stream.spec)
+            stored = await streams.stored_schema(backend, StreamKeys(app.name, stream.spec.name))
+            compared |= bool(stored)
+            found += await _stream(backend, stream.spec, stored)
         for spec in app.processors.values():
             if spec.forward and spec.output is not None:
                 reading = [each.name for each in app.pipelines.values() if each.processor.name == spec.name]
                 found += await _log(backend, spec, reading)
             for table in spec.tables:
                 found += await _table(backend, table)
-    return found
+    return found, compared
 
 
-async def _stream(backend: Backend, spec: StreamSpec) -> Iterable[Finding]:
+async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any]) -> Iterable[Finding]:
     keys = StreamKeys(spec.app, spec.name)
-    stored = await streams.stored_schema(backend, keys)
     told = changes(stored, json_schema(spec.record), spec.record.name) if stored else []
     found = [Finding(spec.name, *each) for each in told]
     if bad := await _unreadable(backend, spec, keys):

@@ -118,7 +118,10 @@ def scan(path: TablePath, limit: Limit = 50, partition: Part = None) -> None:
 @app.command()
 def export(
     path: TablePath,
-    to: Annotated[Path, typer.Option("--to", metavar="FILE", help="Where to write; replaced if it exists.")],
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="FILE", help="Where to write; replaced if it exists.", dir_okay=False),
+    ],
     partition: Part = None,
 ) -> None:
     """Write all keys and values to a file, one JSON line each.
@@ -140,8 +143,11 @@ def export(
                 written += 1
         return written
 
-    written = run_async(write)
-    draft.replace(to)
+    try:
+        written = run_async(write)
+        draft.replace(to)
+    except OSError as error:
+        raise typer.BadParameter(f"{to}: {error.strerror}", param_hint="--to") from None
     say(f"Wrote {counted(written, 'key')} of {table.name} to {to}.")
 
 
