@@ -1,6 +1,8 @@
 """The forwarder of outboxes, on a real server."""
 
 import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
@@ -11,28 +13,68 @@ from streamworker.core.data.entries import ZERO
 from streamworker.core.data.outbox import Message
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.outbox import OutboxWrite
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.forward.forwarder import Forwarder, Source
+from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.settings import Settings
 from tests.contract.support import GROUP, TO, chain
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
 
+KEYS = GROUP.outbox(0)
+PRICED = StreamKeys("shop", TO.stream)
+
+
+@pytest.fixture
+async def backend(emptied: str) -> AsyncIterator[Backend]:
+    async with Backend.open(emptied, name="forwarder") as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def forwarding(backend: Backend) -> AsyncIterator[Forwarder]:
+    """Run a forwarder."""
+    async with anyio.create_task_group() as tasks:
+        forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
+        tasks.start_soon(forwarder.run)
+        await anyio.lowlevel.checkpoint()
+        yield forwarder
+        tasks.cancel_scope.cancel()
+
+
+async def store(backend: Backend, messages: Sequence[Message], keys: OutboxKeys = KEYS) -> OutboxWrite:
+    """Put messages into an outbox, as a commit does."""
+    for each in messages:
+        fields = "since", str(each.since), "through", str(each.through), "data", each.data
+        await backend.execute("XADD", keys.messages, str(each.id), "to", str(TO), *fields)
+        head = (str(TO), str(each.through))
+        await backend.execute("HSET", keys.heads, "#", str(each.id), *head)
+    return OutboxWrite("", messages, 100)
+
+
+async def until_deleted(backend: Backend, keys: OutboxKeys = KEYS) -> None:
+    async def is_empty() -> bool:
+        return bool(await backend.execute("XLEN", keys.messages) == 0)
+
+    await wait_for_async(is_empty, "all messages are deleted")
+
+
+async def assert_taken_once(backend: Backend, messages: Sequence[Message]) -> None:
+    found = await streams.range_entries(backend, PRICED.events(TO.partition), ZERO, None, 100)
+    assert len(found) == messages[-1].through.records
+
 
 async def test_messages_are_forwarded_once_though_their_target_moves_to_another_node(
-    emptied: str, monkeypatch: pytest.MonkeyPatch
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The target moves between two commits, before a message is under way: it waits at both nodes then."""
     node = "one"
     messages = chain(5)
-    async with Backend.open(emptied, name="forwarder") as backend, anyio.create_task_group() as tasks:
-        monkeypatch.setattr(backend, "known_place_of", lambda _: node)
-        forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
-        tasks.start_soon(forwarder.run)
-        await anyio.lowlevel.checkpoint()
-        source = Source(GROUP.outbox(0), forwarder, 0, lambda _: None)
+    monkeypatch.setattr(backend, "known_place_of", lambda _: node)
+    async with forwarding(backend) as forwarder:
+        source, _ = await forwarder.open(KEYS, lambda _: None)
+        await store(backend, messages)
         source.committed(OutboxWrite("", messages[:3], 100))
         node = "another"
         source.committed(OutboxWrite(str(messages[2].id), messages[3:4], 100))
@@ -40,62 +82,69 @@ async def test_messages_are_forwarded_once_though_their_target_moves_to_another_
         source.committed(OutboxWrite(str(messages[3].id), messages[4:], 100))
         await source.settle()
         assert source.is_idle
-        assert source.taken == [message.id for message in messages]
-        found = await streams.range_entries(
-            backend, StreamKeys("shop", TO.stream).events(TO.partition), ZERO, None, 100
-        )
-        assert len(found) == sum(message.through.records - message.since.records for message in messages)
-        tasks.cancel_scope.cancel()
+        await until_deleted(backend)
+        await assert_taken_once(backend, messages)
 
 
-async def test_a_target_that_knows_more_is_told_though_it_was_held_up_before(emptied: str) -> None:
+async def test_a_target_that_knows_more_is_told_though_it_was_held_up_before(backend: Backend) -> None:
     """As after a failover: first nobody reaches it, and then it has records that the source has lost."""
-    keys, taken, reasons = GROUP.outbox(0), StreamKeys("shop", TO.stream).taken(TO.partition), list[str]()
-    async with Backend.open(emptied, name="forwarder") as backend, anyio.create_task_group() as tasks:
-        forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
-        tasks.start_soon(forwarder.run)
-        await anyio.lowlevel.checkpoint()
-        source = Source(keys, forwarder, 0, reasons.append)
-        (message,) = chain(1)
-        await backend.execute("XADD", keys.messages, str(message.id), "to", str(TO), *_fields(message))
-        await backend.execute("SET", taken, "of another type")
+    taken, reasons = PRICED.taken(TO.partition), list[str]()
+    await backend.execute("SET", taken, "of another type")
+    async with forwarding(backend) as forwarder:
+        source, _ = await forwarder.open(KEYS, reasons.append)
         with capture_logs() as logs:
-            source.committed(OutboxWrite("", [message], 100))
+            source.committed(await store(backend, chain(1)))
+            await backend.execute("DEL", KEYS.heads)
             await wait_for_async(lambda: any("does not take" in why for why in reasons), "it is held up")
-            await backend.execute("DEL", taken)
-            await backend.execute("HSET", taken, keys.source, "9-0123456789ab")
+            # In one step, or the message is taken in between.
+            await backend.pipeline([("DEL", taken), ("HSET", taken, KEYS.source, "9-0123456789ab")])
             await wait_for_async(lambda: "has records" in reasons[-1], "it is seen to know more")
-        tasks.cancel_scope.cancel()
     (told,) = (log for log in logs if log["event"] == "outbox_diverged")
     assert told["stands"] == "9-0123456789ab"
 
 
-async def test_a_message_that_a_failover_brought_back_is_found_taken_and_deleted(emptied: str) -> None:
-    """Its target has it, so that it is not sent again, and it does not wait for the next owner."""
-    keys, messages = GROUP.outbox(0), chain(3)
-    async with Backend.open(emptied, name="forwarder") as backend, anyio.create_task_group() as tasks:
-        forwarder = Forwarder(backend, "shop", Settings(), random.Random(1))
-        tasks.start_soon(forwarder.run)
-        await anyio.lowlevel.checkpoint()
-        source = Source(keys, forwarder, 0, lambda _: None)
-        forwarder._sources[keys] = source
-        source.committed(OutboxWrite("", messages, 100))
-        await source.settle()
-        head = (str(TO), str(messages[-1].through))
-        await backend.execute("HSET", keys.heads, "#", str(messages[-1].id), *head)
-        back = messages[1]
-        await backend.execute("XADD", keys.messages, str(back.id), "to", str(TO), *_fields(back))
+async def test_a_message_that_a_failover_brought_back_is_found_taken_and_deleted(backend: Backend) -> None:
+    """Its target has it, so that it is not sent again, and it waits for no other message or owner."""
+    messages = chain(3)
+    await store(backend, messages)
+    async with forwarding(backend) as forwarder:
+        source, _ = await forwarder.open(KEYS, lambda _: None)
+        await until_deleted(backend)
+        await wait_for_async(lambda: forwarder._to_delete._waiters, "nothing is left to delete")
+        heads = await backend.execute("HGETALL", KEYS.heads)
+        await backend.execute("DEL", KEYS.messages)
+        await store(backend, messages[1:2])
+        await backend.execute("HSET", KEYS.heads, *heads)
         source.look_again()
-
-        async def is_gone() -> bool:
-            return bool(await backend.execute("XLEN", keys.messages) == 0)
-
-        await wait_for_async(is_gone, "it is deleted")
-        events = StreamKeys("shop", TO.stream).events(TO.partition)
-        found = await streams.range_entries(backend, events, ZERO, None, 100)
-        assert len(found) == sum(message.through.records - message.since.records for message in messages)
-        tasks.cancel_scope.cancel()
+        await until_deleted(backend)
+        await assert_taken_once(backend, messages)
 
 
-def _fields(message: Message) -> tuple[bytes | str, ...]:
-    return "since", str(message.since), "through", str(message.through), "data", message.data
+async def test_what_a_server_refused_to_delete_is_deleted_later(backend: Backend) -> None:
+    """Or the outbox would be full of messages that nobody forwards. Other outboxes do not wait."""
+    messages, other = chain(3), GROUP.outbox(1)
+    with capture_logs() as logs:
+        async with forwarding(backend) as forwarder:
+            source, _ = await forwarder.open(KEYS, lambda _: None)
+            write = await store(backend, messages)
+            await store(backend, messages, other)
+            await backend.execute("RENAME", KEYS.messages, f"{KEYS.messages}:aside")
+            await backend.execute("SET", KEYS.messages, "of another type")
+            source.committed(write)
+            await forwarder.open(other, lambda _: None)
+            await until_deleted(backend, other)
+            await wait_for_async(
+                lambda: any(log["event"] == "outbox_not_trimmed" for log in logs), "it is told"
+            )
+            await backend.execute("RENAME", f"{KEYS.messages}:aside", KEYS.messages)
+            await until_deleted(backend)
+
+
+async def test_what_was_taken_is_deleted_though_the_outbox_is_given_up(backend: Backend) -> None:
+    """Nothing waits in it, so nothing is to be seen there while no worker runs."""
+    await store(backend, chain(3))
+    async with forwarding(backend) as forwarder:
+        source, _ = await forwarder.open(KEYS, lambda _: None)
+        await source.settle()
+        source.close()
+        await until_deleted(backend)

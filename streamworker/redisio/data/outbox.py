@@ -145,9 +145,17 @@ def _message(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Message:
     )
 
 
-async def delete_messages(backend: Backend, taken: Mapping[OutboxKeys, Sequence[EntryId]]) -> None:
-    """Delete messages that their targets have taken. The call may be repeated."""
-    await backend.pipeline([("XDEL", keys.messages, *map(str, ids)) for keys, ids in taken.items()])
+async def delete_messages(
+    backend: Backend, taken: Mapping[OutboxKeys, Sequence[EntryId]]
+) -> dict[OutboxKeys, BackendError]:
+    """Delete messages that their targets have taken; return the outboxes that still have them, and why.
+
+    The call may be repeated. It raises ``BackendError`` if nothing was answered.
+    """
+    replies = await backend.pipeline([("XDEL", keys.messages, *map(str, ids)) for keys, ids in taken.items()])
+    return {
+        keys: reply for keys, reply in zip(taken, replies, strict=True) if isinstance(reply, BackendError)
+    }
 
 
 async def note_lost(backend: Backend, keys: OutboxKeys, to: Target, stands: Mark, since: Mark) -> None:

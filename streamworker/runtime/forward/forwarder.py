@@ -83,8 +83,6 @@ class Source:
         """Number of the last message that was put into a lane."""
         self.reading = self.read_again = self.closed = False
         self.lanes: dict[Target, _Lane] = {}
-        self.taken: list[EntryId] = []
-        """Messages to delete."""
         self.emptied = Signal()
 
     def committed(self, write: OutboxWrite) -> None:
@@ -133,7 +131,6 @@ class Source:
     def close(self) -> None:
         """Forward nothing more: another worker may own the outbox now."""
         self.closed = True
-        self._forwarder.forget(self)
 
 
 @dataclass(eq=False)
@@ -148,7 +145,8 @@ class Forwarder:
     def __post_init__(self) -> None:
         self._durability = durability_of(self.settings)
         self._log = get_logger("streamworker.forwarder")
-        self._sources: dict[OutboxKeys, Source] = {}
+        self._taken: defaultdict[OutboxKeys, list[EntryId]] = defaultdict(list)
+        """Messages to delete, also those of outboxes that were given up."""
         self._ready: defaultdict[str, dict[_Lane, None]] = defaultdict(dict)
         """Lanes with messages, in turn, by the node of their target."""
         self._rounds: set[str] = set()
@@ -160,14 +158,9 @@ class Forwarder:
         """Begin with an outbox that this worker owns now; raise BackendError if it cannot be read."""
         heads = await outbox.open_outbox(self.backend, keys, self._durability)
         through = EntryId.parse(heads.last).ms if heads.last else 0
-        source = self._sources[keys] = Source(keys, self, through, on_trouble)
+        source = Source(keys, self, through, on_trouble)
         self.read(source)
         return source, heads
-
-    def forget(self, source: Source) -> None:
-        """Forward no more of an outbox."""
-        if self._sources.get(source.keys) is source:
-            del self._sources[source.keys]
 
     async def run(self) -> None:
         """Forward until cancelled."""
@@ -251,14 +244,13 @@ class Forwarder:
         at = 0
         for lane, its in work:
             taken, stopped = lane.answered(replies[at : at + len(its)])
-            lane.source.taken += taken
+            self._took(lane, taken)
             at += len(its)
             if stopped is None:
                 lane.pauses = None
                 self._go_on(lane, "")
             else:
                 self._tasks.start_soon(self._again, lane, stopped)
-        self._to_delete.fire()
 
     def _go_on(self, lane: _Lane, reason: str | None = None) -> None:
         lane.is_busy = False
@@ -308,7 +300,7 @@ class Forwarder:
         heads = await outbox.read_heads(self.backend, source.keys)
         chain = (await outbox.read_chains(self.backend, source.keys, lane.to)).get(lane.to, [])
         taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
-        source.taken += taken
+        self._took(lane, taken)
         if why is Standing.GOES_ON:
             return 0
         since = lane.messages[0].since
@@ -329,24 +321,27 @@ class Forwarder:
 
     # -- deleting ----------------------------------------------------------------------------
 
+    def _took(self, lane: _Lane, taken: list[EntryId]) -> None:
+        if taken:
+            self._taken[lane.source.keys] += taken
+            self._to_delete.fire()
+
     async def _delete(self) -> None:
         """Delete at the sources what the targets have taken, a few times a second at most."""
-        pauses = Pauses(self.rng.random)
-        left: defaultdict[OutboxKeys, list[EntryId]] = defaultdict(list)
+        pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
         while True:
-            for keys, source in self._sources.items():
-                if source.taken:
-                    left[keys] += source.taken
-                    source.taken = []
-            if not left:
+            if not self._taken:
                 await self._to_delete.wait()
-                continue
+            taken, self._taken = self._taken, defaultdict(list)
             try:
-                await outbox.delete_messages(self.backend, left)
+                left = await outbox.delete_messages(self.backend, taken)
             except BackendError as error:
-                self._log.warning("outbox_not_trimmed", error=str(error))
-                await anyio.sleep(pauses.next_ms() / 1000)
-            else:
-                left.clear()
+                left = dict.fromkeys(taken, error)
+            if not left:
                 pauses.reset()
                 await anyio.sleep(DELETE_EVERY_MS / 1000)
+                continue
+            for keys in left:
+                self._taken[keys] += taken[keys]
+            self._log.warning("outbox_not_trimmed", error=str(next(iter(left.values()))))
+            await anyio.sleep(pauses.next_ms() / 1000)
