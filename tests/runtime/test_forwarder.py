@@ -3,6 +3,7 @@
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -11,7 +12,7 @@ from structlog.testing import capture_logs
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.data.outbox import Message
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -148,3 +149,24 @@ async def test_what_was_taken_is_deleted_though_the_outbox_is_given_up(backend: 
         await source.settle()
         source.close()
         await until_deleted(backend)
+
+
+async def test_an_answer_of_the_past_is_no_loss(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not know the script until another worker needs it runs the second message first."""
+    messages, forward_many = chain(2), outbox.forward_many
+    await store(backend, messages)
+
+    async def second_first(backend: Backend, app: str, sent: Sequence[Any], durability: Any) -> list[Any]:
+        if len(sent) == 1:
+            return await forward_many(backend, app, sent, durability)
+        late = await forward_many(backend, app, sent[1:], durability)
+        return [*await forward_many(backend, app, sent[:1], durability), *late]
+
+    monkeypatch.setattr(outbox, "forward_many", second_first)
+    with capture_logs() as logs:
+        async with forwarding(backend) as forwarder:
+            await forwarder.open(KEYS, lambda _: None)
+            await until_deleted(backend)
+    assert logs == []
+    assert (await outbox.read_heads(backend, KEYS)).lost == {}
+    await assert_taken_once(backend, messages)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamworker.core.data.outbox import START, Mark, Standing, Target, standing_of
-from streamworker.redisio.data.outbox import Heads, heads_of, read_chains
+from streamworker.redisio.data.outbox import Heads, heads_of, read_chains, read_stands
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import REPAIR_TAKEN, checked
 from streamworker.redisio.wire.client import Backend
@@ -50,9 +50,7 @@ async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> 
     for partition, heads in (await read_heads(backend, keys, range(partitions))).items():
         chains = await read_chains(backend, keys.outbox(partition)) if heads.last else {}
         for to, chain in chains.items():
-            its = StreamKeys(keys.app, to.stream).taken(to.partition)
-            stored = await backend.execute("HGET", its, keys.outbox(partition).source)
-            stands = Mark.parse(stored) if stored else START
+            stands = await read_stands(backend, keys.app, keys.outbox(partition).source, to)
             why, taken = standing_of(stands, chain, heads.marks.get(to, START))
             if why is Standing.DIVERGED:
                 found.append(Diverged(partition, to, stands, chain[taken].since))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, Target
+from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Mark, Message, Target
 from streamworker.errors import BackendError
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
@@ -178,6 +178,12 @@ async def forward_many(
     """
     calls = [forward_call(app, source, message) for source, message in messages]
     return list(map(_reply, await backend.run_many(FORWARD, calls, durability=durability)))
+
+
+async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Mark:
+    """Return where a target stands with a source."""
+    stored = await backend.execute("HGET", StreamKeys(app, to.stream).taken(to.partition), source)
+    return Mark.parse(stored) if stored else START
 
 
 def forward_call(app: str, source: str, message: Message) -> ScriptCall:

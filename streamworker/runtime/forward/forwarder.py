@@ -301,8 +301,10 @@ class Forwarder:
         chain = (await outbox.read_chains(self.backend, source.keys, lane.to)).get(lane.to, [])
         taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
         self._took(lane, taken)
-        if why is Standing.GOES_ON:
-            return 0
+        if why is Standing.GOES_ON or stands != await outbox.read_stands(
+            self.backend, self.app, source.keys.source, lane.to
+        ):
+            return 0  # If it has moved since it answered, it may have taken what is deleted by now.
         since = lane.messages[0].since
         if why is Standing.DIVERGED:
             reason = (
