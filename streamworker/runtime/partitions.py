@@ -119,8 +119,13 @@ class Partitions:
         return *reads, self._committer.run, self._maintain, *forwards, *adopts
 
     async def _adopt(self) -> None:
+        def held_up(reason: str) -> None:
+            if runner := self.runners().get(0):
+                runner.activity.hinder("source", reason)
+
         durability, stream = durability_of(self.settings), self.spec.stream
-        await Adopter(self.backend, stream, durability, self.rng.random, self.log).run(self.runners)
+        adopter = Adopter(self.backend, stream, durability, self.rng.random, self.log, held_up)
+        await adopter.run(self.runners)
 
     def runners(self) -> dict[int, PartitionRunner | None]:
         """Return the runners by partition, None while a state is being read. Safe from any thread."""

@@ -114,14 +114,19 @@ async def test_a_stream_that_was_made_anew_is_named_and_not_taken_in(
     app, _, seen = shop(emptied)
     with opened(emptied) as client:
         client.xadd(PLAIN, {"customer": "ann", "number": 0}, id="1000-0")
-        async with local_worker(app, url=emptied):
+        async with local_worker(app, url=emptied) as worker:
             await wait_for_async(lambda: len(seen["one"]["ann"]) == 1, "the first is taken")
             client.delete(PLAIN)
             client.xadd(PLAIN, {"customer": "ann", "number": 1}, id="500-0")
             await wait_for_async(lambda: "source_went_back" in capsys.readouterr().out, "the worker says so")
+            why = f"nothing is taken from {PLAIN}: its last id"
+            await worker.until(lambda now: why in now.processors["one"].partitions[0].reason)
             client.xadd(PLAIN, {"customer": "bob", "number": 2}, id="1000-0")
             await wait_for_async(lambda: "holds something else" in capsys.readouterr().out, "and so again")
             assert "bob" not in seen["one"]
+            client.delete(PLAIN)
+            client.xadd(PLAIN, {"customer": "ann", "number": 0}, id="1000-0")
+            await worker.until(lambda now: not now.processors["one"].partitions[0].reason)
 
 
 async def test_entries_that_were_trimmed_before_they_were_taken_are_told(

@@ -5,11 +5,11 @@ safe from any thread.
 """
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, get_args
 
 from streamworker.runtime.clock import monotonic_ms
 
-Trouble = Literal["reads", "commit", "outbox", "timer"]
+Trouble = Literal["reads", "commit", "outbox", "timer", "source"]
 """What may be held up in a partition. Each recovers independently, so each has its own reason."""
 
 SHOWN_MS = 1_000
@@ -36,7 +36,7 @@ class Activity:
         """When each running call began, the oldest first."""
         self.busy_since_ms: int | None = None
         """When the oldest of the running calls began, by the monotonic clock; None if none runs."""
-        self._troubles: dict[Trouble, str] = {"reads": "", "commit": "", "outbox": "", "timer": ""}
+        self._troubles: dict[Trouble, str] = dict.fromkeys(get_args(Trouble), "")
         self._shows = True
 
     # -- calls -----------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class Activity:
 
     @property
     def trouble(self) -> str:
-        """What holds up the reads, the commit in flight, the outbox or a timer; empty if nothing does."""
+        """What holds up the reads, the commit in flight, the outbox, a timer or the source; empty if nothing does."""
         return next((reason for reason in self._troubles.values() if reason), "")
 
     @property

@@ -39,6 +39,7 @@ class Adopter:
         durability: Durability,
         random: Callable[[], float],
         log: BoundLogger,
+        on_trouble: Callable[[str], None],
     ) -> None:
         self._backend = backend
         self._spec = spec
@@ -51,6 +52,9 @@ class Adopter:
         self._place: SourcePlace | None = None
         self._stands: dict[int, str] = {}
         self._told = ""
+        self._on_trouble = on_trouble
+        """Called each second with why nothing is taken, for `status`, and with an empty reason afterwards."""
+        self._stood = False
 
     async def run(self, owned: Callable[[], Collection[int]]) -> None:
         """Take entries while this worker owns partition 0, and so on for ever."""
@@ -77,7 +81,12 @@ class Adopter:
         look = await adopted.look(self._backend, source, self._place, READ_ENTRIES)
         if look.trouble:
             self._tell("source_went_back", f"{look.trouble}; nothing is taken until it is right again")
+            self._on_trouble(f"nothing is taken from {source}: {look.trouble}")
+            self._stood = True
             return ELSEWHERE_S
+        if self._stood:
+            self._on_trouble("")
+            self._stood = False
         if look.dropped:
             self._tell("source_trimmed", f"{look.dropped} entries were dropped before they were taken")
         self._place = look.place
