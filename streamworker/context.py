@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.policies import DeadLetter, Policy, Skip
+from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.packs import HEADER_PREFIX
 
@@ -461,7 +462,7 @@ class Records(Generic[T]):
         record: T = records[0]
         return record
 
-    async def take(self, count: int, *, within: float | None = None) -> AsyncIterator[list[T]]:
+    async def take(self, count: int, *, within: Duration | None = None) -> AsyncIterator[list[T]]:
         """Iterate over lists of records; all records of a list are acked together.
 
         Parameters
@@ -469,7 +470,7 @@ class Records(Generic[T]):
         count
             Maximum records in one list.
         within
-            Seconds that a list waits for more records once it has one. None uses the processor's
+            How long a list waits for more records once it has one. None uses the processor's
             own ``within``.
 
         Raises
@@ -479,6 +480,6 @@ class Records(Generic[T]):
         """
         if count < 1:
             raise ConfigurationError(f"records.take({count}) takes nothing.", remedy="Take 1 or more.")
-        within_ms = -1 if within is None else round(within * 1000)
+        within_ms = -1 if within is None else duration_ms(within, "within")
         while records := await self._feed.next(count, within_ms):
             yield records

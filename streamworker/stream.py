@@ -108,7 +108,7 @@ class Stream(Generic[T]):
         id: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Sent:
         """Append one record, and return its partition and entry id once Redis has it.
 
@@ -130,7 +130,7 @@ class Stream(Generic[T]):
             What to do when the partition is at its limit because a group lags: ``wait`` for room,
             or ``raise`` StreamFull. Unread entries are never dropped.
         timeout
-            Maximum seconds to wait; None waits without limit.
+            A duration, for which it waits at most; None waits without limit.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Stream(Generic[T]):
         at: datetime | None = None,
         replace: bool = False,
         headers: Mapping[str, str | bytes] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Scheduled:
         """Send one record later, once, though every process restarts meanwhile.
 
@@ -187,7 +187,7 @@ class Stream(Generic[T]):
         Raises
         ------
         ConfigurationError
-            If neither or both times are given, or ``at`` has no zone.
+            If neither or both times are given, or ``at`` is no time with a zone.
         StreamFull
             If the partition has as many scheduled records as it may hold records.
         StreamworkerError
@@ -204,7 +204,7 @@ class Stream(Generic[T]):
             record, id=id, due=due, replace=replace, headers=headers, timeout=timeout
         )
 
-    async def cancel(self, id: str, *, key: object = None, timeout: float | None = None) -> bool:
+    async def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
         """Cancel a record that was scheduled, and return whether it will never be sent.
 
         False means that it was sent, was cancelled before, or is unknown. ``key`` is the key of the record,
@@ -217,7 +217,7 @@ class Stream(Generic[T]):
         records: Iterable[T] | AsyncIterable[T],
         *,
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> int:
         """Append many records in few round trips, in order, and return their number.
 
@@ -235,7 +235,7 @@ class Stream(Generic[T]):
         rows_per_entry: int = 10_000,
         compression: Literal["none", "lz4", "zstd"] = "lz4",
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> int:
         """Append the rows of a table to a stream with ``codec="arrow"``, and return their number.
 
@@ -286,7 +286,7 @@ class SyncStream(Generic[T]):
         id: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Sent:
         """Append one record; see ``Stream.send``."""
         return self._run(self._stream.send(record, id=id, headers=headers, on_full=on_full, timeout=timeout))
@@ -300,7 +300,7 @@ class SyncStream(Generic[T]):
         at: datetime | None = None,
         replace: bool = False,
         headers: Mapping[str, str | bytes] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Scheduled:
         """Send one record later; see ``Stream.schedule``."""
         return self._run(
@@ -309,12 +309,12 @@ class SyncStream(Generic[T]):
             )
         )
 
-    def cancel(self, id: str, *, key: object = None, timeout: float | None = None) -> bool:
+    def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
         """Cancel a record that was scheduled; see ``Stream.cancel``."""
         return self._run(self._stream.cancel(id, key=key, timeout=timeout))
 
     def send_many(
-        self, records: Iterable[T], *, on_full: OnFull = "wait", timeout: float | None = None
+        self, records: Iterable[T], *, on_full: OnFull = "wait", timeout: Duration | None = None
     ) -> int:
         """Append many records in few round trips, in order; see ``Stream.send_many``.
 
@@ -343,7 +343,7 @@ class SyncStream(Generic[T]):
         rows_per_entry: int = 10_000,
         compression: Literal["none", "lz4", "zstd"] = "lz4",
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> int:
         """Append the rows of a table; see ``Stream.send_table``."""
         return self._run(
@@ -403,9 +403,8 @@ def _due(after: Duration | None, at: datetime | None) -> tuple[Literal["after", 
         )
     if after is not None:
         return "after", duration_ms(after, "after")
-    assert at is not None
-    if at.utcoffset() is None:
+    if not isinstance(at, datetime) or at.utcoffset() is None:
         raise ConfigurationError(
-            f"at={at.isoformat()!r} has no zone.", remedy="Write datetime(..., tzinfo=ZoneInfo(...)), or UTC."
+            f"at={str(at)!r} has no zone.", remedy="Write datetime(..., tzinfo=ZoneInfo(...)), or UTC."
         )
     return "at", max(0, round(at.timestamp() * 1000))

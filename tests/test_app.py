@@ -85,11 +85,11 @@ def test_sends_under_way_are_done_before_the_app_is_closed(redis_url: str) -> No
         assert _length(raw) == 1_501
 
 
-@pytest.mark.parametrize("headers", [{"\ud800": "x"}, {"x": "\ud800"}, {5: "x"}, {"x": 5}])
+@pytest.mark.parametrize("headers", [{"\ud800": "x"}, {"x": "\ud800"}, {5: "x"}, {"x": 5}, "x=5"])
 def test_a_header_that_is_no_text_is_refused_by_name(redis_url: str, headers: Any) -> None:
     """Whatever is wrong with a record is a RecordError, and nothing was sent."""
     _, orders = _orders(redis_url)
-    with pytest.raises(RecordError, match="Header"):
+    with pytest.raises(RecordError, match="eader"):
         asyncio.run(orders.send(Order("ann", 1), headers=headers))
 
 

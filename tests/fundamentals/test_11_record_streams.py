@@ -41,7 +41,7 @@ async def test_take_gives_lists_and_the_context_names_their_entries(redis_url: s
 
     @app.processor(readings)
     async def report(records: Records[Reading], ctx: Context) -> None:
-        async for batch in records.take(4, within=0.1):
+        async for batch in records.take(4, within="0.1 seconds"):
             assert len(ctx.entry_ids) == len(batch)
             lists.append([reading.value for reading in batch])
 

@@ -163,11 +163,19 @@ async def test_wrong_ids_and_times_are_refused_before_anything_is_sent(redis_url
         now = datetime(2027, 1, 1)  # noqa: DTZ001 - without a zone
         with pytest.raises(ConfigurationError, match="has no zone"):
             await orders.schedule(order, id="a", at=now)
+        with pytest.raises(ConfigurationError, match="at='2027-01-01' has no zone"):
+            await orders.schedule(order, id="a", at="2027-01-01")  # type: ignore[arg-type]
         with pytest.raises(ConfigurationError, match="without a time, or with two"):
             await orders.schedule(order, id="a")
         with pytest.raises(ConfigurationError, match="without a time, or with two"):
             await orders.schedule(order, id="a", after=1, at=now.replace(tzinfo=UTC))
         with pytest.raises(ConfigurationError, match="after='10 m' is no duration"):
             await orders.schedule(order, id="a", after="10 m")
+        for name in (None, "a"):
+            with pytest.raises(ConfigurationError, match="timeout='soon' is no duration"):
+                await orders.send(order, id=name, timeout="soon")
+            with pytest.raises(ConfigurationError, match="on_full='rise' is unknown"):
+                await orders.send(order, id=name, on_full="rise")  # type: ignore[arg-type]
+            await orders.send(order, id=name, timeout="2 seconds")
     with pytest.raises(ConfigurationError, match="id_window"):
         app.stream("other", Order, id_window=0)

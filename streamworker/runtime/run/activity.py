@@ -89,7 +89,7 @@ class Activity:
 
     @property
     def trouble(self) -> str:
-        """What holds up the reads, the commit in flight, the outbox, a timer or the source; empty if nothing does."""
+        """What holds up the reads, the commit in flight, the outbox, a timer or the source; else empty."""
         return next((reason for reason in self._troubles.values() if reason), "")
 
     @property

@@ -17,6 +17,7 @@ import msgspec
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
+from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.streams import Append, AppendReply, Packing
 from streamworker.runtime.send.ledger import Ledger
 
@@ -109,6 +110,12 @@ class AppendSlice(msgspec.Struct, eq=False, gc=False):
         if self.size == len(self.part.entries):
             return self.part.entries
         return self.part.entries[self.start : self.start + self.size]
+
+
+def check_on_full(value: str) -> None:
+    """Raise ConfigurationError if a value is neither: a misspelt ``raise`` would wait without limit."""
+    if value not in ("wait", "raise"):
+        raise ConfigurationError(f"on_full={value!r} is unknown.", remedy="Use one of: wait, raise.")
 
 
 @dataclass(slots=True, eq=False)

@@ -45,6 +45,7 @@ from streamworker.runtime.send.lane import (
     OnFull,
     Part,
     Piece,
+    check_on_full,
 )
 from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
@@ -108,6 +109,7 @@ class Lanes:
     def queue(self, piece: Piece, on_full: OnFull) -> Part:
         """Append entries to the queue of their partition."""
         partition, entries, size, records = piece
+        check_on_full(on_full)
         if self._closed:
             raise ProducerError(
                 f"The producer of stream {self._spec.name!r} is closed.", remedy="Send before you close it."

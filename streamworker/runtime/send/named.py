@@ -28,7 +28,7 @@ from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.scripts import LATER_PUT
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.durability import durability_of
-from streamworker.runtime.send.lane import Encoded, OnFull
+from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
 from streamworker.runtime.send.lanes import FULL_PAUSE_MS, Declaration
 from streamworker.runtime.send.refusals import full, refused_later, too_many
 from streamworker.runtime.telling import warn
@@ -83,6 +83,7 @@ class NamedSends:
         self, key: bytes | None, id: str, entry: Encoded, on_full: OnFull, timeout: float | None
     ) -> tuple[int, EntryId, bool]:
         """Append a record once; return its partition, its entry, and whether it is a duplicate."""
+        check_on_full(on_full)
         partition = self.partition_of(key, _text(id))
         call = later.send_once(
             self._keys,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.client import Backend
@@ -84,14 +85,14 @@ class Producer:
         id: str | None = None,
         headers: Mapping[str, str | bytes] | None = None,
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Sent:
         """Append one record; return when Redis has it. See ``Stream.send``."""
         if id is not None:
             entry, _ = self._encoded(record, header_fields(headers))
-            return Sent(*await self._named.send(self._key_of(record), id, entry, on_full, timeout))
+            return Sent(*await self._named.send(self._key_of(record), id, entry, on_full, _seconds(timeout)))
         partition, part = self.begin(record, headers, on_full)
-        return Sent(partition, await self._lanes.confirmed(part, partition, timeout))
+        return Sent(partition, await self._lanes.confirmed(part, partition, _seconds(timeout)))
 
     def begin(
         self, record: Any, headers: Mapping[str, str | bytes] | None, on_full: OnFull
@@ -108,22 +109,24 @@ class Producer:
         due: tuple[Literal["after", "at"], int],
         replace: bool = False,
         headers: Mapping[str, str | bytes] | None = None,
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> Scheduled:
         """Keep one record until it is due. See ``Stream.schedule``."""
         entry, _ = self._encoded(record, header_fields(headers))
-        return await self._named.schedule(self._key_of(record), id, entry, due, timeout, replace=replace)
+        return await self._named.schedule(
+            self._key_of(record), id, entry, due, _seconds(timeout), replace=replace
+        )
 
-    async def cancel(self, id: str, *, key: object = None, timeout: float | None = None) -> bool:
+    async def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
         """Drop a record that waits. See ``Stream.cancel``."""
-        return await self._named.cancel(canonical_key(key), id, timeout)
+        return await self._named.cancel(canonical_key(key), id, _seconds(timeout))
 
     async def send_many(
         self,
         records: Iterable[Any] | AsyncIterable[Any],
         *,
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> int:
         """Append many records in few round trips, in order; return how many. See ``Stream.send_many``."""
         sender = self.many(on_full, timeout)
@@ -145,10 +148,10 @@ class Producer:
             raise
         return sender.count
 
-    def many(self, on_full: OnFull, timeout: float | None) -> "ManySender":
+    def many(self, on_full: OnFull, timeout: Duration | None) -> "ManySender":
         """Return what sends many records: give it lists in order, then ``finish`` or ``end`` it."""
         kind = _RowSender if self._spec.codec == "arrow" else ManySender
-        return kind(self, self._lanes, on_full, timeout)
+        return kind(self, self._lanes, on_full, _seconds(timeout))
 
     async def send_table(
         self,
@@ -157,14 +160,14 @@ class Producer:
         rows_per_entry: int = 10_000,
         compression: Literal["none", "lz4", "zstd"] = "lz4",
         on_full: OnFull = "wait",
-        timeout: float | None = None,
+        timeout: Duration | None = None,
     ) -> int:
         """Append the rows of a table, many in each entry; return how many. See ``Stream.send_table``."""
         from streamworker.runtime.send.tables import as_table, check_table_options
 
         check_table_options(self._spec, rows_per_entry, compression)
         rows = as_table(table)
-        sender = _Sender(self._lanes, on_full, timeout, WINDOWS_AHEAD)
+        sender = _Sender(self._lanes, on_full, _seconds(timeout), WINDOWS_AHEAD)
         packed = 0
         try:
             for window in self.packer.windows(rows, rows_per_entry):
@@ -394,10 +397,16 @@ class _RowSender(ManySender):
         return records, None
 
 
+def _seconds(timeout: Duration | None) -> float | None:
+    return None if timeout is None else duration_ms(timeout, "timeout") / 1000
+
+
 def header_fields(headers: Mapping[Any, Any] | None) -> dict[bytes, bytes] | None:
     """Return a record's headers as bytes; None if there are none."""
     if not headers:
         return None
+    if not isinstance(headers, Mapping):
+        raise RecordError(f"headers={headers!r} is no dict.", remedy='Write headers={"from": "web"}.')
     if len(headers) > HEADERS_MAX:
         raise RecordError(
             f"A record was sent with {len(headers)} headers.", remedy=f"It may have {HEADERS_MAX}."
