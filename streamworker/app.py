@@ -27,7 +27,7 @@ from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.settings import Settings
 from streamworker.spark.driver.declaring import Pipelines
 from streamworker.stream import ByType, Stream, specs_of
-from streamworker.table import Table, TableApp
+from streamworker.table import Table, TableApp, written
 
 if TYPE_CHECKING:
     from streamworker.runtime.worker import Worker
@@ -303,7 +303,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
                     f"App {self.name!r} has two processors named {spec.name!r}.",
                     remedy="Give one of them another name: @app.processor(..., name=...).",
                 )
-            spec = replace(spec, tables=tuple(table.written_by(spec) for table in tables))
+            spec = replace(spec, tables=written(tables, spec))
             self.processors[spec.name] = spec
             if forward is False:
                 self.silent.add(spec.name)

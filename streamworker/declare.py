@@ -84,7 +84,7 @@ def describe(
             f"has timeout={timeout!r}.",
             "Leave it out: the one call of a function that takes Records lasts as long as the partition.",
         )
-    for setting, value in (("batch", batch or 1), ("batch_bytes", batch_bytes)):
+    for setting, value in (("batch", 1 if batch is None else batch), ("batch_bytes", batch_bytes)):
         if value < 1:
             raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
     _check_concurrency(name, mode, stream, concurrency, ordered_by)
@@ -293,11 +293,11 @@ def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
     return record
 
 
-def check_source(name: str, source: str | None, codec: object) -> str:
+def check_source(name: str, source: object, codec: object) -> str:
     """Return the key of the stream that is taken in, or an empty text."""
     if source is None:
         return ""
-    if not source or source.startswith("sw:"):
+    if not isinstance(source, str) or not source or source.startswith("sw:"):
         raise ConfigurationError(
             f"Stream {name!r} has source={source!r}.",
             remedy="Give the key of a Redis stream that other programs fill, and not that of an app.",
@@ -314,8 +314,9 @@ def check_codec(stream: str, codec: object) -> None:
     """Raise ConfigurationError if a value is no codec, or one whose name cannot be stored."""
     if isinstance(codec, str) and codec in CODECS:
         return
-    name = codec.name if isinstance(codec, RecordCodec) else ""
-    if name in CODECS or not isinstance(codec, RecordCodec):
+    own = codec if isinstance(codec, RecordCodec) and not isinstance(codec, type) else None
+    name = own.name if own else ""
+    if name in CODECS or own is None:
         taken = f"a codec named {name!r}, which is one of streamworker's" if name else f"codec={codec!r}"
         raise ConfigurationError(
             f"Stream {stream!r} has {taken}.",

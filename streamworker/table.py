@@ -311,3 +311,13 @@ class TableApp(StreamApp):
         table = Table[Any, Any](self, name, TableForm(name, key, value), ttl_ms)
         self.tables[name] = table
         return table
+
+
+def written(tables: object, processor: ProcessorSpec) -> tuple[TableSpec, ...]:
+    """Make a processor the writer of the tables that it names."""
+    if not isinstance(tables, list | tuple) or not all(isinstance(each, Table) for each in tables):
+        raise ConfigurationError(
+            f"Processor {processor.name!r} has tables={tables!r}.",
+            remedy="Write tables=[totals], with what app.table() has returned.",
+        )
+    return tuple(table.written_by(processor) for table in tables)

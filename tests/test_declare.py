@@ -181,6 +181,9 @@ def takes_records(records: Records[Order]) -> None:
         (takes_records, {}, "async"),
         (one, {"batch": 5}, "list\\[Order\\]"),
         (one, {"timeout": 0}, "timeout"),
+        (some, {"batch": 0}, "batch=0"),
+        (one, {"tables": ["totals"]}, "'one' has tables=.*app.table"),
+        (one, {"tables": 5}, "'one' has tables=5"),
         (all_of_them, {"timeout": 1.0}, "timeout"),
         (one, {"name": "a b"}, "a b"),
         (one, {"errors": "panic"}, "'one' .*errors='panic' is no policy"),
@@ -203,6 +206,22 @@ def test_what_does_not_fit_is_refused_with_the_processors_name(
     orders = app.stream("orders", Order)
     with pytest.raises(ConfigurationError, match=said):
         app.processor(orders, **options)(function)
+
+
+def test_a_module_without_a_list_and_a_codec_that_is_a_class_are_refused(app: App) -> None:
+    """The letters of a text are no modules, and a class has nobody to encode for it."""
+    with pytest.raises(ConfigurationError, match=r"Write include=\['shop.mail'\]"):
+        App("shop", include="shop.mail")
+
+    class Own:
+        name = "own"
+
+        encode = msgspec.json.encode
+        decode = msgspec.json.decode
+
+    codec: Any = Own
+    with pytest.raises(ConfigurationError, match="has codec=<class"):
+        app.stream("orders", Order, codec=codec)
 
 
 def test_two_of_one_name_are_refused(app: App) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -153,7 +154,8 @@ async def test_entries_that_were_trimmed_before_they_were_taken_are_told(
 
 def test_what_cannot_be_a_source_is_refused_when_it_is_declared() -> None:
     app = App("shop")
-    for wrong in ("", "sw:{shop.orders.0}:events"):
+    wrong: Any
+    for wrong in ("", "sw:{shop.orders.0}:events", 5):
         with pytest.raises(ConfigurationError, match="has source="):
             app.stream("orders", Order, source=wrong)
     with pytest.raises(ConfigurationError, match="and the codec arrow"):
