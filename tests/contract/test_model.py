@@ -128,6 +128,13 @@ async def test_they_are_alike_after_a_failover_to_a_clock_that_is_behind(
     assert await difference(clocked, "membership", steps) is None
 
 
+async def test_loads_without_heartbeats_are_alike(clocked: ClockedBackend) -> None:
+    """They are left where both the document and the heartbeats were overwritten, until the next document."""
+    steps = [Step("change", 1, 0, 0, 11), Step("beat", 0, 0, 0, 11), Step("damage", 0, 0, 0, 65)]
+    steps += [Step("mend", 0, 1, 0, 10), Step("change", 0, 1, 0, 11)]
+    assert await difference(clocked, "membership", steps) is None
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("protocol", OF_PROTOCOLS)

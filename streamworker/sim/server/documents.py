@@ -77,7 +77,10 @@ class Documents:
             return calls.CallFailed(calls.DocumentCall.DOCUMENT)
         generation = max(current + 1, self._clock(), effect.at_least)
         self._write(effect.membership, generation)
-        for member in effect.removed if current else tuple(self.beats):
+        if not current:
+            self.beats.clear()
+            self.stored.loads.clear()
+        for member in effect.removed:
             self.beats.pop(member, None)
             self.stored.loads.pop(member, None)
         for member in effect.added:
