@@ -6,6 +6,7 @@ import pytest
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.data.outbox import START, ForwardCode, Mark, Message
+from streamworker.errors import BackendRefused
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import OutboxWrite
@@ -197,3 +198,17 @@ async def test_a_message_is_deleted_by_an_id_of_its_history_only(group: Group) -
     await group.commit(replace(request(lock, entries), outbox=write([new])))
     await outbox.delete_messages(group.backend, {OUTBOX: [old.id]})
     assert await outbox.read_messages(group.backend, OUTBOX, 0, 1, 10) == [new]
+
+
+async def test_what_another_program_wrote_there_is_named(group: Group, raw: Raw) -> None:
+    """In place of where a target stands, and as a message: no worker ends by it, nor does `doctor`."""
+    taken = PRICED.taken(5)
+    raw.hset(taken, OUTBOX.source, "foreign")
+    (reply,) = await outbox.forward_many(group.backend, "shop", [(OUTBOX.source, message(1))])
+    assert reply.code is ForwardCode.REFUSED
+    assert taken in str(reply.error)
+    with pytest.raises(BackendRefused, match=taken):
+        await outbox.read_stands(group.backend, "shop", OUTBOX.source, TO)
+    raw.xadd(OUTBOX.messages, {"of": "another"}, id="1-1")
+    with pytest.raises(BackendRefused, match=OUTBOX.messages):
+        await outbox.read_messages(group.backend, OUTBOX, 0, 1, 10)

@@ -118,7 +118,10 @@ async def read_messages(
     """Return messages of an outbox by their numbers: those after one up to another, at most so many."""
     first, last = EntryId(after + 1, 0), f"{through}-{2**64 - 1}"
     found = await backend.execute("XRANGE", keys.messages, str(first), last, "COUNT", count)
-    return [_message(entry_id, pairs_of(flat)) for entry_id, flat in found]
+    try:
+        return [_message(entry_id, pairs_of(flat)) for entry_id, flat in found]
+    except (KeyError, ValueError):  # Another program wrote it.
+        raise wrong_type(keys.messages) from None
 
 
 async def read_chains(
@@ -182,8 +185,12 @@ async def forward_many(
 
 async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Mark:
     """Return where a target stands with a source."""
-    stored = await backend.execute("HGET", StreamKeys(app, to.stream).taken(to.partition), source)
-    return Mark.parse(stored) if stored else START
+    key = StreamKeys(app, to.stream).taken(to.partition)
+    stored = await backend.execute("HGET", key, source)
+    try:
+        return Mark.parse(stored) if stored else START
+    except ValueError:  # Another program wrote it.
+        raise wrong_type(key) from None
 
 
 def forward_call(app: str, source: str, message: Message) -> ScriptCall:

@@ -8,7 +8,8 @@
 -- ARGV  1 source  2 where the message begins  3 where it ends
 --       4 records that the partition may hold; 0 for no limit  5 number of records
 --       6... the records, as in append.lua from its fifth argument on
--- reply [OK | DUP | FULL, length] | [OTHER, where it stands] | [BADTYPE, key]
+-- reply [OK | DUP | FULL, length] | [OTHER, where it stands]
+--       | [BADTYPE, key] for a key of another type, and for a place that another program wrote
 local events, taken, source = KEYS[1], KEYS[2], ARGV[1]
 local limit, count = tonumber(ARGV[4]), tonumber(ARGV[5])
 local stands = redis.call('HGET', taken, source) or '0-'
@@ -20,6 +21,7 @@ if stands == ARGV[3] then
   redis.call('HSET', taken, source, stands)
   return {'DUP', length}
 end
+if not string.find(stands, '^%d+%-%x*$') then return {'BADTYPE', taken} end
 if stands ~= ARGV[2] then return {'OTHER', stands} end
 length = with_room(events, length, count, limit)
 if limit > 0 and length + count > limit then return {'FULL', length} end
