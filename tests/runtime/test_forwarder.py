@@ -18,7 +18,7 @@ from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.settings import Settings
-from tests.contract.support import GROUP, TO, chain
+from tests.contract.support import GROUP, TO, chain, message
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -170,3 +170,26 @@ async def test_an_answer_of_the_past_is_no_loss(backend: Backend, monkeypatch: p
     assert logs == []
     assert (await outbox.read_heads(backend, KEYS)).lost == {}
     await assert_taken_once(backend, messages)
+
+
+async def test_a_full_target_is_asked_with_one_message(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the server takes in a megabyte with each try, several times a second, while it is behind."""
+    first = message(1, limit=1)
+    messages = [first, message(2, first.through, limit=2)]
+    await streams.append_many(backend, PRICED, [streams.Append(TO.partition, "p", 1, 0, [b"x"])])
+    await store(backend, messages)
+    sizes, reasons, forward_many = list[int](), list[str](), outbox.forward_many
+
+    async def counted(backend: Backend, app: str, sent: Sequence[Any], durability: Any) -> list[Any]:
+        sizes.append(len(sent))
+        return await forward_many(backend, app, sent, durability)
+
+    monkeypatch.setattr(outbox, "forward_many", counted)
+    async with forwarding(backend) as forwarder:
+        await forwarder.open(KEYS, reasons.append)
+        await wait_for_async(lambda: reasons and "is full" in reasons[-1], "it is full")
+        assert sizes == [2, *[1] * (len(sizes) - 1)]
+        await backend.execute("XTRIM", PRICED.events(TO.partition), "MAXLEN", 0)
+        await until_deleted(backend)

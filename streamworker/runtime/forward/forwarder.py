@@ -228,8 +228,10 @@ class Forwarder:
         while ready and size < ROUND_BYTES:
             lane = next(iter(ready))
             del ready[lane]
+            # A target that did not take its last message is asked with one, not with all that waits.
+            most = 1 if lane.pauses else ROUND_BYTES - size
             # A lane waits at two nodes if its target has moved meanwhile; only one of them begins it.
-            if not lane.source.closed and (its := lane.begin(ROUND_BYTES - size)):
+            if not lane.source.closed and (its := lane.begin(most)):
                 size += sum(len(message.data) for message in its)
                 work.append((lane, its))
         return work
