@@ -7,11 +7,13 @@ from dataclasses import replace
 from streamworker.app import App
 from streamworker.errors import ConfigurationError
 from streamworker.runtime.send.producers import Producers
+from streamworker.settings import Settings
 from streamworker.testing.clock import JumpingClock
 from streamworker.testing.memory import MemoryServer, is_in_memory
 
-VIRTUAL_TRIM_MS = 60_000
-"""Minimum interval between trims by a virtual clock."""
+TRIM_MS = 60_000
+"""Minimum interval between trims of a server in memory: a test looks at what was sent a moment ago, and by
+a virtual clock each trim of an idle partition costs as much real time as one of a busy one."""
 
 
 class Home:
@@ -37,10 +39,9 @@ class Home:
         if self.url != app.settings.redis_url:
             # A send may be under way in another task: what it uses stays open, beside what is opened now.
             app._producers = Producers()  # noqa: SLF001
-        if self.clock is not None:
-            # Each trim of an idle partition costs as much real time as one of a busy one.
-            trims_ms = max(VIRTUAL_TRIM_MS, app.settings.trim_interval_ms)
-            app.settings = replace(app.settings, trim_interval_ms=trims_ms)
+        trims_ms = app.settings.trim_interval_ms
+        if self.clock is not None or (is_in_memory(self.url) and trims_ms == Settings().trim_interval_ms):
+            app.settings = replace(app.settings, trim_interval_ms=max(TRIM_MS, trims_ms))
         # Nobody else is about to join.
         app.settings = replace(app.settings, redis_url=self.url, founding_pause_ms=0)
         if is_in_memory(self.url):  # It has neither disk nor replicas, and what it confirms it has.

@@ -79,6 +79,18 @@ async def test_an_app_that_asks_for_a_disk_or_replicas_runs_in_memory() -> None:
     assert app.settings.durability == "aof"
 
 
+@pytest.mark.parametrize(("settings", "trims_ms"), [({}, 60_000), ({"trim_interval_ms": 100}, 100)])
+async def test_what_was_sent_a_moment_ago_is_still_there_on_a_slow_machine(
+    settings: dict[str, int], trims_ms: int
+) -> None:
+    """Without retention it is trimmed within four seconds otherwise, and the test finds nothing."""
+    app, _ = shop(**settings)
+    before = app.settings
+    async with local_worker(app):
+        assert app.settings.trim_interval_ms == trims_ms
+    assert app.settings == before
+
+
 async def test_a_server_that_has_ended_is_away_and_says_so() -> None:
     """For connections that are open, too."""
     with MemoryServer() as server:
