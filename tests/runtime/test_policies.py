@@ -6,6 +6,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, Halt, Policy, Records, Retry, Skip
 from streamworker.testing import LocalWorker, local_worker
@@ -22,7 +23,7 @@ async def numbers(desk: Bench) -> list[int]:
 
 @pytest.mark.parametrize("mode", ONE_BY_ONE)
 async def test_a_policy_that_is_raised_decides_about_that_record_alone(redis_url: str, mode: str) -> None:
-    """Before the mapping, at the first attempt; a dead letter has the reason."""
+    """Before the mapping, at the first attempt; a dead letter has the reason. One line tells of it."""
     seen: list[int] = []
 
     def each(order: Order, _: Context) -> Priced:
@@ -35,14 +36,18 @@ async def test_a_policy_that_is_raised_decides_about_that_record_alone(redis_url
             raise Retry(backoff=0.001)
         return Priced(order.number, 1.0)
 
-    async with bench(redis_url) as desk:
-        await desk.send(range(10))
-        await start(desk, mode, each, errors={Policy: Halt(), Exception: Halt()})
-        await desk.until_committed(10)
-        assert await numbers(desk) == [0, 1, 2, 4, 6, 7, 8, 9]
-        (letter,) = await desk.dead()
-        assert b"negative amount" in letter[b"error"] and letter[b"attempts"] == b"1"
-        assert (seen.count(3), seen.count(5), seen.count(7)) == (1, 1, 3)
+    with capture_logs() as logs:
+        async with bench(redis_url) as desk:
+            await desk.send(range(10))
+            await start(desk, mode, each, errors={Policy: Halt(), Exception: Halt()})
+            await desk.until_committed(10)
+            assert await numbers(desk) == [0, 1, 2, 4, 6, 7, 8, 9]
+            (letter,) = await desk.dead()
+    told = [(log["event"], log["log_level"]) for log in logs if "entry" in log or "policy" in log]
+    failures = [("handler_failed", "warning")] * 2
+    assert sorted(told) == [*failures, ("record_dead", "error"), ("record_skipped", "warning")]
+    assert b"negative amount" in letter[b"error"] and letter[b"attempts"] == b"1"
+    assert (seen.count(3), seen.count(5), seen.count(7)) == (1, 1, 3)
 
 
 async def test_a_halt_that_is_raised_stops_the_partition_with_its_reason(redis_url: str) -> None:

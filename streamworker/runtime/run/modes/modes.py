@@ -203,6 +203,8 @@ class Mode(ABC):
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed) -> None:
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""
+        if isinstance(failed.error, Skip | DeadLetter):
+            return  # The function has decided so; `removed` logs it.
         details = {}
         if failed.attempts == 1:
             # As text: a renderer that gets the exception itself may show records from its local variables.
@@ -232,10 +234,11 @@ class Mode(ABC):
         error = describe_error(failed.error)
         if policy.reason and policy is not failed.error:
             error = f"{error}: {policy.reason}"
-        event = "record_skipped" if isinstance(policy, Skip) else "record_dead"
-        self.log.error(event, entry=str(entry.id), attempts=failed.attempts, error=error)
+        details = {"entry": str(entry.id), "attempts": failed.attempts, "error": error}
         if isinstance(policy, Skip):
+            self.log.warning("record_skipped", **details)
             return []
+        self.log.error("record_dead", **details)
         trace = traceback_of(failed.error)[-TRACEBACK_MAX:] if failed.attempts else ""
         fields = {name: value for name, value in entry.fields.items() if name != REPLAYED_FOR}
         if len(fields) > DEAD_FIELDS_MAX:
