@@ -42,6 +42,16 @@ def test_what_is_committed_while_a_lane_is_compared_stays_in_it() -> None:
     assert [*lane.messages] == CHAIN[1:3]
 
 
+def test_what_is_committed_between_head_and_messages_stays_in_the_lane() -> None:
+    """A failover brought the first message back. The target stands at the head, which was read before."""
+    lane = OutboxLane(TO)
+    for message in (CHAIN[0], CHAIN[2]):
+        lane.put(message)
+    found = [CHAIN[0], CHAIN[2]]
+    assert lane.compared(C, found, C, through=1) == ([CHAIN[0].id], Standing.GOES_ON)
+    assert [*lane.messages] == [CHAIN[2]]
+
+
 def test_a_mark_depends_on_the_whole_history() -> None:
     """The same message after another history leads elsewhere, and so does another message."""
     one, other = START.after(1, b"a"), START.after(1, b"b")

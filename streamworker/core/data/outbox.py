@@ -135,11 +135,12 @@ def standing_of(stands: Mark, messages: Sequence[Message], head: Mark = START) -
     >>> standing_of(Mark(7), [chain[0], Message(9, to, Mark(8, "ii"), Mark(9, "jj"), b"")])
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 1)
     """
-    if stands == head and head != START:
-        return Standing.GOES_ON, len(messages)
     for behind, message in enumerate(reversed(messages)):
         if stands in (message.since, message.through):
             return Standing.GOES_ON, len(messages) - behind - (stands != message.through)
+    # Only now, since `head` may be older than the messages.
+    if stands == head and head != START:
+        return Standing.GOES_ON, len(messages)
     taken = 0
     for place, (before, message) in enumerate(pairwise(messages), 1):
         if before.through != message.since and before.through.records < stands.records:
