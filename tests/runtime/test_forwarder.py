@@ -121,6 +121,21 @@ async def test_a_message_that_a_failover_brought_back_is_found_taken_and_deleted
         await assert_taken_once(backend, messages)
 
 
+async def test_nothing_holds_up_an_outbox_in_which_nothing_waits(backend: Backend) -> None:
+    """The target took the message from an earlier try, and could not say so until now."""
+    messages, reasons, taken = chain(2), list[str](), PRICED.taken(TO.partition)
+    await outbox.forward_many(backend, "shop", [(KEYS.source, each) for each in messages])
+    await store(backend, messages)
+    await backend.execute("XDEL", KEYS.messages, str(messages[1].id))
+    await backend.execute("RENAME", taken, f"{taken}:aside")
+    await backend.execute("SET", taken, "of another type")
+    async with forwarding(backend) as forwarder:
+        await forwarder.open(KEYS, reasons.append)
+        await wait_for_async(lambda: reasons, "it is held up")
+        await backend.execute("RENAME", f"{taken}:aside", taken)
+        await wait_for_async(lambda: reasons[-1] == "", "it goes on")
+
+
 async def test_what_a_server_refused_to_delete_is_deleted_later(backend: Backend) -> None:
     """Or the outbox would be full of messages that nobody forwards. Other outboxes do not wait."""
     messages, other = chain(3), GROUP.outbox(1)

@@ -256,8 +256,8 @@ class Forwarder:
 
     def _go_on(self, lane: _Lane, reason: str | None = None) -> None:
         lane.is_busy = False
-        if reason is not None:
-            lane.held_up(reason)
+        if reason is not None or not lane.messages:
+            lane.held_up(reason or "")
         self.start(lane)
         self.read(lane.source)
         if lane.source.is_idle:
