@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
+import anyio
 import msgspec
 import pytest
 
@@ -37,6 +38,38 @@ async def test_a_timer_runs_once_in_the_whole_application(redis_url: str) -> Non
 
     assert seen == sorted(set(seen))
     assert all(at.tzinfo is UTC and at.microsecond % 100_000 == 0 for at in seen), "multiples of the period"
+
+
+async def test_a_timer_that_is_always_late_holds_up_no_other_timer_and_no_records(redis_url: str) -> None:
+    """Its calls take longer than its period, in the app and in the partition."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    seen: list[str] = []
+
+    @app.processor(orders)
+    async def audit(order: Order) -> None:
+        seen.append("order")
+
+    async def late(at: datetime) -> None:
+        await anyio.sleep(0.15)
+
+    async def other(at: datetime) -> None:
+        seen.append("timer")
+
+    async def other_of_the_partition(at: datetime) -> None:
+        seen.append("partition's")
+
+    app.timer(every=0.1)(late)
+    app.timer(every=0.1)(other)
+    audit.timer(every=0.1)(late)
+    audit.timer(every=0.1)(other_of_the_partition)
+
+    async with local_worker(app, url=redis_url):
+        await until(lambda: {"timer", "partition's"} <= {*seen}, "both have run at their deploy")
+        for count in range(1, 4):
+            await orders.send(Order("ann", 1.0))
+            more = {"timer": count + 1, "partition's": count + 1, "order": count}
+            await until(lambda: all(seen.count(what) >= n for what, n in more.items()), "all go on")  # noqa: B023
 
 
 async def test_an_application_may_have_timers_alone(redis_url: str) -> None:

@@ -99,6 +99,7 @@ class Timers:
             )
             for spec, invoker in timers
         }
+        self._round = iter(self._timers.values())
         self._server_ms = server_ms
         self._wake = wake
         self._on_trouble = on_trouble
@@ -138,12 +139,17 @@ class Timers:
         return monotonic_ms() + self._ahead_ms
 
     async def next(self) -> Tick | None:
-        """Make the calls that are due, until one has something to commit; None if none has."""
-        for timer in self._timers.values():
+        """Make the calls that are due, until one has something to commit; None at the end of a round.
+
+        In a round each timer has one turn, and records have theirs between two rounds: a timer that is always
+        late holds up nobody else.
+        """
+        for timer in self._round:
             now_ms = self._now_ms()
             found = timer.due(now_ms)
             if found is not None and (tick := await self._tick(timer, found, now_ms)) is not None:
                 return tick
+        self._round = iter(self._timers.values())
         self.are_due = False
         self._changed.fire()
         return None
