@@ -24,6 +24,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app, resolve_timer
 from streamworker.processors import ProcessorSpec, TimerSpec
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
+from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import counted, duration
@@ -51,7 +52,8 @@ def list_timers(path: AppPath, json: AsJson = False) -> None:
     """Show the timers of an app: when each ran last, for how long and by whom, and when it runs next.
 
     A timer of the app runs once in the whole application, and a timer of a processor in each partition; of
-    such a timer the table shows the newest call. `timers shop:app` does the same.
+    such a timer the table shows the newest call. The last column has the error of a timer that fails.
+    `timers shop:app` does the same.
 
     \b
     Examples:
@@ -59,7 +61,7 @@ def list_timers(path: AppPath, json: AsJson = False) -> None:
       streamworker timers list shop:app --json
     """
     found = run_async(_read, resolve_app(path))
-    columns = ("timer", "runs", "on", "last", "next", "took")
+    columns = ("timer", "runs", "on", "last", "next", "took", "failing")
     rows = ([each[column] for column in columns] for each in found)
     print_found(json, found, "The app has no timers.", columns, rows)
 
@@ -134,12 +136,21 @@ async def _row(backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: 
         "last": "",
         "next": _time(timer, schedule.after(now_ms)),
         "took": "",
+        "failing": await _failing(backend, spec, timer),
     }
     if newest is not None:
         there = "" if len(partitions) == 1 else f" ({len(calls)} of {counted(len(partitions), 'partition')})"
         row["last"] = _time(timer, newest.at) + there
         row["took"] = f"{duration(newest.took)} by {name_of(newest.by)}"
     return row
+
+
+async def _failing(backend: Backend, spec: ProcessorSpec, timer: TimerSpec) -> str:
+    """Return what a lock says of a timer whose calls fail; of several in a partition it names the last."""
+    begin = f"timer {timer.name} fails, "
+    read = await read_locks(backend, group_keys(spec), list(range(spec.stream.partitions)))
+    found = [lock.reason for lock in read.values() if isinstance(lock, LockView)]
+    return next((reason.removeprefix(begin) for reason in found if reason.startswith(begin)), "")
 
 
 def _time(timer: TimerSpec, ms: int) -> str:

@@ -47,7 +47,7 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     assert everywhere.output == "Timer flush ran in 4 partitions of orders.\n"
 
     lines = streamworker("timers", "shop:app").output.splitlines()
-    assert lines[0].split() == ["timer", "runs", "on", "last", "next", "took"]
+    assert lines[0].split() == ["timer", "runs", "on", "last", "next", "took", "failing"]
     assert "At 06:00 on January 1, Europe/Paris" in lines[1] and "-01-01 06:00:00+0100" in lines[1]
     assert "every hour" in lines[2] and "each partition of price" in lines[2]
     assert "(4 of 4 partitions)" in lines[2]
@@ -61,6 +61,29 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     alone = streamworker("timers", "run-now", "shop:greet", "--wait", "100 milliseconds")
     assert alone.exit_code == ExitCode.FAILED
     assert "It has not run within 0.1 s" in alone.output
+
+
+def test_a_timer_that_fails_is_shown_with_its_error(
+    shop: Path, streamworker: Invoke, spawn: SpawnWorker
+) -> None:
+    """One of the app has no partition that `status` could show."""
+    away = 'Path("greeted").write_text(str(at))'
+    assert away in TIMED
+    (shop / "shop.py").write_text(TIMED.replace(away, 'raise OSError("the mail server is away")'), "utf-8")
+    sys.modules.pop("shop", None)
+    streamworker("timers", "run-now", "shop:greet")
+    spawn("run", "shop:app", "--name", "w1")
+
+    def failing() -> list[str]:
+        return [
+            each["failing"]
+            for each in json.loads(streamworker("timers", "list", "shop:app", "--json").stdout)
+        ]
+
+    wait_for(lambda: any(failing()), "the error is shown")
+    first, second = failing()
+    assert "OSError: the mail server is away" in first and not second
+    assert "timer greet fails" in streamworker("doctor", "shop:app").output
 
 
 def test_what_is_no_timer_is_named_with_those_that_are_there(shop: Path, streamworker: Invoke) -> None:

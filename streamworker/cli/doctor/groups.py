@@ -45,7 +45,7 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
     checks = [await _key_types(backend, app)]
     for stream in app.streams.values():
         checks += await _stream(backend, app, path, stream)
-    for spec in app.processors.values():
+    for spec in (*app.processors.values(), *app.timers_group()):
         checks += await _group(backend, app, path, spec)
     try:
         checks += _history(await holdings_of(backend, Selection(app, tuple(app.processors.values()))))
