@@ -111,11 +111,6 @@ class Timers:
         self.are_due = False
         """Whether a timer is to be called."""
 
-    def run_now(self, name: str, at_ms: int) -> None:
-        """Let a timer be called as soon as possible, whatever its schedule says."""
-        self._timers[name].wanted_ms = at_ms
-        self._changed.fire()
-
     async def watch(self) -> None:
         """Set ``are_due``, and wake the mode, when a timer is due; runs as long as the partition."""
         pauses = Pauses(random.random)
