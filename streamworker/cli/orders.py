@@ -19,6 +19,7 @@ from streamworker.redisio.group.orders import Given, Order, give_order
 from streamworker.tui.figures import counted
 
 POLL_S = 0.05
+FAILING = ("halted", "retrying")
 DONE: dict[Order, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
 
 Partition = Annotated[
@@ -87,6 +88,7 @@ async def _give(
         )
     wait_s = duration_ms(wait, "--wait") / 1000
     async with connected(selection.app) as backend:
+        before = await read_locks(backend, keys, wanted)
         given = await give_order(backend, keys, wanted, order, who=operator(), why=why)
         if not given:
             raise ConfigurationError(
@@ -102,6 +104,9 @@ async def _give(
                 open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
                 await anyio.sleep(POLL_S if open_ else 0)
     _tell(spec.name, order, news, open_, locks)
+    failing = [p for p, lock in before.items() if isinstance(lock, LockView) and lock.state in FAILING]
+    if order == "retry" and not failing:
+        say("None of them was halted or retrying.")
 
 
 def _is_obeyed(lock: LockView | None, given: Given) -> bool:

@@ -119,6 +119,9 @@ def test_a_halted_partition_is_retried_without_a_restart(
     (shop / "mended").touch()
     assert streamworker("retry", "shop:fragile").stdout == "Retried 4 partitions of fragile: 0-3.\n"
     wait_for(lambda: lag(streamworker, "fragile") == 0, "both orders are handled")
+    wait_for(lambda: states(streamworker, "fragile") == {"running"}, "it runs")
+    nothing = streamworker("retry", "shop:fragile", "--partition", "1").stdout
+    assert nothing == "Retried 1 partition of fragile: 1.\nNone of them was halted or retrying.\n"
     assert worker.running
 
 

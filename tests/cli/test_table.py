@@ -65,6 +65,8 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     nowhere = counted("table", "export", "shop:by_order", "--to", "nowhere/out.jsonl")
     assert nowhere.exit_code == ExitCode.USAGE
     assert "nowhere/out.jsonl: No such file or directory" in nowhere.output
+    beyond = counted("table", "export", "shop:by_order", "--to", "beyond.jsonl", "--partition", "99")
+    assert beyond.exit_code != 0 and not list(Path().glob("*.part")), "nothing is left of what failed"
     assert "is a directory" in counted("table", "export", "shop:by_order", "--to", ".").output
     keys = sorted(json.loads(line)["key"] for line in Path("out.jsonl").read_text("utf-8").splitlines())
     assert keys == sorted([order["customer"], order["order_id"]] for order in ORDERS)

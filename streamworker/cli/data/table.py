@@ -1,6 +1,7 @@
 """``streamworker table``: lists tables, and shows or exports what they hold."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,6 +149,9 @@ def export(
         draft.replace(to)
     except OSError as error:
         raise typer.BadParameter(f"{to}: {error.strerror}", param_hint="--to") from None
+    finally:
+        with suppress(OSError):
+            draft.unlink()
     say(f"Wrote {counted(written, 'key')} of {table.name} to {to}.")
 
 
