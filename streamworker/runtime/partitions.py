@@ -275,8 +275,9 @@ class Partitions:
             try:
                 done = await call()
             except (BackendError, ProcessingError) as error:
-                reason = f"{trouble.replace('_', ' ')}: {error}"
-                log.warning(trouble, error=str(error))
+                before, reason = reason, f"{trouble.replace('_', ' ')}: {error}"
+                if reason != before:
+                    warn(log, trouble, error)
                 self._show(effect, reason)
                 await anyio.sleep(pauses.next_ms() / 1000)
             else:

@@ -81,8 +81,8 @@ async def _made(resource: Resource[..., Any], values: Mapping[Resource[..., Any]
         value = await manager.__aenter__()
     except Exception as error:
         raise ProcessingError(
-            f"Resource {resource.name!r} could not be made: {in_words(error)}",
-            remedy="Look at the error above; what it needs may be away.",
+            f"Resource {resource.name!r} could not be made: {in_words(error).rstrip('.')}.",
+            remedy="What it needs may be away.",
         ) from error
     try:
         yield value

@@ -10,6 +10,7 @@ import anyio
 import msgspec
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from streamworker import App, Context
 from streamworker.errors import ProcessingError
@@ -96,6 +97,32 @@ async def test_each_partition_may_have_a_resource_of_its_own(redis_url: str) -> 
         assert closed == 0
     assert (made, len(used), closed) == (4, 3, 3)
     assert used.total() == 60
+
+
+async def test_a_resource_of_a_partition_that_stays_away_is_logged_once_and_shown(redis_url: str) -> None:
+    """It is tried again and again, in each partition."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    made, is_away = 0, True
+
+    @app.resource(each="partition")
+    async def number() -> AsyncIterator[int]:
+        nonlocal made
+        made += 1
+        if is_away:
+            raise ConnectionError("nobody there")
+        yield made
+
+    @app.processor(orders)
+    def use(order: Order, own: Annotated[int, number]) -> None: ...
+
+    with capture_logs() as logs:
+        async with local_worker(app, url=redis_url) as worker:
+            why = "Resource 'number' could not be made: ConnectionError: nobody there"
+            await worker.until(lambda now: made >= 3 and why in now.processors["use"].partitions[0].reason)
+            is_away = False
+            await worker.until(lambda now: not now.processors["use"].partitions[0].reason)
+    assert [log["event"] for log in logs].count("resource_not_made") == 1
 
 
 async def test_a_test_gives_a_value_in_place_of_a_resource(redis_url: str) -> None:
