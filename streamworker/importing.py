@@ -76,9 +76,8 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
     if stream in found.streams:
         return found.streams[stream]
     what = f"App {found.name!r} has no stream {stream!r}." if stream else f"{path} is an App, not a Stream."
-    raise ConfigurationError(
-        what, remedy=f"Name one with --stream: {', '.join(found.streams) or 'it has none'}."
-    )
+    there = [f"{path.partition(':')[0]}:{name}" for name in found.streams]
+    raise ConfigurationError(what, remedy=_list("Name one of its streams", there))
 
 
 def resolve_table(path: str) -> Table[Any, Any]:

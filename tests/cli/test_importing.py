@@ -129,8 +129,8 @@ def test_a_stream_is_found_by_attribute_by_name_and_through_its_app(shop: Path) 
 
 
 def test_an_unknown_stream_lists_those_there_are(shop: Path) -> None:
-    """By --stream, or behind the colon."""
-    with pytest.raises(ConfigurationError, match=r"no stream 'order'\. Name one with --stream: orders"):
+    """By their paths: of the commands only send has --stream."""
+    with pytest.raises(ConfigurationError, match=r"no stream 'order'\. Name one of its streams: shop:orders"):
         resolve_stream("shop:app", "order")
     with pytest.raises(ConfigurationError, match="Names in them: orders"):
         resolve_stream("shop:order")
