@@ -39,6 +39,10 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
     assert gained.exit_code == 0, gained.output
     assert "Order gains `coupon: str | None = None`  fine: old entries read as None" in gained.output
 
+    _deploy(shop, "partitions=4", "partitions=8")
+    split = streamworker("schema", "check", "shop:app")
+    assert split.exit_code == 3 and "partitions: 4 -> 8  breaks: workers refuse to start" in split.output
+
     _deploy(shop, "amount: float", "amount: int\n    coupon: str")
     broken = streamworker("schema", "check", "shop:app", "--json")
     assert broken.exit_code == 3, broken.output

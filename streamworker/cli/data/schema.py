@@ -104,6 +104,10 @@ async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any])
     keys = StreamKeys(spec.app, spec.name)
     told = changes(stored, json_schema(spec.record), spec.record.name) if stored else []
     found = [Finding(spec.name, *each) for each in told]
+    made = int(await backend.execute("HGET", keys.meta, "partitions") or spec.partitions)
+    if made != spec.partitions:
+        effect = f"breaks: workers refuse to start; declare {made}, or take a new stream"
+        found.append(Finding(spec.name, f"partitions: {made} -> {spec.partitions}", effect, True))
     if bad := await _unreadable(backend, spec, keys):
         count, first = len(bad), bad[0]
         what = f"{count} of the sampled records cannot be read"
