@@ -15,31 +15,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers import metrics
 from streamworker.core.snapshot import Rebalance, TableView
-from tests.cli.conftest import Invoke, OpenTerminal
+from tests.cli.conftest import SHOP, Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, process_is_gone, wait_for
 from tests.tui.groups import group
 
-BLOCKING = """
-import time
-import msgspec
-from streamworker import App
-
-app = App("shop")
-
-class Order(msgspec.Struct):
-    order_id: int
-    customer: str
-    amount: float
-
-orders = app.stream("orders", Order, key="customer", partitions=4)
-
-@app.processor(orders)
-async def audit(order: Order) -> None:
-    print("blocked", flush=True)
-    time.sleep(60)
-"""
+BLOCKING = SHOP.replace(
+    "-> None: ...", '-> None:\n    import time\n    print("blocked", flush=True)\n    time.sleep(60)'
+)
 
 
 def started(worker: WorkerProcess) -> None:
