@@ -316,8 +316,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
     ) -> "AbstractAsyncContextManager[Worker]":
         """Run a worker inside your own program, for as long as an ``async with`` block.
 
-        At the end of the block the worker drains and leaves. Signals are left to your program. If the
-        worker fails, the block is cancelled and the error is raised.
+        At the end of the block the worker drains and leaves, also if the block raises an exception. Signals
+        are left to your program. If the worker fails, the block is cancelled and the error is raised.
 
         Parameters
         ----------

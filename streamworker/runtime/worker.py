@@ -214,7 +214,7 @@ class Worker:
 
 @asynccontextmanager
 async def running(worker: Worker) -> AsyncIterator[Worker]:
-    """Run a worker beside a block; at its end the worker drains, and at an error of either both end."""
+    """Run a worker beside a block; at its end the worker drains, and if the worker fails, both end."""
 
     async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         await worker.run(task_status.started)
@@ -222,10 +222,16 @@ async def running(worker: Worker) -> AsyncIterator[Worker]:
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(run)
-            yield worker
+            error: Exception | None = None
+            try:
+                yield worker
+            except Exception as raised:  # noqa: BLE001 - it leaves first; else its partitions wait for its death
+                error = raised
             worker.stop()
     except BaseExceptionGroup as errors:
         raise _first(errors) from errors
+    if error is not None:
+        raise error
 
 
 def run_worker(

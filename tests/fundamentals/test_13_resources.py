@@ -14,6 +14,9 @@ from structlog.testing import capture_logs
 
 from streamworker import App, Context
 from streamworker.errors import ProcessingError
+from streamworker.redisio.group.locks import read_lock
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -334,7 +337,7 @@ async def test_a_processor_may_begin_with_what_comes_after_it(redis_url: str) ->
 
 
 async def test_a_program_runs_a_worker_of_its_own(redis_url: str) -> None:
-    """It drains at the end of the block; if it fails, the block ends with its error."""
+    """It drains at the end of the block, whatever that raises; if it fails, the block ends with its error."""
     app = App("shop", redis_url=redis_url, durability="memory")
     orders = app.stream("orders", Order, key="customer", partitions=1)
     done = anyio.Event()
@@ -348,6 +351,22 @@ async def test_a_program_runs_a_worker_of_its_own(redis_url: str) -> None:
         await orders.send(Order("ann", 1))
         with anyio.fail_after(20):
             await done.wait()
+
+    async def fail() -> None:
+        nonlocal done
+        done = anyio.Event()
+        async with app.worker():
+            await orders.send(Order("ann", 2))
+            with anyio.fail_after(20):
+                await done.wait()
+            raise ValueError("mine alone")
+
+    with pytest.raises(ValueError, match="mine alone"):
+        await fail()
+    async with Backend.open(redis_url, name="viewer") as backend:
+        lock = await read_lock(backend, GroupKeys("shop", "orders", "take"), 0)
+    assert lock is not None
+    assert lock.owner == "", "it has left"
 
     @app.resource
     async def client() -> AsyncIterator[Client]:
