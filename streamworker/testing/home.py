@@ -11,7 +11,7 @@ from streamworker.settings import Settings
 from streamworker.testing.clock import JumpingClock
 from streamworker.testing.memory import MemoryServer, is_in_memory
 
-TRIM_MS = 60_000
+TRIM_MS = 600_000
 """Minimum interval between trims of a server in memory: a test looks at what was sent a moment ago, and by
 a virtual clock each trim of an idle partition costs as much real time as one of a busy one."""
 

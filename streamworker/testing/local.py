@@ -129,17 +129,26 @@ class LocalWorker:
         return await self._until(condition, timeout, self._changes)
 
     async def _until(
-        self, condition: Callable[[Snapshot], bool], timeout: float, version: Callable[[int], object]
+        self,
+        condition: Callable[[Snapshot], bool],
+        timeout: float,
+        version: Callable[[int], tuple[object, object] | None],
     ) -> Snapshot:
-        """Wait until a condition holds; a snapshot is true while its ``version`` stays and is not None."""
+        """Wait until a condition holds.
+
+        A ``version`` that is not None is what the condition depends on, and a moment: the condition sees the
+        same snapshot while the first stays, and nothing while the first changes within the same moment.
+        """
         shown = ""
         snapshot: Snapshot | None = None
-        known: object = None
+        known: tuple[object, object] | None = None
 
         async def holds(jumps: int) -> bool:
             nonlocal shown, snapshot, known
             newest = version(jumps)
-            if snapshot is None or newest is None or newest != known:
+            if snapshot is None or newest is None or known is None or newest[0] != known[0]:
+                if newest and known and newest[1] == known[1]:
+                    return False
                 try:
                     snapshot, known = await self.snapshot(), newest
                 except BackendUnavailable as error:  # On a busy machine an answer may take longer.
@@ -152,15 +161,18 @@ class LocalWorker:
         assert snapshot is not None
         return snapshot
 
-    def _changes(self, _jumps: int) -> object:
+    def _changes(self, _jumps: int) -> tuple[object, object] | None:
         """Return what changes with the server's data, and each second: a group also changes by time."""
         if self._clock is None:
             return None
-        return changes_at(self._url), self._clock.now_ns // 1_000_000_000
+        changes = changes_at(self._url), self._clock.now_ns // 1_000_000_000
+        return changes, changes
 
-    def _moments(self, jumps: int) -> object:
-        """Return what changes when nothing can run for the first time, and each quarter of a second."""
-        return None if self._clock is None else (jumps < 0, self._clock.now_ns // 250_000_000)
+    def _moments(self, jumps: int) -> tuple[object, object] | None:
+        """Return the changes of data; a moment ends when nothing can run, and each quarter of a second."""
+        if self._clock is None:
+            return None
+        return changes_at(self._url), (jumps < 0, self._clock.now_ns // 250_000_000)
 
     async def _wait(
         self, holds: Callable[[int], Awaitable[bool]], timeout: float, what: Callable[[], str]
@@ -172,12 +184,12 @@ class LocalWorker:
                     began_s = time.monotonic()
                     if await holds(jumps):
                         return
-                    # Nothing tells when Redis holds what is waited for.
+                    # Nothing tells when Redis holds what is waited for. The worker has most of the time.
+                    pause_s = 4 * (time.monotonic() - began_s)
                     if self._clock is None:
-                        await anyio.sleep(POLL_S)
+                        await anyio.sleep(max(POLL_S, pause_s))
                     else:
-                        pause_s = max(LOOK_S, 4 * (time.monotonic() - began_s))
-                        jumps = await self._clock.look(jumps, pause_s)
+                        jumps = await self._clock.look(jumps, max(LOOK_S, pause_s))
                 raise TimeoutError
         except TimeoutError:
             raise TimeoutError(f"Waited {timeout:g} s in vain. {what()}") from None
@@ -195,13 +207,9 @@ class LocalWorker:
             With how much each processor had left.
         """
         before: int | None = None if any(spec.may_send for spec in self._specs.values()) else -1
-        seen: Snapshot | None = None
 
         def drained(now: Snapshot) -> bool:
-            nonlocal before, seen
-            if now is seen:
-                return False
-            seen = now
+            nonlocal before
             groups = now.processors.values()
             for group in groups:
                 _refuse_halted(group)
@@ -408,6 +416,8 @@ async def local_worker(
     ...         await worker.until_drained()
     ...         assert await worker.rows(price) == [{"customer": "ann", "amount": 6.0}]
     """
+    if not structlog.is_configured():  # It would print each step of the protocol.
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     with home_of(app, url, clock) as home:
         worker = Worker(app, processors=processors, name=name, overrides=resources)
         specs = [app.processors[each] for each in processors or app.processors]

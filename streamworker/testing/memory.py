@@ -116,7 +116,8 @@ class _MemorySocket(redispy.Socket):
     async def reply(self) -> Any:
         if self._end is None:
             raise ConnectionResetError("the connection was closed")
-        reply = await self._end.responses.get()
+        answers = self._end.responses
+        reply = await answers.get() if answers.empty() else answers.get_nowait()
         if isinstance(reply, Exception):
             raise reply
         return reply

@@ -79,7 +79,7 @@ async def test_an_app_that_asks_for_a_disk_or_replicas_runs_in_memory() -> None:
     assert app.settings.durability == "aof"
 
 
-@pytest.mark.parametrize(("settings", "trims_ms"), [({}, 60_000), ({"trim_interval_ms": 100}, 100)])
+@pytest.mark.parametrize(("settings", "trims_ms"), [({}, 600_000), ({"trim_interval_ms": 100}, 100)])
 async def test_what_was_sent_a_moment_ago_is_still_there_on_a_slow_machine(
     settings: dict[str, int], trims_ms: int
 ) -> None:

@@ -5,7 +5,6 @@ nothing to do with it. So the build puts it at the top level of the wheel, and i
 the fixtures: that takes 0.7 s of processor time.
 """
 
-import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +47,7 @@ async def worker(
     streamworker_app: "App", streamworker_options: dict[str, Any]
 ) -> "AsyncIterator[LocalWorker]":
     """A worker of the app, with a server in memory that belongs to this test."""
-    import structlog
-
     from streamworker.testing import local_worker
 
-    if not structlog.is_configured():  # It would print each step of the protocol.
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     async with local_worker(streamworker_app, **streamworker_options) as running:
         yield running
