@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+import structlog
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
@@ -231,6 +232,12 @@ def pytest_runtest_teardown() -> Generator[None]:
     before, _variables = _variables, _our_variables()
     changed = sorted({name for name, _ in before.items() ^ _variables.items()})
     assert not changed, f"the test, or a fixture that stays, has changed {', '.join(changed)}"
+
+
+@pytest.fixture(autouse=True)
+def lines_of_all_levels() -> None:
+    """Tests look at lines of level debug, which a worker in the process leaves out by itself."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,8 @@ from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
-from streamworker.records.packs import FIRST, unreadable
+from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, FIRST, unreadable
+from streamworker.records.runs import Run
 from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
 
 Codec = Literal["json", "msgpack", "fields"] | RecordCodec
@@ -40,6 +41,10 @@ Encoder = Callable[[Any], Payload]
 Decoder = Callable[[Mapping[bytes, bytes]], Any]
 BatchDecoder = Callable[[Sequence[Entry]], list[Any]]
 ListEncoder = Callable[[Sequence[Any]], list[bytes] | None]
+RunEncoder = Callable[[Sequence[Any]], Run | None]
+
+_QUICK = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.UNION)
+"""The kinds of records that msgspec encodes by itself."""
 
 
 def _check_codec(codec: Codec) -> None:
@@ -104,8 +109,7 @@ def make_list_encoder(record_type: Declared, codec: Codec, *, validate: bool = F
     The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
     :func:`make_encoder` then reports which record and why.
     """
-    quick = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.UNION)
-    if codec not in ("json", "msgpack") or record_type.kind not in quick:
+    if codec not in ("json", "msgpack") or record_type.kind not in _QUICK:
         return None
     dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
     classes, is_json = set(record_type.members), codec == "json"
@@ -129,6 +133,50 @@ def make_list_encoder(record_type: Declared, codec: Codec, *, validate: bool = F
         return payloads
 
     return encode_list
+
+
+def make_run_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> RunEncoder | None:
+    """Return a fast encoder for records of one partition; None if the kind or codec has none.
+
+    The encoder returns a run, or None if a record cannot be encoded, as that of :func:`make_list_encoder`.
+    """
+    if codec not in ("json", "msgpack") or record_type.kind not in _QUICK:
+        return None
+    dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
+    classes, is_json = set(record_type.members), codec == "json"
+    load = _payload_loader(record_type, codec) if validate else None
+    load_all = _array_loader(record_type, codec) if validate else None
+
+    def arrays_of(records: Sequence[Any]) -> list[tuple[int, bytes]]:
+        """Encode an array, or halves of it if it is too large for an entry: the first record may be small."""
+        array, half = dump(records), len(records) // 2
+        if len(array) <= ENTRY_BYTES_MAX or not half:
+            return [(len(records), array)]
+        return arrays_of(records[:half]) + arrays_of(records[half:])
+
+    def encode_run(records: Sequence[Any]) -> Run | None:
+        if set(map(type, records)) - classes:
+            return None
+        try:
+            first = dump(records[0])
+            most = min(ENTRY_RECORDS_MAX, max(1, ENTRY_BYTES_MAX * 7 // 8 // len(first)))
+            parts = [records[start : start + most] for start in range(1, len(records), most)]
+            arrays = [array for part in parts for array in arrays_of(part)]
+            if load is not None and load_all is not None:
+                load(first)
+                for _, array in arrays:
+                    load_all(array)
+        except Exception:  # noqa: BLE001 - a record's own code may raise anything
+            return None
+        run = Run(first, arrays, is_json=is_json)
+        # rfind takes half the time of a search from the start.
+        if is_json and (b"null" in first or any(array.rfind(b"null") >= 0 for _, array in arrays)):
+            for record, payload in zip(records, run, strict=True):
+                if b"null" in payload and _has_lost_float(msgspec.to_builtins(record)):
+                    return None
+        return run
+
+    return encode_run
 
 
 def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:

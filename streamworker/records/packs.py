@@ -102,6 +102,11 @@ def pack(
     if headers:
         packed_headers = _array([headers.get(place, b"\xc0") for place in range(count)])
         raw, more = raw + packed_headers, [b"h", b"%d" % len(packed_headers)]
+    return pack_array(count, raw, more)
+
+
+def pack_array(count: int, raw: bytes, more: Sequence[bytes] = ()) -> list[bytes]:
+    """Return the names and values of an entry with the records of an array; ``more`` are further fields."""
     codec, data = b"none", raw
     if len(raw) > COMPRESS_ABOVE_BYTES:
         packed = _zstd.compressor.compress(raw)
@@ -122,9 +127,12 @@ def as_binary(payloads: Sequence[bytes]) -> list[bytes]:
 
 
 def _array(items: Sequence[bytes]) -> bytes:
-    count = len(items)
-    start = b"\xdc" + count.to_bytes(2, "big") if count > 15 else bytes([0x90 | count])
-    return start + b"".join(items)
+    return msgpack_array(len(items)) + b"".join(items)
+
+
+def msgpack_array(count: int) -> bytes:
+    """Return the head of an array in msgpack."""
+    return b"\xdc" + count.to_bytes(2, "big") if count > 15 else bytes([0x90 | count])
 
 
 class Pack:

@@ -112,6 +112,10 @@ class RoundRobin:
         self._next = chosen + 1
         return chosen
 
+    def back(self, count: int) -> None:
+        """Take back the last ``count`` choices: their records were not sent."""
+        self._next -= count
+
 
 def _utf8(text: str) -> bytes:
     try:

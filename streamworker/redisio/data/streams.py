@@ -20,9 +20,11 @@ from streamworker.records.packs import (
     HEADER_PREFIX,
     as_binary,
     pack,
+    pack_array,
     pack_headers,
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
+from streamworker.records.runs import Run
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, checked, wrong_type
@@ -250,6 +252,11 @@ def _packed(
     The first record is an entry of its own: Redis chooses its id, and the others follow it. So the script
     needs no right to read the stream, whose last id it would have to know.
     """
+    if isinstance(entries, Run):
+        yield 1, entry_fields(entries.first)
+        for records, array in entries.packs():
+            yield records, pack_array(records, array) if records > 1 else entry_fields(array)
+        return
     payloads: Sequence[Any] | None = _payloads(entries)
     headed: dict[int, bytes] = {}
     if payloads is not None:

@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
 from streamworker.errors import ConfigurationError
+from streamworker.records.runs import Run, joined
 from streamworker.redisio.data.streams import Append, AppendReply, Packing
 from streamworker.runtime.send.ledger import Ledger
 
@@ -155,10 +156,13 @@ class Batch:
 
     def append(self, producer: str, limit: int, pack: Packing = "") -> Append:
         """Return the append command for Redis."""
-        first, *others = self.slices
-        entries = [entry for each in self.slices for entry in each.entries] if others else first.entries
+        first, *others = pieces = [each.entries for each in self.slices]
+        if others and all(isinstance(each, Run) for each in pieces):
+            first = joined(cast(list[Run], pieces))
+        elif others:
+            first = [entry for each in pieces for entry in each]
         follows = 0 if self.before is None else self.before.number
-        return Append(self.lane.partition, producer, self.number, limit, entries, follows, pack)
+        return Append(self.lane.partition, producer, self.number, limit, first, follows, pack)
 
     @property
     def is_behind(self) -> bool:
@@ -244,6 +248,8 @@ class Lane:
             fits = min(left, self.room - count)
             if left and (fits <= 0 or (count and batch.size + part.size > APPEND_BYTES_MAX)):
                 break
+            if count and fits < left <= self.room and isinstance(part.entries, Run):
+                break  # The next append has room for it all, and to split a run takes as long as to make it.
             if left:
                 batch.slices.append(AppendSlice(part, part.taken, fits))
                 part.taken += fits

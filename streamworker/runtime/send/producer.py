@@ -328,10 +328,7 @@ class ManySender(_Sender):
         routed = None if self._gathered else self._producer.quick.routed(records)
         if routed is not None:
             await self.send(
-                [
-                    (partition, payloads, sum(map(len, payloads)), len(payloads))
-                    for partition, payloads in routed.items()
-                ]
+                [(partition, payloads, size, len(payloads)) for partition, payloads, size in routed]
             )
             return
         for record in records:

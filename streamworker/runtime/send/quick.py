@@ -11,10 +11,12 @@ from zlib import crc32
 
 from streamworker.core.data.partitioner import RoundRobin
 from streamworker.processors import StreamSpec
-from streamworker.records.codecs import make_list_encoder
+from streamworker.records.codecs import make_list_encoder, make_run_encoder
+from streamworker.records.runs import Run
+from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
 
-Routed = Mapping[int, Sequence[bytes]]
-"""Payloads by partition, in order."""
+Routed = Sequence[tuple[int, Sequence[bytes], int]]
+"""Partitions, payloads for each in order, and their bytes. A partition may be there several times."""
 
 
 class QuickWay:
@@ -23,11 +25,12 @@ class QuickWay:
     def __init__(
         self, spec: StreamSpec, deal: RoundRobin, *, payload_bytes_max: int, list_bytes_max: int
     ) -> None:
-        self._encode = (
-            None
-            if spec.codec == "arrow"
-            else make_list_encoder(spec.record, spec.codec, validate=spec.validate)
-        )
+        self._encode: Callable[[Sequence[Any]], Sequence[bytes] | None] | None = None
+        if spec.codec != "arrow":
+            if spec.packing:
+                self._encode = make_run_encoder(spec.record, spec.codec, validate=spec.validate)
+            else:
+                self._encode = make_list_encoder(spec.record, spec.codec, validate=spec.validate)
         self._key: Callable[[Any], Any] = spec.key
         self._partitions = spec.partitions
         self._deal = deal
@@ -36,23 +39,43 @@ class QuickWay:
 
     def routed(self, records: Sequence[Any]) -> Routed | None:
         """Return the payloads of records by partition; None if the ordinary path must be used."""
-        if self._encode is None or (payloads := self._encode(records)) is None:
+        if self._encode is None or (groups := self._by_partition(records)) is None:
             return None
-        size, most = sum(map(len, payloads)), self._payload_bytes_max
-        if size > self._list_bytes_max or (size > most and max(map(len, payloads)) > most):
-            return None
+        routed = self._encoded(groups)
+        if routed is None and self._key(records[0]) is None:
+            self._deal.back(len(records))
+        return routed
+
+    def _by_partition(self, records: Sequence[Any]) -> Mapping[int, Sequence[Any]] | None:
         partitions = self._partitions_of(records)
         if partitions is None:
             return None
         if self._partitions == 1:
-            return {0: payloads}
-        routed: dict[int, list[bytes]] = {}
-        for partition, payload in zip(partitions, payloads, strict=True):
-            if partition in routed:
-                routed[partition].append(payload)
+            return {0: records}
+        groups: dict[int, list[Any]] = {}
+        for partition, record in zip(partitions, records, strict=True):
+            if partition in groups:
+                groups[partition].append(record)
             else:
-                routed[partition] = [payload]
-        return routed
+                groups[partition] = [record]
+        return groups
+
+    def _encoded(self, groups: Mapping[int, Sequence[Any]]) -> Routed | None:
+        assert self._encode is not None
+        found: list[tuple[int, Sequence[bytes], int]] = []
+        total = 0
+        for partition, records in groups.items():
+            for start in range(0, len(records), APPEND_ENTRIES_MAX):
+                payloads = self._encode(records[start : start + APPEND_ENTRIES_MAX])
+                if payloads is None:
+                    return None
+                size = payloads.size if isinstance(payloads, Run) else sum(map(len, payloads))
+                total += size
+                most = self._payload_bytes_max
+                if total > self._list_bytes_max or (size > most and max(map(len, payloads)) > most):
+                    return None
+                found.append((partition, payloads, size))
+        return found
 
     def _partitions_of(self, records: Sequence[Any]) -> Sequence[int] | None:
         """Return each record's partition if all keys are text, or if there are none; else None."""
