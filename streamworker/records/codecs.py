@@ -43,6 +43,9 @@ BatchDecoder = Callable[[Sequence[Entry]], list[Any]]
 ListEncoder = Callable[[Sequence[Any]], list[bytes] | None]
 RunEncoder = Callable[[Sequence[Any]], Run | None]
 
+RUN_BYTES_MAX = 1024 * 1024
+"""A larger array is left to the encoder of single records: its halves would be encoded again and again."""
+
 _QUICK = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.UNION)
 """The kinds of records that msgspec encodes by itself."""
 
@@ -150,6 +153,8 @@ def make_run_encoder(record_type: Declared, codec: Codec, *, validate: bool = Fa
     def arrays_of(records: Sequence[Any]) -> list[tuple[int, bytes]]:
         """Encode an array, or halves of it if it is too large for an entry: the first record may be small."""
         array, half = dump(records), len(records) // 2
+        if len(array) > RUN_BYTES_MAX:
+            raise ValueError("too large")
         if len(array) <= ENTRY_BYTES_MAX or not half:
             return [(len(records), array)]
         return arrays_of(records[:half]) + arrays_of(records[half:])

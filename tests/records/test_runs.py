@@ -45,7 +45,7 @@ def records_in(count: int, flat: list[bytes]) -> list[bytes]:
     return Pack(str(last).encode(), [b"sw:first", str(first).encode(), b"extra", b"0", *flat]).raws
 
 
-SIZES = st.lists(st.sampled_from([0, 1, 60, 3_000, 40_000, ENTRY_BYTES_MAX, 90_000]), min_size=1, max_size=40)
+SIZES = st.lists(st.sampled_from([0, 1, 60, 3_000, 40_000, ENTRY_BYTES_MAX, 90_000]), min_size=1, max_size=8)
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
@@ -71,6 +71,12 @@ def test_runs_that_are_joined_leave_in_order_and_in_entries_within_the_bounds(
     for count, flat in entries:
         assert count <= ENTRY_RECORDS_MAX
         assert count == 1 or int(flat[flat.index(b"size") + 1]) <= ENTRY_BYTES_MAX
+
+
+def test_a_list_far_over_the_bounds_is_left_to_who_encodes_one_after_the_other() -> None:
+    """The first record says that all fit one array, and the others are large."""
+    assert encoder("json")([Item(0), *[Item(n, "x" * 40_000) for n in range(30)]]) is None
+    assert encoder("json")([Item(0), *[Item(n, "x" * 40_000) for n in range(20)]]) is not None
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
