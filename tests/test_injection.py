@@ -268,6 +268,18 @@ def test_an_app_in_several_modules_is_whole_when_it_is_loaded(parts: Path) -> No
     assert [spec.name for spec in resolve_processors("many:send").processors] == ["send"]
 
 
+def test_a_module_that_is_not_there_is_named_and_one_that_misses_another_is_not(parts: Path) -> None:
+    """The first is a fault of the app's list, the second of the module, which is there."""
+    many = importlib.import_module("many")
+    many.app.include = ("many.male",)
+    with pytest.raises(ConfigurationError, match=r"There is no module 'many.male', which the app's include="):
+        many.app.load()
+    (parts / "male.py").write_text("import nowhere_to_be_found\n")
+    importlib.invalidate_caches()
+    with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
+        many.app.load()
+
+
 def test_a_worker_loads_an_app_in_several_modules(parts: Path) -> None:
     """Also one that a program makes."""
     many = importlib.import_module("many")

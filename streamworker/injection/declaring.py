@@ -29,9 +29,21 @@ class Injecting:
         """The middleware, the outermost first."""
 
     def load(self) -> None:
-        """Import the modules that ``include`` names; done by all that runs an app."""
+        """Import the modules that ``include`` names; done by all that runs an app.
+
+        Raises ConfigurationError if there is no such module.
+        """
         for module in self.include:
-            importlib.import_module(module)
+            try:
+                importlib.import_module(module)
+            except ModuleNotFoundError as error:
+                # A missing import inside the module is a fault of the module.
+                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                    raise
+                raise ConfigurationError(
+                    f"There is no module {module!r}, which the app's include= names.",
+                    remedy="Write it as in an import statement, from the folder that Python starts in.",
+                ) from None
 
     @overload
     def resource(self, function: Callable[P, AsyncIterator[R]], /) -> Resource[P, R]: ...
