@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from streamworker import App, ConfigurationError, Skip, Stream
+from streamworker.redisio.keys import StreamKeys
 from streamworker.testing import local_worker
 from tests.contract.support import Raw
 from tests.helpers import wait_for_async
@@ -106,6 +107,30 @@ async def test_entries_of_before_and_those_that_are_no_records_are_taken_too(emp
             await worker.until_drained()
             assert seen["one"]["ann"] == seen["two"]["ann"] == list(range(7))
         assert client.xlen(PLAIN) == 7, "nothing was changed there"
+
+
+async def test_a_stream_made_anew_is_named_by_who_knows_only_what_the_partitions_have(
+    emptied: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker may begin to read between the hand-over of another and the note of its place."""
+    app, _, seen = shop(emptied)
+    with opened(emptied) as client:
+        client.xadd(PLAIN, {"customer": "ann", "number": 0}, id="1000-0")
+        async with local_worker(app, url=emptied) as worker:
+            await wait_for_async(lambda: len(seen["one"]["ann"]) == 1, "the first is taken")
+            await worker.until_drained()
+        meta, field = StreamKeys("shop", "orders").meta, f"source {PLAIN}"
+        place = client.hget(meta, field)
+        assert place is not None
+        client.hdel(meta, field)
+        client.delete(PLAIN)
+        client.xadd(PLAIN, {"customer": "ann", "number": 1}, id="500-0")
+        async with local_worker(app, url=emptied):
+            await wait_for_async(lambda: "source_went_back" in capsys.readouterr().out, "the worker says so")
+            client.hset(meta, field, place)
+            client.xadd(PLAIN, {"customer": "bob", "number": 2}, id="1000-0")
+            await wait_for_async(lambda: "holds something else" in capsys.readouterr().out, "and so again")
+        assert seen["one"] == {"ann": [0]}
 
 
 async def test_a_stream_that_was_made_anew_is_named_and_not_taken_in(

@@ -89,11 +89,11 @@ async def keep_place(backend: Backend, keys: StreamKeys, source: str, place: Sou
     await backend.execute("HSET", keys.meta, _field(source), f"{place.id} {place.tag} {place.added}")
 
 
-async def look(backend: Backend, source: str, place: SourcePlace, count: int) -> Look:
-    """Read what follows a place, and check that the place is still there."""
-    here = str(place.id)
+async def look(backend: Backend, source: str, place: SourcePlace, count: int, taken: EntryId = ZERO) -> Look:
+    """Read what follows a place, and check that the place is still there, and the last entry ``taken``."""
+    here, newest = str(place.id), max(place.id, taken)
     if not await backend.execute("EXISTS", source):
-        return Look([], place, "it is gone" if place.tag else "")
+        return Look([], place, "it is gone" if place.tag or taken != ZERO else "")
     commands = [
         ("XINFO", "STREAM", source),
         ("XRANGE", source, here, here),
@@ -101,13 +101,11 @@ async def look(backend: Backend, source: str, place: SourcePlace, count: int) ->
     ]
     flat, there, after = all_answered(await backend.pipeline(commands))
     info: Mapping[bytes, Any] = pairs_of(flat)
-    if place.tag:
-        if EntryId.parse(info[b"last-generated-id"]) < place.id:
-            return Look(
-                [], place, f"its last id was {place.id}, and is {info[b'last-generated-id'].decode()}"
-            )
-        if there and tag_of(there[0][1]) != place.tag:
-            return Look([], place, f"entry {place.id} holds something else now")
+    last = EntryId.parse(info[b"last-generated-id"])
+    if last < newest:
+        return Look([], place, f"its last id was {newest}, and is {last}")
+    if place.tag and there and tag_of(there[0][1]) != place.tag:
+        return Look([], place, f"entry {place.id} holds something else now")
     gone, first = info[b"entries-added"] - info[b"length"], info[b"first-entry"]
     passed = not first or EntryId.parse(first[0]) > place.id  # nothing is left up to the place
     if place.added < 0:  # What was dropped before the first look is none of ours.

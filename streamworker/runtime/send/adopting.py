@@ -78,8 +78,10 @@ class Adopter:
         if self._place is None:
             found = await adopted.standing(self._backend, self._keys, source, self._spec.partitions)
             self._place, self._stands = found
-        look = await adopted.look(self._backend, source, self._place, READ_ENTRIES)
+        taken = max((EntryId.parse(each) for each in self._stands.values() if each != START), default=ZERO)
+        look = await adopted.look(self._backend, source, self._place, READ_ENTRIES, taken)
         if look.trouble:
+            self._place = None  # Another worker may have stored it since, with the tag of its entry.
             self._tell("source_went_back", f"{look.trouble}; nothing is taken until it is right again")
             self._on_trouble(f"nothing is taken from {source}: {look.trouble}")
             self._stood = True
