@@ -12,7 +12,6 @@ values that the program put in. Decoders validate everything: any wrong payload 
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,8 +23,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
-from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, FIRST, unreadable
-from streamworker.records.runs import Run
+from streamworker.records.packs import FIRST, unreadable
 from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
 
 Codec = Literal["json", "msgpack", "fields"] | RecordCodec
@@ -40,14 +38,6 @@ Payload = bytes | dict[bytes, bytes]
 Encoder = Callable[[Any], Payload]
 Decoder = Callable[[Mapping[bytes, bytes]], Any]
 BatchDecoder = Callable[[Sequence[Entry]], list[Any]]
-ListEncoder = Callable[[Sequence[Any]], list[bytes] | None]
-RunEncoder = Callable[[Sequence[Any]], Run | None]
-
-RUN_BYTES_MAX = 1024 * 1024
-"""A larger array is left to the encoder of single records: its halves would be encoded again and again."""
-
-_QUICK = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.UNION)
-"""The kinds of records that msgspec encodes by itself."""
 
 
 def _check_codec(codec: Codec) -> None:
@@ -106,84 +96,6 @@ def make_encoder(record_type: Declared, codec: Codec, *, validate: bool = False)
     return encode
 
 
-def make_list_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> ListEncoder | None:
-    """Return a fast encoder for lists of records; None if the kind or codec has none.
-
-    The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
-    :func:`make_encoder` then reports which record and why.
-    """
-    if codec not in ("json", "msgpack") or record_type.kind not in _QUICK:
-        return None
-    dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
-    classes, is_json = set(record_type.members), codec == "json"
-    load = _payload_loader(record_type, codec) if validate else None
-
-    def encode_list(records: Sequence[Any]) -> list[bytes] | None:
-        if set(map(type, records)) - classes:
-            return None
-        try:
-            payloads = list(map(dump, records))
-            if load is not None:
-                # One after the other: all together would start the garbage collector, at a microsecond each.
-                deque(map(load, payloads), 0)
-        except Exception:  # noqa: BLE001 - a record's own code may raise anything
-            return None
-        # rfind takes half the time of a search from the start.
-        if is_json and b"".join(payloads).rfind(b"null") >= 0:
-            for record, payload in zip(records, payloads, strict=True):
-                if b"null" in payload and _has_lost_float(msgspec.to_builtins(record)):
-                    return None
-        return payloads
-
-    return encode_list
-
-
-def make_run_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> RunEncoder | None:
-    """Return a fast encoder for records of one partition; None if the kind or codec has none.
-
-    The encoder returns a run, or None if a record cannot be encoded, as that of :func:`make_list_encoder`.
-    """
-    if codec not in ("json", "msgpack") or record_type.kind not in _QUICK:
-        return None
-    dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
-    classes, is_json = set(record_type.members), codec == "json"
-    load = _payload_loader(record_type, codec) if validate else None
-    load_all = _array_loader(record_type, codec) if validate else None
-
-    def arrays_of(records: Sequence[Any]) -> list[tuple[int, bytes]]:
-        """Encode an array, or halves of it if it is too large for an entry: the first record may be small."""
-        array, half = dump(records), len(records) // 2
-        if len(array) > RUN_BYTES_MAX:
-            raise ValueError("too large")
-        if len(array) <= ENTRY_BYTES_MAX or not half:
-            return [(len(records), array)]
-        return arrays_of(records[:half]) + arrays_of(records[half:])
-
-    def encode_run(records: Sequence[Any]) -> Run | None:
-        if set(map(type, records)) - classes:
-            return None
-        try:
-            first = dump(records[0])
-            most = min(ENTRY_RECORDS_MAX, max(1, ENTRY_BYTES_MAX * 7 // 8 // len(first)))
-            parts = [records[start : start + most] for start in range(1, len(records), most)]
-            arrays = [array for part in parts for array in arrays_of(part)]
-            if load is not None and load_all is not None:
-                load(first)
-                for _, array in arrays:
-                    load_all(array)
-        except Exception:  # noqa: BLE001 - a record's own code may raise anything
-            return None
-        run = Run(first, arrays, is_json=is_json)
-        # rfind takes half the time of a search from the start.
-        if is_json and (b"null" in first or any(array.rfind(b"null") >= 0 for _, array in arrays)):
-            for record, payload in zip(records, run, strict=True):
-                if b"null" in payload and _has_lost_float(msgspec.to_builtins(record)):
-                    return None
-        return run
-
-    return encode_run
-
-
 def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     if codec == "fields":
         return _field_dumper(record_type)
@@ -209,7 +121,7 @@ def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     def checked(record: Any) -> bytes:
         """Refuse NaN and infinities, which are lost: the JSON encoder writes them as ``null``."""
         payload = dump(record)
-        if b"null" in payload and _has_lost_float(as_builtins(record)):
+        if b"null" in payload and has_lost_float(as_builtins(record)):
             raise RecordError(
                 f"The {record_type.name} holds a NaN or an infinity, which JSON does not have.",
                 remedy='Send None instead, or declare the stream with codec="msgpack".',
@@ -219,13 +131,14 @@ def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     return checked
 
 
-def _has_lost_float(value: Any) -> bool:
+def has_lost_float(value: Any) -> bool:
+    """Whether a value holds a NaN or an infinity, which JSON writes as ``null``."""
     if isinstance(value, float):
         return not math.isfinite(value)
     if isinstance(value, dict):
-        return any(map(_has_lost_float, value.values()))
+        return any(map(has_lost_float, value.values()))
     if isinstance(value, (list, tuple, set, frozenset)):
-        return any(map(_has_lost_float, value))
+        return any(map(has_lost_float, value))
     return False
 
 
@@ -324,8 +237,8 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
     """
     decode = make_decoder(record_type, codec)
     load = _loader(record_type, codec)
-    load_payload = None if codec == "fields" else _payload_loader(record_type, codec)
-    load_all = None if codec == "fields" else _array_loader(record_type, codec)
+    load_payload = None if codec == "fields" else payload_loader(record_type, codec)
+    load_all = None if codec == "fields" else array_loader(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
         try:
@@ -354,7 +267,7 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
     """Return a decoder that does not translate errors to DecodeError."""
     if codec == "fields":
         return _field_loader(record_type)
-    load = _payload_loader(record_type, codec)
+    load = payload_loader(record_type, codec)
 
     def from_payload(fields: Mapping[bytes, bytes]) -> Any:
         if FIRST in fields:
@@ -367,13 +280,13 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
     return from_payload
 
 
-def _array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list[Any]]:
+def array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list[Any]]:
     """Return the function that decodes an array of records."""
     if not isinstance(codec, str):
-        own, arrays = _payload_loader(record_type, codec), msgspec.msgpack.Decoder(list[bytes])
+        own, arrays = payload_loader(record_type, codec), msgspec.msgpack.Decoder(list[bytes])
         return lambda payload: list(map(own, arrays.decode(payload)))
     if record_type.kind is RecordKind.PYDANTIC:
-        load_one = _payload_loader(record_type, codec)
+        load_one = payload_loader(record_type, codec)
         raw_codec: Any = msgspec.json if codec == "json" else msgspec.msgpack
         raws = raw_codec.Decoder(list[msgspec.Raw])
         return lambda payload: [load_one(bytes(raw)) for raw in raws.decode(payload)]
@@ -384,7 +297,8 @@ def _array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list
     return load if finish is None else lambda payload: list(map(finish, load(payload)))
 
 
-def _payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:
+def payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:
+    """Return the function that decodes the payload of one record."""
     python_type: Any = record_type.python_type
     if not isinstance(codec, str):
         return own_loader(record_type.built_type, codec)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.entries import EntryId
-from streamworker.records.codecs import Codec, make_run_encoder
+from streamworker.records.codecs import Codec
+from streamworker.records.lists import make_run_encoder
 from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, Pack
 from streamworker.records.runs import Run, joined
 from streamworker.records.types import Declared, RecordKind

@@ -11,7 +11,8 @@ from streamworker.context import Sending
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec, Targets
-from streamworker.records.codecs import make_list_encoder, short
+from streamworker.records.codecs import short
+from streamworker.records.lists import make_list_encoder
 from streamworker.redisio.data.streams import records_args
 from streamworker.redisio.wire.link import Argument
 from streamworker.runtime.send.lane import Encoded, bytes_of

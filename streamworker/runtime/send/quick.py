@@ -11,7 +11,7 @@ from zlib import crc32
 
 from streamworker.core.data.partitioner import RoundRobin
 from streamworker.processors import StreamSpec
-from streamworker.records.codecs import make_list_encoder, make_run_encoder
+from streamworker.records.lists import make_list_encoder, make_run_encoder
 from streamworker.records.runs import Run
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
 
