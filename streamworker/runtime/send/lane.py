@@ -249,7 +249,7 @@ class Lane:
             if left and (fits <= 0 or (count and batch.size + part.size > APPEND_BYTES_MAX)):
                 break
             if count and fits < left <= self.room and isinstance(part.entries, Run):
-                break  # The next append has room for it all, and to split a run takes as long as to make it.
+                break  # The next append has room for all of it, and a split run is encoded for nothing.
             if left:
                 batch.slices.append(AppendSlice(part, part.taken, fits))
                 part.taken += fits
