@@ -188,6 +188,27 @@ async def test_who_waits_in_vain_for_room_learns_that_there_was_none(redis_url: 
         assert await desk.numbers() == [0] + [9] * 9
 
 
+async def test_a_timeout_that_ends_during_a_try_at_a_full_partition_waits_for_its_answer(
+    redis_url: str,
+) -> None:
+    """The answer tells that nothing was written. Without it the sender would know less than it can."""
+    async with (
+        proxied(redis_url) as proxy,
+        bench(proxy.url, run=False, stream={"records_max": 1}) as desk,
+    ):
+        await desk.acquire(0, "w1")
+        await desk.producer.send(Order(0))
+        sending = asyncio.create_task(desk.producer.send(Order(1), timeout=1))
+        await wait_for_async(lambda: desk.producer._lanes._lanes[0].pauses, "it found no room")
+        proxy.hold(up=False)
+        done, _ = await asyncio.wait([sending], timeout=1.2)
+        assert not done
+        proxy.let_pass()
+        with pytest.raises(StreamFull):
+            await sending
+        assert await desk.numbers() == [0]
+
+
 @asynccontextmanager
 async def _filled_up(redis_url: str) -> AsyncIterator[tuple[Bench, Proxy]]:
     """Give a producer whose next try will have no answer, at a partition that others have filled."""

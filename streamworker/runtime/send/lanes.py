@@ -55,6 +55,8 @@ from streamworker.settings import Settings
 PIPELINE_BYTES_MAX = 4 * 1024 * 1024
 FULL_PAUSE_MS = (20, 500)
 """The first and the longest pause before a full partition is tried again."""
+FULL_ANSWER_MS = 1_000
+"""How long a send whose timeout ends waits for a try at a full partition that is under way."""
 REPEATING = " "
 """Used instead of a node's name for flushes that repeat appends that are not confirmed, or that found no
 room after a try without an answer. Meanwhile other flushes to the node continue."""
@@ -125,12 +127,15 @@ class Lanes:
         """Wait until Redis has the entries of a part; return the id of the last."""
         if timeout is None:
             return await part.done
+        lane = self._lanes[partition]
         try:
-            async with asyncio.timeout(timeout):
-                return await part.done
-        except TimeoutError:
-            lane = self._lanes[partition]
-            raise not_in_time(self._spec, lane, part, timeout, self._durability) from None
+            if not (await asyncio.wait((part.done,), timeout=timeout))[0]:
+                await _answer_of_full(lane)
+            if part.done.done():
+                return part.done.result()
+        finally:
+            part.done.cancel()
+        raise not_in_time(self._spec, lane, part, timeout, self._durability)
 
     def _place_of(self, partition: int) -> str:
         return self._backend.known_place_of(self._keys.events(partition))
@@ -374,3 +379,13 @@ class Lanes:
             if not each.part.given_up:
                 each.part.refuse(copy_of(error))
         self._end(batch, AppendOutcome.UNKNOWN if batch.unanswered else AppendOutcome.NOT_WRITTEN)
+
+
+async def _answer_of_full(lane: Lane) -> None:
+    """Let a try at a full partition end: its answer tells whether the record was written."""
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + FULL_ANSWER_MS / 1000
+    while lane.pauses is not None and lane.under_way and clock() < until_s:
+        if lane.under_way[0].unanswered:
+            return
+        await asyncio.sleep(0.01)
