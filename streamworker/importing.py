@@ -30,11 +30,17 @@ from streamworker.variables import REDIS_URL_OVERRIDE
 
 A = TypeVar("A", bound=StreamApp)
 Names = Callable[[App], Mapping[str, Any]]
-"""Returns the streams, the processors or the tables of an app by name."""
+"""Returns the streams, the processors, the tables or the timers of an app by name."""
 
 _STREAMS: Names = attrgetter("streams")
 _PROCESSORS: Names = attrgetter("processors")
 _TABLES: Names = attrgetter("tables")
+
+
+def _timers(app: App) -> Mapping[str, Any]:
+    """Return the names of timers, to list them; two processors may each have a timer of one name."""
+    groups = (*app.timers_group(), *app.processors.values())
+    return {timer.name: None for group in groups for timer in group.timers}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +133,14 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
 
 def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     """Return the app, the group and the timer that a path names; an error lists the timers."""
-    module, found = _resolve(path)
-    there: list[str] = []
+    module, found = _resolve(path, _timers)
     for app in _apps(module).values():
         for group in (*app.timers_group(), *app.processors.values()):
             for timer in group.timers:
                 if isinstance(found, Timer) and found.spec is timer:
                     return with_override(app), group, timer
-                there.append(timer.name)
     raise ConfigurationError(
-        f"{path} is {_describe(found)}, not a timer.", remedy=_list("Timers there", sorted(there))
+        f"{path} is {_describe(found)}, not a timer.", remedy=_list("Timers there", _inside(module, _timers))
     )
 
 
