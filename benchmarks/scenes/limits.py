@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from benchmarks.contest import Contest
-from benchmarks.figures import Row
+from benchmarks.figures import Row, Target
 from streamworker.dev.bench.figures import figures_of
 from streamworker.dev.bench.programs import Program, RunTiming
-from streamworker.dev.bench.scenes import BATCH
+from streamworker.dev.bench.scenes import BATCH, PACKED
 from streamworker.dev.bench.task import SentRecords
 
 BARE = ("-m", "benchmarks.peers.bare")
@@ -22,18 +22,27 @@ reads while the server commits, and so may be faster."""
 
 
 async def limits(contest: Contest) -> list[Row]:
-    """Measure a batch handler in one partition, in turn with each single step of its work."""
+    """Measure a batch handler in one partition, in turn with each single step of its work.
+
+    The steps have entries of one record, as XADD writes them. Of entries of many, only the decoder is a step
+    that both have in common.
+    """
     contest.say("filling")
-    keys = await contest.ground.fill_records("limits", contest.records)
-    ours = replace(BATCH, entries="limits")
+    keys = {
+        "limits": await contest.ground.fill_records("limits", contest.records),
+        PACKED: await contest.ground.fill_packed(PACKED, contest.records),
+    }
+    single = replace(BATCH, name="batch handler, single entries", entries="limits")
     steps = [Program(name, BARE, mode, "limits") for mode, name in STEPS.items()]
 
     async def measure(program: Program) -> RunTiming | SentRecords:
-        if program is ours:
-            return await contest.handled(program, keys)
-        async with contest.started(program, keys, records=contest.records) as process:
+        if program not in steps:
+            return await contest.handled(program, keys[program.entries])
+        async with contest.started(program, keys["limits"], records=contest.records) as process:
             return await process.told(SentRecords)
 
-    speed = figures_of(await contest.in_turn([ours, *steps], measure), "per_s", "events/s")
-    what = "batch handler (1,000), against a limit"
-    return [Row(f"limits-{step.mode}", what, speed[ours.name], speed[step.name]) for step in steps]
+    speed = figures_of(await contest.in_turn([single, BATCH, *steps], measure), "per_s", "events/s")
+    what = "batch handler (1,000), single entries, against a limit"
+    rows = [Row(f"limits-{step.mode}", what, speed[single.name], speed[step.name]) for step in steps]
+    ours, decoder = speed[BATCH.name], speed[STEPS["decode"]]
+    return [*rows, Row("limits-packed", "batch handler (1,000)", ours, decoder, Target(0.5))]
