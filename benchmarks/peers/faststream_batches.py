@@ -1,8 +1,9 @@
 """FastStream, batches of a Redis stream: ``python -m benchmarks.peers.faststream_batches``."""
 
-import asyncio
 import logging
+from importlib.util import find_spec
 
+import anyio
 import redis
 from fast_depends.msgspec import MsgSpecSerializer
 from faststream import FastStream
@@ -35,4 +36,5 @@ async def main(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(task_of_this_process()))
+    use_uvloop = find_spec("uvloop") is not None  # As a worker does.
+    anyio.run(main, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})

@@ -2,7 +2,10 @@
 
 import asyncio
 import time
+from importlib.util import find_spec
 from itertools import islice
+
+import anyio
 
 from streamworker.app import App
 from streamworker.dev.bench.task import (
@@ -40,4 +43,5 @@ async def send(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(send(task_of_this_process()))
+    use_uvloop = find_spec("uvloop") is not None  # As a worker does.
+    anyio.run(send, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})

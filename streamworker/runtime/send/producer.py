@@ -20,7 +20,7 @@ from streamworker.runtime.send.lane import Encoded, OnFull, Part, Piece, bytes_o
 from streamworker.runtime.send.lanes import Lanes
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.named import NamedSends, Scheduled
-from streamworker.runtime.send.quick import QuickWay
+from streamworker.runtime.send.quick import QuickWay, slices
 from streamworker.runtime.send.refusals import too_large
 from streamworker.settings import Settings
 
@@ -136,8 +136,8 @@ class Producer:
                     if sender.add(record):
                         await sender.send_chunk()
             elif isinstance(records, list | tuple):
-                for start in range(0, len(records), CHUNK_ENTRIES):
-                    await sender.send_list(records[start : start + CHUNK_ENTRIES])
+                for chunk in slices(records, CHUNK_ENTRIES):
+                    await sender.send_list(chunk)
             else:
                 for record in records:
                     if sender.add(record):
