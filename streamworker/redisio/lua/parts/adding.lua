@@ -1,4 +1,4 @@
--- uses: trim
+-- uses: ids counts
 -- Adds records to a partition, for the scripts that append.
 --
 -- The records get consecutive ids: the same milliseconds, and consecutive sequence numbers. An entry has the
@@ -26,6 +26,7 @@ local function with_room(events, length, count, limit)
   local ask = redis.acl_check_cmd
   if ask and not ask('XTRIM', events, 'MINID', '0-0') then return length end
   pcall(function()
+    -- include: trim
     count_dropped(events)  -- another program may have trimmed
     local _, is_retained = records_of(events)
     if is_retained then
