@@ -58,7 +58,9 @@ def make_encoder(record_type: Declared, codec: Codec, *, validate: bool = False)
     """
     _check_codec(codec)
     dump = _dumper(record_type, codec)
-    load = _loader(record_type, codec) if validate and isinstance(codec, str) else None
+    load: Callable[[Any], Any] | None = None
+    if validate and isinstance(codec, str):
+        load = _field_loader(record_type) if codec == "fields" else payload_loader(record_type, codec)
     name, kind = record_type.name, record_type.kind
     python_type = record_type.built_type
     required = (
@@ -85,7 +87,7 @@ def make_encoder(record_type: Declared, codec: Codec, *, validate: bool = False)
             ) from error
         if load is not None:
             try:
-                load({PAYLOAD_FIELD: payload} if isinstance(payload, bytes) else payload)
+                load(payload)
             except Exception as error:
                 raise RecordError(
                     f"This is no {name}: {one_line(error)}.",

@@ -99,6 +99,8 @@ class Lanes:
         self._lanes: dict[int, Lane] = {}
         self._flushes: dict[asyncio.Task[None], str] = {}
         """Running flushes and their nodes, so that one node that hangs does not delay the others."""
+        self._coming: set[str] = set()
+        """Nodes whose next flush has not begun: it takes all lanes of its node that can send."""
         self._map_version = backend.map_version
         self._closed = False
 
@@ -127,21 +129,22 @@ class Lanes:
         """Wait until Redis has the entries of a part; return the id of the last."""
         if timeout is None:
             return await part.done
-        lane = self._lanes[partition]
         try:
             if not (await asyncio.wait((part.done,), timeout=timeout))[0]:
-                await _answer_of_full(lane)
+                await _answer_of_full(self._lanes[partition])
             if part.done.done():
                 return part.done.result()
         finally:
             part.done.cancel()
-        raise not_in_time(self._spec, lane, part, timeout, self._durability)
+        raise not_in_time(self._spec, self._lanes[partition], part, timeout, self._durability)
 
     def _place_of(self, partition: int) -> str:
         return self._backend.known_place_of(self._keys.events(partition))
 
     def _kick(self, lane: Lane) -> None:
         """Start a flush to a lane's node, if the lane can send and the node allows one more flush."""
+        if lane.place in self._coming:
+            return
         if self._map_version != self._backend.map_version:
             self._map_version = self._backend.map_version
             for each in self._lanes.values():
@@ -149,6 +152,7 @@ class Lanes:
         if not self._ready(lane) or list(self._flushes.values()).count(lane.place) >= self._pipelines_max:
             return
         # The flush takes all sends of this turn of the event loop.
+        self._coming.add(lane.place)
         self._begin(self._flush(lane.place), lane.place)
 
     def _begin(self, flush: Coroutine[None, None, None], place: str) -> None:
@@ -162,19 +166,17 @@ class Lanes:
         return lane.is_ready(ahead=self.declaration.is_made and self._durability.mode == "memory")
 
     def _flushed(self, task: "asyncio.Task[None]") -> None:
-        del self._flushes[task]
+        self._coming.discard(self._flushes.pop(task))  # It has not begun if it was cancelled.
         if not task.cancelled() and task.exception() is not None:
             _log.error("flush_failed", exc_info=task.exception())
         self._kick_all()
 
     def _kick_all(self) -> None:
-        kicked: set[str] = set()
         for lane in self._lanes.values():
-            if lane.place not in kicked and self._ready(lane):
-                kicked.add(lane.place)
-                self._kick(lane)
+            self._kick(lane)
 
     async def _flush(self, place: str) -> None:
+        self._coming.discard(place)
         batches: list[Batch] = []
         size = 0
         for lane in list(self._lanes.values()):
