@@ -1,7 +1,8 @@
 """CPU time of a record on each road, this checkout beside another: ``python -m benchmarks.roads FOLDER``.
 
 Each road runs in a process of its own, with the code of one of the two folders in turn. What counts is the
-CPU time of that process, so that a busy machine changes little, and less what the pairs of a run share.
+CPU time of that process, so that a busy machine changes little, and less what the pairs of a run share. The
+roads ``p50`` and ``p99`` are the time until a single send is confirmed, and need a quiet machine.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ CONCURRENT = 20_000
 """Sends that wait at the same time."""
 ALONE = 3_000
 """Sends of which each waits for the one before it."""
+DELAYS = 20_000
+"""The same, for quantiles: one in a hundred must be many enough."""
 
 
 Road = Callable[[App, Stream[BenchEvent], list[BenchEvent]], None]
@@ -68,6 +71,22 @@ async def _alone(stream: Stream[BenchEvent], records: list[BenchEvent]) -> int:
     for record in records[:ALONE]:
         await stream.send(record)
     return ALONE
+
+
+def _delay(quantile: float) -> Road:
+    def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> None:
+        async def run() -> None:
+            async with app:
+                delays_s = []
+                for record in records[:DELAYS]:
+                    begun_s = time.perf_counter()
+                    await stream.send(record)
+                    delays_s.append(time.perf_counter() - begun_s)
+                _tell(sorted(delays_s)[int(quantile * DELAYS)] * 1e6)
+
+        asyncio.run(run())
+
+    return road
 
 
 def _handled(mode: str) -> Road:
@@ -114,6 +133,8 @@ ROADS: dict[str, Road] = {
     "send_many": _cpu_of(_send_many),
     "sends": _cpu_of(_sends),
     "alone": _cpu_of(_alone),
+    "p50": _delay(0.5),
+    "p99": _delay(0.99),
     **{mode: _handled(mode) for mode in ("record", "batch", "forwarding", "def")},
 }
 
@@ -147,7 +168,7 @@ def main(
         before, after = map(median, zip(*found, strict=True))
         ratios = sorted(old / new for old, new in found)
         typer.echo(
-            f"{road}: {before:.3f} to {after:.3f} µs CPU a record, {median(ratios):.2f}x "
+            f"{road}: {before:.3f} to {after:.3f} µs a record, {median(ratios):.2f}x "
             f"({ratios[0]:.2f} to {ratios[-1]:.2f})"
         )
 
