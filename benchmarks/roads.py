@@ -18,11 +18,13 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import redis
 import typer
 
 from streamworker import App, Stream
 from streamworker.dev.bench.task import BenchEvent, events
 from streamworker.dev.server import EmbeddedServer
+from streamworker.redisio import scripts
 from streamworker.runtime.worker import run_worker
 
 BATCH = 1_000
@@ -74,7 +76,16 @@ async def _alone(stream: Stream[BenchEvent], records: list[BenchEvent]) -> int:
 
 
 def _delay(quantile: float) -> Road:
+    """Measure single sends to a server that has all scripts, as one has that workers use.
+
+    The server collects Lua's garbage at every fiftieth script, for longer the more scripts it has.
+    """
+
     def road(app: App, stream: Stream[BenchEvent], records: list[BenchEvent]) -> None:
+        with redis.Redis.from_url(app.settings.redis_url) as client:
+            for script in scripts.SHARED:
+                client.script_load(script.text)
+
         async def run() -> None:
             async with app:
                 delays_s = []
