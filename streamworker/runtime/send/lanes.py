@@ -187,6 +187,8 @@ class Lanes:
                 if batch is not None:
                     batches.append(batch)
                     size += batch.size
+        if size >= PIPELINE_BYTES_MAX:
+            self._kick_all()
         await self._send(batches)
 
     async def _send(self, batches: Sequence[Batch]) -> None:
@@ -333,9 +335,7 @@ class Lanes:
             for partition, (lane, number) in known.items()
             if lane.number == number and not lane.under_way
         ]
-        for lost in found:
-            self.losses.note(lost)
-        return [lost for lost in found if lost is not None]
+        return self.losses.note(*found)
 
     def _refused_as_full(self, batch: Batch, length: int) -> None:
         """Put back an append that found no room; report it to senders that do not wait."""

@@ -107,18 +107,19 @@ class Losses:
     def __init__(self) -> None:
         self.noted: deque[LostSends] = deque(maxlen=LOSSES_KEPT)
 
-    def note(self, lost: LostSends | None) -> None:
-        """Keep and log a loss, if there is one."""
-        if lost is None:
-            return
-        self.noted.append(lost)
-        _log.error(
-            "sends_lost",
-            stream=lost.stream,
-            partition=lost.partition,
-            records=lost.records if lost.is_all else f"{lost.records} or more",
-            first=str(lost.first),
-            last=str(lost.last),
-            remedy="Redis lost what it had confirmed. Send these again; docs/durability.md says how to lose "
-            "less.",
-        )
+    def note(self, *found: LostSends | None) -> list[LostSends]:
+        """Keep and log the losses among what was found, and return them."""
+        losses = [lost for lost in found if lost is not None]
+        self.noted.extend(losses)
+        for lost in losses:
+            _log.error(
+                "sends_lost",
+                stream=lost.stream,
+                partition=lost.partition,
+                records=lost.records if lost.is_all else f"{lost.records} or more",
+                first=str(lost.first),
+                last=str(lost.last),
+                remedy="Redis lost what it had confirmed. Send these again; docs/durability.md says how to "
+                "lose less.",
+            )
+        return losses
