@@ -130,7 +130,8 @@ class Stream(Generic[T]):
             What to do when the partition is at its limit because a group lags: ``wait`` for room,
             or ``raise`` StreamFull. Unread entries are never dropped.
         timeout
-            A duration, for which it waits at most; None waits without limit.
+            A duration, for which it waits at most; None waits without limit. If a full partition is just
+            tried again, it waits up to a second more for the answer.
 
         Raises
         ------
