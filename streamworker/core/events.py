@@ -190,7 +190,8 @@ class MarkLock(Effect):
     state: str
     reason: str
     retry: tuple[int, ...] = ()
-    """In state ``retrying``: the attempts that failed, ms since the first, ms until the next."""
+    """In state ``retrying``: the attempts that failed, and in ms by this worker's clock when the first failed
+    and when the next begins."""
 
     def __str__(self) -> str:
         return f"MarkLock {self.partition}: {self.state}{f' ({self.reason})' if self.reason else ''}"

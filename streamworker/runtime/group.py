@@ -284,7 +284,7 @@ class Group:
         pauses = Pauses(self.rng.random)
         while written := dict(self._views):
             try:
-                await mark(self._access, list(written.values()))
+                await mark(self._access, list(written.values()), monotonic_ms())
             except BackendError as error:
                 warn(self._log, "marking_failed", error)
                 if isinstance(error, BackendUnavailable):

@@ -128,8 +128,8 @@ async def test_a_mark_shows_what_the_owner_does(group: Group) -> None:
     await locks.mark_many(group.backend, GROUP, [MarkLock(0, "w2", lock.epoch, "running", "")])
     await locks.mark_many(group.backend, GROUP, [MarkLock(0, "w1", lock.epoch + 1, "running", "")])
     assert (await group.lock()).state == "halted"
-    retry = MarkLock(0, "w1", lock.epoch, "retrying", "ConnectionError: no", (3, 5_000, 38_000))
-    await locks.mark_many(group.backend, GROUP, [retry])
+    retry = MarkLock(0, "w1", lock.epoch, "retrying", "ConnectionError: no", (3, 5_000, 48_000))
+    await locks.mark_many(group.backend, GROUP, [retry], clock_ms=10_000)
     view = await group.lock()
     assert view.retry is not None and view.retry.attempt == 3
     assert view.retry.next_ms - view.retry.since_ms == 43_000

@@ -1,6 +1,7 @@
 """What fails for a while goes on by itself: nothing is lost, the order is kept, and everybody can see it."""
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -95,7 +96,7 @@ async def test_a_partition_that_has_recovered_is_shown_as_running(
         if is_away:
             raise ConnectionError("the database is away")
 
-    async def troubled(access: Access, marks: Sequence[MarkLock]) -> None:
+    async def troubled(access: Access, marks: Sequence[MarkLock], clock_ms: int) -> None:
         nonlocal under_way
         seen.extend(mark.state for mark in marks)
         if seen[-1] == "running" and seen.count("running") == 1 and trouble == "no answer":
@@ -103,7 +104,7 @@ async def test_a_partition_that_has_recovered_is_shown_as_running(
         under_way += 1
         if seen[-1] == "retrying" and trouble == "a slow way to Redis":
             await anyio.sleep(0.3)
-        await operations.mark(access, marks)
+        await operations.mark(access, marks, clock_ms)
         under_way -= 1
 
     monkeypatch.setattr(group, "mark", troubled)
@@ -114,6 +115,32 @@ async def test_a_partition_that_has_recovered_is_shown_as_running(
         await worker.until_drained()
         await wait_for_async(lambda: "running" in seen and not under_way, "the recovery was shown")
         await _retries(worker, 0)
+
+
+async def test_a_failure_that_is_shown_late_is_shown_with_its_time(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis is told how long ago it was when it answers, and not when it was first asked."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, key="key", partitions=1)
+    failed_s: list[float] = []
+
+    @app.processor(items, name="store", errors=Retry(backoff=60))
+    async def store(_: Item) -> None:
+        failed_s.append(time.time())
+        raise ConnectionError("the database is away")
+
+    async def late(access: Access, marks: Sequence[MarkLock], clock_ms: int) -> None:
+        if time.time() < failed_s[0] + 1.5:
+            raise BackendUnavailable("no answer", remedy="none")
+        await operations.mark(access, marks, clock_ms)
+
+    monkeypatch.setattr(group, "mark", late)
+    async with local_worker(app, url=redis_url) as worker:
+        await items.send(Item("a", 1))
+        await _retries(worker, 1)
+        (view,) = (await worker.snapshot()).processors["store"].partitions
+    assert view.retry is not None and view.retry.since_ms / 1000 < failed_s[0] + 1
 
 
 @pytest.mark.parametrize(

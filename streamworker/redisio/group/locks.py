@@ -117,21 +117,30 @@ async def release_many(
 
 
 async def mark_many(
-    backend: Backend, keys: GroupKeys, marks: Sequence[MarkLock], *, only_over: str | None = None
+    backend: Backend,
+    keys: GroupKeys,
+    marks: Sequence[MarkLock],
+    *,
+    clock_ms: int = 0,
+    only_over: str | None = None,
 ) -> None:
     """Store the state of partitions, for display; a lock that another member holds by now stays unchanged.
+
+    The server has another clock than the worker, so it is told how long before and after ``clock_ms``, the
+    worker's present time, the attempts at a record are.
 
     With ``only_over`` the locks of halted partitions stay unchanged, and those with a reason that does not
     begin with it: a halted partition or a full acked log says more.
     """
     prefix = () if only_over is None else (only_over,)
-    calls: list[ScriptCall] = [
-        (
-            (keys.lock(mark.partition),),
-            (mark.owner, mark.epoch, mark.state, mark.reason, *prefix, *mark.retry),
-        )
-        for mark in marks
-    ]
+    calls: list[ScriptCall] = []
+    for mark in marks:
+        retry: tuple[int, ...] = ()
+        if mark.retry:
+            attempts, since_ms, next_ms = mark.retry
+            retry = (attempts, clock_ms - since_ms, max(0, next_ms - clock_ms))
+        args = (mark.owner, mark.epoch, mark.state, mark.reason, *prefix, *retry)
+        calls.append(((keys.lock(mark.partition),), args))
     answered([mark.partition for mark in marks], await backend.run_many(MARK, calls))
 
 

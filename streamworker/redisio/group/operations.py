@@ -111,9 +111,9 @@ OPERATIONS: dict[type[Effect], Operation] = {
 """Every effect that has an answer. Each is safe to repeat, or its core handles a repeat."""
 
 
-async def mark(access: Access, marks: Sequence[MarkLock]) -> None:
+async def mark(access: Access, marks: Sequence[MarkLock], clock_ms: int) -> None:
     """Write partitions' states to their locks, in one round trip."""
-    await locks.mark_many(access.backend, access.keys, marks)
+    await locks.mark_many(access.backend, access.keys, marks, clock_ms=clock_ms)
 
 
 async def post(access: Access, messages: Sequence[ControlMessage]) -> None:

@@ -24,7 +24,7 @@ class Activity:
         """The name of the tasks that call the function."""
         self._on_trouble = on_trouble
         """Called with what holds the partition up, and with an empty reason when it continues; for a record
-        that is tried again with the error, and the attempts, ms since the first, and ms until the next."""
+        that is tried again with the error, the attempts, and when the first failed and the next begins."""
         self._failing: dict[int, tuple[str, int, int, int]] = {}
         """Error, attempts, time of the first failure and of the next call, of the records that are tried
         again, by the number of their call."""
@@ -126,8 +126,7 @@ class Activity:
             return
         if self._shows_retry and not self.trouble:
             error, attempts, since_ms, next_ms = self._failing[min(self._failing)]
-            clock_ms = monotonic_ms()
-            self._on_trouble(error, (attempts, clock_ms - since_ms, max(0, next_ms - clock_ms)))
+            self._on_trouble(error, (attempts, since_ms, next_ms))
         else:
             self._on_trouble(self.trouble, ())
 
