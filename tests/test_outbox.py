@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 import psycopg
@@ -24,33 +25,31 @@ ROWS = 400
 
 
 @pytest.fixture
-def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A PostgreSQL of this test, on a socket."""
+def database() -> Iterator[str]:
+    """A PostgreSQL of this test, on a socket. Only this user may open the folders of pytest."""
     if INITDB is None:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    folder = tmp_path_factory.mktemp("postgres", numbered=True)
     user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
-    if user:
-        for each in (folder, *folder.parents[:-2]):
-            each.chmod(0o755)
-        os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
+    with TemporaryDirectory(prefix="sw-") as folder:
+        if user:
+            os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
 
-    def run(tool: str, *arguments: str) -> None:
-        command = [str(Path(INITDB).with_name(tool)), "-D", str(folder / "data"), *arguments]
-        subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, timeout=60)
+        def run(tool: str, *arguments: str) -> None:
+            command = [str(Path(INITDB).with_name(tool)), "-D", f"{folder}/data", *arguments]
+            subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, timeout=60)
 
-    run("initdb", "-A", "trust", "-U", "shop", "--no-sync")
-    run(
-        "pg_ctl",
-        "-w",
-        "-l",
-        str(folder / "log"),
-        "-o",
-        f"-k {folder} -c listen_addresses= -c fsync=off",
-        "start",
-    )
-    yield f"host={folder} user=shop dbname=postgres"
-    run("pg_ctl", "-m", "immediate", "stop")
+        run("initdb", "-A", "trust", "-U", "shop", "--no-sync")
+        run(
+            "pg_ctl",
+            "-w",
+            "-l",
+            f"{folder}/log",
+            "-o",
+            f"-k {folder} -c listen_addresses= -c fsync=off",
+            "start",
+        )
+        yield f"host={folder} user=shop dbname=postgres"
+        run("pg_ctl", "-m", "immediate", "stop")
 
 
 def test_each_row_is_sent_once_and_in_order_though_the_program_is_killed(
