@@ -4,10 +4,11 @@ A history knows what was committed, and keeps the commands that make the log on 
 entries ``1-0``, ``2-0`` and so on; a commit's rows have values that no other commit has.
 
 What nobody can tell from commits is not drawn: an entry of another program that continues the log where it
-ends, a log made anew of true commits of which each continues the one before it, up to the row of the lock,
-and entries that are exchanged behind the row of a lock that was put back. Nor is a lock put back once
-more after the rows that it did not count were committed again: only one commit of a row can be read. And a
-trimmed log does not begin with another program's entry: what it copied may be gone.
+ends; a log made anew of true commits of which each continues the one before it, up to the row of the lock,
+which alone tells, and no longer after the next commit; and entries that are exchanged behind the row of a
+lock that was put back. Nor is a lock put back once more after the rows that it did not count were committed
+again: only one commit of a row can be read. And a trimmed log does not begin with another program's entry:
+what it copied may be gone.
 """
 
 import random
