@@ -5,6 +5,7 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import anyio
@@ -31,7 +32,7 @@ from streamworker.redisio.data.commit import CommitReply, CommitRequest
 from streamworker.redisio.data.state import read_state
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.run.committer import Committer
@@ -272,8 +273,9 @@ class Bench:
         await wait_for_async(enough, f"{count} entries are committed")
 
     async def entries(self, key: str) -> list[tuple[EntryId, dict[bytes, bytes]]]:
-        """Return the records of a stream of ours."""
-        found = Entries.of(await self.backend.execute("XRANGE", key, "-", "+"))
+        """Return the records of a stream of ours; a busy machine may take longer than a test's timeout."""
+        read = partial(self.backend.execute, "XRANGE", key, "-", "+")
+        found = Entries.of(await retrying(read, rng=random.Random(), tries=60))
         return [(each.id, dict(each.fields)) for each in found]
 
     async def ids(self, partition: int = 0) -> list[str]:
