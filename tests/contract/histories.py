@@ -4,16 +4,13 @@ A history knows what was committed, and keeps the commands that make the log on 
 entries ``1-0``, ``2-0`` and so on; a commit's rows have values that no other commit has.
 
 What nobody can tell from commits is not drawn: an entry of another program that continues the log where it
-ends; a log made anew of true commits of which each continues the one before it, up to the row of the lock,
-which alone tells, and no longer after the next commit; and entries that are exchanged behind the row of a
-lock that was put back. Nor is a lock put back once more after the rows that it did not count were committed
-again: only one commit of a row can be read. And a trimmed log does not begin with another program's entry:
-what it copied may be gone.
+ends, and entries that are exchanged behind the row of a lock that was put back. Nor is a lock put back once
+more after the rows that it did not count were committed again: only one commit of a row can be read. And a
+trimmed log does not begin with another program's entry: what it copied may be gone.
 """
 
 import random
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
@@ -191,23 +188,11 @@ class History:
         if self.true_lock:
             inner = [entry for entry in inner if entry.end <= self.lock.rows]
         outer = [entry for entry in self.log if entry[0].ms > self.lock.rows]
-        if self._looks_true(inner):
-            return
         self.log, self.last, self.is_mendable, self.is_forked = [], ZERO, False, True
         self.commands.append(["DEL"])
         for entry_id, fields in [*((EntryId(entry.end, 0), entry.fields) for entry in inner), *outer]:
             if entry_id > self.last:
                 self._add(entry_id, fields)
-
-    def _looks_true(self, inner: list[Entry]) -> bool:
-        """Whether a log made anew looks as if it was written so: commits that were forked may fill a gap."""
-        if not self.is_forked or not inner or inner[-1].end != self.lock.rows:
-            return False
-        commits = list(self.committed.values())
-        return all(entry.fields in commits for entry in inner) and all(
-            after.end == before.end + after.rows and _follows(after.fields, before.fields)
-            for before, after in pairwise(inner)
-        )
 
     def _foreign_fields(self) -> Fields:
         commits = list(self.committed.values())
@@ -228,9 +213,12 @@ class History:
     def _continues(self, entry_id: EntryId, fields: Fields) -> bool:
         """Whether an entry looks as the next commit does."""
         try:
-            return _follows(fields, self.committed[max(self.committed)])
+            prev, last = _number(fields[b"prev"]), _number(fields[b"last"])
+            epoch, end = int(fields[b"epoch"]), max(self.committed)
         except (KeyError, ValueError):
             return False
+        tail = self.committed[end]
+        return prev < last and (epoch > int(tail[b"epoch"]) or prev >= _number(tail[b"last"]))
 
     def _add(self, entry_id: EntryId, fields: Fields) -> None:
         self.log.append((entry_id, fields))
@@ -263,13 +251,6 @@ class History:
 
 def _number(source_id: bytes) -> int:
     return int(source_id.partition(b"-")[0])
-
-
-def _follows(fields: Fields, before: Fields) -> bool:
-    """Whether an entry can be the commit after another one."""
-    prev, last = _number(fields[b"prev"]), _number(fields[b"last"])
-    is_later = int(fields[b"epoch"]) > int(before[b"epoch"])
-    return prev < last and (is_later or prev >= _number(before[b"last"]))
 
 
 def _is_commit(entry: Entry) -> bool:
