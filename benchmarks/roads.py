@@ -33,7 +33,7 @@ CONCURRENT = 20_000
 ALONE = 3_000
 """Sends of which each waits for the one before it."""
 DELAYS = 20_000
-"""The same, for quantiles: one in a hundred must be many enough."""
+"""The same, for quantiles: the slowest hundredth are 200 sends."""
 
 
 Road = Callable[[App, Stream[BenchEvent], list[BenchEvent]], None]

@@ -1,15 +1,13 @@
 """FastStream, batches of a Redis stream: ``python -m benchmarks.peers.faststream_batches``."""
 
 import logging
-from importlib.util import find_spec
 
-import anyio
 import redis
 from fast_depends.msgspec import MsgSpecSerializer
 from faststream import FastStream
 from faststream.redis import RedisBroker, StreamSub
 
-from streamworker.dev.bench.task import BenchEvent, Tally, Task, task_of_this_process
+from streamworker.dev.bench.task import BenchEvent, Tally, Task, run_task
 
 
 async def main(task: Task) -> None:
@@ -36,5 +34,4 @@ async def main(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    use_uvloop = find_spec("uvloop") is not None  # As a worker does.
-    anyio.run(main, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})
+    run_task(main)

@@ -3,13 +3,11 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from importlib.util import find_spec
 from itertools import islice
 
-import anyio
 import msgspec
 
-from streamworker.dev.bench.task import SentRecords, Task, events, task_of_this_process, tell
+from streamworker.dev.bench.task import SentRecords, Task, events, run_task, task_of_this_process, tell
 
 POLL_S = 0.01
 
@@ -50,6 +48,5 @@ async def send_all(task: Task, send_many: Callable[[list[bytes]], Awaitable[None
 
 
 def run(modes: Mapping[str, Callable[[Task], Awaitable[None]]]) -> None:
-    """Do the task of this process, on uvloop where it is installed, as a worker does."""
-    task = task_of_this_process()
-    anyio.run(modes[task.mode], task, backend_options={"use_uvloop": find_spec("uvloop") is not None})
+    """Do the task of this process in its mode."""
+    run_task(modes[task_of_this_process().mode])

@@ -4,13 +4,11 @@ Its producer and its worker share one event loop, and so one core.
 """
 
 import time
-from importlib.util import find_spec
 
-import anyio
 import pyarrow as pa
 
 from streamworker.app import App
-from streamworker.dev.bench.task import KEYS, BenchEvent, RowRates, Task, events, task_of_this_process, tell
+from streamworker.dev.bench.task import KEYS, BenchEvent, RowRates, Task, events, run_task, tell
 from streamworker.dev.bench.worker import WITHIN_S
 from streamworker.stream import Stream
 from streamworker.testing import local_worker, quiet_logs
@@ -88,5 +86,4 @@ async def measure(task: Task) -> None:
 
 if __name__ == "__main__":
     quiet_logs()
-    use_uvloop = find_spec("uvloop") is not None  # As a worker does.
-    anyio.run(measure, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})
+    run_task(measure)

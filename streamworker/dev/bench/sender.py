@@ -2,10 +2,7 @@
 
 import asyncio
 import time
-from importlib.util import find_spec
 from itertools import islice
-
-import anyio
 
 from streamworker.app import App
 from streamworker.dev.bench.task import (
@@ -14,7 +11,7 @@ from streamworker.dev.bench.task import (
     SentRecords,
     Task,
     events,
-    task_of_this_process,
+    run_task,
     tell,
 )
 
@@ -43,5 +40,4 @@ async def send(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    use_uvloop = find_spec("uvloop") is not None  # As a worker does.
-    anyio.run(send, task_of_this_process(), backend_options={"use_uvloop": use_uvloop})
+    run_task(send)

@@ -2,9 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
+import anyio
 import msgspec
 
 VARIABLE = "STREAMWORKER_BENCH_TASK"
@@ -81,6 +83,12 @@ def payloads(count: int, *, first: int = 0) -> Iterator[bytes]:
 def task_of_this_process() -> Task:
     """Return the task of this process."""
     return msgspec.json.decode(os.environ[VARIABLE], type=Task)
+
+
+def run_task(main: Callable[[Task], Awaitable[None]]) -> None:
+    """Do the task of this process, on uvloop where it is installed, as a worker does."""
+    backend_options = {"use_uvloop": find_spec("uvloop") is not None}
+    anyio.run(main, task_of_this_process(), backend_options=backend_options)
 
 
 def tell(path: str, what: msgspec.Struct) -> None:
