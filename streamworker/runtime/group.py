@@ -51,8 +51,10 @@ from streamworker.core.transcript import is_news, step_in_words
 from streamworker.errors import BackendError, BackendUnavailable, InternalError
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec
+from streamworker.redisio.group.control import post
+from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.group.operation import Access, Operation
-from streamworker.redisio.group.operations import OPERATIONS, mark, post
+from streamworker.redisio.group.operations import OPERATIONS
 from streamworker.redisio.group.orders import read_versions
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -284,7 +286,7 @@ class Group:
         pauses = Pauses(self.rng.random)
         while written := dict(self._views):
             try:
-                await mark(self._access, list(written.values()), monotonic_ms())
+                await mark_many(self.backend, self.keys, list(written.values()), clock_ms=monotonic_ms())
             except BackendError as error:
                 warn(self._log, "marking_failed", error)
                 if isinstance(error, BackendUnavailable):
@@ -297,7 +299,7 @@ class Group:
     async def _post(self, messages: Sequence[ControlMessage]) -> None:
         """Post messages; losing one loses only a hint."""
         try:
-            await post(self._access, messages)
+            await post(self.backend, self.keys, [message.fields() for message in messages])
         except BackendError as error:
             self._log.warning("posting_failed", error=str(error))
 

@@ -344,7 +344,7 @@ class Twins:
     async def _post(self, step: Step) -> None:
         kind = (PartitionsReleased, PartitionsAcquired)[step.how % 2]
         message = kind((step.where,), OWNERS[step.who], step.how)
-        await operations.post(self.access, [message])
+        await control.post(self.backend, GROUP, [message.fields()])
         self.model.post(message)
 
     async def _hear(self, _step: Step) -> None:

@@ -14,8 +14,7 @@ from streamworker import App, Context, Retry
 from streamworker.core.data.window import Window
 from streamworker.core.events import MarkLock
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.group import operations
-from streamworker.redisio.group.operation import Access
+from streamworker.redisio.group import locks
 from streamworker.runtime import group
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
@@ -96,7 +95,7 @@ async def test_a_partition_that_has_recovered_is_shown_as_running(
         if is_away:
             raise ConnectionError("the database is away")
 
-    async def troubled(access: Access, marks: Sequence[MarkLock], clock_ms: int) -> None:
+    async def troubled(backend: Any, keys: Any, marks: Sequence[MarkLock], **clock: Any) -> None:
         nonlocal under_way
         seen.extend(mark.state for mark in marks)
         if seen[-1] == "running" and seen.count("running") == 1 and trouble == "no answer":
@@ -104,10 +103,10 @@ async def test_a_partition_that_has_recovered_is_shown_as_running(
         under_way += 1
         if seen[-1] == "retrying" and trouble == "a slow way to Redis":
             await anyio.sleep(0.3)
-        await operations.mark(access, marks, clock_ms)
+        await locks.mark_many(backend, keys, marks, **clock)
         under_way -= 1
 
-    monkeypatch.setattr(group, "mark", troubled)
+    monkeypatch.setattr(group, "mark_many", troubled)
     async with local_worker(app, url=redis_url) as worker:
         await items.send(Item("a", 1))
         await wait_for_async(lambda: "retrying" in seen, "the failure is about to be shown")
@@ -130,12 +129,12 @@ async def test_a_failure_that_is_shown_late_is_shown_with_its_time(
         failed_s.append(time.time())
         raise ConnectionError("the database is away")
 
-    async def late(access: Access, marks: Sequence[MarkLock], clock_ms: int) -> None:
+    async def late(backend: Any, keys: Any, marks: Sequence[MarkLock], **clock: Any) -> None:
         if time.time() < failed_s[0] + 1.5:
             raise BackendUnavailable("no answer", remedy="none")
-        await operations.mark(access, marks, clock_ms)
+        await locks.mark_many(backend, keys, marks, **clock)
 
-    monkeypatch.setattr(group, "mark", late)
+    monkeypatch.setattr(group, "mark_many", late)
     async with local_worker(app, url=redis_url) as worker:
         await items.send(Item("a", 1))
         await _retries(worker, 1)

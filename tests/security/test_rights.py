@@ -221,7 +221,7 @@ async def test_a_worker_has_all_that_it_needs(url_of: UrlOf) -> None:
 async def mends(backend: Backend, keys: GroupKeys, seen: str) -> None:
     after = Membership.empty(4, "range")
     effect = MendDocument(seen, after, GroupChanged(0, "repaired", "w1", ()), 1)
-    await operations.mend_document(Access(backend, keys, 1_000), effect)
+    await operations.OPERATIONS[MendDocument].do(Access(backend, keys, 1_000), effect)
 
 
 async def beats(backend: Backend, keys: GroupKeys, seen: str) -> None:

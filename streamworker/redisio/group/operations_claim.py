@@ -35,8 +35,7 @@ UNKNOWN_CHECKPOINT = "0-0"
 """Checkpoint of a partition in which the group was never registered: work begins at the first entry."""
 
 
-async def list_ownership(access: Access, _: ListOwnership) -> Event:
-    """Read all entries, and how many partitions the stream has now."""
+async def _list_ownership(access: Access, _: ListOwnership) -> Event:
     keys = access.keys
     declared = await access.backend.execute("HGET", keys.meta, "partitions")
     _, server_ms, *flat = checked(await access.backend.run(LIST, (keys.of_group(CLAIMS),), ()))
@@ -46,20 +45,15 @@ async def list_ownership(access: Access, _: ListOwnership) -> Event:
     )
 
 
-async def claim_partitions(access: Access, effect: ClaimPartitions) -> Event:
-    """Claim partitions by compare-and-set on their ETags."""
-    won, refused = await _change(access, "claim", effect.owner, effect.etags)
-    return PartitionsClaimed(won, refused)
+async def _claim_partitions(access: Access, effect: ClaimPartitions) -> Event:
+    return PartitionsClaimed(*await _change(access, "claim", effect.owner, effect.etags))
 
 
-async def update_checkpoints(access: Access, effect: UpdateCheckpoints) -> Event:
-    """Renew entries by compare-and-set on their ETags and owner."""
-    updated, refused = await _change(access, "renew", effect.owner, effect.etags)
-    return CheckpointsUpdated(updated, refused)
+async def _update_checkpoints(access: Access, effect: UpdateCheckpoints) -> Event:
+    return CheckpointsUpdated(*await _change(access, "renew", effect.owner, effect.etags))
 
 
-async def give_up_partitions(access: Access, effect: GiveUpPartitions) -> Event:
-    """Remove this owner's entries."""
+async def _give_up_partitions(access: Access, effect: GiveUpPartitions) -> Event:
     keys = access.keys
     checked(await access.backend.run(GIVE_UP, (keys.of_group(CLAIMS),), (effect.owner, *effect.partitions)))
     return PartitionsGivenUp(effect.partitions)
@@ -68,7 +62,7 @@ async def give_up_partitions(access: Access, effect: GiveUpPartitions) -> Event:
 async def _change(
     access: Access, how: str, owner: str, etags: Mapping[int, int]
 ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
-    """Return the ETags of the changed entries, and the current entries of the others."""
+    """Write entries by compare-and-set; return the ETags of the changed, and the others as they are."""
     args: list[Argument] = [owner, how]
     locks = await access.backend.pipeline([("HGET", access.keys.lock(p), "checkpoint") for p in etags])
     for (partition, etag), checkpoint in zip(etags.items(), locks, strict=True):
@@ -97,9 +91,9 @@ def _entry(name: bytes, text: bytes) -> OwnershipEntry | None:
 
 
 OPERATIONS: dict[type[Effect], Operation] = {
-    ListOwnership: Operation(list_ownership, lambda _: StoreFailed()),
-    ClaimPartitions: Operation(claim_partitions, lambda _: StoreFailed()),
-    UpdateCheckpoints: Operation(update_checkpoints, lambda _: StoreFailed()),
-    GiveUpPartitions: Operation(give_up_partitions, lambda _: StoreFailed()),
+    ListOwnership: Operation(_list_ownership, lambda _: StoreFailed()),
+    ClaimPartitions: Operation(_claim_partitions, lambda _: StoreFailed()),
+    UpdateCheckpoints: Operation(_update_checkpoints, lambda _: StoreFailed()),
+    GiveUpPartitions: Operation(_give_up_partitions, lambda _: StoreFailed()),
 }
 """A repeated claim or update is refused, with the caller as owner of the entry, so the core detects it."""

@@ -25,8 +25,7 @@ ALLOCATION = "allocation"
 KEYS = tuple(KeyRow(f"sw:{{app.stream:GROUP}}:{name}", "hash") for name in (GRAB, ALLOCATION))
 
 
-async def challenge_leases(access: Access, effect: ChallengeLeases) -> Event:
-    """Challenge partitions, and announce it."""
+async def _challenge_leases(access: Access, effect: ChallengeLeases) -> Event:
     args: list[Argument] = [effect.owner]
     for partition, how in effect.challenges.items():
         args += (partition, how.value)
@@ -35,16 +34,14 @@ async def challenge_leases(access: Access, effect: ChallengeLeases) -> Event:
     return LeasesChallenged(tuple(effect.challenges), frozenset(int(each) for each in reply[1:]))
 
 
-async def race_for_lease(access: Access, effect: RaceForLease) -> Event:
-    """Try to be first in the grab hash."""
+async def _race_for_lease(access: Access, effect: RaceForLease) -> Event:
     _, winner, generation, allocated = checked(
         await access.backend.run(RACE, _hashes(access.keys), (effect.owner, effect.partition))
     )
     return LeaseRaced(effect.partition, winner.decode(), int(generation), allocated.decode())
 
 
-async def update_leases(access: Access, effect: UpdateLeases) -> Event:
-    """Report which partitions this node processes or has ended, and which wins may be challenged."""
+async def _update_leases(access: Access, effect: UpdateLeases) -> Event:
     args: list[Argument] = [effect.owner, len(effect.allocate)]
     args += (part for pair in effect.allocate.items() for part in pair)
     args += (len(effect.end), *effect.end, len(effect.clear))
@@ -59,9 +56,9 @@ def _hashes(keys: GroupKeys) -> tuple[str, str]:
 
 OPERATIONS: dict[type[Effect], Operation] = {
     ChallengeLeases: Operation(
-        challenge_leases, lambda effect: LeasesChallenged(tuple(effect.challenges), None)
+        _challenge_leases, lambda effect: LeasesChallenged(tuple(effect.challenges), None)
     ),
-    RaceForLease: Operation(race_for_lease, lambda effect: LeaseRaced(effect.partition, None)),
-    UpdateLeases: Operation(update_leases, lambda _: LeasesUpdated(done=False)),
+    RaceForLease: Operation(_race_for_lease, lambda effect: LeaseRaced(effect.partition, None)),
+    UpdateLeases: Operation(_update_leases, lambda _: LeasesUpdated(done=False)),
 }
 """Each is safe to repeat: the hashes stay the same, and an additional message does no harm."""
