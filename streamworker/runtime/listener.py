@@ -18,7 +18,7 @@ from streamworker.core.events import ControlReceived
 from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.log import get_logger
-from streamworker.redisio.group.control import ControlEntry, foreign_types, last_control_id, read_control
+from streamworker.redisio.group.control import ControlEntry, foreign_types, newest_id, read_control
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.clock import monotonic_s
@@ -60,7 +60,7 @@ class Listener:
         self._deliver[keys.control] = deliver
         self._positions[keys] = None
         try:
-            self._positions[keys] = await last_control_id(self._backend, keys)
+            self._positions[keys] = await newest_id(self._backend, keys.control)
         except BackendRefused:
             await self._look([keys])
             if keys not in self._foreign:
@@ -136,7 +136,7 @@ class Listener:
                 )
             elif keys not in found and keys in self._foreign:
                 if self._positions[keys] is None:
-                    self._positions[keys] = await last_control_id(self._backend, keys)
+                    self._positions[keys] = await newest_id(self._backend, keys.control)
                 self._foreign.discard(keys)
                 log.info("control_stream_readable", processor=keys.group, key=keys.control)
 

@@ -191,7 +191,7 @@ async def test_the_server_tells_which_connections_it_still_has(group: Group) -> 
 async def test_messages_are_posted_and_waited_for(group: Group, raw: Raw) -> None:
     """A listener starts at the newest, or at the start, and gets those of all its groups, oldest first."""
     await control.post(group.backend, GROUP, [{"kind": "old"}])
-    positions = {keys: await control.last_control_id(group.backend, keys) for keys in (GROUP, OTHER_GROUP)}
+    positions = {keys: await control.newest_id(group.backend, keys.control) for keys in (GROUP, OTHER_GROUP)}
     assert positions[GROUP] > positions[OTHER_GROUP] == ZERO
     connection = group.backend.blocking()
     assert await control.read_control(connection, positions, 5) == []

@@ -42,12 +42,12 @@ from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data.dead import (
     StoredLetter,
     drop_dead,
-    last_dead,
     list_dead,
     replay_dead,
     show_dead,
 )
 from streamworker.redisio.data.streams import record_at
+from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.group.locks import LockView, read_lock
 from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys
@@ -277,7 +277,7 @@ async def _put(
     """Give the order, and wait until it is obeyed; return the dead letter, or why there is none."""
     keys, wait_s = group_keys(selection.processors[0]), duration_ms(wait, "--wait") / 1000
     async with connected(selection.app) as backend:
-        newest = await last_dead(backend, keys, partition)
+        newest = await newest_id(backend, keys.dead(partition))
         given = await give_order(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
         if partition not in given:
             return None, "the group has never run in this partition."
@@ -430,7 +430,7 @@ async def _pages(
     keys, partitions = _place(selection)
     for partition in partitions:
         # A record that fails again becomes a new letter. Replaying those too would never end.
-        last = await last_dead(backend, keys, partition)
+        last = await newest_id(backend, keys.dead(partition))
         after = ZERO
         while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
             ids = [letter.id for letter in page if letter.id <= last]

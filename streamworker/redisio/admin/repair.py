@@ -31,7 +31,7 @@ from streamworker.redisio.scripts import (
 )
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
-from streamworker.redisio.wire.info import ms_of, pairs_of
+from streamworker.redisio.wire.info import ms_of
 
 TRIM_ENTRIES = 1_000
 """Maximum entries of an acked log that one call drops."""
@@ -88,22 +88,15 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
         now_ms=ms_of(time),
         run_id=run_id,
         membership=Membership.parse(document) if document else None,
-        beats=_texts(flat_beats),
+        beats=control.fields_of(flat_beats, "surrogateescape"),
         connections=None if there is None else frozenset(there),
         names=await connection_names(backend),
         locks={p: view for p, flat in enumerate(locks) if (view := lock_view(flat, p)) is not None},
         log_lengths=dict(enumerate(lengths)),
-        readers=_texts(flat_readers),
+        readers=control.fields_of(flat_readers, "surrogateescape"),
         ahead=await logs_ahead(backend, keys, partitions),
         damaged=await quarantined(backend, keys),
     )
-
-
-def _texts(flat: Sequence[bytes]) -> dict[str, str]:
-    return {
-        name.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape")
-        for name, value in pairs_of(flat).items()
-    }
 
 
 # -- changes: each returns whether it was made ------------------------------------------------------

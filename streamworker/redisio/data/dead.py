@@ -48,12 +48,6 @@ async def list_dead(
     return sorted(letters, key=lambda letter: (letter.id, letter.partition))
 
 
-async def last_dead(backend: Backend, keys: GroupKeys, partition: int) -> EntryId:
-    """Return the id of a partition's newest dead letter; zero if there is none."""
-    newest = await backend.execute("XREVRANGE", keys.dead(partition), "+", "-", "COUNT", 1)
-    return EntryId.parse(newest[0][0]) if newest else ZERO
-
-
 async def show_dead(backend: Backend, keys: GroupKeys, partition: int, id: EntryId) -> StoredLetter | None:
     """Return one dead letter; None if there is none with that id."""
     found = Entries.of(await backend.execute("XRANGE", keys.dead(partition), str(id), str(id)))

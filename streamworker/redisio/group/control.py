@@ -53,15 +53,12 @@ async def foreign_types(backend: Backend, groups: Sequence[GroupKeys]) -> dict[G
     }
 
 
-async def last_control_id(backend: Backend, keys: GroupKeys) -> EntryId:
-    """Return the id of the newest message, from which to listen; zero if there is none."""
-    newest: Any = await backend.execute("XREVRANGE", keys.control, "+", "-", "COUNT", 1)
+async def newest_id(backend: Backend, stream: str) -> EntryId:
+    """Return the id of the newest entry of any Redis stream; zero if there is none."""
+    newest: Any = await backend.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
     return EntryId.parse(newest[0][0]) if newest else ZERO
 
 
-def fields_of(flat: Sequence[bytes]) -> dict[str, str]:
-    """Return an entry's fields as text."""
-    return {
-        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for name, value in pairs_of(flat).items()
-    }
+def fields_of(flat: Sequence[bytes], errors: str = "replace") -> dict[str, str]:
+    """Return the fields of an entry or a hash as text; ``errors`` says what becomes of other bytes."""
+    return {name.decode(errors=errors): value.decode(errors=errors) for name, value in pairs_of(flat).items()}
