@@ -15,18 +15,6 @@ from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import RecordCounts
 from streamworker.redisio.wire.link import Argument
 
-OF_STREAM = "retention"
-"""Field of the declaration; that of a group's acked log is ``retention:GROUP``."""
-
-
-def of_log(group: str) -> str:
-    """Return the field that holds the retention of a group's acked log.
-
-    >>> of_log("price")
-    'retention:price'
-    """
-    return f"{OF_STREAM}:{group}"
-
 
 class Retentions(NamedTuple):
     """The retention of a stream and of one group's acked log, as Redis has it."""
@@ -47,9 +35,14 @@ class Amount(NamedTuple):
     """The time of the oldest, as of the last trim; 0 if it is not known."""
 
 
+def _fields(keys: GroupKeys) -> tuple[str, str]:
+    """Return the fields of the declaration that hold the retention of the stream and of the acked log."""
+    return "retention", f"retention:{keys.group}"
+
+
 async def read(backend: Backend, keys: GroupKeys) -> Retentions:
     """Return what is declared; a value that another program wrote counts as none."""
-    found = await backend.execute("HMGET", keys.meta, OF_STREAM, of_log(keys.group))
+    found = await backend.execute("HMGET", keys.meta, *_fields(keys))
     return Retentions(*map(_parsed, found))
 
 
@@ -63,7 +56,7 @@ async def declare(
     """
     before = await read(backend, keys)
     commands: list[Sequence[Argument]] = []
-    for field, was, value in zip((OF_STREAM, of_log(keys.group)), before, mine, strict=True):
+    for field, was, value in zip(_fields(keys), before, mine, strict=True):
         if value is not None and value != was and not (again and was):
             commands.append(("HSET", keys.meta, field, str(value)))
     if (kept := mine.stream or before.stream) and not kept.keeps_nothing:

@@ -1,7 +1,6 @@
 """Reads tables of state, and removes what has expired; ``commit`` writes them with the checkpoint."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from streamworker.core.snapshot import TableView
 from streamworker.errors import BackendError
@@ -9,6 +8,7 @@ from streamworker.records.statetables import alive
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import EXPIRE, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import ms_of, pairs_of
 
 EXPIRED_MAX = 1_000
@@ -17,15 +17,15 @@ EXPIRED_MAX = 1_000
 
 async def read_fields(backend: Backend, key: str, fields: Sequence[bytes]) -> tuple[list[bytes | None], int]:
     """Return the stored values of some keys of one table, with their expiry, and the server's ms."""
-    values, time = await backend.pipeline([("HMGET", key, *fields), ("TIME",)])
-    return _answer(values), ms_of(_answer(time))
+    values, time = all_answered(await backend.pipeline([("HMGET", key, *fields), ("TIME",)]))
+    return values, ms_of(time)
 
 
 async def read_table(backend: Backend, keys: StreamKeys, table: str, partition: int) -> dict[bytes, bytes]:
     """Return all values of a table in one partition at one moment, without their expiry."""
-    found, time = await backend.pipeline([("HGETALL", keys.table(partition, table)), ("TIME",)])
-    now_ms = ms_of(_answer(time))
-    values = pairs_of(_answer(found))
+    asked = [("HGETALL", keys.table(partition, table)), ("TIME",)]
+    found, time = all_answered(await backend.pipeline(asked))
+    values, now_ms = pairs_of(found), ms_of(time)
     return {field: body for field, stored in values.items() if (body := alive(stored, now_ms)) is not None}
 
 
@@ -38,13 +38,13 @@ async def count_values(
     asked: list[tuple[str, ...]] = [
         command for key, _ in names.values() for command in (("HLEN", key), ("TIME",))
     ]
-    times = map(_answer, (await backend.pipeline(asked))[1::2])
+    times = all_answered((await backend.pipeline(asked))[1::2])
     asked = [
         command
         for (key, index), time in zip(names.values(), times, strict=True)
         for command in (("HLEN", key), ("ZCOUNT", index, "-inf", str(ms_of(time))))
     ]
-    found = list(map(_answer, await backend.pipeline(asked)))
+    found = all_answered(await backend.pipeline(asked))
     return {p: found[2 * n] - found[2 * n + 1] for n, p in enumerate(names)}
 
 
@@ -70,12 +70,6 @@ async def expire_many(
             ([keys.lock(p), *keys.tables(p, tables)], [owner, epoch, EXPIRED_MAX])
             for p, (owner, epoch) in left.items()
         ]
-        replies = await backend.run_many(EXPIRE, calls)
-        removed = {p: checked(_answer(reply)) for p, reply in zip(left, replies, strict=True)}
+        replies = all_answered(await backend.run_many(EXPIRE, calls))
+        removed = {p: checked(reply) for p, reply in zip(left, replies, strict=True)}
         left = {p: left[p] for p, (code, *n) in removed.items() if code == b"OK" and n[0] >= EXPIRED_MAX}
-
-
-def _answer(answer: Any) -> Any:
-    if isinstance(answer, BackendError):
-        raise answer
-    return answer
