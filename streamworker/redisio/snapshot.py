@@ -255,10 +255,8 @@ def _state(
     if look.lock.pause is not None:
         return "paused" if look.lock.obeyed >= look.lock.ordered else "pausing", ""
     match look.lock.state:
-        case "halted" | "retrying" as state:
+        case "halted" | "retrying" | "draining" as state:
             return state, look.lock.reason
-        case "draining":
-            return "draining", look.lock.reason
         case _:
             return "running", look.lock.reason
 
@@ -312,14 +310,11 @@ def _member_views(
 def _reader_views(
     readers: Mapping[str, ReaderPosition], partitions: Sequence[PartitionView]
 ) -> tuple[ReaderView, ...]:
-    def lag_rows(reader: ReaderPosition) -> int:
-        return sum(max(0, view.rows - reader.rows.get(view.partition, 0)) for view in partitions)
-
     return tuple(
         ReaderView(
             name,
             dict(reader.rows),
-            lag_rows(reader),
+            sum(max(0, view.rows - reader.rows.get(view.partition, 0)) for view in partitions),
             reader.at_ms,
             reader.late_rows,
             reader.failed,

@@ -155,7 +155,7 @@ async def test_the_time_is_found_by_bisection(group: Group, raw: Raw) -> None:
     now_ms, first_ms = await group.backend.time_ms(), int(log[0][1][b"at"])
     raw.config_resetstat()
     keep = Keep(acked_ms=now_ms - first_ms - 5_000)
-    done = await trimming.trim_many(group.backend, GROUP, {0: ALL_ROWS}, lambda _: keep, limit=10_000)
+    done = await trimming.trim_many(group.backend, GROUP, {0: ALL_ROWS}, lambda _: keep)
     assert 4_900 < done[0].acked < 6_000
     stats = list(leaves(raw.info("commandstats"), "cmdstat_xrange"))
     assert 5 < sum(each["calls"] for each in stats) < 40

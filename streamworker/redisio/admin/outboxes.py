@@ -27,7 +27,7 @@ class Diverged:
 async def read_heads(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, Heads]:
     """Return where the outboxes of some partitions stand, in one round trip."""
     asked = [("HGETALL", keys.outbox(p).heads) for p in partitions]
-    replies = all_answered(await backend.pipeline(asked)) if asked else []
+    replies = all_answered(await backend.pipeline(asked))
     return {p: heads_of(flat) for p, flat in zip(partitions, replies, strict=True)}
 
 

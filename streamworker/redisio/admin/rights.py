@@ -38,12 +38,8 @@ class Grant:
     def rules(self, app: str) -> list[str]:
         """Return key patterns and the commands that are allowed on them."""
         sign = "%R~" if self.read_only else "~"
-        keys = [f"{sign}{_pattern(app, kind)}" for kind in self.keys] or [f"{sign}sw:{{{app}.*"]
-        return [*keys, *(f"+{command}" for command in sorted(self.commands))]
-
-
-def _pattern(app: str, kind: str) -> str:
-    return f"sw:{{{app}.*}}:{kind}{':*' if kind in _NAMED else ''}"
+        keys = [f"{sign}sw:{{{app}.*}}:{kind}{':*' if kind in _NAMED else ''}" for kind in self.keys]
+        return [*(keys or [f"{sign}sw:{{{app}.*"]), *(f"+{command}" for command in sorted(self.commands))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.errors import BackendError, BackendUnavailable
-from streamworker.redisio.data.streams import AppendCode
+from streamworker.redisio.data.streams import AppendCode, unproven
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Script, wrong_type
@@ -61,15 +61,13 @@ class IdCall(NamedTuple):
         if isinstance(reply, BackendError):
             return IdReply(AppendCode.REFUSED, error=reply)
         if isinstance(reply, Undurable):
-            found = reply.reply
-            if found[0] in (b"OK", b"DUP"):
+            if reply.reply[0] in (b"OK", b"DUP"):
                 return IdReply(AppendCode.UNKNOWN, error=reply.error())
-            reply = found
+            reply = reply.reply
         if reply[0] == b"BADTYPE":
             return IdReply(AppendCode.REFUSED, error=wrong_type(reply[1]))
         if durability.command and len(reply) > 2 and not reply[2]:
-            unproven = Undurable(None, "its repeat may not write, since Redis is out of memory")
-            return IdReply(AppendCode.UNKNOWN, error=unproven.error())
+            return IdReply(AppendCode.UNKNOWN, error=unproven())
         code = AppendCode(reply[0].decode())
         return IdReply(code, b"" if code is AppendCode.FULL else reply[1])
 

@@ -208,11 +208,9 @@ def _reply(reply: Any) -> ForwardReply:
     if isinstance(reply, Undurable):
         found = _reply(reply.reply)
         # A refused message wrote nothing that could be lost.
-        return (
-            ForwardReply(ForwardCode.UNKNOWN, error=reply.error())
-            if found.code is ForwardCode.TAKEN
-            else found
-        )
+        if found.code is ForwardCode.TAKEN:
+            return ForwardReply(ForwardCode.UNKNOWN, error=reply.error())
+        return found
     match reply:
         case [b"BADTYPE", key]:
             return ForwardReply(ForwardCode.REFUSED, error=wrong_type(key))

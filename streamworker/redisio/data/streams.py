@@ -209,7 +209,10 @@ async def append_many(
     for calls in rounds:
         replies += map(_append_reply, await backend.run_many(APPEND, calls, durability=durability))
     if durability.command:
-        return [reply if reply.wrote else _unproven(reply) for reply in replies]
+        return [
+            each if each.wrote else replace(each, code=AppendCode.UNKNOWN, error=unproven())
+            for each in replies
+        ]
     return replies
 
 
@@ -339,9 +342,9 @@ def _append_reply(reply: Any) -> AppendReply:
     return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), before=before)
 
 
-def _unproven(reply: AppendReply) -> AppendReply:
-    unproven = Undurable(None, "its repeat may not write, since Redis is out of memory")
-    return replace(reply, code=AppendCode.UNKNOWN, error=unproven.error())
+def unproven() -> BackendError:
+    """Return the error for a repeated call that wrote nothing, so that no wait proves it durable."""
+    return Undurable(None, "its repeat may not write, since Redis is out of memory").error()
 
 
 async def last_numbers(
@@ -415,9 +418,7 @@ class _Names(dict[int, str]):
         return name
 
 
-@lru_cache(maxsize=64)
-def _names(keys: StreamKeys) -> _Names:
-    return _Names(keys)
+_names = lru_cache(maxsize=64)(_Names)
 
 
 async def range_entries(

@@ -45,8 +45,6 @@ async def trim_many(
     keys: GroupKeys,
     acked_rows: Mapping[int, int],
     keep: Callable[[int], Keep] = lambda _: Keep(),
-    *,
-    limit: int = TRIM_ENTRIES,
 ) -> dict[int, Trimmed]:
     """Drop the entries that are no longer needed, in one round trip; any process may repeat the call.
 
@@ -57,7 +55,7 @@ async def trim_many(
     calls: list[ScriptCall] = [
         (
             (keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p), keys.counts(p)),
-            (rows, limit, keys.group, *("" if each is None else each for each in keep(p))),
+            (rows, TRIM_ENTRIES, keys.group, *("" if each is None else each for each in keep(p))),
         )
         for p, rows in acked_rows.items()
     ]
