@@ -7,7 +7,7 @@ pattern.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,6 +86,11 @@ def partitions_in(value: bytes | None) -> int:
     )
 
 
+def _in_partition(kind: str) -> Callable[["StreamKeys", int], str]:
+    """Return the method that names a key of one partition."""
+    return lambda self, partition: f"{self._partition_tag(partition)}:{kind}"
+
+
 @dataclass(frozen=True, slots=True)
 class StreamKeys:
     """Keys of one stream, for all of its partitions.
@@ -106,21 +111,14 @@ class StreamKeys:
         """How the stream is declared."""
         return f"sw:{{{self.app}.{self.stream}}}:stream"
 
-    def events(self, partition: int) -> str:
-        """Entries of one partition."""
-        return f"{self._partition_tag(partition)}:events"
-
-    def groups(self, partition: int) -> str:
-        """The groups that read one partition."""
-        return f"{self._partition_tag(partition)}:groups"
-
-    def counts(self, partition: int) -> str:
-        """Counts of the records in entries that hold many."""
-        return f"{self._partition_tag(partition)}:counts"
-
-    def taken(self, partition: int) -> str:
-        """How much one partition has taken from each outbox."""
-        return f"{self._partition_tag(partition)}:taken"
+    events = _in_partition("events")
+    """Entries of one partition."""
+    groups = _in_partition("groups")
+    """The groups that read one partition."""
+    counts = _in_partition("counts")
+    """Counts of the records in entries that hold many."""
+    taken = _in_partition("taken")
+    """How much one partition has taken from each outbox."""
 
     def producer(self, partition: int, producer: str) -> str:
         """Last send of one producer to one partition."""
@@ -142,13 +140,10 @@ class StreamKeys:
         """The entry of a record that was sent with an id."""
         return f"{self._partition_tag(partition)}:seen:{digest}"
 
-    def later(self, partition: int) -> str:
-        """When the records of one partition are due that are sent later."""
-        return f"{self._partition_tag(partition)}:later"
-
-    def delayed(self, partition: int) -> str:
-        """The records of one partition that are sent later."""
-        return f"{self._partition_tag(partition)}:delayed"
+    later = _in_partition("later")
+    """When the records of one partition are due that are sent later."""
+    delayed = _in_partition("delayed")
+    """The records of one partition that are sent later."""
 
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
@@ -163,6 +158,21 @@ class OutboxKeys(NamedTuple):
     """The last message, and how far the history of each target has come."""
     source: str
     """Its name at the targets."""
+
+
+def _of_group_in_partition(kind: str) -> Callable[["GroupKeys", int], str]:
+    """Return the method that names a group's key of one partition."""
+    return lambda self, partition: f"{self._partition_tag(partition)}:{kind}:{self.group}"
+
+
+class _OfGroup:
+    """A key that belongs to no partition, as an attribute."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __get__(self, keys: "GroupKeys", _: type) -> str:
+        return keys.of_group(self._kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,25 +190,16 @@ class GroupKeys(StreamKeys):
         StreamKeys.__post_init__(self)
         check_name("processor", self.group)
 
-    def lock(self, partition: int) -> str:
-        """Owner, epoch and checkpoint of one partition."""
-        return f"{self._partition_tag(partition)}:lock:{self.group}"
-
-    def acked(self, partition: int) -> str:
-        """Acked log of one partition."""
-        return f"{self._partition_tag(partition)}:acked:{self.group}"
-
-    def copy(self, partition: int) -> str:
-        """Where ``repair`` copies the acked log of one partition."""
-        return f"{self._partition_tag(partition)}:copy:{self.group}"
-
-    def dead(self, partition: int) -> str:
-        """Dead letters of one partition."""
-        return f"{self._partition_tag(partition)}:dead:{self.group}"
-
-    def state(self, partition: int) -> str:
-        """Keyed state of one partition."""
-        return f"{self._partition_tag(partition)}:state:{self.group}"
+    lock = _of_group_in_partition("lock")
+    """Owner, epoch and checkpoint of one partition."""
+    acked = _of_group_in_partition("acked")
+    """Acked log of one partition."""
+    copy = _of_group_in_partition("copy")
+    """Where ``repair`` copies the acked log of one partition."""
+    dead = _of_group_in_partition("dead")
+    """Dead letters of one partition."""
+    state = _of_group_in_partition("state")
+    """Keyed state of one partition."""
 
     def outbox(self, partition: int) -> "OutboxKeys":
         """What one partition sends to other streams."""
@@ -206,53 +207,26 @@ class GroupKeys(StreamKeys):
         source = f"{self.stream}/{partition}/{group}"
         return OutboxKeys(f"{tag}:outbox:{group}", f"{tag}:heads:{group}", source)
 
-    @property
-    def members(self) -> str:
-        """The membership document."""
-        return f"{self._group_tag}:members"
-
-    @property
-    def damaged(self) -> str:
-        """A damaged value that was moved away from the key of the membership document or the heartbeats."""
-        return f"{self._group_tag}:damaged"
-
-    @property
-    def control(self) -> str:
-        """Control messages."""
-        return f"{self._group_tag}:control"
-
-    @property
-    def beats(self) -> str:
-        """Last heartbeats."""
-        return f"{self._group_tag}:beats"
-
-    @property
-    def loads(self) -> str:
-        """The loads that each member measured of its partitions."""
-        return f"{self._group_tag}:loads"
-
-    @property
-    def readers(self) -> str:
-        """Positions of the acked logs' readers."""
-        return f"{self._group_tag}:readers"
-
-    @property
-    def holds(self) -> str:
-        """Positions that batch reads of the acked logs hold for a limited time."""
-        return f"{self._group_tag}:holds"
-
-    @property
-    def schemas(self) -> str:
-        """Arrow schemas of the acked logs."""
-        return f"{self._group_tag}:schemas"
+    members = _OfGroup("members")
+    """The membership document."""
+    damaged = _OfGroup("damaged")
+    """A damaged value that was moved away from the key of the membership document or the heartbeats."""
+    control = _OfGroup("control")
+    """Control messages."""
+    beats = _OfGroup("beats")
+    """Last heartbeats."""
+    loads = _OfGroup("loads")
+    """The loads that each member measured of its partitions."""
+    readers = _OfGroup("readers")
+    """Positions of the acked logs' readers."""
+    holds = _OfGroup("holds")
+    """Positions that batch reads of the acked logs hold for a limited time."""
+    schemas = _OfGroup("schemas")
+    """Arrow schemas of the acked logs."""
 
     def of_group(self, name: str) -> str:
-        """Return a key of the group that only one protocol has."""
-        return f"{self._group_tag}:{name}"
-
-    @property
-    def _group_tag(self) -> str:
-        return f"sw:{{{self.app}.{self.stream}:{self.group}}}"
+        """Return a key of the group that belongs to no partition; some have a name in their protocol only."""
+        return f"sw:{{{self.app}.{self.stream}:{self.group}}}:{name}"
 
 
 TRIMMED = b"#trimmed"
