@@ -22,6 +22,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 from docs.api import render as render_api
 from docs.redis_keys import HOLDS, PACKED_ENTRY
+from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
 from streamworker.cli.workers.metrics import METRICS
@@ -249,7 +250,7 @@ def vectors() -> str:
 
 def rights() -> str:
     """Return what each role does, and what it is refused."""
-    rows = [f"| {role.name} | {role.does} | {role.never} |" for role in ROLES]
+    rows = [f"| {role.name} | {' | '.join(ROLES_IN_WORDS[role.name])} |" for role in ROLES]
     return "\n".join(["| user | does | is refused |", "|---|---|---|", *rows])
 
 

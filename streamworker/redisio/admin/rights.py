@@ -44,13 +44,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One kind of user, and the rights that it needs."""
+    """One kind of user, and the rights that it needs; docs/security.md says what it does and is refused."""
 
     name: str
-    does: str
-    """Who uses the role, and for what."""
-    never: str
-    """Actions that Redis refuses to this role."""
     root: Grant
     """The commands of the root rules, allowed on all keys of the root rules."""
     selectors: tuple[Grant, ...] = ()
@@ -78,18 +74,9 @@ _DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats
 """The same rights for heartbeats."""
 
 ROLES = (
-    Role(
-        "worker",
-        "Runs processors: reads, commits, shares partitions, forwards, sends, trims what all are past.",
-        "Delete a group, a dead letter, or a key but the membership document and the heartbeats; overwrite a "
-        "stream; touch another app.",
-        _WORKER,
-        (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, Grant(("xdel",), ("outbox",))),
-    ),
+    Role("worker", _WORKER, (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, Grant(("xdel",), ("outbox",)))),
     Role(
         "producer",
-        "Sends records, schedules them and cancels those, and declares streams.",
-        "Read a record but a scheduled one, trim, commit, see a group, a lock, state or a dead letter.",
         Grant(
             (*_CONNECT, *_SCRIPTS, "hmget", "hsetnx", "xadd", "xlen"),
             ("stream", "events", "producer", "counts", "seen", "later", "delayed"),
@@ -102,8 +89,6 @@ ROLES = (
     ),
     Role(
         "reader",
-        "Runs Spark's queries: reads acked logs and their schemas, and keeps its own position.",
-        "Run a script, write a log, read source entries, state, dead letters or members.",
         # redis-py's Cluster client calls COMMAND to find the keys in commands.
         Grant(
             (*_CONNECT, "command", "hget", "hmget", "xrange"),
@@ -114,8 +99,6 @@ ROLES = (
     ),
     Role(
         "viewer",
-        "Shows: `status`, `lag`, `top`, `history`.",
-        "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
         Grant(
             (*_CONNECT, "get", "hget", "hgetall", "hmget", "info", "memory|usage", "xinfo|groups", "xlen"),
             (
@@ -132,8 +115,6 @@ ROLES = (
     ),
     Role(
         "lookup",
-        "Reads tables: `get`, `scan` and `count` in a web service or a script, `streamworker table`.",
-        "Write anything, run a script, read a record, a forwarded row, `ctx.state` or a dead letter.",
         Grant(
             (*_CONNECT, "hgetall", "hlen", "hmget", "memory|usage", "zcount"),
             ("table", "expiry"),
@@ -142,10 +123,6 @@ ROLES = (
     ),
     Role(
         "operator",
-        "Runs commands: what a worker may, and `pause`, `dead put`, `dead replay`, `dead drop`, `reset`, "
-        "`doctor`.",
-        "Delete a source entry, or a key but the membership document, the heartbeats and tables; overwrite a "
-        "stream; touch another app or the server.",
         _WORKER,
         # SCAN returns the names of all keys of the server, since key patterns do not apply to it.
         (
