@@ -18,7 +18,8 @@ from streamworker.core.events import ControlReceived
 from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.log import get_logger
-from streamworker.redisio.group.control import ControlEntry, foreign_types, newest_id, read_control
+from streamworker.redisio.admin.health import wrong_types
+from streamworker.redisio.group.control import ControlEntry, newest_id, read_control
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.clock import monotonic_s
@@ -124,17 +125,17 @@ class Listener:
 
     async def _look(self, groups: Sequence[GroupKeys]) -> None:
         """Check which control stream keys hold another type, and log each change once."""
-        found = await foreign_types(self._backend, groups)
+        found = await wrong_types(self._backend, {keys.control: "stream" for keys in groups})
         for keys in groups:
-            if keys in found and keys not in self._foreign:
+            if keys.control in found and keys not in self._foreign:
                 self._foreign.add(keys)
                 log.warning(
                     "control_stream_unreadable",
                     processor=keys.group,
                     key=keys.control,
-                    error=f"It holds a {found[keys]}.",
+                    error=f"It holds a {found[keys.control]}.",
                 )
-            elif keys not in found and keys in self._foreign:
+            elif keys.control not in found and keys in self._foreign:
                 if self._positions[keys] is None:
                     self._positions[keys] = await newest_id(self._backend, keys.control)
                 self._foreign.discard(keys)

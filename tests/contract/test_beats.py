@@ -16,8 +16,8 @@ from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import FORMAT, Member, Membership
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.errors import BackendRefused
-from streamworker.redisio.admin import repair
-from streamworker.redisio.group import control, loads, membership
+from streamworker.redisio.admin import health, repair
+from streamworker.redisio.group import loads, membership
 from streamworker.redisio.wire.client import Backend
 from tests.contract.support import GROUP, OTHER_TYPES, Group, Raw, everything, mending, put, url_of_user
 
@@ -207,9 +207,9 @@ async def test_a_group_changes_without_a_control_stream(group: Group, raw: Raw) 
     raw.set(GROUP.members, "x")
     assert isinstance(await group.do(mending(fingerprint(b"x"), KNOWN)), Done)
     assert raw.get(GROUP.control) == b"mine"
-    assert await control.foreign_types(group.backend, [GROUP]) == {GROUP: "string"}
+    assert await health.wrong_types(group.backend, {GROUP.control: "stream"}) == {GROUP.control: "string"}
     raw.delete(GROUP.control)
-    assert await control.foreign_types(group.backend, [GROUP]) == {}
+    assert await health.wrong_types(group.backend, {GROUP.control: "stream"}) == {}
 
 
 async def test_a_group_changes_where_nothing_fits_behind_a_message(group: Group, raw: Raw) -> None:

@@ -43,16 +43,6 @@ async def post(backend: Backend, keys: GroupKeys, messages: Sequence[Mapping[str
     all_answered(await backend.pipeline(commands))
 
 
-async def foreign_types(backend: Backend, groups: Sequence[GroupKeys]) -> dict[GroupKeys, str]:
-    """Return the types of those groups' control stream keys that are not streams."""
-    kinds = await backend.pipeline([("TYPE", keys.control) for keys in groups])
-    return {
-        keys: kind.decode()
-        for keys, kind in zip(groups, kinds, strict=True)
-        if isinstance(kind, bytes) and kind not in (b"stream", b"none")
-    }
-
-
 async def newest_id(backend: Backend, stream: str) -> EntryId:
     """Return the id of the newest entry of any Redis stream; zero if there is none."""
     newest: Any = await backend.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
