@@ -1,17 +1,7 @@
 """Entries of a stream of columns (``codec="arrow"``): several rows each, as one Arrow record batch.
 
-The fields of an entry, without headers, and without the two that the append script puts before them if the
-entry has several rows (``records.packs``):
-
-    ======  =============================================================================
-    n       rows in this entry
-    codec   how ``v`` is compressed: ``none``, ``lz4`` or ``zstd``
-    size    bytes of ``v`` before compression
-    crc     CRC-32 of ``v``, decimal
-    v       the Arrow IPC message of the record batch, without its schema
-    name    fingerprint of the schema
-    schema  the Arrow schema, as bytes
-    ======  =============================================================================
+docs/redis-keys.md lists the fields of an entry; the append script puts two more before them if the entry has
+several rows (``records.packs``).
 
 An entry contains its schema, so that it can be read alone: by a worker with an older or newer record
 type, from the dead letters, and after its stream was copied. The schema takes 300 to 500 bytes for

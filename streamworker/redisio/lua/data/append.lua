@@ -15,8 +15,7 @@
 --       these; 'p': for each entry the number of its records, of its fields and values, and these
 --       6... the entries
 -- reply [OK | DUP, id of the last record, length: records that count against the limit, number of the append
---       before, or '' if none is known, whether something was written] | [FULL | EARLY, '', length]
---       | [BADTYPE, key]
+--       before, or '' if none is known, whether something was written] | [FULL | EARLY, '', length] | [BADTYPE, key]
 --
 -- If the number before is lower than a producer expects, the server has lost the sends in between.
 local REMEMBER_MS = 3600000

@@ -3,8 +3,7 @@
 -- the Redis consumer group, which other tools show. Only the owner at its epoch can commit, and only from the
 -- current checkpoint. The script recognises a repeated commit by its new checkpoint.
 --
--- KEYS  1 lock (hash)  2 acked (stream)  3 events (stream)  4 state (hash)  5 dead (stream)
---       6 counts (hash)
+-- KEYS  1 lock (hash)  2 acked (stream)  3 events (stream)  4 state (hash)  5 dead (stream)  6 counts (hash)
 --       if there are messages:  7 outbox (stream)  8 heads (hash)
 --       then for each table its values (hash) and its expiry index (zset)
 -- ARGV  1 owner  2 epoch  3 checkpoint before  4 checkpoint after  5 source records committed
@@ -59,8 +58,7 @@ local total, committed = tonumber(held[4]), tonumber(held[5])
 local is_tick = previous == new and string.sub(ARGV[14] or '', 1, 6) == '\0tick:'
 local ticked = is_tick and (redis.call('HGET', state, ARGV[14]) or '')
 if held[3] == new and not (is_tick and ticked ~= ARGV[15]) then
-  -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
-  -- HDEL changes nothing, is always allowed, and makes Redis accept HSET when memory is full.
+  -- A repeat writes for WAIT, as in append.lua. HDEL makes Redis accept HSET when memory is full.
   redis.call('HDEL', lock, '')
   redis.call('HSET', lock, 'checkpoint', new)
   return reply('DUP')

@@ -15,8 +15,7 @@ local limit, count = tonumber(ARGV[4]), tonumber(ARGV[5])
 local stands = redis.call('HGET', taken, source) or '0-'
 local length = records_of(events)
 if stands == ARGV[3] then
-  -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
-  -- HDEL changes nothing, is always allowed, and makes Redis accept HSET when memory is full.
+  -- A repeat writes for WAIT, as in append.lua. HDEL makes Redis accept HSET when memory is full.
   redis.call('HDEL', taken, '')
   redis.call('HSET', taken, source, stands)
   return {'DUP', length}

@@ -3,8 +3,7 @@
 --
 -- KEYS  1 later (zset)  2 delayed (hash)
 -- ARGV  1 id  2 name of this call, the same when it is repeated  3 for how long it is known in ms
--- reply [OK, '1' if it will never be sent, '0' if it was sent, cancelled before, or is unknown]
---       | [BADTYPE, key]
+-- reply [OK, '1' if it will never be sent, '0' if it was sent, cancelled before, or is unknown] | [BADTYPE, key]
 local later, delayed, id, call = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local state, calls, due, rest = later_of(delayed, id)
 redis.call('HDEL', delayed, '')  -- changes nothing, and makes Redis accept the writes when memory is full

@@ -5,8 +5,7 @@
 -- ARGV  1 id  2 name of this call, the same when it is repeated  3 'after' or 'at'  4 that time in ms
 --       5 '1' to replace one that waits, or was sent  6 records that may be known; 0 for no limit
 --       7 sizes and texts, see parts/later.lua
--- reply [OK | DUP, time at which it is due, or that of the one before it] | [FULL, number]
---       | [BADTYPE, key]
+-- reply [OK | DUP, time at which it is due, or that of the one before it] | [FULL, number] | [BADTYPE, key]
 local later, delayed, id, call = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local now = server_ms()
 local state, calls, due, rest = later_of(delayed, id)

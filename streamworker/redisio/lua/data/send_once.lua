@@ -1,8 +1,7 @@
 -- uses: adding
 -- Appends a record that has an id, unless a record of that id and key was appended within the window.
 --
--- KEYS  1 events (stream)  2 seen (string): the entry of the id, and the call that appended it
---       3 counts (hash)
+-- KEYS  1 events (stream)  2 seen (string): the entry of the id, and the call that appended it  3 counts (hash)
 -- ARGV  1 name of this call, the same when it is repeated  2 window in ms
 --       3 records that the partition may hold; 0 for no limit  4... the fields of the entry
 -- reply [OK, id of the entry, 1] | [DUP, id of the first entry, whether something was written]

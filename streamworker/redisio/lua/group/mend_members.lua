@@ -3,10 +3,8 @@
 -- atomically; or writes none, and the group starts without members. So a valid document is never quarantined,
 -- and if two members repair the document, the second finds a valid one.
 --
--- One copy is kept for inspection; of a long value, its beginning. Afterwards only the members of the new
--- document have heartbeats: any other member learns from its next heartbeat that it must join again. If the
--- heartbeats have another type, they are deleted without a copy. A group works without the control stream
--- and the loads.
+-- Afterwards only the members of the new document have heartbeats: any other member learns from its next
+-- heartbeat that it must join again. Heartbeats of another type are deleted without a copy.
 --
 -- KEYS  1 members (any)  2 control (any)  3 beats (any)  4 loads (any)  5 damaged (any)
 -- ARGV  1 fingerprint of what was seen

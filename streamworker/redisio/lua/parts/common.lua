@@ -1,21 +1,18 @@
 -- In front of every script.
 
+-- Returns whether a key holds a type or is missing.
+local function is_a(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found == 'none' or found == kind
+end
+
 -- Returns the first of KEYS that holds another type than expected, or nil. Redis does not roll back a
 -- script that fails half-way, so scripts call this before the first write. 'any' allows every type.
 local function wrong_type(expected)
   for i, kind in ipairs(expected) do
-    if kind ~= 'any' then
-      local found = redis.call('TYPE', KEYS[i]).ok
-      if found ~= 'none' and found ~= kind then return KEYS[i] end
-    end
+    if kind ~= 'any' and not is_a(KEYS[i], kind) then return KEYS[i] end
   end
   return nil
-end
-
--- Returns whether a key holds a type or is missing; for keys that a script can do without.
-local function is_a(key, kind)
-  local found = redis.call('TYPE', key).ok
-  return found == 'none' or found == kind
 end
 
 local function server_ms()
