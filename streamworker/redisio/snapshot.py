@@ -310,18 +310,12 @@ def _member_views(
 def _reader_views(
     readers: Mapping[str, ReaderPosition], partitions: Sequence[PartitionView]
 ) -> tuple[ReaderView, ...]:
-    return tuple(
-        ReaderView(
-            name,
-            dict(reader.rows),
-            sum(max(0, view.rows - reader.rows.get(view.partition, 0)) for view in partitions),
-            reader.at_ms,
-            reader.late_rows,
-            reader.failed,
-            reader.failed_ms,
-        )
-        for name, reader in sorted(readers.items())
-    )
+    def view(name: str, reader: ReaderPosition) -> ReaderView:
+        lag_rows = sum(max(0, each.rows - reader.rows.get(each.partition, 0)) for each in partitions)
+        told = (reader.at_ms, reader.late_rows, reader.failed, reader.failed_ms)
+        return ReaderView(name, dict(reader.rows), lag_rows, *told)
+
+    return tuple(view(name, reader) for name, reader in sorted(readers.items()))
 
 
 # -- rebalances ------------------------------------------------------------------------------

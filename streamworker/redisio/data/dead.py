@@ -9,7 +9,6 @@ from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import REPLAY_DEAD, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.redisio.wire.link import Argument
 
 _FIELD = b"f."
 
@@ -38,9 +37,7 @@ async def list_dead(
     backend: Backend, keys: GroupKeys, partitions: Sequence[int], *, after: EntryId = ZERO, count: int = 100
 ) -> list[StoredLetter]:
     """Return dead letters of some partitions, oldest first, in one round trip."""
-    commands: list[Sequence[Argument]] = [
-        ("XRANGE", keys.dead(p), f"({after}", "+", "COUNT", count) for p in partitions
-    ]
+    commands = [("XRANGE", keys.dead(p), f"({after}", "+", "COUNT", count) for p in partitions]
     letters: list[StoredLetter] = []
     replies = all_answered(await backend.pipeline(commands))
     for partition, reply in zip(partitions, replies, strict=True):

@@ -137,10 +137,7 @@ async def move_due(
     Partitions that Redis refused are missing in the result; if it refused all, this raises.
     """
     calls: list[ScriptCall] = [
-        (
-            (keys.events(p), keys.later(p), keys.delayed(p), keys.counts(p)),
-            (MOVED_MAX, limit, window_ms),
-        )
+        ((keys.events(p), keys.later(p), keys.delayed(p), keys.counts(p)), (MOVED_MAX, limit, window_ms))
         for p in partitions
     ]
     replies = await backend.run_many(LATER_MOVE, calls)

@@ -156,9 +156,7 @@ async def delete_messages(
     The call may be repeated. It raises ``BackendError`` if nothing was answered.
     """
     replies = await backend.pipeline([("XDEL", keys.messages, *map(str, ids)) for keys, ids in taken.items()])
-    return {
-        keys: reply for keys, reply in zip(taken, replies, strict=True) if isinstance(reply, BackendError)
-    }
+    return {keys: each for keys, each in zip(taken, replies, strict=True) if isinstance(each, BackendError)}
 
 
 async def note_lost(backend: Backend, keys: OutboxKeys, to: Target, stands: Mark, since: Mark) -> None:
@@ -170,10 +168,7 @@ async def note_lost(backend: Backend, keys: OutboxKeys, to: Target, stands: Mark
 
 
 async def forward_many(
-    backend: Backend,
-    app: str,
-    messages: Sequence[tuple[str, Message]],
-    durability: Durability = MEMORY,
+    backend: Backend, app: str, messages: Sequence[tuple[str, Message]], durability: Durability = MEMORY
 ) -> list[ForwardReply]:
     """Forward messages, each with the name of its source, in one round trip and in order.
 

@@ -51,9 +51,8 @@ async def calls_asked_for(
     backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str
 ) -> list[int]:
     """Return the partitions where a call of a timer was asked for and is not done."""
-    replies = all_answered(
-        await backend.pipeline([("HEXISTS", keys.state(p), RUN + timer) for p in partitions])
-    )
+    asked = [("HEXISTS", keys.state(p), RUN + timer) for p in partitions]
+    replies = all_answered(await backend.pipeline(asked))
     return [p for p, is_open in zip(partitions, replies, strict=True) if is_open]
 
 

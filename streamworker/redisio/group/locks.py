@@ -164,10 +164,8 @@ def _tries(stored: Sequence[str]) -> tuple[tuple[tuple[EntryId, int], ...], bool
     alone = stored[-1:] == [ALONE]
     pairs = stored[: len(stored) - alone]
     try:
-        tries = tuple(
-            (EntryId.parse(entry_id), int(count))
-            for entry_id, count in zip(pairs[::2], pairs[1::2], strict=True)
-        )
+        counted = zip(pairs[::2], pairs[1::2], strict=True)
+        tries = tuple((EntryId.parse(entry_id), int(count)) for entry_id, count in counted)
     except (ConfigurationError, ValueError):
         return (), False
     return tries, alone

@@ -4,14 +4,7 @@ The runtime passes every effect that it does not perform itself to this table, a
 name. A new protocol adds its effects to its core and its operations to ``protocols``.
 """
 
-from streamworker.core.events import (
-    AcquireLocks,
-    Effect,
-    Event,
-    LocksAnswered,
-    LocksReleased,
-    ReleaseLocks,
-)
+from streamworker.core.events import AcquireLocks, Effect, Event, LocksAnswered, LocksReleased, ReleaseLocks
 from streamworker.core.protocols.membership.events import (
     CallFailed,
     ChangeDocument,
