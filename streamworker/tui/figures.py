@@ -27,8 +27,6 @@ def compact(number: float | None) -> str:
         return "-"
     if 0 < number < 0.5:
         return "<1"
-    if round(number) < 1000:
-        return str(round(number))
     for size, unit in _UNITS:
         # 999,600 would round to 1000k, which has five characters, so it uses the next unit.
         if number >= size * 0.9995:

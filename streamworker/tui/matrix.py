@@ -23,16 +23,8 @@ from streamworker.tui.model import LETTERS, SURPLUS, Model, PartitionCell, Worke
 LABEL = 12
 """Width of the label with a worker's letter and name."""
 PALETTE = (
-    "#5fafff",
-    "#ffaf5f",
-    "#87d787",
-    "#d787d7",
-    "#d7d75f",
-    "#5fd7d7",
-    "#ff87af",
-    "#afafff",
-    "#d7af87",
-    "#87afaf",
+    *("#5fafff", "#ffaf5f", "#87d787", "#d787d7", "#d7d75f"),
+    *("#5fd7d7", "#ff87af", "#afafff", "#d7af87", "#87afaf"),
 )
 DRAINING, ACQUIRING, HALTED, PAUSED, RETRYING, UNOWNED, OTHER = "◐", "○", "✖", "‖", "↻", "-", "·"
 MARKS = {
@@ -102,10 +94,8 @@ def shapes(partitions: int) -> Iterator[Shape]:
         yield Shape(cell, by_worker=False, below=3)
     yield Shape(1, by_worker=False, below=2)
     yield Shape(1, by_worker=False, below=1, ruler=False)
-    group = 1
-    while group <= 2 * partitions:
-        yield Shape(1, by_worker=False, below=0, group=group, ruler=False)
-        group *= 2
+    for power in range((2 * partitions).bit_length()):
+        yield Shape(1, by_worker=False, below=0, group=2**power, ruler=False)
 
 
 def choose(partitions: int, workers: int, width: int, lines: int) -> Shape:
@@ -221,9 +211,7 @@ def _nobody_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
 def _mark(line: Text, cell: PartitionCell, letter: str, shape: Shape) -> None:
     """Append the owner's cell: its letter on its colour, and a mark unless the partition runs."""
     mark = MARKS.get(cell.view.state, "")
-    style = f"bold #101010 on {colour(letter)}"
-    if cell.view.state == "halted":
-        style = "bold white on red"
+    style = "bold white on red" if cell.view.state == "halted" else f"bold #101010 on {colour(letter)}"
     if shape.cell == 1:
         line.append(mark or letter, style=style)
         return
@@ -266,7 +254,7 @@ def _lag_style(cell: PartitionCell, largest: int) -> str:
         return "bold red"
     if cell.view.lag == 0:
         return "dim"
-    return "bold yellow" if cell.view.lag == largest and cell.view.lag > 0 else ""
+    return "bold yellow" if cell.view.lag == largest else ""
 
 
 def _map(cells: Sequence[PartitionCell], shape: Shape, width: int) -> list[Text]:

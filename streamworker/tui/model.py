@@ -5,7 +5,7 @@ two snapshots; all other data comes from the current one. A worker keeps its let
 """
 
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView, ReaderView, Rebalance
@@ -114,22 +114,38 @@ def rows(
     elapsed_s = (current.taken_ms - previous.taken_ms) / 1000 if previous else 0.0
     members = sorted(current.members, key=lambda member: (member.joined_ms, member.id))
     named = _letters(members, letters or {})
-    before = {view.partition: view for view in previous.partitions} if previous else {}
-    cells = tuple(
-        _cell(view, before.get(view.partition), elapsed_s, named)
-        for view in sorted(current.partitions, key=lambda view: view.partition)
-    )
-    readers_before = {view.name: view for view in previous.readers} if previous else {}
+    views = sorted(current.partitions, key=lambda view: view.partition)
+    views_before = previous.partitions if previous else ()
+    committed = {view.partition: view.records for view in views_before}
+    # Only a send increases the sum of committed records and lag.
+    arrived = {view.partition: view.records + view.lag for view in views_before}
+    read_before = {view.name: sum(view.positions.values()) for view in previous.readers} if previous else {}
+    read = {view.name: sum(view.positions.values()) for view in current.readers}
+    per_s = {view.partition: _rate(committed.get(view.partition), view.records, elapsed_s) for view in views}
     return Model(
         snapshot=current,
-        workers=tuple(_worker(member, named, cells) for member in members),
-        cells=cells,
+        workers=tuple(
+            WorkerRow(named[member.id], member, _total(per_s.get(p) for p in member.partitions))
+            for member in members
+        ),
+        cells=tuple(
+            PartitionCell(
+                view,
+                # An owner that is not a member any more holds the lock until another worker acquires it.
+                owner=named.get(view.owner, "?") if view.owner else "",
+                wanted=named.get(view.assigned, "?") if view.assigned else "",
+                per_s=per_s[view.partition],
+            )
+            for view in views
+        ),
         readers=tuple(
-            _reader(view, readers_before.get(view.name), elapsed_s)
+            ReaderRow(view, read[view.name], _rate(read_before.get(view.name), read[view.name], elapsed_s))
             for view in sorted(current.readers, key=lambda view: view.name)
         ),
-        committed_per_s=_total([cell.per_s for cell in cells]),
-        arrived_per_s=_arrived(before, current, elapsed_s),
+        committed_per_s=_total(per_s.values()),
+        arrived_per_s=_total(
+            _rate(arrived.get(view.partition), view.records + view.lag, elapsed_s) for view in views
+        ),
         outage=outage,
         letters=named,
     )
@@ -149,38 +165,6 @@ def _rate(before: int | None, now: int, elapsed_s: float) -> float | None:
     return (now - before) / elapsed_s
 
 
-def _total(rates: list[float | None]) -> float | None:
+def _total(rates: Iterable[float | None]) -> float | None:
     known = [rate for rate in rates if rate is not None]
     return sum(known) if known else None
-
-
-def _arrived(before: Mapping[int, PartitionView], current: GroupSnapshot, elapsed_s: float) -> float | None:
-    """Return the records sent a second: only a send increases the sum of committed records and lag."""
-    rates = []
-    for view in current.partitions:
-        old = before.get(view.partition)
-        rates.append(_rate(old.records + old.lag if old else None, view.records + view.lag, elapsed_s))
-    return _total(rates)
-
-
-def _cell(
-    view: PartitionView, before: PartitionView | None, elapsed_s: float, letters: Mapping[str, str]
-) -> PartitionCell:
-    return PartitionCell(
-        view,
-        # An owner that is not a member any more holds the lock until another worker acquires it.
-        owner=letters.get(view.owner, "?") if view.owner else "",
-        wanted=letters.get(view.assigned, "?") if view.assigned else "",
-        per_s=_rate(before.records if before else None, view.records, elapsed_s),
-    )
-
-
-def _worker(member: MemberView, letters: Mapping[str, str], cells: tuple[PartitionCell, ...]) -> WorkerRow:
-    held = set(member.partitions)
-    rates = [cell.per_s for cell in cells if cell.view.partition in held]
-    return WorkerRow(letters[member.id], member, per_s=_total(rates))
-
-
-def _reader(view: ReaderView, before: ReaderView | None, elapsed_s: float) -> ReaderRow:
-    rows = sum(view.positions.values())
-    return ReaderRow(view, rows, _rate(sum(before.positions.values()) if before else None, rows, elapsed_s))

@@ -29,7 +29,7 @@ _BORDER = "grey42"
 class Tabs:
     """The processors that the user can switch between."""
 
-    names: Sequence[str] = ()
+    names: Sequence[str]
     selected: int = 0
     paused: bool = False
     notices: Sequence[str] = ()
@@ -74,8 +74,7 @@ def render_overview(models: Sequence[Model], width: int, height: int, tabs: Tabs
         for table in model.snapshot.tables
     ]
     lines += [Text(""), *tables] if tables else []
-    outage = next((_outage(model, width) for model in models), [])
-    parts: list[RenderableType] = [_tab_line(tabs, width), *_warned(tabs, width), *outage]
+    parts: list[RenderableType] = [_tab_line(tabs, width), *_warned(tabs, width), *_outage(models[0], width)]
     room = height - len(parts) - 1
     if len(lines) > room - 2:
         lines[room - 3 :] = [Text(f"and {len(lines) - room + 3} more lines", style="dim")]
@@ -83,9 +82,8 @@ def render_overview(models: Sequence[Model], width: int, height: int, tabs: Tabs
     return Group(*parts, _footer(tabs, width))
 
 
-def waiting(text: str, width: int, height: int, tabs: Tabs | None = None) -> RenderableType:
+def waiting(text: str, width: int, height: int, tabs: Tabs) -> RenderableType:
     """Draw the frame that is shown until the first snapshot has been taken."""
-    tabs = tabs or Tabs()
     lines = [Text(text, style="yellow"), *(Text(notice, style="bold red") for notice in tabs.notices)]
     return Group(_box("streamworker", lines, width, height - 1), _footer(tabs, width))
 
@@ -217,11 +215,8 @@ def _rebalances(model: Model, lines: int) -> list[Text]:
         line = Text(f"{duration(ago_ms):>8} ", style="dim")
         line.append(f"{change.cause[:6]:<7}", style="red" if change.cause == "death" else "bold default")
         line.append(f"{_short_member(change):<9}{len(change.moved):>5} ", style="default")
-        if change.ms is None:
-            line.append("moving", style="bold yellow")
-        else:
-            line.append(duration(change.ms), style="default")
-        drawn.append(line)
+        took = ("moving", "bold yellow") if change.ms is None else (duration(change.ms), "default")
+        drawn.append(line.append(*took))
     return drawn
 
 
