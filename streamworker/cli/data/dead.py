@@ -144,7 +144,7 @@ def show_letter(
     if found.traceback:
         say(*printable_lines(found.traceback))
     say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(selection, found).items()))
-    record = _record(selection, found)
+    record = decoded(selection.processors[0].stream, found.fields)
     if isinstance(record, list):
         say(*(f"{'row':<9} {row}" for row in record[:ROWS_SHOWN]))
         if len(record) > ROWS_SHOWN:
@@ -175,7 +175,6 @@ def replay_letters(
     """
     selection = resolve_processor(processor)
     spec = selection.processors[0]
-    chosen: Chosen | None = {}
     if not (error or since):
         chosen = _chosen(spec, letters, every)
     elif letters or every:
@@ -285,9 +284,8 @@ async def _put(
             return None, "the group has committed it already."
         lock: LockView | None = None
         with anyio.move_on_after(wait_s):
-            while True:
-                lock = await read_lock(backend, keys, partition)
-                if lock is None or record_id not in lock.aside or not lock.owner or lock.pause is not None:
+            while lock := await read_lock(backend, keys, partition):
+                if record_id not in lock.aside or not lock.owner or lock.pause is not None:
                     break
                 await anyio.sleep(POLL_S)
         letters = await list_dead(backend, keys, [partition], after=newest, count=PAGE)
@@ -353,19 +351,24 @@ async def _first_letters(selection: Selection, limit: int) -> tuple[list[StoredL
 async def _matching(selection: Selection, error: str | None, since: str | None) -> list[StoredLetter]:
     """Return the letters of a class of error, or of the last so much time, oldest first."""
     keys, partitions = _place(selection)
-    found: list[StoredLetter] = []
     async with connected(selection.app) as backend:
         from_ms = await backend.time_ms() - duration_ms(since, "--since") if since else 0
-        for partition in partitions:
-            after = ZERO
-            while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
-                after = page[-1].id
-                found += [
-                    letter
-                    for letter in page
-                    if letter.at_ms >= from_ms and error in (None, re.split(r"[:( ]", letter.error)[0])
-                ]
+        found = [
+            letter
+            for partition in partitions
+            async for page in _stored(backend, keys, partition)
+            for letter in page
+            if letter.at_ms >= from_ms and error in (None, re.split(r"[:( ]", letter.error)[0])
+        ]
     return sorted(found, key=lambda letter: (letter.id, letter.partition))
+
+
+async def _stored(backend: Backend, keys: GroupKeys, partition: int) -> AsyncIterator[list[StoredLetter]]:
+    """Yield the letters of a partition in pages, oldest first."""
+    after = ZERO
+    while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
+        yield page
+        after = page[-1].id
 
 
 async def _count(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> int:
@@ -374,20 +377,18 @@ async def _count(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -
 
 
 async def _one_letter(selection: Selection, partition: int, letter_id: EntryId) -> StoredLetter:
-    spec, after = selection.processors[0], ZERO
+    spec = selection.processors[0]
     async with connected(selection.app) as backend:
-        found = await show_dead(backend, group_keys(spec), partition, letter_id)
-        while found is None and (
-            page := await list_dead(backend, group_keys(spec), [partition], after=after, count=PAGE)
-        ):
-            after = page[-1].id
-            found = next((each for each in page if each.entry_id == letter_id), None)
-    if found is None:
-        raise ConfigurationError(
-            f"There is no dead letter {partition}/{letter_id} of {spec.name}.",
-            remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
-        )
-    return found
+        if found := await show_dead(backend, group_keys(spec), partition, letter_id):
+            return found
+        async for page in _stored(backend, group_keys(spec), partition):
+            for letter in page:
+                if letter.entry_id == letter_id:
+                    return letter
+    raise ConfigurationError(
+        f"There is no dead letter {partition}/{letter_id} of {spec.name}.",
+        remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
+    )
 
 
 async def _replay(selection: Selection, chosen: Chosen | None) -> tuple[int, list[str]]:
@@ -431,13 +432,11 @@ async def _pages(
     for partition in partitions:
         # A record that fails again becomes a new letter. Replaying those too would never end.
         last = await newest_id(backend, keys.dead(partition))
-        after = ZERO
-        while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
+        async for page in _stored(backend, keys, partition):
             ids = [letter.id for letter in page if letter.id <= last]
             if not ids:
                 break
             yield partition, ids
-            after = ids[-1]
 
 
 def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), where: str = "") -> None:
@@ -480,12 +479,8 @@ def _fields(selection: Selection, letter: StoredLetter) -> dict[str, str]:
     }
 
 
-def _record(selection: Selection, letter: StoredLetter) -> object:
-    return decoded(selection.processors[0].stream, letter.fields)
-
-
 def _as_json(selection: Selection, letter: StoredLetter) -> dict[str, object]:
-    record = _record(selection, letter)
+    record = decoded(selection.processors[0].stream, letter.fields)
     return {
         "letter": _name(letter),
         "partition": letter.partition,

@@ -4,16 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
+from streamworker.cli.data.tail import StreamPath
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import (
-    AsJson,
-    Limit,
-    connected,
-    local_time,
-    print_found,
-    run_async,
-    say,
-)
+from streamworker.cli.support import AsJson, Limit, connected, local_time, print_found, run_async, say
 from streamworker.importing import resolve_stream
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import Waiting
@@ -21,10 +14,6 @@ from streamworker.redisio.keys import StreamKeys
 from streamworker.stream import Stream
 
 app = typer.Typer(no_args_is_help=True, help="Look at scheduled records, or cancel them.")
-
-StreamPath = Annotated[
-    str, typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders.")
-]
 
 
 @app.command("list")

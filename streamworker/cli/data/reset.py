@@ -9,6 +9,7 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.orders import Partition
 from streamworker.cli.support import (
     ProcessorPath,
     Yes,
@@ -90,10 +91,7 @@ def reset(
             "or at a time, such as 2026-01-31T12:00 (local) or 2026-01-31T12:00Z.",
         ),
     ],
-    partition: Annotated[
-        list[int] | None,
-        typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
-    ] = None,
+    partition: Partition = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")
     ] = False,
@@ -183,10 +181,9 @@ async def _reset(
 
 def _told(verb: str, moves: list[Move]) -> list[str]:
     """Return what moves, in a sentence for each direction."""
-    back, ahead = [move for move in moves if move.change < 0], [move for move in moves if move.change > 0]
     told = []
-    for parts, where in ((back, "back"), (ahead, "ahead")):
-        if parts:
+    for sign, where in ((-1, "back"), (1, "ahead")):
+        if parts := [move for move in moves if sign * move.change > 0]:
             records = counted(sum(abs(move.change) for move in parts), "record")
             furthest = max(move.back_ms for move in parts)
             how_far = f" ({duration(furthest)})" if furthest else ""

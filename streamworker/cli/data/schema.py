@@ -11,6 +11,7 @@ from streamworker.cli.support import (
     AsJson,
     Commands,
     connected,
+    group_keys,
     print_json,
     print_table,
     run_async,
@@ -24,7 +25,7 @@ from streamworker.records.evolution import changes, json_schema
 from streamworker.records.statetables import alive
 from streamworker.redisio.data import schemas, streams
 from streamworker.redisio.data.statetables import count_values
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 
@@ -109,9 +110,8 @@ async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any])
         effect = f"breaks: workers refuse to start; declare {made}, or take a new stream"
         found.append(Finding(spec.name, f"partitions: {made} -> {spec.partitions}", effect, True))
     if bad := await _unreadable(backend, spec, keys):
-        count, first = len(bad), bad[0]
-        what = f"{count} of the sampled records cannot be read"
-        found.append(Finding(spec.name, what, f"breaks: {first}", True))
+        what = f"{len(bad)} of the sampled records cannot be read"
+        found.append(Finding(spec.name, what, f"breaks: {bad[0]}", True))
     return found
 
 
@@ -137,8 +137,7 @@ async def _unreadable(backend: Backend, spec: StreamSpec, keys: StreamKeys) -> l
 
 async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) -> list[Finding]:
     assert spec.output is not None
-    keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
-    told = await schemas.changes_to(backend, keys, spec.output.arrow_schema())
+    told = await schemas.changes_to(backend, group_keys(spec), spec.output.arrow_schema())
     readers = f"; its pipelines are {', '.join(pipelines)}" if pipelines else ""
     effect = f"breaks: workers refuse to start, since the acked log holds other rows{readers}"
     return [Finding(f"{spec.name} (rows)", each, effect, True) for each in told]

@@ -1,7 +1,6 @@
 """``streamworker tail`` and ``peek``: show records of a stream, and rows of an acked log."""
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Annotated, Any
 
 import anyio
@@ -36,13 +35,14 @@ FOLLOW_S = 0.5
 LOOKED_AT = 1_000
 """The newest entries of a partition, among which ``--key`` looks."""
 
+StreamPath = Annotated[
+    str, typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders.")
+]
 Last = Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="At most so many, the newest.")]
 
 
 def tail(
-    stream: Annotated[
-        str, typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders.")
-    ],
+    stream: StreamPath,
     key: Annotated[
         str | None,
         typer.Option("--key", metavar="KEY", help="Only records of this key, among the last 1,000 entries."),
@@ -162,4 +162,4 @@ async def _peek(selection: Selection, partition: int, last: int) -> list[dict[st
         rows += [{"row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
         if len(rows) >= last:
             break
-    return list(islice(rows, last))[::-1]
+    return rows[:last][::-1]
