@@ -14,13 +14,8 @@ from benchmarks.report import Report
 from benchmarks.scenes.table import SCENES, run_contests
 from streamworker.cli.bench import Partitions, Records, Runs, Url, measure
 from streamworker.cli.exit_codes import ExitCode, code_for
-from streamworker.cli.support import (
-    AsJson,
-    console,
-    print_json,
-    print_table,
-    say,
-)
+from streamworker.cli.options import AsJson
+from streamworker.cli.output import console, print_json, print_table, say
 from streamworker.cli.support import report as tell
 from streamworker.dev.bench.figures import machine_line
 from streamworker.errors import ConfigurationError, StreamworkerError

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from streamworker import App
-from streamworker.cli.support import say
+from streamworker.cli.output import say
 from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 

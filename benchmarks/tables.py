@@ -21,7 +21,7 @@ import redis
 import typer
 
 from streamworker import App, Table
-from streamworker.cli.support import say
+from streamworker.cli.output import say
 from streamworker.core.data.partitioner import partition_for
 from streamworker.dev.bench.figures import compact
 from streamworker.dev.server import EmbeddedServer

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from streamworker.cli.support import AsJson, print_json, say
+from streamworker.cli.options import AsJson, argument, option
+from streamworker.cli.output import print_json, say
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin.rights import acl_rules, password_rule
@@ -27,26 +28,20 @@ RoleName = StrEnum("RoleName", ["WORKER", "PRODUCER", "READER", "VIEWER", "LOOKU
 
 
 def acl(
-    app: Annotated[
-        str | None, typer.Argument(metavar="APP", help="MODULE:ATTRIBUTE of the App, such as shop:app.")
-    ] = None,
+    app: Annotated[str | None, argument("APP", "MODULE:ATTRIBUTE of the App, such as shop:app.")] = None,
     roles: Annotated[
         list[RoleName] | None,
-        typer.Option(
-            "--user",
-            metavar="ROLE",
-            help="Only a worker, producer, reader, viewer, lookup or operator; may be given several times.",
+        option(
+            "--user ROLE",
+            "Only a worker, producer, reader, viewer, lookup or operator; may be given several times.",
         ),
     ] = None,
     name: Annotated[
-        str | None,
-        typer.Option("--name", metavar="NAME", help="Name of the app, if its code is not on this machine."),
+        str | None, option("--name NAME", "Name of the app, if its code is not on this machine.")
     ] = None,
-    login: Annotated[
-        str | None, typer.Option("--login", metavar="NAME", help="Name of the user; by default APP-ROLE.")
-    ] = None,
+    login: Annotated[str | None, option("--login NAME", "Name of the user; by default APP-ROLE.")] = None,
     password_stdin: Annotated[
-        bool, typer.Option("--password-stdin", help="Read the user's password from the first line of stdin.")
+        bool, option("--password-stdin", "Read the user's password from the first line of stdin.")
     ] = False,
     json: AsJson = False,
 ) -> None:

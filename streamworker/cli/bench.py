@@ -6,9 +6,9 @@ from enum import StrEnum
 from functools import partial
 from typing import Annotated, TypeVar
 
-import typer
-
-from streamworker.cli.support import AsJson, print_json, print_table, progress_bar, run_async, say
+from streamworker.cli.options import AsJson, argument, option
+from streamworker.cli.output import print_json, print_table, progress_bar, say
+from streamworker.cli.support import run_async
 from streamworker.tui.figures import counted
 
 T = TypeVar("T")
@@ -17,34 +17,22 @@ What = StrEnum("What", ["PRODUCE", "PROCESS", "COLUMNS", "LATENCY", "ALL"])
 """The scenes that can be measured."""
 
 Url = Annotated[
-    str | None,
-    typer.Option(
-        "--redis-url", metavar="URL", help="Measure on this server; by default the command starts one."
-    ),
+    str | None, option("--redis-url URL", "Measure on this server; by default the command starts one.")
 ]
-Runs = Annotated[int, typer.Option("--runs", metavar="N", min=1, max=99, help="Runs of each program.")]
-Records = Annotated[
-    int, typer.Option("--records", metavar="N", min=1000, max=50_000_000, help="Records of one run.")
-]
-Partitions = Annotated[
-    int, typer.Option("--partitions", metavar="N", min=1, max=256, help="Partitions that hold the records.")
-]
+Runs = Annotated[int, option("--runs N", "Runs of each program.", min=1, max=99)]
+Records = Annotated[int, option("--records N", "Records of one run.", min=1000, max=50_000_000)]
+Partitions = Annotated[int, option("--partitions N", "Partitions that hold the records.", min=1, max=256)]
 
 
 def bench(
-    what: Annotated[
-        What, typer.Argument(metavar="SCENE", help="produce, process, columns, latency or all.")
-    ] = What.ALL,
+    what: Annotated[What, argument("SCENE", "produce, process, columns, latency or all.")] = What.ALL,
     redis_url: Url = None,
     runs: Runs = 5,
     records: Records = 300_000,
     partitions: Partitions = 1,
     json: AsJson = False,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="App name in the keys: bench-..., and unused; random by default."
-        ),
+        str | None, option("--name NAME", "App name in the keys: bench-..., and unused; random by default.")
     ] = None,
 ) -> None:
     """Measure how fast streamworker is on this machine.

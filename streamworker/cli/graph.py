@@ -6,17 +6,9 @@ from itertools import groupby
 import anyio
 
 from streamworker.app import App
-from streamworker.cli.support import (
-    LOOK_S,
-    AppPath,
-    AsJson,
-    connected,
-    group_keys,
-    print_json,
-    run_async,
-    say,
-    take,
-)
+from streamworker.cli.options import AppPath, AsJson
+from streamworker.cli.output import print_json, say
+from streamworker.cli.support import LOOK_S, connected, group_keys, run_async, take
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.importing import resolve_app

@@ -9,7 +9,9 @@ import anyio
 import typer
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import ProcessorPath, connected, group_keys, run_async, say
+from streamworker.cli.options import ProcessorPath, option
+from streamworker.cli.output import say
+from streamworker.cli.support import connected, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of, runs
 from streamworker.errors import ConfigurationError
@@ -23,13 +25,10 @@ FAILING = ("halted", "retrying")
 DONE: dict[Order, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
 
 Partition = Annotated[
-    list[int] | None,
-    typer.Option("--partition", metavar="N", help="Only this partition; may be given several times."),
+    list[int] | None, option("--partition N", "Only this partition; may be given several times.")
 ]
-Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="The reason, for `status` and `history`.")]
-Wait = Annotated[
-    str, typer.Option("--wait", metavar="TIME", help="How long to wait until the workers have done it.")
-]
+Why = Annotated[str, option("--why TEXT", "The reason, for `status` and `history`.")]
+Wait = Annotated[str, option("--wait TIME", "How long to wait until the workers have done it.")]
 
 
 def pause(

@@ -9,7 +9,8 @@ from streamworker.cli import acl, bench, graph, orders, simulate, status, timers
 from streamworker.cli.data import dead, later, reset, schema, send, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
-from streamworker.cli.support import Commands, say
+from streamworker.cli.output import say
+from streamworker.cli.support import Commands
 from streamworker.cli.workers import dev, run, spark
 from streamworker.cli.workers.rendezvous import use_running_dev
 

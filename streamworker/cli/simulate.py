@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AsJson, print_json, print_table, progress_bar, say
+from streamworker.cli.options import AsJson, option
+from streamworker.cli.output import print_json, print_table, progress_bar, say
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS, entry_of
 from streamworker.errors import ConfigurationError
@@ -38,61 +39,45 @@ ROWS = (
 
 FaultNames = Annotated[
     str,
-    typer.Option(
-        "--faults",
-        metavar="NAMES",
-        help="none, churn, workers, network, redis, operator, all, or single faults such as kill,failover.",
+    option(
+        "--faults NAMES",
+        "none, churn, workers, network, redis, operator, all, or single faults such as kill,failover.",
     ),
 ]
 Minutes = Annotated[
     float | None,
-    typer.Option(
-        "--minutes",
-        metavar="M",
-        min=0.01,
-        help="Virtual minutes with faults; drawn from the seed if not given.",
-    ),
+    option("--minutes M", "Virtual minutes with faults; drawn from the seed if not given.", min=0.01),
 ]
 
 
 def simulate(
-    protocol: Annotated[
-        str, typer.Option("--protocol", metavar="NAME", help=f"One of: {', '.join(PROTOCOLS)}.")
-    ] = "membership",
+    protocol: Annotated[str, option("--protocol NAME", f"One of: {', '.join(PROTOCOLS)}.")] = "membership",
     assignment: Annotated[
         str | None,
-        typer.Option(
-            "--assignment",
-            metavar="NAME",
-            help="range, sticky or weighted, for membership only; drawn from the seed if not given.",
+        option(
+            "--assignment NAME",
+            "range, sticky or weighted, for membership only; drawn from the seed if not given.",
         ),
     ] = None,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", metavar="N", min=1, max=1000, help="At the start; drawn from the seed if not given."
-        ),
+        int | None, option("--workers N", "At the start; drawn from the seed if not given.", min=1, max=1000)
     ] = None,
     partitions: Annotated[
-        int | None,
-        typer.Option("--partitions", metavar="N", min=1, max=16384, help="Drawn from the seed if not given."),
+        int | None, option("--partitions N", "Drawn from the seed if not given.", min=1, max=16384)
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="The first seed.")] = 0,
-    schedules: Annotated[
-        int, typer.Option("--schedules", metavar="N", min=1, help="How many, each with the next seed.")
-    ] = 200,
+    seed: Annotated[int, option("--seed N", "The first seed.", min=0)] = 0,
+    schedules: Annotated[int, option("--schedules N", "How many, each with the next seed.", min=1)] = 200,
     faults: FaultNames = "all",
     minutes: Minutes = None,
     json: AsJson = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="Print the events and effects of each core in the first schedule.")
+        bool, option("--trace", "Print the events and effects of each core in the first schedule.")
     ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Run all protocols on the same schedules, side by side.")
+        bool, option("--compare", "Run all protocols on the same schedules, side by side.")
     ] = False,
     scenario: Annotated[
-        Path | None,
-        typer.Option("--scenario", metavar="FILE", help="Only print the transcript of this scenario."),
+        Path | None, option("--scenario FILE", "Only print the transcript of this scenario.")
     ] = None,
 ) -> None:
     """Run workers on virtual time, with faults, and check them.

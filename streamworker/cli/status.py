@@ -4,21 +4,9 @@ from dataclasses import asdict
 
 import anyio
 
-from streamworker.cli.support import (
-    LOOK_S,
-    AsJson,
-    GroupPath,
-    Limit,
-    Processors,
-    connected,
-    local_time,
-    print_json,
-    print_table,
-    run_async,
-    say,
-    snapshots,
-    take,
-)
+from streamworker.cli.options import AsJson, GroupPath, Limit, Processors
+from streamworker.cli.output import local_time, print_json, print_table, say
+from streamworker.cli.support import LOOK_S, connected, run_async, snapshots, take
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.importing import Selection, resolve_processors

@@ -7,17 +7,10 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.options import AppPath, AsJson, argument
 from streamworker.cli.orders import POLL_S, Wait, operator
-from streamworker.cli.support import (
-    AppPath,
-    AsJson,
-    Commands,
-    connected,
-    group_keys,
-    print_found,
-    run_async,
-    say,
-)
+from streamworker.cli.output import print_found, say
+from streamworker.cli.support import Commands, connected, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError
@@ -68,9 +61,7 @@ def list_timers(path: AppPath, json: AsJson = False) -> None:
 
 @app.command("run-now")
 def run_now(
-    timer: Annotated[
-        str, typer.Argument(metavar="TIMER", help="MODULE:NAME of the timer, such as shop:report.")
-    ],
+    timer: Annotated[str, argument("TIMER", "MODULE:NAME of the timer, such as shop:report.")],
     wait: Wait = "10 seconds",
 ) -> None:
     """Let a timer run now, once, whatever its schedule says.

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
-import typer
-
-from streamworker.cli.support import GroupPath, Processors, connected, console, run_async, take
+from streamworker.cli.options import GroupPath, Processors, option
+from streamworker.cli.output import console
+from streamworker.cli.support import connected, run_async, take
 from streamworker.importing import Selection, resolve_processors
 
 
@@ -15,8 +15,7 @@ def top(
     app: GroupPath,
     processor: Processors = None,
     once: Annotated[
-        bool,
-        typer.Option("--once", help="Print the view once and end. This is the default without a terminal."),
+        bool, option("--once", "Print the view once and end. This is the default without a terminal.")
     ] = False,
 ) -> None:
     """Show a live view of a group.

@@ -15,23 +15,10 @@ import typer
 
 from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
 from streamworker.cli.orders import POLL_S, Wait, Why, operator
-from streamworker.cli.support import (
-    AsJson,
-    Limit,
-    ProcessorPath,
-    Yes,
-    confirm,
-    connected,
-    console,
-    group_keys,
-    local_time,
-    print_found,
-    print_json,
-    progress_bar,
-    run_async,
-    say,
-)
+from streamworker.cli.output import confirm, console, local_time, print_found, print_json, progress_bar, say
+from streamworker.cli.support import connected, group_keys, run_async
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
@@ -65,16 +52,11 @@ app = typer.Typer(
 )
 
 Letters = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="LETTER...", help="PARTITION/ID of each, as `dead list` shows them."),
+    list[str] | None, argument("LETTER...", "PARTITION/ID of each, as `dead list` shows them.")
 ]
-ErrorClass = Annotated[
-    str | None, typer.Option("--error", metavar="CLASS", help="Only letters with this class of error.")
-]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help="Only letters of this time, such as '2 hours'.")
-]
-All = Annotated[bool, typer.Option("--all", help="All dead letters of the processor.")]
+ErrorClass = Annotated[str | None, option("--error CLASS", "Only letters with this class of error.")]
+Since = Annotated[str | None, option("--since TIME", "Only letters of this time, such as '2 hours'.")]
+All = Annotated[bool, option("--all", "All dead letters of the processor.")]
 
 
 @app.command("list")
@@ -117,9 +99,7 @@ def list_letters(
 @app.command("show")
 def show_letter(
     processor: ProcessorPath,
-    letter: Annotated[
-        str, typer.Argument(metavar="LETTER", help="PARTITION/ID of the letter, or of the record in it.")
-    ],
+    letter: Annotated[str, argument("LETTER", "PARTITION/ID of the letter, or of the record in it.")],
     json: AsJson = False,
 ) -> None:
     """Show one dead letter: the record, and the error in full.
@@ -216,8 +196,7 @@ def drop_letters(
 def put_record(
     processor: ProcessorPath,
     record: Annotated[
-        str,
-        typer.Argument(metavar="RECORD", help="PARTITION/ID of the record, as `status` and the log name it."),
+        str, argument("RECORD", "PARTITION/ID of the record, as `status` and the log name it.")
     ],
     why: Why = "",
     wait: Wait = "10 seconds",

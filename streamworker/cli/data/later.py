@@ -6,7 +6,9 @@ import typer
 
 from streamworker.cli.data.tail import StreamPath
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AsJson, Limit, connected, local_time, print_found, run_async, say
+from streamworker.cli.options import AsJson, Limit, argument, option
+from streamworker.cli.output import local_time, print_found, say
+from streamworker.cli.support import connected, run_async
 from streamworker.importing import resolve_stream
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import Waiting
@@ -19,7 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Look at scheduled records, or canc
 @app.command("list")
 def list_scheduled(
     stream: StreamPath,
-    key: Annotated[str | None, typer.Option("--key", help="Only records of this key.")] = None,
+    key: Annotated[str | None, option("--key", "Only records of this key.")] = None,
     limit: Limit = 50,
     json: AsJson = False,
 ) -> None:
@@ -43,8 +45,8 @@ def list_scheduled(
 @app.command("cancel")
 def cancel_scheduled(
     stream: StreamPath,
-    id: Annotated[str, typer.Argument(metavar="ID", help="The id with which it was scheduled.")],
-    key: Annotated[str | None, typer.Option("--key", help="Its key, as `later list` shows it.")] = None,
+    id: Annotated[str, argument("ID", "The id with which it was scheduled.")],
+    key: Annotated[str | None, option("--key", "Its key, as `later list` shows it.")] = None,
 ) -> None:
     """Cancel a record that waits to be sent.
 

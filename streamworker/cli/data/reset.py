@@ -9,19 +9,10 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.options import ProcessorPath, Yes, option
 from streamworker.cli.orders import Partition
-from streamworker.cli.support import (
-    ProcessorPath,
-    Yes,
-    confirm,
-    connected,
-    group_keys,
-    local_time,
-    print_table,
-    run_async,
-    say,
-    take,
-)
+from streamworker.cli.output import confirm, local_time, print_table, say
+from streamworker.cli.support import connected, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
 from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
@@ -84,19 +75,16 @@ def reset(
     processor: ProcessorPath,
     to: Annotated[
         str,
-        typer.Option(
-            "--to",
-            metavar="earliest|latest|ID|TIME",
-            help="Where to go on: at the first entry of the stream; after its last entry; after an entry id; "
+        option(
+            "--to earliest|latest|ID|TIME",
+            "Where to go on: at the first entry of the stream; after its last entry; after an entry id; "
             "or at a time, such as 2026-01-31T12:00 (local) or 2026-01-31T12:00Z.",
         ),
     ],
     partition: Partition = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would move, and move nothing.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Say what would move, and move nothing.")] = False,
     clear_tables: Annotated[
-        bool, typer.Option("--clear-tables", help="Empty the processor's tables in these partitions.")
+        bool, option("--clear-tables", "Empty the processor's tables in these partitions.")
     ] = False,
     yes: Yes = False,
 ) -> None:

@@ -6,17 +6,9 @@ from typing import Any, NamedTuple
 import typer
 
 from streamworker.app import App
-from streamworker.cli.support import (
-    AppPath,
-    AsJson,
-    Commands,
-    connected,
-    group_keys,
-    print_json,
-    print_table,
-    run_async,
-    say,
-)
+from streamworker.cli.options import AppPath, AsJson
+from streamworker.cli.output import print_json, print_table, say
+from streamworker.cli.support import Commands, connected, group_keys, run_async
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import resolve_app
 from streamworker.processors import ProcessorSpec, StreamSpec, TableSpec

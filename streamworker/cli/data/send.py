@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import connected, progress_bar, run_async, say
+from streamworker.cli.options import argument, option
+from streamworker.cli.output import progress_bar, say
+from streamworker.cli.support import connected, run_async
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
 from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
@@ -34,22 +36,17 @@ OnError = StrEnum("OnError", ["STOP", "SKIP"])
 
 
 def send(
-    stream: Annotated[
-        str,
-        typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders; or its App."),
-    ],
+    stream: Annotated[str, argument("STREAM", "MODULE:NAME of the stream, such as shop:orders; or its App.")],
     file: Annotated[
         str,
-        typer.Argument(
-            metavar="FILE",
-            help="JSON lines, one record a line, or - for them on stdin; or a .csv, .parquet or .arrow file.",
+        argument(
+            "FILE",
+            "JSON lines, one record a line, or - for them on stdin; or a .csv, .parquet or .arrow file.",
         ),
     ],
-    name: Annotated[
-        str | None, typer.Option("--stream", metavar="NAME", help="The stream, if STREAM is an App.")
-    ] = None,
+    name: Annotated[str | None, option("--stream NAME", "The stream, if STREAM is an App.")] = None,
     on_error: Annotated[
-        OnError, typer.Option("--on-error", help="Stop at a bad line, or report it and go on.")
+        OnError, option("--on-error", "Stop at a bad line, or report it and go on.")
     ] = OnError.STOP,
 ) -> None:
     """Send records from a file or a pipe.

@@ -10,16 +10,9 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import (
-    AppPath,
-    AsJson,
-    Limit,
-    connected,
-    print_found,
-    print_json,
-    run_async,
-    say,
-)
+from streamworker.cli.options import AppPath, AsJson, Limit, argument, option
+from streamworker.cli.output import print_found, print_json, say
+from streamworker.cli.support import connected, run_async
 from streamworker.core.snapshot import TableView
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.statetables import view_table
@@ -29,10 +22,8 @@ from streamworker.tui.figures import counted, duration, memory
 
 app = typer.Typer(no_args_is_help=True, help="Look at tables: state by key.")
 
-TablePath = Annotated[
-    str, typer.Argument(metavar="TABLE", help="MODULE:NAME of the table, such as shop:totals.")
-]
-Part = Annotated[int | None, typer.Option("--partition", metavar="N", help="Only this partition.")]
+TablePath = Annotated[str, argument("TABLE", "MODULE:NAME of the table, such as shop:totals.")]
+Part = Annotated[int | None, option("--partition N", "Only this partition.")]
 
 
 @app.command("list")
@@ -76,10 +67,7 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
 
 
 @app.command()
-def get(
-    path: TablePath,
-    key: Annotated[list[str], typer.Argument(metavar="KEY...", help="The key, part by part.")],
-) -> None:
+def get(path: TablePath, key: Annotated[list[str], argument("KEY...", "The key, part by part.")]) -> None:
     """Print the committed value of a key as JSON; exit with 1 if there is none.
 
     \b
@@ -119,10 +107,7 @@ def scan(path: TablePath, limit: Limit = 50, partition: Part = None) -> None:
 @app.command()
 def export(
     path: TablePath,
-    to: Annotated[
-        Path,
-        typer.Option("--to", metavar="FILE", help="Where to write; replaced if it exists.", dir_okay=False),
-    ],
+    to: Annotated[Path, option("--to FILE", "Where to write; replaced if it exists.", dir_okay=False)],
     partition: Part = None,
 ) -> None:
     """Write all keys and values to a file, one JSON line each.

@@ -8,16 +8,9 @@ import msgspec
 import typer
 
 from streamworker.cli.data.wording import decoded
-from streamworker.cli.support import (
-    AsJson,
-    ProcessorPath,
-    connected,
-    group_keys,
-    local_time,
-    print_json,
-    run_async,
-    say,
-)
+from streamworker.cli.options import AsJson, ProcessorPath, argument, option
+from streamworker.cli.output import local_time, print_json, say
+from streamworker.cli.support import connected, group_keys, run_async
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.errors import RecordError
@@ -35,22 +28,17 @@ FOLLOW_S = 0.5
 LOOKED_AT = 1_000
 """The newest entries of a partition, among which ``--key`` looks."""
 
-StreamPath = Annotated[
-    str, typer.Argument(metavar="STREAM", help="MODULE:NAME of the stream, such as shop:orders.")
-]
-Last = Annotated[int, typer.Option("--last", "-n", metavar="N", min=1, help="At most so many, the newest.")]
+StreamPath = Annotated[str, argument("STREAM", "MODULE:NAME of the stream, such as shop:orders.")]
+Last = Annotated[int, option("--last -n N", "At most so many, the newest.", min=1)]
 
 
 def tail(
     stream: StreamPath,
     key: Annotated[
-        str | None,
-        typer.Option("--key", metavar="KEY", help="Only records of this key, among the last 1,000 entries."),
+        str | None, option("--key KEY", "Only records of this key, among the last 1,000 entries.")
     ] = None,
     last: Last = 10,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on with new records, until Ctrl-C.")
-    ] = False,
+    follow: Annotated[bool, option("--follow -f", "Go on with new records, until Ctrl-C.")] = False,
     json: AsJson = False,
 ) -> None:
     """Show the newest records of a stream.

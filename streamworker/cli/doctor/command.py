@@ -16,7 +16,9 @@ from streamworker.cli.doctor.checks import Check, fail, ok, warn
 from streamworker.cli.doctor.groups import app_checks
 from streamworker.cli.doctor.server import durability_check, redis_checks, sentinel_checks
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AsJson, connected, print_json, run_async, say
+from streamworker.cli.options import AsJson, argument
+from streamworker.cli.output import print_json, say
+from streamworker.cli.support import connected, run_async
 from streamworker.core.text import printable
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, with_override
@@ -28,8 +30,7 @@ PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typ
 
 def doctor(
     app: Annotated[
-        str | None,
-        typer.Argument(metavar="APP", help="MODULE:ATTRIBUTE of an App, to check it and its server."),
+        str | None, argument("APP", "MODULE:ATTRIBUTE of an App, to check it and its server.")
     ] = None,
     json: AsJson = False,
 ) -> None:

@@ -7,8 +7,9 @@ from itertools import product
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
+from streamworker.cli.output import local_time
 from streamworker.cli.status import holdings_of, kept, memory_forecast
-from streamworker.cli.support import group_keys, local_time
+from streamworker.cli.support import group_keys
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.errors import StreamworkerError

@@ -18,18 +18,9 @@ from streamworker.cli.doctor.repair_plan import (
     plan_undeclared,
 )
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import (
-    AppPath,
-    AsJson,
-    Yes,
-    confirm,
-    connected,
-    group_keys,
-    print_json,
-    print_table,
-    run_async,
-    say,
-)
+from streamworker.cli.options import AppPath, AsJson, Yes, option
+from streamworker.cli.output import confirm, print_json, print_table, say
+from streamworker.cli.support import connected, group_keys, run_async
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin import repair as changes
@@ -45,47 +36,42 @@ def repair(
     app: AppPath,
     forget_reader: Annotated[
         list[str] | None,
-        typer.Option(
-            "--forget-reader",
-            metavar="NAME",
-            help="Remove a reader of acked logs that will not come back; its unread rows may be trimmed.",
+        option(
+            "--forget-reader NAME",
+            "Remove a reader of acked logs that will not come back; its unread rows may be trimmed.",
         ),
     ] = None,
     trim_log: Annotated[
         list[str] | None,
-        typer.Option(
-            "--trim-log",
-            metavar="PROCESSOR",
-            help="Drop the rows of an acked log that has no reader. No reader has read them.",
+        option(
+            "--trim-log PROCESSOR",
+            "Drop the rows of an acked log that has no reader. No reader has read them.",
         ),
     ] = None,
     drop_damaged: Annotated[
         list[str] | None,
-        typer.Option(
-            "--drop-damaged",
-            metavar="PROCESSOR",
-            help="Delete the damaged membership document or heartbeats that workers replaced and kept.",
+        option(
+            "--drop-damaged PROCESSOR",
+            "Delete the damaged membership document or heartbeats that workers replaced and kept.",
         ),
     ] = None,
     accept_targets: Annotated[
         list[str] | None,
-        typer.Option(
-            "--accept-targets",
-            metavar="PROCESSOR",
-            help="Let streams go on that took records which the processor's partition has lost. Some of what "
+        option(
+            "--accept-targets PROCESSOR",
+            "Let streams go on that took records which the processor's partition has lost. Some of what "
             "it sends now may be there already.",
         ),
     ] = None,
     forget_group: Annotated[
         list[str] | None,
-        typer.Option(
-            "--forget-group",
-            metavar="NAME",
-            help="Delete all keys of a group that the app does not declare any more: its position in the "
+        option(
+            "--forget-group NAME",
+            "Delete all keys of a group that the app does not declare any more: its position in the "
             "stream, acked log, dead letters, state.",
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and end.")] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Show the plan and end.")] = False,
     yes: Yes = False,
     json: AsJson = False,
 ) -> None:

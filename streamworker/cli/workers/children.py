@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Self
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import say
+from streamworker.cli.output import say
 from streamworker.core.text import printable_lines
 from streamworker.dev.children import Child
 

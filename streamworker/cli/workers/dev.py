@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from streamworker.app import App
-from streamworker.cli.support import AppPath, Yes, confirm, say
+from streamworker.cli.options import AppPath, Yes, option
+from streamworker.cli.output import confirm, say
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.rendezvous import announced, find
@@ -29,24 +30,17 @@ TAIL_LINES = 20
 
 def dev(
     app: AppPath,
-    workers: Annotated[
-        int, typer.Option("--workers", "-w", metavar="N", min=1, max=64, help="Worker processes.")
-    ] = 3,
-    no_spark: Annotated[bool, typer.Option("--no-spark", help="Do not run the app's pipelines.")] = False,
-    no_tui: Annotated[
-        bool, typer.Option("--no-tui", help="Print log lines instead of the live view.")
-    ] = False,
+    workers: Annotated[int, option("--workers -w N", "Worker processes.", min=1, max=64)] = 3,
+    no_spark: Annotated[bool, option("--no-spark", "Do not run the app's pipelines.")] = False,
+    no_tui: Annotated[bool, option("--no-tui", "Print log lines instead of the live view.")] = False,
     data: Annotated[
         Path | None,
-        typer.Option(
-            "--data",
-            metavar="DIR",
-            help="Where the server's data and the log are kept; `.streamworker/APP.dev` by default.",
+        option(
+            "--data DIR", "Where the server's data and the log are kept; `.streamworker/APP.dev` by default."
         ),
     ] = None,
     fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="First delete the data, and the pipelines' checkpoints and tables."),
+        bool, option("--fresh", "First delete the data, and the pipelines' checkpoints and tables.")
     ] = False,
     yes: Yes = False,
     log_level: LogLevel = Level.INFO,
@@ -153,12 +147,12 @@ def _clear(app: App, folder: Path, *, yes: bool) -> None:
 
 
 def demo(
-    json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object, last.")] = False,
+    json: Annotated[bool, option("--json", "Print the figures as one JSON object, last.")] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave everything running, to look at it with top; Ctrl-C ends it.")
+        bool, option("--keep", "Leave everything running, to look at it with top; Ctrl-C ends it.")
     ] = False,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Use a Redis Cluster of three primaries with a replica each.")
+        bool, option("--cluster", "Use a Redis Cluster of three primaries with a replica each.")
     ] = False,
 ) -> None:
     """Run the whole system on real data, and check it.

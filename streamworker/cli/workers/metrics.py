@@ -12,7 +12,8 @@ import anyio
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
-from streamworker.cli.support import say, take_all
+from streamworker.cli.output import say
+from streamworker.cli.support import take_all
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import Selection

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from streamworker.cli.support import say
+from streamworker.cli.output import say
 from streamworker.cli.workers.children import Children, two_stages
 from streamworker.errors import ConfigurationError
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from streamworker.cli.support import say
+from streamworker.cli.output import say
 from streamworker.variables import REDIS_URL_OVERRIDE
 
 FILE = Path(".streamworker-dev.json")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli.support import AppPath, Processors
+from streamworker.cli.options import AppPath, Processors, option
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.reload import run_reloading
@@ -24,8 +24,8 @@ class Format(StrEnum):
     JSON = "json"
 
 
-LogLevel = Annotated[Level, typer.Option("--log-level", help="Least level that is logged.")]
-LogFormat = Annotated[Format, typer.Option("--log-format", help="Log lines for people or for programs.")]
+LogLevel = Annotated[Level, option("--log-level", "Least level that is logged.")]
+LogFormat = Annotated[Format, option("--log-format", "Log lines for people or for programs.")]
 
 
 def run(
@@ -33,38 +33,24 @@ def run(
     app: AppPath,
     processor: Processors = None,
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The worker's name in status and top; random by default."
-        ),
+        str | None, option("--name NAME", "The worker's name in status and top; random by default.")
     ] = None,
     static_id: Annotated[
-        str | None,
-        typer.Option(
-            "--static-id", metavar="ID", help="Id that keeps the worker's place in a restart; see hold_ms."
-        ),
+        str | None, option("--static-id ID", "Id that keeps the worker's place in a restart; see hold_ms.")
     ] = None,
-    tui: Annotated[
-        bool, typer.Option("--tui", help="Show the live view; log lines go to --log-file.")
-    ] = False,
-    spark: Annotated[bool, typer.Option("--spark", help="Run the app's Spark pipelines beside it.")] = False,
+    tui: Annotated[bool, option("--tui", "Show the live view; log lines go to --log-file.")] = False,
+    spark: Annotated[bool, option("--spark", "Run the app's Spark pipelines beside it.")] = False,
     metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            "--metrics-port", metavar="PORT", min=1, max=65535, help="Serve Prometheus metrics here."
-        ),
+        int | None, option("--metrics-port PORT", "Serve Prometheus metrics here.", min=1, max=65535)
     ] = None,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Start anew when a Python file in this folder changes.")
+        bool, option("--reload", "Start anew when a Python file in this folder changes.")
     ] = False,
-    loop: Annotated[
-        Loop, typer.Option("--loop", help="Event loop; auto takes uvloop if installed.")
-    ] = Loop.AUTO,
+    loop: Annotated[Loop, option("--loop", "Event loop; auto takes uvloop if installed.")] = Loop.AUTO,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.CONSOLE,
     log_file: Annotated[
-        Path,
-        typer.Option("--log-file", metavar="FILE", help="Where log lines go while --tui has the terminal."),
+        Path, option("--log-file FILE", "Where log lines go while --tui has the terminal.")
     ] = Path("streamworker.log"),
 ) -> None:
     """Run a worker until a signal stops it.
@@ -109,12 +95,12 @@ def run(
 def _arguments(context: typer.Context) -> list[str]:
     """Return the arguments of the worker process that --tui, --spark and --reload start: all others."""
     arguments = ["run", str(context.params["app"])]
-    for option in context.command.params:
-        if option.name in ("app", "tui", "spark", "reload", "log_file"):
+    for parameter in context.command.params:
+        if parameter.name in ("app", "tui", "spark", "reload", "log_file"):
             continue
-        value = context.params[str(option.name)]
+        value = context.params[str(parameter.name)]
         for each in value if isinstance(value, list | tuple) else [value]:
-            arguments += [option.opts[0], str(each)] if each is not None else []
+            arguments += [parameter.opts[0], str(each)] if each is not None else []
     return arguments
 
 

@@ -8,7 +8,9 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.support import AppPath, connected, console, group_keys, run_async, say, take_all
+from streamworker.cli.options import AppPath, option
+from streamworker.cli.output import console, say
+from streamworker.cli.support import connected, group_keys, run_async, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
@@ -17,41 +19,32 @@ from streamworker.redisio.group import readers
 from streamworker.tui.figures import held_up
 
 Confs = Annotated[
-    list[str] | None,
-    typer.Option("--conf", metavar="KEY=VALUE", help="Spark setting, such as spark.executor.memory=2g."),
+    list[str] | None, option("--conf KEY=VALUE", "Spark setting, such as spark.executor.memory=2g.")
 ]
 Packages = Annotated[
-    str | None,
-    typer.Option("--packages", metavar="NAMES", help="Maven coordinates of jars, separated by commas."),
+    str | None, option("--packages NAMES", "Maven coordinates of jars, separated by commas.")
 ]
 
 
 def spark(
     app: AppPath,
-    pipeline: Annotated[
-        str | None, typer.Option("--pipeline", metavar="NAME", help="Only this pipeline.")
-    ] = None,
+    pipeline: Annotated[str | None, option("--pipeline NAME", "Only this pipeline.")] = None,
     master: Annotated[
-        str | None,
-        typer.Option("--master", metavar="URL", help="Spark master, such as local[4] or spark://host:7077."),
+        str | None, option("--master URL", "Spark master, such as local[4] or spark://host:7077.")
     ] = None,
     remote: Annotated[
-        str | None,
-        typer.Option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002."),
+        str | None, option("--remote URL", "Spark Connect server, such as sc://host:15002.")
     ] = None,
     conf: Confs = None,
     packages: Packages = None,
     forget: Annotated[
         str | None,
-        typer.Option(
-            "--forget",
-            metavar="NAME",
-            help="Run nothing; delete the position of a pipeline or reader that will not come back.",
+        option(
+            "--forget NAME",
+            "Run nothing; delete the position of a pipeline or reader that will not come back.",
         ),
     ] = None,
-    once: Annotated[
-        bool, typer.Option("--once", help="Process the rows that are there now, then end.")
-    ] = False,
+    once: Annotated[bool, option("--once", "Process the rows that are there now, then end.")] = False,
     log_level: LogLevel = Level.INFO,
     log_format: LogFormat = Format.CONSOLE,
 ) -> None:
