@@ -144,11 +144,11 @@ def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     )
 
 
-def resolve_processor(path: str) -> Selection:
-    """Return the processor that a path names; an app must have only one. An error lists the processors."""
+def resolve_processor(path: str) -> tuple[App, ProcessorSpec]:
+    """Return an app and its processor that a path names; an app must have only one. An error lists them."""
     selection = resolve_processors(path)
     if len(selection.processors) == 1:
-        return selection
+        return selection.app, selection.processors[0]
     module = path.partition(":")[0]
     choices = ", ".join(f"{module}:{spec.name}" for spec in selection.processors)
     raise ConfigurationError(

@@ -8,14 +8,15 @@ from typing import Annotated
 import anyio
 import typer
 
-from streamworker.cli.exit_codes import ExitCode
+from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, option
 from streamworker.cli.output import say
-from streamworker.cli.support import connected, group_keys, run_async
+from streamworker.cli.support import connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of, runs
 from streamworker.errors import ConfigurationError
-from streamworker.importing import Selection, resolve_processor
+from streamworker.importing import resolve_processor
+from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.orders import Given, Order, give_order
 from streamworker.tui.figures import counted
@@ -44,7 +45,7 @@ def pause(
       streamworker pause shop:price --why "the mail server moves"
       streamworker pause shop:price --partition 3 --partition 4
     """
-    run_async(_give, resolve_processor(processor), "pause", partition, why, wait)
+    run_async(_give, *resolve_processor(processor), "pause", partition, why, wait)
 
 
 def resume(
@@ -56,7 +57,7 @@ def resume(
     Examples:
       streamworker resume shop:price
     """
-    run_async(_give, resolve_processor(processor), "resume", partition, why, wait)
+    run_async(_give, *resolve_processor(processor), "resume", partition, why, wait)
 
 
 def retry(
@@ -71,13 +72,12 @@ def retry(
     Examples:
       streamworker retry shop:price --partition 7
     """
-    run_async(_give, resolve_processor(processor), "retry", partition, why, wait)
+    run_async(_give, *resolve_processor(processor), "retry", partition, why, wait)
 
 
 async def _give(
-    selection: Selection, order: Order, partitions: list[int] | None, why: str, wait: str
+    app: App, spec: ProcessorSpec, order: Order, partitions: list[int] | None, why: str, wait: str
 ) -> None:
-    spec = selection.processors[0]
     keys, every = group_keys(spec), range(spec.stream.partitions)
     wanted = sorted(set(partitions)) if partitions else list(every)
     if wrong := [p for p in wanted if p not in every]:
@@ -86,7 +86,7 @@ async def _give(
             param_hint="--partition",
         )
     wait_s = duration_ms(wait, "--wait") / 1000
-    async with connected(selection.app) as backend:
+    async with connected(app) as backend:
         before = await read_locks(backend, keys, wanted)
         given = await give_order(backend, keys, wanted, order, who=operator(), why=why)
         if not given:
@@ -123,24 +123,20 @@ def _tell(
     """Say what was done, and fail if not everything was."""
     done = [p for p in news if p not in open_]
     if not news:
-        say(f"No partition of {name} is paused.", error=True)
-        raise typer.Exit(ExitCode.FAILED)
+        give_up(f"No partition of {name} is paused.")
     if done:
         say(f"{DONE[order]} {counted(len(done), 'partition')} of {name}: {runs(done)}.")
     if free := [p for p in done if not locks[p].owner]:
         say(f"Nobody owns {runs(free)} now; it holds for the worker that takes them.")
     if order == "retry" and (paused := [p for p in done if locks[p].pause is not None]):
         say(f"An operator has paused {runs(paused)}: it stays so until `streamworker resume`.")
-    for partition in open_:
-        lock = locks.get(partition)
-        owner = name_of(lock.owner) if lock is not None else "its owner"
-        say(
-            f"Partition {partition}: {owner} has not confirmed it yet: a call runs, or the worker is away. "
-            "The order stands, and is obeyed then.",
-            error=True,
-        )
-    if open_:
-        raise typer.Exit(ExitCode.FAILED)
+    late = [
+        f"Partition {p}: {name_of(locks[p].owner) if p in locks else 'its owner'} has not confirmed it yet: "
+        "a call runs, or the worker is away. The order stands, and is obeyed then."
+        for p in open_
+    ]
+    if late:
+        give_up(*late)
 
 
 def operator() -> str:

@@ -1,6 +1,5 @@
 """``streamworker simulate``: runs a rebalance protocol on virtual time, with faults."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +9,13 @@ import typer
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, option
 from streamworker.cli.output import print_json, print_table, progress_bar, say
+from streamworker.cli.support import give_up
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS, entry_of
 from streamworker.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from streamworker.sim.batch import Summary
-    from streamworker.sim.checkers import Violation
     from streamworker.sim.simulation import Outcome, Schedule
 
 EXPLAINED = 3
@@ -178,13 +177,8 @@ def _play(path: Path) -> None:
         ) from error
     transcript, violations = play(read(text))
     say(*str(transcript).splitlines())
-    _fail_if(violations)
-
-
-def _fail_if(violations: "Sequence[Violation]") -> None:
-    say(*map(str, violations), error=True)
     if violations:
-        raise typer.Exit(ExitCode.FAILED)
+        give_up(*map(str, violations))
 
 
 def _trace(schedule: "Schedule", *, figures: bool) -> None:
@@ -199,4 +193,5 @@ def _trace(schedule: "Schedule", *, figures: bool) -> None:
     transcript = Transcript()
     outcome = run(schedule, trace=transcript)
     say(*transcript.lines)
-    _fail_if(outcome.violations)
+    if outcome.violations:
+        give_up(*map(str, outcome.violations))

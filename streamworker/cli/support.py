@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable
 from traceback import format_exception
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -17,7 +17,7 @@ from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection, resolve_processors
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.snapshot import SILENT_AFTER_MS, take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected as opened
 from streamworker.stream import StreamApp
@@ -53,6 +53,12 @@ def report(error: StreamworkerError) -> None:
         say(error.remedy, error=True)
 
 
+def give_up(*lines: str) -> NoReturn:
+    """Write lines to stderr, and end the command with ``ExitCode.FAILED``."""
+    say(*lines, error=True)
+    raise typer.Exit(ExitCode.FAILED)
+
+
 def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Run an async function to its end on its own event loop.
 
@@ -66,6 +72,16 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     return anyio.run(function, *arguments)
 
 
+def ask(app: StreamApp, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Run an async function to its end, with a connection to the app's Redis as its first argument."""
+
+    async def asking() -> T:
+        async with connected(app) as backend:
+            return await function(backend, *arguments)
+
+    return run_async(asking)
+
+
 def connected(app: StreamApp) -> Backend:
     """Open a connection to the app's Redis for the calls of a command."""
     return opened(app.settings, f"{app.name}:cli", CONNECTIONS)
@@ -76,10 +92,14 @@ def group_keys(spec: ProcessorSpec) -> GroupKeys:
     return GroupKeys(spec.stream.app, spec.stream.name, spec.name)
 
 
-async def take(backend: Backend, spec: ProcessorSpec) -> GroupSnapshot:
+async def take(
+    backend: Backend, spec: ProcessorSpec, silent_after_ms: int = SILENT_AFTER_MS
+) -> GroupSnapshot:
     """Take the snapshot of one processor's group, with its tables."""
-    tables = [table.name for table in spec.tables]
-    return await take_snapshot(backend, spec.stream.app, spec.stream.name, spec.name, tables=tables)
+    stream, tables = spec.stream, [table.name for table in spec.tables]
+    return await take_snapshot(
+        backend, stream.app, stream.name, spec.name, silent_after_ms=silent_after_ms, tables=tables
+    )
 
 
 async def take_all(selection: Selection) -> list[GroupSnapshot]:

@@ -6,11 +6,10 @@ import anyio
 import typer
 
 from streamworker.app import App
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, AsJson, argument
 from streamworker.cli.orders import POLL_S, Wait, operator
 from streamworker.cli.output import print_found, say
-from streamworker.cli.support import Commands, connected, group_keys, run_async
+from streamworker.cli.support import Commands, connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError
@@ -100,12 +99,10 @@ async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: flo
         say(f"Timer {timer.name} ran{where}.")
     if still:
         where = "" if is_of_app else f" in {counted(len(still), 'partition')}"
-        say(
+        give_up(
             f"It has not run{where} within {wait_s:g} s: a call runs or "
-            "fails, or no worker is there. The order stands; `streamworker timers` shows when it ran.",
-            error=True,
+            "fails, or no worker is there. The order stands; `streamworker timers` shows when it ran."
         )
-        raise typer.Exit(ExitCode.FAILED)
 
 
 async def _read(app: App) -> list[dict[str, Any]]:

@@ -7,8 +7,10 @@ from typing import Annotated
 
 from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.output import console
-from streamworker.cli.support import connected, run_async, take
+from streamworker.cli.support import ask, take
 from streamworker.importing import Selection, resolve_processors
+from streamworker.processors import ProcessorSpec
+from streamworker.redisio.wire.client import Backend
 
 
 def top(
@@ -32,7 +34,7 @@ def top(
     """
     selection = resolve_processors(app, processor)
     if once or not sys.stdout.isatty():
-        run_async(_print_frames, selection)
+        ask(selection.app, _print_frames, selection.processors)
     else:
         show(selection)
 
@@ -45,25 +47,23 @@ def show(
 ) -> None:
     """Run the live view until ``q``, or until ``stopped()``; ``notices`` returns warnings to show."""
 
-    async def live() -> None:
+    async def live(backend: Backend) -> None:
         from streamworker.tui.app import GroupNames, watch
 
         specs = {GroupNames(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
-        async with connected(selection.app) as backend:
-            await watch(
-                list(specs),
-                lambda target: take(backend, specs[target]),
-                console=console(),
-                stopped=stopped,
-                notices=notices,
-            )
+        await watch(
+            list(specs),
+            lambda target: take(backend, specs[target]),
+            console=console(),
+            stopped=stopped,
+            notices=notices,
+        )
 
-    run_async(live)
+    ask(selection.app, live)
 
 
-async def _print_frames(selection: Selection) -> None:
+async def _print_frames(backend: Backend, specs: Sequence[ProcessorSpec]) -> None:
     from streamworker.tui.app import frame_once
 
-    async with connected(selection.app) as backend:
-        for spec in selection.processors:
-            await frame_once(partial(take, backend, spec), console=console())
+    for spec in specs:
+        await frame_once(partial(take, backend, spec), console=console())

@@ -14,18 +14,17 @@ import msgspec
 import typer
 
 from streamworker.cli.data.wording import decoded, shortened
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
 from streamworker.cli.orders import POLL_S, Wait, Why, operator
 from streamworker.cli.output import confirm, console, local_time, print_found, print_json, progress_bar, say
-from streamworker.cli.support import connected, group_keys, run_async
+from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError
-from streamworker.importing import Selection, resolve_processor
-from streamworker.processors import ProcessorSpec
+from streamworker.importing import resolve_processor
+from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.redisio.data.dead import (
     StoredLetter,
     drop_dead,
@@ -75,17 +74,17 @@ def list_letters(
       streamworker dead list shop:price --error TimeoutError --since "2 hours"
       streamworker dead list shop:price --json --limit 1000
     """
-    selection = resolve_processor(processor)
+    app, spec = resolve_processor(processor)
     if error or since:
-        found = run_async(_matching, selection, error, since)
+        found = ask(app, _matching, spec, error, since)
         letters, total = found[:limit], len(found)
     else:
-        letters, total = run_async(_first_letters, selection, limit)
+        letters, total = ask(app, _first_letters, spec, limit)
     such = " such" if error or since else ""
     print_found(
         json,
-        [_as_json(selection, letter) for letter in letters],
-        f"{selection.processors[0].name} has no{such} dead letters.",
+        [_as_json(spec.stream, letter) for letter in letters],
+        f"{spec.name} has no{such} dead letters.",
         ("letter", "time", "attempts", "error"),
         (
             (_name(letter), local_time(letter.at_ms), letter.attempts, _short(letter.error))
@@ -108,11 +107,11 @@ def show_letter(
     Examples:
       streamworker dead show shop:price 3/1769860800000-0
     """
-    selection = resolve_processor(processor)
-    partition, letter_id = _parse_letter(letter, selection.processors[0])
-    found = run_async(_one_letter, selection, partition, letter_id)
+    app, spec = resolve_processor(processor)
+    partition, letter_id = _parse_letter(letter, spec)
+    found = ask(app, _one_letter, spec, partition, letter_id)
     if json:
-        print_json(_as_json(selection, found))
+        print_json(_as_json(spec.stream, found))
         return
     for label, value in (
         ("letter", _name(found)),
@@ -123,8 +122,8 @@ def show_letter(
         say(f"{label:<9} {value.rstrip()}")
     if found.traceback:
         say(*printable_lines(found.traceback))
-    say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(selection, found).items()))
-    record = decoded(selection.processors[0].stream, found.fields)
+    say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(spec.stream, found).items()))
+    record = decoded(spec.stream, found.fields)
     if isinstance(record, list):
         say(*(f"{'row':<9} {row}" for row in record[:ROWS_SHOWN]))
         if len(record) > ROWS_SHOWN:
@@ -153,17 +152,17 @@ def replay_letters(
       streamworker dead replay shop:price --all
       streamworker dead replay shop:price --error TimeoutError --since "2 hours"
     """
-    selection = resolve_processor(processor)
-    spec = selection.processors[0]
+    app, spec = resolve_processor(processor)
     if not (error or since):
         chosen = _chosen(spec, letters, every)
     elif letters or every:
         raise typer.BadParameter("Give letters, --all, or --error and --since.", param_hint="LETTER")
     else:
-        matching = run_async(_matching, selection, error, since)
-        chosen = {p: [each.id for each in matching if each.partition == p] for p in _place(selection)[1]}
+        chosen = {}
+        for each in ask(app, _matching, spec, error, since):
+            chosen.setdefault(each.partition, []).append(each.id)
     began_s = monotonic()
-    asked, missing = run_async(_replay, selection, chosen)
+    asked, missing = ask(app, _replay, spec, chosen)
     done = asked - len(missing)
     per_second = f"{done / (monotonic() - began_s):,.0f}/s"
     _summarise(
@@ -182,13 +181,13 @@ def drop_letters(
       streamworker dead drop shop:price 3/1769860800000-0
       streamworker dead drop shop:price --all --yes
     """
-    selection = resolve_processor(processor)
-    chosen = _chosen(selection.processors[0], letters, every)
+    app, spec = resolve_processor(processor)
+    chosen = _chosen(spec, letters, every)
     if not yes:
         count = None if chosen is None else sum(map(len, chosen.values()))
         what = "all dead letters" if count is None else counted(count, "dead letter")
-        confirm(f"Delete {what} of {selection.processors[0].name} for good?")
-    asked, done = run_async(_drop, selection, chosen)
+        confirm(f"Delete {what} of {spec.name} for good?")
+    asked, done = ask(app, _drop, spec, chosen)
     _summarise("Dropped", done, asked)
 
 
@@ -213,26 +212,23 @@ def put_record(
       streamworker dead put shop:price 7/1795383533683-0
       streamworker dead put shop:price 7/1795383533683-0 --yes --why "order without a customer"
     """
-    selection = resolve_processor(processor)
-    partition, record_id = _parse_letter(record, selection.processors[0], "RECORD")
-    text = run_async(_text_of, selection, partition, record_id)
+    app, spec = resolve_processor(processor)
+    partition, record_id = _parse_letter(record, spec, "RECORD")
+    text = ask(app, _text_of, spec, partition, record_id)
     if not yes:
         confirm(f"Sets record {record_id} of partition {partition} aside ({text}), and no other. Go on?")
-    letter, problem = run_async(_put, selection, partition, record_id, why, wait)
+    letter, problem = ask(app, _put, group_keys(spec), partition, record_id, why, wait)
     if letter is None:
-        say(f"Record {record_id} of partition {partition} was not set aside: {problem}", error=True)
-        raise typer.Exit(ExitCode.FAILED)
+        give_up(f"Record {record_id} of partition {partition} was not set aside: {problem}")
     say(
         f"Done by worker {name_of(letter.by)} at {local_time(letter.at_ms)}: "
         f"streamworker dead show {processor} {_name(letter)}"
     )
 
 
-async def _text_of(selection: Selection, partition: int, record_id: EntryId) -> str:
+async def _text_of(backend: Backend, spec: ProcessorSpec, partition: int, record_id: EntryId) -> str:
     """Return a record as text; raise ConfigurationError if the stream does not hold it."""
-    spec = selection.processors[0]
-    async with connected(selection.app) as backend:
-        found = await record_at(backend, group_keys(spec), partition, record_id)
+    found = await record_at(backend, group_keys(spec), partition, record_id)
     if found is None:
         raise ConfigurationError(
             f"Partition {partition} of {spec.stream.name} has no record {record_id}.",
@@ -250,24 +246,23 @@ async def _text_of(selection: Selection, partition: int, record_id: EntryId) -> 
 
 
 async def _put(
-    selection: Selection, partition: int, record_id: EntryId, why: str, wait: str
+    backend: Backend, keys: GroupKeys, partition: int, record_id: EntryId, why: str, wait: str
 ) -> tuple[StoredLetter | None, str]:
     """Give the order, and wait until it is obeyed; return the dead letter, or why there is none."""
-    keys, wait_s = group_keys(selection.processors[0]), duration_ms(wait, "--wait") / 1000
-    async with connected(selection.app) as backend:
-        newest = await newest_id(backend, keys.dead(partition))
-        given = await give_order(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
-        if partition not in given:
-            return None, "the group has never run in this partition."
-        if not given[partition].is_new:
-            return None, "the group has committed it already."
-        lock: LockView | None = None
-        with anyio.move_on_after(wait_s):
-            while lock := await read_lock(backend, keys, partition):
-                if record_id not in lock.aside or not lock.owner or lock.pause is not None:
-                    break
-                await anyio.sleep(POLL_S)
-        letters = await list_dead(backend, keys, [partition], after=newest, count=PAGE)
+    wait_s = duration_ms(wait, "--wait") / 1000
+    newest = await newest_id(backend, keys.dead(partition))
+    given = await give_order(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
+    if partition not in given:
+        return None, "the group has never run in this partition."
+    if not given[partition].is_new:
+        return None, "the group has committed it already."
+    lock: LockView | None = None
+    with anyio.move_on_after(wait_s):
+        while lock := await read_lock(backend, keys, partition):
+            if record_id not in lock.aside or not lock.owner or lock.pause is not None:
+                break
+            await anyio.sleep(POLL_S)
+    letters = await list_dead(backend, keys, [partition], after=newest, count=PAGE)
     letter = next((each for each in letters if each.entry_id == record_id), None)
     if letter is not None or lock is None or record_id not in lock.aside:
         return letter, "its worker committed it before it knew of the order."
@@ -314,31 +309,23 @@ def _chosen(spec: ProcessorSpec, letters: list[str] | None, every: bool) -> Chos
     return chosen
 
 
-def _place(selection: Selection) -> tuple[GroupKeys, range]:
-    """Return the keys of the processor's group, and the partitions of its stream."""
-    spec = selection.processors[0]
-    return group_keys(spec), range(spec.stream.partitions)
+async def _first_letters(backend: Backend, spec: ProcessorSpec, limit: int) -> tuple[list[StoredLetter], int]:
+    letters = await list_dead(backend, group_keys(spec), range(spec.stream.partitions), count=limit)
+    return letters[:limit], await _count(backend, spec)
 
 
-async def _first_letters(selection: Selection, limit: int) -> tuple[list[StoredLetter], int]:
-    keys, partitions = _place(selection)
-    async with connected(selection.app) as backend:
-        letters = await list_dead(backend, keys, partitions, count=limit)
-        return letters[:limit], await _count(backend, keys, partitions)
-
-
-async def _matching(selection: Selection, error: str | None, since: str | None) -> list[StoredLetter]:
+async def _matching(
+    backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None
+) -> list[StoredLetter]:
     """Return the letters of a class of error, or of the last so much time, oldest first."""
-    keys, partitions = _place(selection)
-    async with connected(selection.app) as backend:
-        from_ms = await backend.time_ms() - duration_ms(since, "--since") if since else 0
-        found = [
-            letter
-            for partition in partitions
-            async for page in _stored(backend, keys, partition)
-            for letter in page
-            if letter.at_ms >= from_ms and error in (None, re.split(r"[:( ]", letter.error)[0])
-        ]
+    from_ms = await backend.time_ms() - duration_ms(since, "--since") if since else 0
+    found = [
+        letter
+        for partition in range(spec.stream.partitions)
+        async for page in _stored(backend, group_keys(spec), partition)
+        for letter in page
+        if letter.at_ms >= from_ms and error in (None, re.split(r"[:( ]", letter.error)[0])
+    ]
     return sorted(found, key=lambda letter: (letter.id, letter.partition))
 
 
@@ -350,56 +337,52 @@ async def _stored(backend: Backend, keys: GroupKeys, partition: int) -> AsyncIte
         after = page[-1].id
 
 
-async def _count(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> int:
-    lengths = await backend.pipeline([("XLEN", keys.dead(partition)) for partition in partitions])
+async def _count(backend: Backend, spec: ProcessorSpec) -> int:
+    keys = group_keys(spec)
+    lengths = await backend.pipeline([("XLEN", keys.dead(p)) for p in range(spec.stream.partitions)])
     return sum(length for length in lengths if isinstance(length, int))
 
 
-async def _one_letter(selection: Selection, partition: int, letter_id: EntryId) -> StoredLetter:
-    spec = selection.processors[0]
-    async with connected(selection.app) as backend:
-        if found := await show_dead(backend, group_keys(spec), partition, letter_id):
-            return found
-        async for page in _stored(backend, group_keys(spec), partition):
-            for letter in page:
-                if letter.entry_id == letter_id:
-                    return letter
+async def _one_letter(
+    backend: Backend, spec: ProcessorSpec, partition: int, letter_id: EntryId
+) -> StoredLetter:
+    if found := await show_dead(backend, group_keys(spec), partition, letter_id):
+        return found
+    async for page in _stored(backend, group_keys(spec), partition):
+        for letter in page:
+            if letter.entry_id == letter_id:
+                return letter
     raise ConfigurationError(
         f"There is no dead letter {partition}/{letter_id} of {spec.name}.",
         remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
     )
 
 
-async def _replay(selection: Selection, chosen: Chosen | None) -> tuple[int, list[str]]:
+async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen | None) -> tuple[int, list[str]]:
     """Replay letters; return how many were asked for, and the names of those that did not exist."""
     asked, missing = 0, list[str]()
-    async with connected(selection.app) as backend:
-        keys, partitions = _place(selection)
-        total = (
-            sum(map(len, chosen.values())) if chosen is not None else await _count(backend, keys, partitions)
-        )
-        with progress_bar() as progress:
-            task = progress.add_task("replaying", total=total)
-            async for partition, ids in _pages(backend, selection, chosen):
-                replayed = await replay_dead(backend, keys, partition, ids)
-                missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
-                asked += len(ids)
-                progress.advance(task, len(ids))
+    total = await _count(backend, spec) if chosen is None else sum(map(len, chosen.values()))
+    with progress_bar() as progress:
+        task = progress.add_task("replaying", total=total)
+        async for partition, ids in _pages(backend, spec, chosen):
+            replayed = await replay_dead(backend, group_keys(spec), partition, ids)
+            missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
+            asked += len(ids)
+            progress.advance(task, len(ids))
     return asked, missing
 
 
-async def _drop(selection: Selection, chosen: Chosen | None) -> tuple[int, int]:
+async def _drop(backend: Backend, spec: ProcessorSpec, chosen: Chosen | None) -> tuple[int, int]:
     """Delete letters; return how many were asked for, and how many existed."""
     asked = done = 0
-    async with connected(selection.app) as backend:
-        async for partition, ids in _pages(backend, selection, chosen):
-            done += await drop_dead(backend, group_keys(selection.processors[0]), partition, ids)
-            asked += len(ids)
+    async for partition, ids in _pages(backend, spec, chosen):
+        done += await drop_dead(backend, group_keys(spec), partition, ids)
+        asked += len(ids)
     return asked, done
 
 
 async def _pages(
-    backend: Backend, selection: Selection, chosen: Chosen | None
+    backend: Backend, spec: ProcessorSpec, chosen: Chosen | None
 ) -> AsyncIterator[tuple[int, list[EntryId]]]:
     """Yield the ids of the chosen letters, or of all that exist now, in pages of one partition."""
     if chosen is not None:
@@ -407,8 +390,8 @@ async def _pages(
             for at in range(0, len(ids), PAGE):
                 yield partition, ids[at : at + PAGE]
         return
-    keys, partitions = _place(selection)
-    for partition in partitions:
+    keys = group_keys(spec)
+    for partition in range(spec.stream.partitions):
         # A record that fails again becomes a new letter. Replaying those too would never end.
         last = await newest_id(backend, keys.dead(partition))
         async for page in _stored(backend, keys, partition):
@@ -421,13 +404,11 @@ async def _pages(
 def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), where: str = "") -> None:
     """Say what was done, and fail if not everything was, or nothing."""
     if not asked:
-        say("There are no such dead letters. Nothing was changed.", error=True)
-        raise typer.Exit(ExitCode.FAILED)
+        give_up("There are no such dead letters. Nothing was changed.")
     say(f"{verb} {done:,} of {counted(asked, 'dead letter')}{where}.")
     if done < asked:
         named = f": {', '.join(missing[:5])}" if missing else ""
-        say(f"{asked - done} did not exist any more{named}.", error=True)
-        raise typer.Exit(ExitCode.FAILED)
+        give_up(f"{asked - done} did not exist any more{named}.")
 
 
 def _name(letter: StoredLetter) -> str:
@@ -449,17 +430,17 @@ def _short(error: str) -> str:
     return shortened(line, width) if sys.stdout.isatty() else line
 
 
-def _fields(selection: Selection, letter: StoredLetter) -> dict[str, str]:
+def _fields(stream: StreamSpec, letter: StoredLetter) -> dict[str, str]:
     """Return the fields of a letter's entry; for Arrow columns and their schema, the size in bytes."""
-    is_arrow = selection.processors[0].stream.codec == "arrow"
+    is_arrow = stream.codec == "arrow"
     return {
         _text(name): f"{len(value):,} bytes" if is_arrow and name in (b"v", b"schema") else _text(value)
         for name, value in letter.fields.items()
     }
 
 
-def _as_json(selection: Selection, letter: StoredLetter) -> dict[str, object]:
-    record = decoded(selection.processors[0].stream, letter.fields)
+def _as_json(stream: StreamSpec, letter: StoredLetter) -> dict[str, object]:
+    record = decoded(stream, letter.fields)
     return {
         "letter": _name(letter),
         "partition": letter.partition,
@@ -469,6 +450,6 @@ def _as_json(selection: Selection, letter: StoredLetter) -> dict[str, object]:
         "attempts": letter.attempts,
         "at_ms": letter.at_ms,
         "by": letter.by,
-        "fields": _fields(selection, letter),
+        "fields": _fields(stream, letter),
         "record": None if record is None else msgspec.to_builtins(record, enc_hook=str),
     }

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from streamworker.cli.data.tail import StreamPath
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, Limit, argument, option
 from streamworker.cli.output import local_time, print_found, say
-from streamworker.cli.support import connected, run_async
+from streamworker.cli.support import connected, give_up, run_async
 from streamworker.importing import resolve_stream
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import Waiting
@@ -55,12 +54,10 @@ def cancel_scheduled(
       streamworker later cancel shop:orders reminder-7 --key ann
     """
     if not run_async(_cancel, resolve_stream(stream), id, key):
-        say(
+        give_up(
             "Nothing was cancelled: it was sent, was cancelled before, or is unknown.",
             "`streamworker later list` shows ids and keys.",
-            error=True,
         )
-        raise typer.Exit(ExitCode.FAILED)
     say("Cancelled: it will not be sent.")
 
 

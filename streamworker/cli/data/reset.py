@@ -8,15 +8,14 @@ from typing import Annotated
 import typer
 
 from streamworker.app import App
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import ProcessorPath, Yes, option
 from streamworker.cli.orders import Partition
 from streamworker.cli.output import confirm, local_time, print_table, say
-from streamworker.cli.support import connected, group_keys, run_async, take
+from streamworker.cli.support import connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
 from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
-from streamworker.importing import Selection, resolve_processor
+from streamworker.importing import resolve_processor
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.state import TIMERS, read_state
@@ -103,7 +102,7 @@ def reset(
       streamworker reset shop:price --to 2026-01-31T12:00Z --dry-run
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
-    run_async(_reset, resolve_processor(processor), parse_target(to), partition, dry_run, clear_tables, yes)
+    run_async(_reset, *resolve_processor(processor), parse_target(to), partition, dry_run, clear_tables, yes)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -127,14 +126,14 @@ def parse_target(text: str) -> EntryId | None:
 
 
 async def _reset(
-    selection: Selection,
+    app: App,
+    spec: ProcessorSpec,
     target: EntryId | None,
     partitions: list[int] | None,
     dry_run: bool,
     clear_tables: bool,
     yes: bool,
 ) -> None:
-    app, spec = selection.app, selection.processors[0]
     wanted = sorted(set(partitions or range(spec.stream.partitions)))
     if wanted[0] < 0 or wanted[-1] >= spec.stream.partitions:
         raise typer.BadParameter(
@@ -147,8 +146,7 @@ async def _reset(
         plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
         moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
         if not moves:
-            say("Nothing would run again and nothing would be skipped. Nothing was changed.", error=True)
-            raise typer.Exit(ExitCode.FAILED)
+            give_up("Nothing would run again and nothing would be skipped. Nothing was changed.")
         print_table(
             ("partition", "checkpoint", "new checkpoint", "effect"),
             [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],

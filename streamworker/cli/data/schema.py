@@ -8,7 +8,7 @@ import typer
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson
 from streamworker.cli.output import print_json, print_table, say
-from streamworker.cli.support import Commands, connected, group_keys, run_async
+from streamworker.cli.support import Commands, ask, group_keys
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import resolve_app
 from streamworker.processors import ProcessorSpec, StreamSpec, TableSpec
@@ -55,7 +55,7 @@ def check(path: AppPath, json: AsJson = False) -> None:
       streamworker schema check shop:app
     """
     app = resolve_app(path)
-    found, compared = run_async(_check, app)
+    found, compared = ask(app, _check, app)
     broken = [each for each in found if each.breaks]
     if json:
         print_json([each._asdict() for each in found])
@@ -75,21 +75,20 @@ def check(path: AppPath, json: AsJson = False) -> None:
         )
 
 
-async def _check(app: App) -> tuple[list[Finding], bool]:
+async def _check(backend: Backend, app: App) -> tuple[list[Finding], bool]:
     """Return what has changed, and whether there was anything to compare with."""
     found: list[Finding] = []
     compared = False
-    async with connected(app) as backend:
-        for stream in app.streams.values():
-            stored = await streams.stored_schema(backend, StreamKeys(app.name, stream.spec.name))
-            compared |= bool(stored)
-            found += await _stream(backend, stream.spec, stored)
-        for spec in app.processors.values():
-            if spec.forward and spec.output is not None:
-                reading = [each.name for each in app.pipelines.values() if each.processor.name == spec.name]
-                found += await _log(backend, spec, reading)
-            for table in spec.tables:
-                found += await _table(backend, table)
+    for stream in app.streams.values():
+        stored = await streams.stored_schema(backend, StreamKeys(app.name, stream.spec.name))
+        compared |= bool(stored)
+        found += await _stream(backend, stream.spec, stored)
+    for spec in app.processors.values():
+        if spec.forward and spec.output is not None:
+            reading = [each.name for each in app.pipelines.values() if each.processor.name == spec.name]
+            found += await _log(backend, spec, reading)
+        for table in spec.tables:
+            found += await _table(backend, table)
     return found, compared
 
 

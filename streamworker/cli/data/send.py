@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import argument, option
 from streamworker.cli.output import progress_bar, say
-from streamworker.cli.support import connected, run_async
+from streamworker.cli.support import connected, give_up, run_async
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
 from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
@@ -89,8 +88,7 @@ def send(
     say(f"Sent {counted(sent, 'record')} to {target.app.name}:{target.name} in {seconds:.1f} s.")
     if lines.bad:
         rest = "nothing after it was sent" if on_error is OnError.STOP else f"{lines.bad:,} were left out"
-        say(f"Bad lines: {rest}.", error=True)
-        raise typer.Exit(ExitCode.FAILED)
+        give_up(f"Bad lines: {rest}.")
 
 
 @dataclass

@@ -9,14 +9,14 @@ import msgspec
 import typer
 
 from streamworker.app import App
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, AsJson, Limit, argument, option
 from streamworker.cli.output import print_found, print_json, say
-from streamworker.cli.support import connected, run_async
+from streamworker.cli.support import ask, give_up, run_async
 from streamworker.core.snapshot import TableView
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.statetables import view_table
 from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.table import Table
 from streamworker.tui.figures import counted, duration, memory
 
@@ -35,7 +35,7 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
       streamworker table list shop:app
     """
     app = resolve_app(path)
-    views = run_async(_views, app)
+    views = ask(app, _views, app)
     rows = [(app.tables[view.name].spec, view) for view in views]
     print_found(
         json,
@@ -78,8 +78,7 @@ def get(path: TablePath, key: Annotated[list[str], argument("KEY...", "The key, 
     table = resolve_table(path)
     value = run_async(_get, table, table.spec.form.key_in(key))
     if value is None:
-        say(f"Table {table.name!r} has no value for {' '.join(key)}.", error=True)
-        raise typer.Exit(ExitCode.FAILED)
+        give_up(f"Table {table.name!r} has no value for {' '.join(key)}.")
     print_json(_plain(value))
 
 
@@ -140,14 +139,11 @@ def export(
     say(f"Wrote {counted(written, 'key')} of {table.name} to {to}.")
 
 
-async def _views(app: App) -> list[TableView]:
-    async with connected(app) as backend:
-        return [
-            await view_table(
-                backend, StreamKeys(app.name, spec.stream.name), spec.name, spec.stream.partitions
-            )
-            for spec in (table.spec for table in app.tables.values())
-        ]
+async def _views(backend: Backend, app: App) -> list[TableView]:
+    return [
+        await view_table(backend, StreamKeys(app.name, spec.stream.name), spec.name, spec.stream.partitions)
+        for spec in (table.spec for table in app.tables.values())
+    ]
 
 
 async def _get(table: Table[Any, Any], key: Any) -> Any:

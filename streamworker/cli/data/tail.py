@@ -10,14 +10,14 @@ import typer
 from streamworker.cli.data.wording import decoded
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import local_time, print_json, say
-from streamworker.cli.support import connected, group_keys, run_async
+from streamworker.cli.support import ask, connected, group_keys, run_async
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.errors import RecordError
-from streamworker.importing import Selection, resolve_processor, resolve_stream
+from streamworker.importing import resolve_processor, resolve_stream
 from streamworker.records.entries import Entries
 from streamworker.records.rows import ids_of_rows
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
@@ -65,12 +65,11 @@ def peek(
     Examples:
       streamworker peek shop:price 7 --last 3
     """
-    selection = resolve_processor(processor)
-    partitions = selection.processors[0].stream.partitions
+    app, spec = resolve_processor(processor)
+    partitions = spec.stream.partitions
     if partition >= partitions:
         raise typer.BadParameter(f"The stream has partitions 0 to {partitions - 1}.", param_hint="PARTITION")
-    rows = run_async(_peek, selection, partition, last)
-    print_json(rows)
+    print_json(ask(app, _peek, group_keys(spec), partition, last))
 
 
 class _Lines:
@@ -132,13 +131,11 @@ async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int)
     return {p: Entries.of(reply[::-1]) for p, reply in zip(lines.partitions, replies, strict=True)}
 
 
-async def _peek(selection: Selection, partition: int, last: int) -> list[dict[str, Any]]:
+async def _peek(backend: Backend, keys: GroupKeys, partition: int, last: int) -> list[dict[str, Any]]:
     from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
 
-    keys = group_keys(selection.processors[0])
-    async with connected(selection.app) as backend:
-        stored = await backend.execute("HGETALL", keys.schemas)
-        reply = await backend.execute("XREVRANGE", keys.acked(partition), "+", "-", "COUNT", last)
+    stored = await backend.execute("HGETALL", keys.schemas)
+    reply = await backend.execute("XREVRANGE", keys.acked(partition), "+", "-", "COUNT", last)
     schemas = {
         name.decode(): deserialize_schema(value)
         for name, value in pairs_of(stored).items()

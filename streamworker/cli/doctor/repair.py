@@ -20,7 +20,7 @@ from streamworker.cli.doctor.repair_plan import (
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, AsJson, Yes, option
 from streamworker.cli.output import confirm, print_json, print_table, say
-from streamworker.cli.support import connected, group_keys, run_async
+from streamworker.cli.support import ask, group_keys
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin import repair as changes
@@ -101,7 +101,7 @@ def repair(
     wanted.check(found)
     if json and not (yes or dry_run):
         raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
-    if run_async(_repair, found, wanted, dry_run, yes, json):
+    if ask(found, _repair, found, wanted, dry_run, yes, json):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -130,19 +130,18 @@ class _Wanted(NamedTuple):
                 )
 
 
-async def _repair(app: App, wanted: _Wanted, dry_run: bool, yes: bool, json: bool) -> int:
+async def _repair(backend: Backend, app: App, wanted: _Wanted, dry_run: bool, yes: bool, json: bool) -> int:
     """Plan, show, ask and do; return how many steps were not done."""
-    async with connected(app) as backend:
-        steps = [*await _plan(backend, app, wanted), *await _plan_undeclared(backend, app, wanted.groups)]
-        if not json:
-            _show(steps)
-        if not steps or dry_run:
-            if json:
-                print_json([_as_json(step, "planned") for step in steps])
-            return 0
-        if not yes:
-            confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?")
-        outcomes = [(step, await _do(backend, step)) for step in steps]
+    steps = [*await _plan(backend, app, wanted), *await _plan_undeclared(backend, app, wanted.groups)]
+    if not json:
+        _show(steps)
+    if not steps or dry_run:
+        if json:
+            print_json([_as_json(step, "planned") for step in steps])
+        return 0
+    if not yes:
+        confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?")
+    outcomes = [(step, await _do(backend, step)) for step in steps]
     if json:
         print_json([_as_json(step, outcome) for step, outcome in outcomes])
     else:
@@ -255,10 +254,9 @@ async def _do(backend: Backend, step: Step) -> str:
             return f"{_done(len(trimmed), len(step.partitions))}; {entries} dropped{end}"
         case "accept target":
             assert step.diverged is not None
-            is_done = await accept_target(backend, keys, step.diverged)
-            return (
-                f"done{await noted(f'{step.action} {step.what}', step.partitions)}" if is_done else _CHANGED
-            )
+            if not await accept_target(backend, keys, step.diverged):
+                return _CHANGED
+            return f"done{await noted(f'{step.action} {step.what}', step.partitions)}"
         case "drop damaged":
             return "done" if await changes.drop_damaged(backend, facts) else _CHANGED
         case "forget group":
