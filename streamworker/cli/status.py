@@ -6,9 +6,10 @@ import anyio
 
 from streamworker.cli.options import AsJson, GroupPath, Limit, Processors
 from streamworker.cli.output import local_time, print_json, print_table, say
-from streamworker.cli.support import LOOK_S, connected, run_async, snapshots, take
+from streamworker.cli.support import LOOK_S, ask, snapshots, take
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.words import runs
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
@@ -30,36 +31,26 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
       streamworker status shop:price --json
     """
     selection = resolve_processors(app, processor)
-    seen, holdings = run_async(_status, selection)
+    seen, holdings = ask(selection.app, _status, selection)
     if json:
-        print_json(
-            [
-                {
-                    **asdict(each.snapshot),
-                    "per_second": each.committed_per_s,
-                    "held": _held_of(each.snapshot, holdings),
-                }
-                for each in seen
-            ]
-        )
+        print_json([_as_json(each, holdings) for each in seen])
         return
     if len(seen) > 1:
         print_table(overview.COLUMNS, [overview.line(each) for each in seen])
         say("")
-    for snapshot in (each.snapshot for each in seen):
-        _print_status(snapshot)
+    for each in seen:
+        _print_status(each.snapshot)
         say("")
     print_holdings(holdings)
 
 
-async def _status(selection: Selection) -> tuple[list[model.Model], Holdings]:
+async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Model], Holdings]:
     specs = selection.processors
-    async with connected(selection.app) as backend:
-        before = [await take(backend, spec) for spec in specs]
-        holdings, now = await holdings_of(backend, selection), before
-        if len(specs) > 1:
-            await anyio.sleep(LOOK_S)
-            now = [await take(backend, spec) for spec in specs]
+    before = [await take(backend, spec) for spec in specs]
+    holdings, now = await holdings_of(backend, selection), before
+    if len(specs) > 1:
+        await anyio.sleep(LOOK_S)
+        now = [await take(backend, spec) for spec in specs]
     return [model.rows(then, later) for then, later in zip(before, now, strict=True)], holdings
 
 
@@ -116,17 +107,19 @@ def memory_forecast(holdings: Holdings) -> str:
     return f"{text}in {duration(round(holdings.full_in_s * 1000))}."
 
 
-def _held_of(snapshot: GroupSnapshot, holdings: Holdings) -> dict[str, object]:
-    names = {("stream", snapshot.stream)} | {
-        (kind, snapshot.processor) for kind in ("acked log", "state", "dead letters")
-    }
-    full_s = holdings.full_in_s
-    return {
-        "holdings": [each for each in holdings.held if (each.kind, each.name) in names],
+def _as_json(shown: model.Model, holdings: Holdings) -> dict[str, object]:
+    group, full_s = shown.snapshot, holdings.full_in_s
+    held = {
+        "holdings": [
+            each
+            for each in holdings.held
+            if each.name == (group.stream if each.kind == "stream" else group.processor)
+        ],
         "memory_used": holdings.used,
         "memory_limit": holdings.limit,
         "memory_full_in_s": None if full_s is None else round(full_s),
     }
+    return {**asdict(group), "per_second": shown.committed_per_s, "held": held}
 
 
 def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -195,9 +188,9 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
     if json:
         print_json([{"processor": snapshot.processor, **asdict(change)} for snapshot, change in changes])
         return
-    if not changes and not problems:
-        say("Nothing has changed yet: no worker has joined.")
     if not changes:
+        if not problems:
+            say("Nothing has changed yet: no worker has joined.")
         return
     print_table(
         ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions"),
@@ -210,7 +203,7 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
                 change.member,
                 len(change.moved),
                 "moving" if change.ms is None else change.ms,
-                _ranges(change.moved),
+                runs(change.moved) if change.moved else "",
             )
             for snapshot, change in changes
         ],
@@ -296,18 +289,3 @@ def _name(snapshot: GroupSnapshot, member_id: str | None) -> str:
     if member_id is None:
         return "-"
     return next((member.name for member in snapshot.members if member.id == member_id), f"{member_id} (gone)")
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """Write numbers with runs shortened.
-
-    >>> _ranges((0, 1, 2, 5, 7, 8))
-    '0-2,5,7-8'
-    """
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)

@@ -9,7 +9,7 @@ from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
 from streamworker.cli.output import local_time
 from streamworker.cli.status import holdings_of, kept, memory_forecast
-from streamworker.cli.support import group_keys
+from streamworker.cli.support import group_keys, take
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.errors import StreamworkerError
@@ -23,7 +23,6 @@ from streamworker.redisio.data import later
 from streamworker.redisio.group.membership import quarantined
 from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
-from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.stream import Stream
@@ -142,14 +141,7 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     settings, keys, name = app.settings, group_keys(spec), f"group {spec.name}"
     damaged = await _damaged(backend, keys, path)
     try:
-        snapshot = await take_snapshot(
-            backend,
-            app.name,
-            spec.stream.name,
-            spec.name,
-            silent_after_ms=settings.session_timeout_ms,
-            tables=[table.name for table in spec.tables],
-        )
+        snapshot = await take(backend, spec, settings.session_timeout_ms)
         stored = await backend.execute("HGETALL", keys.schemas)
     except StreamworkerError as error:
         return [fail(name, error.message, error.remedy or "Look at its keys."), *damaged]
@@ -163,8 +155,8 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         for table in snapshot.tables
     )
     if spec.forward:
-        checks.append(_schema(snapshot, keys.schemas, stored, settings.trim_interval_ms))
         checks += [
+            _schema(snapshot, keys.schemas, stored, settings.trim_interval_ms),
             _log(snapshot, path, settings.acked_entries_max, str(spec.log_retention or "")),
             *_readers(snapshot, path),
         ]
@@ -333,16 +325,13 @@ def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_m
 def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str) -> Check:
     name = f"log {snapshot.processor}"
     entries = sum(view.acked_length for view in snapshot.partitions)
-    fullest = max(snapshot.partitions, key=lambda view: view.acked_length, default=None)
-    most = fullest.acked_length if fullest else 0
-    share = most / limit
-    text = f"{counted(entries, 'entry', 'entries')}, the fullest partition has {most:,} of {limit:,}"
+    most = max((view.acked_length for view in snapshot.partitions), default=0)
+    share, size = most / limit, counted(entries, "entry", "entries")
+    text = f"{size}, the fullest partition has {most:,} of {limit:,}"
     verdict: Verdict = "fail" if share >= LOG_FAIL else "warn" if share >= LOG_WARN else "ok"
     if kept:
         # What was read counts as well, so the entries do not say how far behind the readers are.
-        return ok(
-            name, f"{counted(entries, 'entry', 'entries')}, keeps {kept}; readers: {len(snapshot.readers)}"
-        )
+        return ok(name, f"{size}, keeps {kept}; readers: {len(snapshot.readers)}")
     if snapshot.readers:
         remedy = "A reader is too slow, or has stopped: see the readers below. At the limit commits wait."
         return Check(

@@ -206,11 +206,9 @@ def of_sentinels(views: Sequence[SentinelView]) -> Check:
 
 
 def _no_answer(view: SentinelView) -> str:
-    return (
-        f"{view.address} knows no primary"
-        if view.answer is None
-        else str(getattr(view.answer, "message", ""))
-    )
+    if view.answer is None:
+        return f"{view.address} knows no primary"
+    return str(getattr(view.answer, "message", ""))
 
 
 async def durability_check(backend: Backend, settings: Settings) -> Check:
