@@ -4,9 +4,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, option
 from streamworker.cli.output import print_json, print_table, progress_bar, say
 from streamworker.cli.support import give_up
@@ -36,19 +33,6 @@ ROWS = (
 )
 
 
-FaultNames = Annotated[
-    str,
-    option(
-        "--faults NAMES",
-        "none, churn, workers, network, redis, operator, all, or single faults such as kill,failover.",
-    ),
-]
-Minutes = Annotated[
-    float | None,
-    option("--minutes M", "Virtual minutes with faults; drawn from the seed if not given.", min=0.01),
-]
-
-
 def simulate(
     protocol: Annotated[str, option("--protocol NAME", f"One of: {', '.join(PROTOCOLS)}.")] = "membership",
     assignment: Annotated[
@@ -66,8 +50,17 @@ def simulate(
     ] = None,
     seed: Annotated[int, option("--seed N", "The first seed.", min=0)] = 0,
     schedules: Annotated[int, option("--schedules N", "How many, each with the next seed.", min=1)] = 200,
-    faults: FaultNames = "all",
-    minutes: Minutes = None,
+    faults: Annotated[
+        str,
+        option(
+            "--faults NAMES",
+            "none, churn, workers, network, redis, operator, all, or single faults such as kill,failover.",
+        ),
+    ] = "all",
+    minutes: Annotated[
+        float | None,
+        option("--minutes M", "Virtual minutes with faults; drawn from the seed if not given.", min=0.01),
+    ] = None,
     json: AsJson = False,
     trace: Annotated[
         bool, option("--trace", "Print the events and effects of each core in the first schedule.")
@@ -119,7 +112,7 @@ def simulate(
     failed = [outcome for _, outcomes in results for outcome in outcomes]
     _explain(failed)
     if failed:
-        raise typer.Exit(ExitCode.FAILED)
+        give_up()
 
 
 def _check(protocol: str, assignment: str | None, faults: str) -> None:

@@ -6,7 +6,7 @@ import anyio
 
 from streamworker.cli.options import AsJson, GroupPath, Limit, Processors
 from streamworker.cli.output import local_time, print_json, print_table, say
-from streamworker.cli.support import LOOK_S, ask, snapshots, take
+from streamworker.cli.support import LOOK_S, ask, run_async, take, take_all
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.words import runs
@@ -41,7 +41,7 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
     for each in seen:
         _print_status(each.snapshot)
         say("")
-    print_holdings(holdings)
+    _print_holdings(holdings)
 
 
 async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Model], Holdings]:
@@ -61,8 +61,7 @@ async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
     return await take_holdings(backend, selection.app.name, streams, groups)
 
 
-def print_holdings(holdings: Holdings) -> None:
-    """Print what an app holds, and when the memory is full."""
+def _print_holdings(holdings: Holdings) -> None:
     print_table(
         ("", "name", "records", "memory", "oldest", "kept"),
         [
@@ -133,7 +132,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
       streamworker lag shop:app
       streamworker lag shop:app --json
     """
-    taken = snapshots(app, processor)
+    taken = run_async(take_all, resolve_processors(app, processor))
     if json:
         print_json([_lag_of(snapshot) for snapshot in taken])
         return
@@ -181,7 +180,7 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
       streamworker history shop:price
       streamworker history shop:app --limit 10 --json
     """
-    taken = snapshots(app, processor)
+    taken = run_async(take_all, resolve_processors(app, processor))
     changes = [(snapshot, change) for snapshot in taken for change in snapshot.rebalances[-limit:]]
     problems = [problem for snapshot in taken for problem in snapshot.problems]
     say(*problems, error=True)

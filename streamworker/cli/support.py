@@ -14,7 +14,7 @@ from streamworker.cli.output import say
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable_lines
 from streamworker.errors import StreamworkerError
-from streamworker.importing import Selection, resolve_processors
+from streamworker.importing import Selection
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import SILENT_AFTER_MS, take_snapshot
@@ -106,8 +106,3 @@ async def take_all(selection: Selection) -> list[GroupSnapshot]:
     """Take a snapshot of each processor's group on one new connection."""
     async with connected(selection.app) as backend:
         return [await take(backend, spec) for spec in selection.processors]
-
-
-def snapshots(path: str, processors: list[str] | None) -> list[GroupSnapshot]:
-    """Take a snapshot of the group of each processor that the command line names."""
-    return run_async(take_all, resolve_processors(path, processors))

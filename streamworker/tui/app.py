@@ -146,10 +146,8 @@ async def watch(
 ) -> None:
     """Show the live view until the user presses ``q`` or ``stopped()`` returns true.
 
-    What ``notices()`` returns stands as warnings above everything else.
-
-    An error of Redis does not end the view: a banner shows it, and the view tries again a second
-    later. The terminal is always restored.
+    ``notices()`` returns the warnings that stand above everything else. An error of Redis does not end the
+    view, which tries again a second later. The terminal is always restored.
     """
     viewer = Viewer(targets, notices)
     with (

@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from streamworker.core.snapshot import PartitionView, Rebalance
+from streamworker.core.snapshot import PartitionView
 from streamworker.core.text import printable
 from streamworker.tui import matrix, overview
 from streamworker.tui.figures import compact, counted, duration, end_of, failure, held_up, per_second
@@ -214,15 +214,12 @@ def _rebalances(model: Model, lines: int) -> list[Text]:
         ago_ms = max(0, model.snapshot.taken_ms - change.at_ms)
         line = Text(f"{duration(ago_ms):>8} ", style="dim")
         line.append(f"{change.cause[:6]:<7}", style="red" if change.cause == "death" else "bold default")
-        line.append(f"{_short_member(change):<9}{len(change.moved):>5} ", style="default")
+        # A worker's end tells it apart; what an operator did, which has no generation, its beginning.
+        member = end_of(change.member, 8) if change.generation else change.member[:8]
+        line.append(f"{member:<9}{len(change.moved):>5} ", style="default")
         took = ("moving", "bold yellow") if change.ms is None else (duration(change.ms), "default")
         drawn.append(line.append(*took))
     return drawn
-
-
-def _short_member(change: Rebalance) -> str:
-    """Name a worker by its end; what an operator did, which has no generation, by its beginning."""
-    return end_of(change.member, 8) if change.generation else change.member[:8]
 
 
 def _readers(model: Model, width: int, lines: int) -> list[Text]:

@@ -81,16 +81,10 @@ def list_letters(
     else:
         letters, total = ask(app, _first_letters, spec, limit)
     such = " such" if error or since else ""
-    print_found(
-        json,
-        [_as_json(spec.stream, letter) for letter in letters],
-        f"{spec.name} has no{such} dead letters.",
-        ("letter", "time", "attempts", "error"),
-        (
-            (_name(letter), local_time(letter.at_ms), letter.attempts, _short(letter.error))
-            for letter in letters
-        ),
-    )
+    facts = [_as_json(spec.stream, letter) for letter in letters]
+    rows = ((_name(each), local_time(each.at_ms), each.attempts, _short(each.error)) for each in letters)
+    nothing = f"{spec.name} has no{such} dead letters."
+    print_found(json, facts, nothing, ("letter", "time", "attempts", "error"), rows)
     if total > len(letters):
         say(f"{len(letters)} of {total}; --limit shows more.", error=True)
 

@@ -1,6 +1,6 @@
 """``streamworker table``: lists tables, and shows or exports what they hold."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,35 +35,15 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
       streamworker table list shop:app
     """
     app = resolve_app(path)
-    views = ask(app, _views, app)
-    rows = [(app.tables[view.name].spec, view) for view in views]
-    print_found(
-        json,
-        [
-            {
-                "table": spec.name,
-                "processor": spec.processor,
-                "stream": spec.stream.name,
-                "ttl_ms": spec.ttl_ms,
-                "keys": view.keys,
-                "bytes": view.bytes,
-            }
-            for spec, view in rows
-        ],
-        f"App {app.name!r} has no tables.",
-        ("table", "processor", "stream", "ttl", "keys", "memory"),
-        (
-            (
-                spec.name,
-                spec.processor,
-                spec.stream.name,
-                duration(spec.ttl_ms) if spec.ttl_ms else "for ever",
-                view.keys,
-                memory(view.bytes),
-            )
-            for spec, view in rows
-        ),
-    )
+    facts, rows = list[dict[str, object]](), list[Sequence[object]]()
+    for view in ask(app, _views, app):
+        spec = app.tables[view.name].spec
+        place = {"table": spec.name, "processor": spec.processor, "stream": spec.stream.name}
+        facts.append({**place, "ttl_ms": spec.ttl_ms, "keys": view.keys, "bytes": view.bytes})
+        ttl = duration(spec.ttl_ms) if spec.ttl_ms else "for ever"
+        rows.append((*place.values(), ttl, view.keys, memory(view.bytes)))
+    columns = ("table", "processor", "stream", "ttl", "keys", "memory")
+    print_found(json, facts, f"App {app.name!r} has no tables.", columns, rows)
 
 
 @app.command()

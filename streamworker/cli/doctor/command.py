@@ -15,10 +15,9 @@ from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, fail, ok, warn
 from streamworker.cli.doctor.groups import app_checks
 from streamworker.cli.doctor.server import durability_check, redis_checks, sentinel_checks
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, argument
 from streamworker.cli.output import print_json, say
-from streamworker.cli.support import connected, run_async
+from streamworker.cli.support import connected, give_up, run_async
 from streamworker.core.text import printable
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, with_override
@@ -58,7 +57,7 @@ def doctor(
     else:
         _print(checks)
     if any(check.verdict == "fail" for check in checks):
-        raise typer.Exit(ExitCode.FAILED)
+        give_up()
 
 
 def _print(checks: list[Check]) -> None:

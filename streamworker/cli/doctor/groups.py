@@ -207,14 +207,11 @@ def _members(snapshot: GroupSnapshot, path: str) -> Check:
         return ok(name, counts)
     if not any(view.epoch for view in snapshot.partitions):
         return ok(name, f"has never run; {counted(snapshot.lag, 'record waits', 'records wait')} for it")
-    return Check(
-        name,
-        "warn" if snapshot.lag else "ok",
-        f"no members, lag {snapshot.lag:,}",
-        f"No worker runs it, so its stream is not trimmed: streamworker run {path} -p {snapshot.processor}"
-        if snapshot.lag
-        else "",
-    )
+    text = f"no members, lag {snapshot.lag:,}"
+    if not snapshot.lag:
+        return ok(name, text)
+    run = f"streamworker run {path} -p {snapshot.processor}"
+    return warn(name, text, f"No worker runs it, so its stream is not trimmed: {run}")
 
 
 def _locks(snapshot: GroupSnapshot, path: str) -> Check:
@@ -334,9 +331,8 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str) -> Check:
         return ok(name, f"{size}, keeps {kept}; readers: {len(snapshot.readers)}")
     if snapshot.readers:
         remedy = "A reader is too slow, or has stopped: see the readers below. At the limit commits wait."
-        return Check(
-            name, verdict, f"{text}; readers: {len(snapshot.readers)}", remedy if share >= LOG_WARN else ""
-        )
+        text += f"; readers: {len(snapshot.readers)}"
+        return Check(name, verdict, text, "" if verdict == "ok" else remedy)
     if not entries:
         return ok(name, "empty; no reader has registered")
     return warn(

@@ -17,10 +17,9 @@ from streamworker.cli.doctor.repair_plan import (
     plan_targets,
     plan_undeclared,
 )
-from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, AsJson, Yes, option
 from streamworker.cli.output import confirm, print_json, print_table, say
-from streamworker.cli.support import ask, group_keys
+from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin import repair as changes
@@ -102,7 +101,7 @@ def repair(
     if json and not (yes or dry_run):
         raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
     if ask(found, _repair, found, wanted, dry_run, yes, json):
-        raise typer.Exit(ExitCode.FAILED)
+        give_up()
 
 
 class _Wanted(NamedTuple):
@@ -176,7 +175,8 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
     steps: list[Step] = []
     unknown = set(wanted.readers)
     for spec in app.processors.values():
-        facts = await look(backend, group_keys(spec), spec.stream.partitions)
+        keys, partitions = group_keys(spec), spec.stream.partitions
+        facts = await look(backend, keys, partitions)
         steps += plan_group(facts, app.settings)
         steps += [plan_reader(facts, name) for name in wanted.readers if name in facts.readers]
         unknown -= facts.readers.keys()
@@ -185,9 +185,7 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
         if spec.name in wanted.damaged:
             steps += plan_damaged(facts)
         if spec.name in wanted.sources:
-            steps += plan_targets(
-                facts, await find_diverged(backend, group_keys(spec), spec.stream.partitions)
-            )
+            steps += plan_targets(facts, await find_diverged(backend, keys, partitions))
     if unknown:
         raise ConfigurationError(
             f"No acked log of {app.name!r} has a reader {min(unknown)!r}.",

@@ -134,9 +134,8 @@ class Children:
         if self._forced:
             return ExitCode.FORCED
         workers = [self._code(child) for child in self._workers]
-        for code in workers:
-            if code is not None and code > 0:
-                return code
+        if failed := [code for code in workers if code is not None and code > 0]:
+            return failed[0]
         others = [self._code(child) for child in self._children.values() if child not in self._workers]
         return ExitCode.OK if 0 in workers and not any(others) else ExitCode.FAILED
 

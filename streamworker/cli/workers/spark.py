@@ -18,13 +18,6 @@ from streamworker.importing import Selection, resolve_app
 from streamworker.redisio.group import readers
 from streamworker.tui.figures import held_up
 
-Confs = Annotated[
-    list[str] | None, option("--conf KEY=VALUE", "Spark setting, such as spark.executor.memory=2g.")
-]
-Packages = Annotated[
-    str | None, option("--packages NAMES", "Maven coordinates of jars, separated by commas.")
-]
-
 
 def spark(
     app: AppPath,
@@ -35,8 +28,12 @@ def spark(
     remote: Annotated[
         str | None, option("--remote URL", "Spark Connect server, such as sc://host:15002.")
     ] = None,
-    conf: Confs = None,
-    packages: Packages = None,
+    conf: Annotated[
+        list[str] | None, option("--conf KEY=VALUE", "Spark setting, such as spark.executor.memory=2g.")
+    ] = None,
+    packages: Annotated[
+        str | None, option("--packages NAMES", "Maven coordinates of jars, separated by commas.")
+    ] = None,
     forget: Annotated[
         str | None,
         option(
