@@ -2,14 +2,7 @@
 
 from enum import IntEnum
 
-from streamworker.errors import (
-    AuthenticationFailed,
-    BackendRefused,
-    BackendUnavailable,
-    ConfigurationError,
-    InternalError,
-    StreamworkerError,
-)
+from streamworker.errors import BackendError, ConfigurationError, InternalError, StreamworkerError
 
 
 class ExitCode(IntEnum):
@@ -46,7 +39,7 @@ def code_for(error: StreamworkerError) -> ExitCode:
     """Return the exit code for an error that ends a command."""
     if isinstance(error, ConfigurationError):
         return ExitCode.CONFIGURATION
-    if isinstance(error, BackendUnavailable | BackendRefused | AuthenticationFailed):
+    if isinstance(error, BackendError):
         return ExitCode.REDIS
     if isinstance(error, InternalError):
         return ExitCode.BUG

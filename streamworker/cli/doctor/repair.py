@@ -218,7 +218,6 @@ _CHANGED = "left alone: it has changed since"
 
 
 async def _do(backend: Backend, step: Step) -> str:
-    """Do a step; return its outcome."""
     facts, keys = step.facts, step.facts.keys
     by = f"{getpass.getuser()}@{socket.gethostname()}"
 
