@@ -82,16 +82,6 @@ class Model:
         return tuple(cell.view for cell in self.cells if cell.view.state == "halted")
 
     @property
-    def retrying(self) -> tuple[PartitionView, ...]:
-        """Partitions that try a failing record again."""
-        return tuple(cell.view for cell in self.cells if cell.view.state == "retrying")
-
-    @property
-    def paused(self) -> tuple[PartitionView, ...]:
-        """Partitions that an operator has paused."""
-        return tuple(cell.view for cell in self.cells if cell.view.pause is not None)
-
-    @property
     def rebalances(self) -> list[Rebalance]:
         """The changes of the membership, newest first."""
         return sorted(self.snapshot.rebalances, key=lambda change: change.at_ms, reverse=True)

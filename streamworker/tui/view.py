@@ -133,7 +133,9 @@ def _notices(model: Model, width: int) -> list[Text]:
     if model.halted:
         text = f" halted: partition {_few(model.halted)}: {model.halted[0].reason}"
         notices.append(_fit(Text(text, style="bold red"), width))
-    for views, text in ((model.retrying, " retrying: partition"), (model.paused, " partition")):
+    retrying = [cell.view for cell in model.cells if cell.view.state == "retrying"]
+    paused = [cell.view for cell in model.cells if cell.view.pause is not None]
+    for views, text in ((retrying, " retrying: partition"), (paused, " partition")):
         if views:
             said = f"{text} {_few(views)}: {held_up(views[0], model.snapshot.taken_ms)}"
             notices.append(_fit(Text(said, style="yellow"), width))

@@ -90,15 +90,16 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
     except StreamworkerError as error:
         return [fail(name, error.message, error.remedy or "Look at the key with TYPE.")]
     ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
+    others = [holder for holder in holders if holder.name not in ours]
     left = {
         holder.name: await messages_waiting(backend, GroupKeys(app.name, stream.name, holder.name), declared)
-        for holder in holders
-        if holder.name not in ours and is_name(holder.name)
+        for holder in others
+        if is_name(holder.name)
     }
     return [
         ok(name, counted(declared, "partition")),
         *_scheduled(path, name, overdue, sorted(ours)),
-        *_undeclared(path, name, holders, ours, left),
+        *_undeclared(path, name, others, left),
     ]
 
 
@@ -118,13 +119,9 @@ def _scheduled(path: str, name: str, overdue: int, processors: Sequence[str]) ->
     )
 
 
-def _undeclared(
-    path: str, name: str, holders: Sequence[Holder], ours: set[str], left: Mapping[str, int]
-) -> Iterator[Check]:
+def _undeclared(path: str, name: str, others: Sequence[Holder], left: Mapping[str, int]) -> Iterator[Check]:
     """Warn about groups that prevent trimming of a stream and that the app does not declare."""
-    for holder in holders:
-        if holder.name in ours:
-            continue
+    for holder in others:
         unread = counted(holder.lag, "record")
         pending = f", {holder.pending:,} delivered and not acknowledged" if holder.pending else ""
         waiting = left.get(holder.name, 0)

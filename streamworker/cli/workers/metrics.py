@@ -50,10 +50,8 @@ METRICS = {
 }
 """The type and description of each metric."""
 
-Sample = tuple[str, dict[str, object], int]
 
-
-def _samples(snapshot: GroupSnapshot) -> Iterator[Sample]:
+def _samples(snapshot: GroupSnapshot) -> Iterator[tuple[str, dict[str, object], int]]:
     group: dict[str, object] = {
         "app": snapshot.app,
         "stream": snapshot.stream,
