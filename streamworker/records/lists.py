@@ -15,9 +15,6 @@ from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX
 from streamworker.records.runs import Run
 from streamworker.records.types import Declared, RecordKind
 
-ListEncoder = Callable[[Sequence[Any]], list[bytes] | None]
-RunEncoder = Callable[[Sequence[Any]], Run | None]
-
 RUN_BYTES_MAX = 1024 * 1024
 """A larger array is left to the encoder of single records: its halves would be encoded again and again."""
 
@@ -25,49 +22,39 @@ _QUICK = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.
 """The kinds of records that msgspec encodes by itself."""
 
 
-def make_list_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> ListEncoder | None:
+def make_list_encoder(
+    record_type: Declared, codec: Codec, *, validate: bool = False, as_run: bool = False
+) -> Callable[[Sequence[Any]], Sequence[bytes] | None] | None:
     """Return a fast encoder for lists of records; None if the kind or codec has none.
 
-    The encoder returns the payloads, or None if a record cannot be encoded. The encoder of
-    :func:`.codecs.make_encoder` then reports which record and why.
+    The encoder returns the payloads, with ``as_run`` those of one partition as a run; or None if a record
+    cannot be encoded. The encoder of :func:`.codecs.make_encoder` then reports which record and why.
     """
     if codec not in ("json", "msgpack") or record_type.kind not in _QUICK:
         return None
-    dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
-    classes, is_json = set(record_type.members), codec == "json"
-    load = payload_loader(record_type, codec) if validate else None
-
-    def encode_list(records: Sequence[Any]) -> list[bytes] | None:
-        if set(map(type, records)) - classes:
-            return None
-        try:
-            payloads = list(map(dump, records))
-            if load is not None:
-                # One after the other: all together would start the garbage collector, at a microsecond each.
-                deque(map(load, payloads), 0)
-        except Exception:  # noqa: BLE001 - a record's own code may raise anything
-            return None
-        # rfind takes half the time of a search from the start.
-        if is_json and b"".join(payloads).rfind(b"null") >= 0:
-            for record, payload in zip(records, payloads, strict=True):
-                if b"null" in payload and has_lost_float(msgspec.to_builtins(record)):
-                    return None
-        return payloads
-
-    return encode_list
-
-
-def make_run_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> RunEncoder | None:
-    """Return a fast encoder for records of one partition; None if the kind or codec has none.
-
-    The encoder returns a run, or None if a record cannot be encoded, as that of :func:`make_list_encoder`.
-    """
-    if codec not in ("json", "msgpack") or record_type.kind not in _QUICK:
-        return None
-    dump = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
-    classes, is_json = set(record_type.members), codec == "json"
+    is_json = codec == "json"
+    dump = (msgspec.json if is_json else msgspec.msgpack).Encoder().encode
+    classes = set(record_type.members)
     load = payload_loader(record_type, codec) if validate else None
     load_all = array_loader(record_type, codec) if validate else None
+
+    def payloads_of(records: Sequence[Any]) -> list[bytes]:
+        payloads = list(map(dump, records))
+        if load is not None:
+            # One after the other: all together would start the garbage collector, at a microsecond each.
+            deque(map(load, payloads), 0)
+        return payloads
+
+    def run_of(records: Sequence[Any]) -> Run:
+        first = dump(records[0])
+        most = min(ENTRY_RECORDS_MAX, max(1, ENTRY_BYTES_MAX * 7 // 8 // len(first)))
+        parts = [records[start : start + most] for start in range(1, len(records), most)]
+        arrays = [array for part in parts for array in arrays_of(part)]
+        if load is not None and load_all is not None:
+            load(first)
+            for _, array in arrays:
+                load_all(array)
+        return Run(first, arrays, is_json=is_json)
 
     def arrays_of(records: Sequence[Any]) -> list[tuple[int, bytes]]:
         """Encode an array, or halves of it if it is too large for an entry: the first record may be small."""
@@ -78,26 +65,25 @@ def make_run_encoder(record_type: Declared, codec: Codec, *, validate: bool = Fa
             return [(len(records), array)]
         return arrays_of(records[:half]) + arrays_of(records[half:])
 
-    def encode_run(records: Sequence[Any]) -> Run | None:
+    def encode(records: Sequence[Any]) -> Sequence[bytes] | None:
         if set(map(type, records)) - classes:
             return None
         try:
-            first = dump(records[0])
-            most = min(ENTRY_RECORDS_MAX, max(1, ENTRY_BYTES_MAX * 7 // 8 // len(first)))
-            parts = [records[start : start + most] for start in range(1, len(records), most)]
-            arrays = [array for part in parts for array in arrays_of(part)]
-            if load is not None and load_all is not None:
-                load(first)
-                for _, array in arrays:
-                    load_all(array)
+            encoded = run_of(records) if as_run else payloads_of(records)
         except Exception:  # noqa: BLE001 - a record's own code may raise anything
             return None
-        run = Run(first, arrays, is_json=is_json)
-        # rfind takes half the time of a search from the start.
-        if is_json and (b"null" in first or any(array.rfind(b"null") >= 0 for _, array in arrays)):
-            for record, payload in zip(records, run, strict=True):
+        if is_json and _may_hold_null(encoded):
+            for record, payload in zip(records, encoded, strict=True):
                 if b"null" in payload and has_lost_float(msgspec.to_builtins(record)):
                     return None
-        return run
+        return encoded
 
-    return encode_run
+    return encode
+
+
+def _may_hold_null(encoded: list[bytes] | Run) -> bool:
+    if isinstance(encoded, Run):
+        parts = [encoded.first, *(array for _, array in encoded.arrays)]
+    else:
+        parts = [b"".join(encoded)]
+    return any(part.rfind(b"null") >= 0 for part in parts)  # Half the time of a search from the start.

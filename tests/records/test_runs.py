@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamworker.core.data.entries import EntryId
 from streamworker.records.codecs import Codec
-from streamworker.records.lists import make_run_encoder
+from streamworker.records.lists import make_list_encoder
 from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, Pack
 from streamworker.records.runs import Run, joined
 from streamworker.records.types import Declared, RecordKind
@@ -25,7 +25,7 @@ class Item(msgspec.Struct):
 
 def encoder(codec: Codec, *, validate: bool = False) -> Any:
     """Return the encoder of items."""
-    return make_run_encoder(Declared(Item, RecordKind.STRUCT), codec, validate=validate)
+    return make_list_encoder(Declared(Item, RecordKind.STRUCT), codec, validate=validate, as_run=True)
 
 
 def entries_of(args: list[Any]) -> list[tuple[int, list[bytes]]]:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 from streamworker.core.data.partitioner import RoundRobin
 from streamworker.processors import StreamSpec
-from streamworker.records.lists import make_list_encoder, make_run_encoder
+from streamworker.records.lists import make_list_encoder
 from streamworker.records.runs import Run
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
 
@@ -27,10 +27,8 @@ class QuickWay:
     ) -> None:
         self._encode: Callable[[Sequence[Any]], Sequence[bytes] | None] | None = None
         if spec.codec != "arrow":
-            if spec.packing:
-                self._encode = make_run_encoder(spec.record, spec.codec, validate=spec.validate)
-            else:
-                self._encode = make_list_encoder(spec.record, spec.codec, validate=spec.validate)
+            as_run = bool(spec.packing)
+            self._encode = make_list_encoder(spec.record, spec.codec, validate=spec.validate, as_run=as_run)
         self._key: Callable[[Any], Any] = spec.key
         self._partitions = spec.partitions
         self._deal = deal
