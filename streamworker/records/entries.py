@@ -238,12 +238,12 @@ def readable_fields(entry: Entry) -> Mapping[bytes, bytes]:
 
 def as_stored(id: EntryId, origin: Any) -> StoredEntry:
     """Return how a commit names an entry with some content, which is as in ``Entry.origin``."""
-    if isinstance(origin, Pack):
-        return StoredEntry(id, origin.tag)
-    content = b"\0".join(origin or ())
-    # The script takes the CRC for the tag of an entry that begins so, also of one that is refused here.
-    if isinstance(origin, NumberedRows):
-        return StoredEntry(id, origin[CRC].decode() if origin[CRC].isdigit() else "")
+    flat = origin.flat if isinstance(origin, Pack) else origin or ()
+    if isinstance(origin, Pack | NumberedRows):
+        # The script takes the CRC for the tag of an entry that begins so, also of one that is refused here.
+        crc = flat[CRC] if len(flat) > CRC else b""
+        return StoredEntry(id, crc.decode() if crc.isdigit() else "")
+    content = b"\0".join(flat)
     if not content or len(content) > TAG_BYTES_MAX or origin[0] == FIRST:
         return StoredEntry(id, "")
     return StoredEntry(id, hashlib.sha1(content, usedforsecurity=False).hexdigest())
@@ -252,11 +252,6 @@ def as_stored(id: EntryId, origin: Any) -> StoredEntry:
 def id_at(entries: Sequence[Entry], place: int) -> EntryId:
     """Return the id of the entry at an index."""
     return entries.id_at(place) if isinstance(entries, Entries) else entries[place].id
-
-
-def size_of(entries: Sequence[Entry]) -> int:
-    """Return the total bytes of the entries."""
-    return sum(sizes_of(entries))
 
 
 def sizes_of(entries: Sequence[Entry]) -> Sequence[int]:
@@ -270,7 +265,5 @@ def joined_entries(parts: Sequence[Sequence[Entry]]) -> Sequence[Entry]:
         return parts[0]
     if parts and all(isinstance(part, Entries) for part in parts):
         first, *rest = parts
-        for part in rest:
-            first = first + part  # type: ignore[operator]
-        return first
+        return sum(rest, first)  # type: ignore[call-overload, no-any-return]
     return [entry for part in parts for entry in part]

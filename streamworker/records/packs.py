@@ -142,9 +142,6 @@ class Pack:
         """Read an entry as Redis returned it."""
         self.flat = flat
         self.last = EntryId.parse(text)
-        crc = flat[CRC] if len(flat) > CRC else b""
-        self.tag = crc.decode() if crc.isdigit() else ""
-        """What a commit compares: the server reads it where the CRC should be."""
         self._rest: tuple[int, list[Any]] = (0, [])
         self._fault = self._read()
         """Why the entry cannot be read; empty if it can."""

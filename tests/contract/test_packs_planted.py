@@ -97,9 +97,9 @@ PLANTS = {
         "headers",
     ),
     "an entry that cannot be read is never committed": (
-        "streamworker/records/packs.py",
-        'self.tag = crc.decode() if crc.isdigit() else ""',
-        'self.tag = crc.decode("utf-8", "replace") + ("x" if self._read() else "")',
+        "streamworker/records/entries.py",
+        'crc.decode() if crc.isdigit() else ""',
+        'crc.decode("utf-8", "replace") + ("x" if getattr(origin, "_fault", "") else "")',
     ),
     "a copy of an entry counts for all its records": (
         f"{LUA}/parts/counts.lua",

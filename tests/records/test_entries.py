@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records import RecordType
-from streamworker.records.entries import Entries, joined_entries, size_of, sizes_of
+from streamworker.records.entries import Entries, joined_entries, sizes_of
 
 
 class Order(msgspec.Struct):
@@ -40,7 +40,7 @@ def test_what_is_made_when_it_is_looked_at_is_what_the_constructors_make(
     entries, made = Entries.of(reply_of(read)), made_of(read)
     assert entries == made and made == entries
     assert [entries[n] for n in range(len(entries))] == made
-    assert (len(entries), size_of(entries)) == (len(made), size_of(made))
+    assert (len(entries), sum(sizes_of(entries))) == (len(made), sum(sizes_of(made)))
     assert all(type(entry.id) is EntryId for entry in entries)
     if made:
         assert entries[-1] == made[-1]

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.records.entries import id_at, size_of
+from streamworker.records.entries import id_at, sizes_of
 from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.commit import DeadEntry
@@ -52,7 +52,7 @@ class Work:
     @property
     def size(self) -> int:
         """Bytes of the entries."""
-        return size_of(self.entries)
+        return sum(sizes_of(self.entries))
 
 
 def span(entries: Sequence[Entry]) -> str:
