@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 import msgspec
 
@@ -24,7 +24,7 @@ from streamworker.errors import ConfigurationError, DecodeError, RecordError, in
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
 from streamworker.records.packs import FIRST, unreadable
-from streamworker.records.types import Declared, Field, RecordKind, is_composite, read_hint
+from streamworker.records.types import Declared, Field, RecordKind, kind_of, read_hint
 
 Codec = Literal["json", "msgpack", "fields"] | RecordCodec
 CODECS: tuple[Codec, ...] = ("json", "msgpack", "fields")
@@ -361,7 +361,12 @@ def _layout(record_type: Declared, field: Field) -> Literal["text", "raw", "json
     base = read_hint(record_type.hints[field.name]).base
     if base in (bytes, bytearray, memoryview):
         return "raw"
-    return "json" if is_composite(base) else "text"
+    origin = get_origin(base) or base
+    containers = (list, tuple, set, frozenset, dict)
+    holds_values = isinstance(origin, type) and (
+        issubclass(origin, containers) or origin.__module__ == "collections.abc"
+    )
+    return "json" if holds_values or kind_of(origin) is not None else "text"
 
 
 def _target(record_type: Declared, *, positional: bool) -> tuple[Any, Callable[[Any], Any] | None]:

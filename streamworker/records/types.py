@@ -140,10 +140,7 @@ def fields_of(python_type: type, kind: RecordKind) -> tuple[Field, ...]:
                 Field(name, name, defaults.get(name, msgspec.NODEFAULT)) for name in declared._fields
             )
         case RecordKind.PYDANTIC:
-            return tuple(
-                Field(name, info.alias or name, _pydantic_default(info), _pydantic_factory(info))
-                for name, info in declared.model_fields.items()
-            )
+            return tuple(_pydantic_field(name, info) for name, info in declared.model_fields.items())
         case RecordKind.TYPED_DICT:
             optional = _optional_keys(declared)
             return tuple(
@@ -178,15 +175,12 @@ def _field(name: str, wire_name: str, default: Any, factory: Any, missing: objec
     return Field(name, wire_name, msgspec.NODEFAULT if default is missing else default)
 
 
-def _pydantic_default(info: Any) -> Any:
-    if info.is_required():
-        return msgspec.NODEFAULT
-    return UNKNOWN_DEFAULT if info.default_factory is not None else info.default
-
-
-def _pydantic_factory(info: Any) -> Callable[[], Any] | None:
-    factory: Callable[[], Any] | None = info.default_factory
-    return None if getattr(info, "default_factory_takes_validated_data", False) else factory
+def _pydantic_field(name: str, info: Any) -> Field:
+    wire_name, factory = info.alias or name, info.default_factory
+    if factory is None:
+        return Field(name, wire_name, msgspec.NODEFAULT if info.is_required() else info.default)
+    takes_data = getattr(info, "default_factory_takes_validated_data", False)
+    return Field(name, wire_name, UNKNOWN_DEFAULT, None if takes_data else factory)
 
 
 def _optional_keys(declared: Any) -> frozenset[str]:
@@ -312,14 +306,3 @@ def read_hint(hint: Any) -> Hint:
             hint = kept[0]
         else:
             return Hint(hint, nullable, absent, annotations)
-
-
-def is_composite(base: Any) -> bool:
-    """Return whether a type holds other values: a collection, a mapping or a record."""
-    origin = typing.get_origin(base) or base
-    if kind_of(origin) is not None:
-        return True
-    containers = (list, tuple, set, frozenset, dict)
-    if isinstance(origin, type):
-        return issubclass(origin, containers) or origin.__module__ == "collections.abc"
-    return False
