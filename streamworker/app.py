@@ -17,10 +17,11 @@ from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declare import check_codec, check_source, check_whole, describe
-from streamworker.declaring.processor import Into, O, P, Processor, R
-from streamworker.declaring.timers import TIMERS_STREAM, TimerApp
+from streamworker.declaring.processor import Into, Processor
+from streamworker.declaring.timers import TIMERS_STREAM, O, TimerApp
 from streamworker.errors import ConfigurationError
 from streamworker.injection.declaring import Injecting
+from streamworker.injection.parameters import P, R
 from streamworker.processors import Codec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name

@@ -5,11 +5,12 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import Missed, every
+from streamworker.core.data.schedules import Missed
+from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
-from streamworker.declaring.timers import Timer, TimerInto, describe_timer
+from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
-from streamworker.injection.parameters import Resource
+from streamworker.injection.parameters import P, R, Resource
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -17,13 +18,8 @@ from streamworker.runtime.send.producer import Sent
 from streamworker.runtime.send.receipts import wait_for_commit
 from streamworker.stream import ByType, Stream
 
-P = ParamSpec("P")
-R = TypeVar("R")
-O = TypeVar("O")  # noqa: E741 - as in the error of a type checker: what goes out
 P2 = ParamSpec("P2")
 R2 = TypeVar("R2")
-
-_every = every
 
 
 class ProcessorApp(Protocol):
@@ -136,11 +132,6 @@ class Processor(Generic[P, R]):
             made = describe_timer(
                 function, lambda name: _every(every, name), missed, spec, self._app.resources, into
             )
-            if any(other.name == made.name for other in spec.timers):
-                raise ConfigurationError(
-                    f"Processor {self.name!r} has two timers named {made.name!r}.",
-                    remedy="Rename one of the functions.",
-                )
             self._app.processors[self.name] = replace(spec, timers=(*spec.timers, made))
             return Timer(made, function)
 

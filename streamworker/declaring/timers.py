@@ -5,20 +5,19 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import Missed, PlannedTimes, check_missed, cron, every
+from streamworker.core.data.schedules import Missed, PlannedTimes, check_missed, cron
+from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration
 from streamworker.declare import check_into, describe, returned_type
 from streamworker.errors import ConfigurationError
-from streamworker.injection.parameters import Resource, label, read_parameters
+from streamworker.injection.parameters import P, R, Resource, label, read_parameters
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 from streamworker.stream import ByType, Stream, specs_of
 
-P = ParamSpec("P")
-R = TypeVar("R")
 O = TypeVar("O")  # noqa: E741 - what goes out
 
 TIMERS_STREAM = "streamworker-timers"
@@ -163,12 +162,8 @@ class TimerApp:
         self, schedule: Callable[[str], PlannedTimes], missed: Missed, into: Stream[Any] | ByType | None
     ) -> Callable[[Callable[P, R]], Timer[P, R]]:
         def bind(function: Callable[P, R]) -> Timer[P, R]:
-            spec = describe_timer(function, schedule, missed, _group(self.name), self.resources, into)
-            if spec.name in self.timers:
-                raise ConfigurationError(
-                    f"App {self.name!r} has two timers named {spec.name!r}.",
-                    remedy="Rename one of the functions.",
-                )
+            group = _group(self.name, tuple(self.timers.values()))
+            spec = describe_timer(function, schedule, missed, group, self.resources, into)
             self.timers[spec.name] = spec
             return Timer(spec, function)
 
@@ -178,9 +173,6 @@ class TimerApp:
         """Return the group whose owner of the one partition runs the timers; none if there are no timers."""
         timers = tuple(self.timers.values())
         return [_group(self.name, timers)] if timers else []
-
-
-_every = every
 
 
 def describe_timer(
@@ -204,6 +196,11 @@ def describe_timer(
     targets = specs_of(into)
     returned = returned_type(parameters.hints.get("return"))
     check_into(f"Timer {name!r}", group.stream, targets, returned, None, False)
+    if any(other.name == name for other in group.timers):
+        whose = f"Processor {group.name!r}" if group.stream.has_records else f"App {group.stream.app!r}"
+        raise ConfigurationError(
+            f"{whose} has two timers named {name!r}.", remedy="Rename one of the functions."
+        )
     call = replace(
         group,
         function=function,

@@ -4,14 +4,11 @@ import importlib
 import inspect
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, cast, overload
 
 from streamworker.errors import ConfigurationError
 from streamworker.injection.middleware import Layer
-from streamworker.injection.parameters import Resource, Scope, hints_of, read_parameters
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from streamworker.injection.parameters import P, R, Resource, Scope, hints_of, read_parameters
 
 
 class Injecting:
