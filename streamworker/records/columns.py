@@ -39,25 +39,19 @@ class Misfit(Exception):
         self.what = what
 
 
+@dataclass(eq=False)
 class Column(ABC):
-    """One column: an Arrow type, and how to build and check its arrays.
+    """One column: an Arrow type, and how to build and check its arrays."""
 
-    ``accepts`` are the types of values that it accepts, with their subclasses except those in ``never``. If
-    it is nullable, None and msgspec's UNSET are allowed.
-    """
+    arrow_type: pa.DataType
+    nullable: bool
+    """Whether None and msgspec's UNSET are allowed."""
+    accepts: tuple[type, ...]
+    """The types of values that it accepts, with their subclasses except those in ``never``."""
+    never: tuple[type, ...] = ()
 
-    def __init__(
-        self,
-        arrow_type: pa.DataType,
-        nullable: bool,
-        accepts: tuple[type, ...],
-        never: tuple[type, ...] = (),
-    ) -> None:
-        self.type = arrow_type
-        self.nullable = nullable
-        self._accepts = accepts
-        self._never = never
-        self._usual = frozenset((*accepts, _NoneType) if nullable else accepts)
+    def __post_init__(self) -> None:
+        self._usual = frozenset((*self.accepts, _NoneType) if self.nullable else self.accepts)
 
     def build(self, values: list[Any]) -> pa.Array:
         """Build the array of these values; raises :class:`Misfit`."""
@@ -73,7 +67,7 @@ class Column(ABC):
         for kind in kinds - self._usual:
             if kind is _UnsetType and self.nullable:
                 continue
-            if issubclass(kind, self._accepts) and not issubclass(kind, self._never):
+            if issubclass(kind, self.accepts) and not issubclass(kind, self.never):
                 continue
             index = next(place for place, value in enumerate(values) if type(value) is kind)
             self._refuse(values, index)
@@ -83,7 +77,7 @@ class Column(ABC):
         value = values[index]
         if value is None or value is msgspec.UNSET:
             raise Misfit(index, "", "is None, and its type does not allow that")
-        raise Misfit(index, "", f"is {short(value)}, which does not fit {self.type}")
+        raise Misfit(index, "", f"is {short(value)}, which does not fit {self.arrow_type}")
 
     @abstractmethod
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
@@ -105,60 +99,48 @@ class Column(ABC):
         return None
 
 
+@dataclass(eq=False)
 class Leaf(Column):
     """A column of scalar values, which pyarrow converts after ``prepare``."""
 
-    def __init__(
-        self,
-        arrow_type: pa.DataType,
-        nullable: bool,
-        accepts: tuple[type, ...],
-        never: tuple[type, ...] = (),
-        prepare: Callable[[Any], Any] | None = None,
-        check: Callable[[list[Any]], int | None] | None = None,
-        wanted: str = "",
-        allowed: Callable[[pa.Array], pa.Array] | None = None,
-        quick: Quick | None = None,
-    ) -> None:
-        super().__init__(arrow_type, nullable, accepts, never)
-        self._prepare = prepare
-        self._check = check
-        self._wanted = wanted
-        self._allowed = allowed
-        """Returns for each value of an array whether the type allows it; None if it allows all."""
-        self._quick = quick
+    prepare: Callable[[Any], Any] | None = None
+    check: Callable[[list[Any]], int | None] | None = None
+    wanted: str = ""
+    allowed: Callable[[pa.Array], pa.Array] | None = None
+    """Returns for each value of an array whether the type allows it; None if it allows all."""
+    quick: Quick | None = None
 
     def build(self, values: list[Any]) -> pa.Array:
         """Build the array of these values, the quick way if they allow it; raises :class:`Misfit`."""
-        array = None if self._quick is None else self._quick(values)
+        array = None if self.quick is None else self.quick(values)
         return super().build(values) if array is None else array
 
     def _check_present(self, array: pa.Array) -> None:
-        if self._allowed is None:
+        if self.allowed is None:
             return
         import pyarrow.compute as pc  # Takes 9 MB and 0.1 s, so only checks of tables import it.
 
-        wrong = pc.and_(array.is_valid(), pc.invert(self._allowed(array)))
+        wrong = pc.and_(array.is_valid(), pc.invert(self.allowed(array)))
         if pc.any(wrong).as_py():
             index = _first(wrong)
-            raise Misfit(index, "", f"is {short(array[index].as_py())}; {self._wanted}")
+            raise Misfit(index, "", f"is {short(array[index].as_py())}; {self.wanted}")
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
-        if self._check is not None:
-            bad = self._check(values)
+        if self.check is not None:
+            bad = self.check(values)
             if bad is not None:
-                raise Misfit(bad, "", f"is {short(values[bad])}; {self._wanted}")
+                raise Misfit(bad, "", f"is {short(values[bad])}; {self.wanted}")
         ready = values
-        if (prepare := self._prepare) is not None and nulls:
+        if (prepare := self.prepare) is not None and nulls:
             ready = [None if value is None else prepare(value) for value in values]
         elif prepare is not None:
             ready = list(map(prepare, values))
         try:
-            return pa.array(ready, self.type)
+            return pa.array(ready, self.arrow_type)
         except UNFIT:
             for index, value in enumerate(ready):
                 try:
-                    pa.array([value], self.type)
+                    pa.array([value], self.arrow_type)
                 except UNFIT:
                     self._refuse(values, index)
             raise
@@ -168,7 +150,7 @@ class ListColumn(Column):
     """Lists, tuples and sets: one array of all their items, divided by offsets."""
 
     def __init__(self, item: Column, nullable: bool) -> None:
-        arrow_type = pa.list_(pa.field("element", item.type, nullable=item.nullable))
+        arrow_type = pa.list_(pa.field("element", item.arrow_type, nullable=item.nullable))
         accepts = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Set)
         super().__init__(arrow_type, nullable, accepts, (str, bytes, bytearray, memoryview))
         self._item = item
@@ -178,7 +160,7 @@ class ListColumn(Column):
         present = [v for v in values if v is not None] if nulls else values
         with _inside("[]", _owner(offsets)):
             items = self._item.build(list(itertools.chain.from_iterable(present)))
-        return pa.ListArray.from_arrays(_arrow_offsets(offsets, values, nulls), items, type=self.type)
+        return pa.ListArray.from_arrays(_arrow_offsets(offsets, values, nulls), items, type=self.arrow_type)
 
     def _check_present(self, array: pa.Array) -> None:
         def record(index: int) -> int:
@@ -201,8 +183,8 @@ class MapColumn(Column):
 
     def __init__(self, key: Column, value: Column, nullable: bool) -> None:
         arrow_type = pa.map_(
-            pa.field("key", key.type, nullable=False),
-            pa.field("value", value.type, nullable=value.nullable),
+            pa.field("key", key.arrow_type, nullable=False),
+            pa.field("value", value.arrow_type, nullable=value.nullable),
         )
         super().__init__(arrow_type, nullable, (dict, collections.abc.Mapping))
         self._key = key
@@ -216,7 +198,8 @@ class MapColumn(Column):
             keys = self._key.build(list(chain(present)))
         with _inside("{}", _owner(offsets)):
             items = self._value.build(list(chain(v.values() for v in present)))
-        return pa.MapArray.from_arrays(_arrow_offsets(offsets, values, nulls), keys, items, type=self.type)
+        marked = _arrow_offsets(offsets, values, nulls)
+        return pa.MapArray.from_arrays(marked, keys, items, type=self.arrow_type)
 
     def _check_present(self, array: pa.Array) -> None:
         import pyarrow.compute as pc
@@ -254,7 +237,7 @@ class FieldColumn:
             return self.column.build([self.field.factory() for _ in range(rows)])
         if any(value is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET)):
             is_absent = self.column.nullable and value is not msgspec.NODEFAULT
-            return pa.nulls(rows, self.column.type) if is_absent else None
+            return pa.nulls(rows, self.column.arrow_type) if is_absent else None
         return self.column.build([value] * rows)
 
 
@@ -273,12 +256,12 @@ class StructColumn(Column):
         *,
         positional: bool = False,
     ) -> None:
-        arrow_type = pa.struct([pa.field(m.name, m.column.type, nullable=m.column.nullable) for m in members])
-        super().__init__(arrow_type, nullable, (accepts,))
+        fields = [pa.field(m.name, m.column.arrow_type, nullable=m.column.nullable) for m in members]
+        super().__init__(pa.struct(fields), nullable, (accepts,))
         self.name = name
         self.members = members
         self._positional = positional
-        self._fields = list(arrow_type)
+        self._fields = fields
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -306,7 +289,7 @@ class StructColumn(Column):
 
     def check_records(self, records: list[Any]) -> None:
         """Raise :class:`Misfit` for the first value that is no record of this type."""
-        if not all_are(records, *self._accepts):
+        if not all_are(records, *self.accepts):
             self._settle(records, set(map(type, records)))
 
     def _refuse(self, values: list[Any], index: int) -> NoReturn:

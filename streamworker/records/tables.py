@@ -82,7 +82,7 @@ def _arranged(columns: StructColumn, batch: pa.RecordBatch, extra: str) -> pa.Re
 
 
 def _cast(array: pa.Array, member: FieldColumn, record: str) -> pa.Array:
-    name, wanted = member.name, member.column.type
+    name, wanted = member.name, member.column.arrow_type
     if array.type == wanted:
         return array
     if not _may_stand_for(array.type, wanted):
