@@ -18,7 +18,7 @@
     └── InternalError             a broken invariant: a bug in streamworker
 
 Outcomes that are normal in a healthy system (a peer holds the lock, a commit was fenced) are
-values, not exceptions; see ``core.locks`` and ``redisio.commit``.
+values, not exceptions; see ``core.ownership.locks`` and ``redisio.data.commit``.
 """
 
 

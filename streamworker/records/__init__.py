@@ -18,8 +18,6 @@ from streamworker.errors import ConfigurationError
 from streamworker.records.codecs import (
     BatchDecoder,
     Codec,
-    Decoder,
-    Encoder,
     make_batch_decoder,
     make_builder,
     make_decoder,
@@ -176,21 +174,8 @@ class RecordType(Declared):
 
     # -- payloads ----------------------------------------------------------------------------
 
-    def encoder(self, codec: Codec = "json", *, validate: bool = False) -> Encoder:
-        """Return the function that turns a record into its payload: ``v``, or with ``fields`` all fields.
-
-        The function raises RecordError for an object of another type, and for values that the codec cannot
-        represent (NaN in JSON); with ``validate`` for fields of other types than declared, too.
-        """
-        return make_encoder(self, codec, validate=validate)
-
-    def decoder(self, codec: Codec = "json") -> Decoder:
-        """Return the function that turns an entry's fields into a record.
-
-        The function raises DecodeError for fields that hold no record of this type. A field whose type
-        cannot be decoded is a ConfigurationError here.
-        """
-        return make_decoder(self, codec)
+    encoder = make_encoder
+    decoder = make_decoder
 
     def decode_many(self, entries: Sequence[Entry], codec: Codec = "json") -> list[Any]:
         """Decode the records of many entries; raise DecodeError for the first that holds no record."""

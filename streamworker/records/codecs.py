@@ -50,11 +50,13 @@ def _check_codec(codec: Codec) -> None:
 # -- encoding --------------------------------------------------------------------------------
 
 
-def make_encoder(record_type: Declared, codec: Codec, *, validate: bool = False) -> Encoder:
-    """Return the function that turns a record into its payload.
+def make_encoder(record_type: Declared, codec: Codec = "json", *, validate: bool = False) -> Encoder:
+    """Return the function that turns a record into its payload: ``v``, or with ``fields`` all fields.
 
-    With ``validate`` it decodes the payload as a consumer will, and refuses a record whose fields have other
-    types than declared: Python does not check them. A codec of the program's own is left alone.
+    The function raises RecordError for an object of another type, and for values that the codec cannot
+    represent (NaN in JSON). With ``validate`` it decodes the payload as a consumer will, and refuses a record
+    whose fields have other types than declared: Python does not check them. A codec of the program's own is
+    left alone.
     """
     _check_codec(codec)
     dump = _dumper(record_type, codec)
@@ -211,8 +213,12 @@ def _text(value: Any) -> bytes:
 # -- decoding --------------------------------------------------------------------------------
 
 
-def make_decoder(record_type: Declared, codec: Codec) -> Decoder:
-    """Return the function that turns an entry's fields into a record."""
+def make_decoder(record_type: Declared, codec: Codec = "json") -> Decoder:
+    """Return the function that turns an entry's fields into a record.
+
+    The function raises DecodeError for fields that hold no record of this type. A field whose type cannot be
+    decoded is a ConfigurationError here.
+    """
     _check_codec(codec)
     load = _loader(record_type, codec)
     name = record_type.name

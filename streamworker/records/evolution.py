@@ -118,11 +118,9 @@ class _Comparison:
                 return []
             self._seen.add(pair)
             return self.compare(path, old, new)
-        if isinstance(old.get("items"), Mapping) and isinstance(new.get("items"), Mapping):
-            return self._types(f"{path}[]", old["items"], new["items"])
-        inside = "additionalProperties"
-        if isinstance(old.get(inside), Mapping) and isinstance(new.get(inside), Mapping):
-            return self._types(f"{path}{{}}", old[inside], new[inside])
+        for inside, suffix in (("items", "[]"), ("additionalProperties", "{}")):
+            if isinstance(old.get(inside), Mapping) and isinstance(new.get(inside), Mapping):
+                return self._types(path + suffix, old[inside], new[inside])
         return []
 
 
