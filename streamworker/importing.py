@@ -11,13 +11,13 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from streamworker.app import App
 from streamworker.declaring.processor import Processor
@@ -29,18 +29,8 @@ from streamworker.table import Table
 from streamworker.variables import REDIS_URL_OVERRIDE
 
 A = TypeVar("A", bound=StreamApp)
-Names = Callable[[App], Mapping[str, Any]]
-"""Returns the streams, the processors, the tables or the timers of an app by name."""
-
-_STREAMS: Names = attrgetter("streams")
-_PROCESSORS: Names = attrgetter("processors")
-_TABLES: Names = attrgetter("tables")
-
-
-def _timers(app: App) -> Mapping[str, Any]:
-    """Return the names of timers, to list them; two processors may each have a timer of one name."""
-    groups = (*app.timers_group(), *app.processors.values())
-    return {timer.name: None for group in groups for timer in group.timers}
+Kind = Literal["", "streams", "processors", "tables", "timers"]
+"""What a path names beside an app."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +57,12 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
 
     An app that has only one stream needs no name. An error lists the streams.
     """
-    module, found = _resolve(path, _STREAMS)
+    module, found = _resolve(path, "streams")
     if isinstance(found, Stream):
         with_override(found.app)
         return found
     if not isinstance(found, App):
-        raise ConfigurationError(
-            f"{path} is {_describe(found)}, not a Stream.",
-            remedy=_list("Streams there", _inside(module, _STREAMS)),
-        )
+        raise _wrong(path, found, "not a Stream", module, "streams")
     with_override(found)
     if stream is None and len(found.streams) == 1:
         return next(iter(found.streams.values()))
@@ -88,12 +75,9 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
 
 def resolve_table(path: str) -> Table[Any, Any]:
     """Return the table that a path names: ``module:totals``. An error lists the tables."""
-    module, found = _resolve(path, _TABLES)
+    module, found = _resolve(path, "tables")
     if not isinstance(found, Table):
-        raise ConfigurationError(
-            f"{path} is {_describe(found)}, not a Table.",
-            remedy=_list("Tables there", _inside(module, _TABLES)),
-        )
+        raise _wrong(path, found, "not a Table", module, "tables")
     with_override(found.app)
     return found
 
@@ -103,7 +87,7 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
 
     ``names`` selects some processors of an app. An error lists the processors.
     """
-    module, found = _resolve(path, _PROCESSORS)
+    module, found = _resolve(path, "processors")
     if isinstance(found, App):
         app = with_override(found)
         for name in names or ():
@@ -125,23 +109,18 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
             f"{path} is a processor of an app that is not in that module.",
             remedy="Give the module in which the App is.",
         )
-    raise ConfigurationError(
-        f"{path} is {_describe(found)}, neither a processor nor an App.",
-        remedy=_list("Processors there", _inside(module, _PROCESSORS)),
-    )
+    raise _wrong(path, found, "neither a processor nor an App", module, "processors")
 
 
 def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     """Return the app, the group and the timer that a path names; an error lists the timers."""
-    module, found = _resolve(path, _timers)
+    module, found = _resolve(path, "timers")
     for app in _apps(module).values():
         for group in (*app.timers_group(), *app.processors.values()):
             for timer in group.timers:
                 if isinstance(found, Timer) and found.spec is timer:
                     return with_override(app), group, timer
-    raise ConfigurationError(
-        f"{path} is {_describe(found)}, not a timer.", remedy=_list("Timers there", _inside(module, _timers))
-    )
+    raise _wrong(path, found, "not a timer", module, "timers")
 
 
 def resolve_processor(path: str) -> tuple[App, ProcessorSpec]:
@@ -156,7 +135,12 @@ def resolve_processor(path: str) -> tuple[App, ProcessorSpec]:
     )
 
 
-def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]:
+def _wrong(path: str, found: object, what: str, module: ModuleType, kind: Kind) -> ConfigurationError:
+    remedy = _list(f"{kind.capitalize()} there", _inside(module, kind))
+    return ConfigurationError(f"{path} is {_describe(found)}, {what}.", remedy=remedy)
+
+
+def _resolve(path: str, kind: Kind = "") -> tuple[ModuleType, object]:
     """Import the module, and return its attribute, or the stream or processor of that name in its apps."""
     module_name, colon, attribute = path.partition(":")
     if not colon or not module_name or not attribute:
@@ -173,14 +157,14 @@ def _resolve(path: str, names: Names | None = None) -> tuple[ModuleType, object]
     with suppress(AttributeError):
         return module, attrgetter(attribute)(module)
     for app in _apps(module).values():
-        if names is not None and (named := names(app).get(attribute)) is not None:
+        if (named := _named(app, kind).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
             if isinstance(named, Stream | Table):
                 return module, named
             return module, Processor(app, attribute, named.function)
     place = getattr(module, "__file__", None) or "a namespace package"
     remedy = _apps_hint(module)
-    if names is not None and (inside := _inside(module, names)):
+    if inside := _inside(module, kind):
         remedy += f" {_list('Names in them', inside)}"
     raise ConfigurationError(f"Module {module_name!r} ({place}) has no {attribute!r}.", remedy=remedy)
 
@@ -244,8 +228,15 @@ def _apps(module: ModuleType) -> dict[str, App]:
     return apps
 
 
-def _inside(module: ModuleType, names: Names) -> list[str]:
-    return sorted({name for app in _apps(module).values() for name in names(app)})
+def _named(app: App, kind: Kind) -> Mapping[str, Any]:
+    if kind == "timers":  # To list them: two processors may each have a timer of one name.
+        groups = (*app.timers_group(), *app.processors.values())
+        return {timer.name: None for group in groups for timer in group.timers}
+    return getattr(app, kind) if kind else {}
+
+
+def _inside(module: ModuleType, kind: Kind) -> list[str]:
+    return sorted({name for app in _apps(module).values() for name in _named(app, kind)})
 
 
 def _list(what: str, names: list[str]) -> str:

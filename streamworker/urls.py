@@ -55,8 +55,6 @@ def without_login(url: str) -> str:
 def kind_of(url: str) -> str:
     """Return the text after the plus in a URL's scheme; empty for a URL of one server.
 
-    Examples
-    --------
     >>> kind_of("rediss+cluster://db1.example:7000,db2.example:7000"), kind_of("redis://localhost")
     ('cluster', '')
     """
@@ -69,8 +67,6 @@ def each_server(url: str) -> list[str]:
 
     This function checks nothing: the readers of the returned URLs report what is wrong with them.
 
-    Examples
-    --------
     >>> each_server("redis+cluster://:secret@db1:7000,db2:7001/0")
     ['redis://:secret@db1:7000/0', 'redis://:secret@db2:7001/0']
     >>> each_server("unix:///run/redis.sock")
@@ -95,8 +91,6 @@ def _taken_apart(url: str) -> tuple[str, str, list[str], str]:
 class Sentinels:
     """The parts of a URL that names sentinels.
 
-    Examples
-    --------
     >>> found = read_sentinels("rediss+sentinel://ann:secret@s1,s2:26380/2?service=orders&sentinel_password=x")
     >>> found.hosts, found.service
     ((('s1', 26379), ('s2', 26380)), 'orders')
@@ -140,8 +134,6 @@ class Sentinels:
 def host_and_port(host: str, port: int) -> str:
     """Return host and port in the form of URLs and messages.
 
-    Examples
-    --------
     >>> host_and_port("db1.example", 6379), host_and_port("::1", 6379)
     ('db1.example:6379', '[::1]:6379')
     """
@@ -192,8 +184,6 @@ def _address(place: str) -> tuple[str, int]:
 def plaintext_host(url: str) -> str | None:
     """Return the other machine to which a URL of Redis would send plain text, or None.
 
-    Examples
-    --------
     >>> plaintext_host("redis://db.example:6379/0")
     'db.example'
     >>> plaintext_host("rediss://db.example"), plaintext_host("redis://localhost")

@@ -22,8 +22,6 @@ class Run(Sequence[bytes]):
     The first record is by itself because it is an entry by itself. As a sequence a run has the payload of
     each record.
 
-    Examples
-    --------
     >>> run = Run(b'{"n":1}', [(2, b'[{"n":2},{"n":3}]')], is_json=True)
     >>> list(run)
     [b'{"n":1}', b'{"n":2}', b'{"n":3}']
