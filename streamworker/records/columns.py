@@ -156,11 +156,10 @@ class ListColumn(Column):
         self._item = item
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
-        offsets = _offsets(values)
-        present = [v for v in values if v is not None] if nulls else values
-        with _inside("[]", _owner(offsets)):
+        present, owner, offsets = _divided(values, nulls)
+        with _inside("[]", owner):
             items = self._item.build(list(itertools.chain.from_iterable(present)))
-        return pa.ListArray.from_arrays(_arrow_offsets(offsets, values, nulls), items, type=self.arrow_type)
+        return pa.ListArray.from_arrays(offsets, items, type=self.arrow_type)
 
     def _check_present(self, array: pa.Array) -> None:
         def record(index: int) -> int:
@@ -191,15 +190,13 @@ class MapColumn(Column):
         self._value = value
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
-        offsets = _offsets(values)
-        present = [v for v in values if v is not None] if nulls else values
+        present, owner, offsets = _divided(values, nulls)
         chain = itertools.chain.from_iterable
-        with _inside(" (key)", _owner(offsets)):
+        with _inside(" (key)", owner):
             keys = self._key.build(list(chain(present)))
-        with _inside("{}", _owner(offsets)):
+        with _inside("{}", owner):
             items = self._value.build(list(chain(v.values() for v in present)))
-        marked = _arrow_offsets(offsets, values, nulls)
-        return pa.MapArray.from_arrays(marked, keys, items, type=self.arrow_type)
+        return pa.MapArray.from_arrays(offsets, keys, items, type=self.arrow_type)
 
     def _check_present(self, array: pa.Array) -> None:
         import pyarrow.compute as pc
@@ -367,23 +364,15 @@ def _inside(suffix: str, record: Callable[[int], int]) -> Iterator[None]:
         raise Misfit(record(misfit.index), suffix + misfit.path, misfit.what) from None
 
 
-def _owner(offsets: list[int]) -> Callable[[int], int]:
-    """Return the function from an item's index to the index of the list that holds it."""
-    return lambda index: bisect_right(offsets, index) - 1
-
-
-def _offsets(values: list[Any]) -> list[int]:
+def _divided(values: list[Any], nulls: bool) -> tuple[list[Any], Callable[[int], int], pa.Array]:
+    """Return the lists that are there, the function from an item's index to its list's, and the offsets."""
+    present = [value for value in values if value is not None] if nulls else values
     lengths = [0 if value is None else len(value) for value in values]
-    return list(itertools.accumulate(lengths, initial=0))
-
-
-def _arrow_offsets(offsets: list[int], values: list[Any], nulls: bool) -> pa.Array:
+    offsets = list(itertools.accumulate(lengths, initial=0))
+    marked: Sequence[int | None] = offsets
     if nulls:
-        marked: list[int | None] = [
-            None if value is None else offset for value, offset in zip(values, offsets, strict=False)
-        ]
-        return pa.array([*marked, offsets[-1]], pa.int32())
-    return pa.array(offsets, pa.int32())
+        marked = [None if value is None else at for value, at in zip([*values, 0], offsets, strict=True)]
+    return present, lambda index: bisect_right(offsets, index) - 1, pa.array(marked, pa.int32())
 
 
 def short(value: object) -> str:
