@@ -42,8 +42,6 @@ ROWS_DEFAULT = 10_000
 RECORDS_DEFAULT = 1_000
 """Maximum records of a commit if the function takes one: with 500, commits took a fifth of its time."""
 CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
-ORDERED_BY: tuple[str, ...] = ("key", "none")
-STARTS: tuple[str, ...] = ("earliest", "latest")
 CONCURRENCY_MAX = 1_000
 """Maximum concurrent calls in one partition. Each is a task, and up to 32 times as many records are
 repeated after a crash. For more concurrency, use more partitions."""
@@ -87,9 +85,10 @@ def describe(
     for setting, value in (("batch", 1 if batch is None else batch), ("batch_bytes", batch_bytes)):
         if value < 1:
             raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
-    _check_concurrency(name, mode, stream, concurrency, ordered_by)
-    if start not in STARTS:
-        raise _wrong(name, f"has start={start!r}.", f"Use one of: {', '.join(STARTS)}.")
+    for setting, given, kind in (("ordered_by", ordered_by, OrderedBy), ("start", start, Start)):
+        if given not in (known := typing.get_args(kind)):
+            raise _wrong(name, f"has {setting}={given!r}.", f"Use one of: {', '.join(known)}.")
+    _check_concurrency(name, mode, stream, concurrency)
     returned = returned_type(returns)
     _check_columns(name, mode, stream, takes, returned)
     check_into(f"Processor {name!r}", stream, into, returned, takes, forward)
@@ -173,15 +172,11 @@ def check_into(
             )
 
 
-def _check_concurrency(
-    name: str, mode: FunctionMode, stream: StreamSpec, concurrency: int, ordered_by: str
-) -> None:
+def _check_concurrency(name: str, mode: FunctionMode, stream: StreamSpec, concurrency: int) -> None:
     if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
         raise _wrong(
             name, f"has concurrency={concurrency!r}.", f"Use a whole number from 1 to {CONCURRENCY_MAX}."
         )
-    if ordered_by not in ORDERED_BY:
-        raise _wrong(name, f"has ordered_by={ordered_by!r}.", f"Use one of: {', '.join(ORDERED_BY)}.")
     if concurrency > 1 and mode is not FunctionMode.RECORD:
         raise _wrong(
             name,
