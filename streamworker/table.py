@@ -308,8 +308,7 @@ class TableApp(StreamApp):
                 f"App {self.name!r} has two tables named {name!r}.", remedy="Give one of them another name."
             )
         ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl", least_ms=1)
-        table = Table[Any, Any](self, name, TableForm(name, key, value), ttl_ms)
-        self.tables[name] = table
+        self.tables[name] = table = Table[Any, Any](self, name, TableForm(name, key, value), ttl_ms)
         return table
 
 

@@ -86,7 +86,9 @@ class Injecting:
                 raise ConfigurationError(
                     f"{whose} has each={each!r}.", remedy=f"Use one of: {', '.join(typing.get_args(Scope))}."
                 )
-            yields = _yielded(function, whose, "X")
+            yields = typing.get_args(hints_of(function, whose).get("return"))
+            if not inspect.isasyncgenfunction(function) or not yields:
+                raise _no_generator(whose, "X")
             parameters = read_parameters(
                 function, whose, self.resources, takes_record=False, takes_context=False
             )
@@ -100,7 +102,7 @@ class Injecting:
                 raise ConfigurationError(
                     f"The app has two resources named {function.__name__!r}.", remedy="Rename one of them."
                 )
-            self.resources[function.__name__] = made = Resource(function, yields, each, parameters)
+            self.resources[function.__name__] = made = Resource(function, yields[0], each, parameters)
             return made
 
         return bind if function is None else bind(function)
@@ -139,14 +141,6 @@ class Injecting:
         generator = cast(Callable[..., AsyncGenerator[None, None]], function)
         self.layers.append(Layer(function.__name__, generator, parameters))
         return function
-
-
-def _yielded(function: Callable[..., Any], whose: str, kind: str) -> Any:
-    """Return the type that an async generator's annotation says it yields."""
-    returns = hints_of(function, whose).get("return")
-    if not inspect.isasyncgenfunction(function) or not typing.get_args(returns):
-        raise _no_generator(whose, kind)
-    return typing.get_args(returns)[0]
 
 
 def _no_generator(whose: str, kind: str) -> ConfigurationError:

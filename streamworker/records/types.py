@@ -95,8 +95,7 @@ def kind_of(candidate: object) -> RecordKind | None:
         return RecordKind.TYPED_DICT if _is_typed_dict(candidate) else None
     if issubclass(candidate, msgspec.Struct):
         return RecordKind.STRUCT
-    pydantic = sys.modules.get("pydantic")
-    base = getattr(pydantic, "BaseModel", None)
+    base = getattr(sys.modules.get("pydantic"), "BaseModel", None)
     if base is not None and issubclass(candidate, base):
         return RecordKind.PYDANTIC
     if _is_typed_dict(candidate):
@@ -122,8 +121,11 @@ def fields_of(python_type: type, kind: RecordKind) -> tuple[Field, ...]:
         case RecordKind.STRUCT:
             return _struct_fields(declared)
         case RecordKind.DATACLASS:
+            missing = dataclasses.MISSING
             return tuple(
-                _field(f.name, f.name, f.default, f.default_factory, dataclasses.MISSING)
+                Field(f.name, f.name, msgspec.NODEFAULT if f.default is missing else f.default)
+                if f.default_factory is missing
+                else Field(f.name, f.name, UNKNOWN_DEFAULT, f.default_factory)
                 for f in dataclasses.fields(declared)
             )
         case RecordKind.ATTRS:
@@ -131,7 +133,7 @@ def fields_of(python_type: type, kind: RecordKind) -> tuple[Field, ...]:
             return tuple(
                 Field(a.name, a.name, UNKNOWN_DEFAULT, None if a.default.takes_self else a.default.factory)
                 if isinstance(a.default, sys.modules["attr"].Factory)
-                else _field(a.name, a.name, a.default, nothing, nothing)
+                else Field(a.name, a.name, msgspec.NODEFAULT if a.default is nothing else a.default)
                 for a in declared.__attrs_attrs__
             )
         case RecordKind.NAMED_TUPLE:
@@ -158,21 +160,11 @@ def _struct_fields(declared: Any) -> tuple[Field, ...]:
     defaults = declared.__struct_defaults__
     padding = (msgspec.NODEFAULT,) * (len(names) - len(defaults))
     return tuple(
-        Field(name, wire_name, default)
-        if _is_plain(default)
-        else Field(name, wire_name, UNKNOWN_DEFAULT, getattr(default, "factory", None))
+        Field(name, wire_name, UNKNOWN_DEFAULT, getattr(default, "factory", None))
+        if default is not msgspec.NODEFAULT and type(default).__module__ == "msgspec._core"
+        else Field(name, wire_name, default)
         for name, wire_name, default in zip(names, wire_names, padding + defaults, strict=True)
     )
-
-
-def _is_plain(default: object) -> bool:
-    return default is msgspec.NODEFAULT or type(default).__module__ != "msgspec._core"
-
-
-def _field(name: str, wire_name: str, default: Any, factory: Any, missing: object) -> Field:
-    if factory is not missing:
-        return Field(name, wire_name, UNKNOWN_DEFAULT, factory)
-    return Field(name, wire_name, msgspec.NODEFAULT if default is missing else default)
 
 
 def _pydantic_field(name: str, info: Any) -> Field:
