@@ -127,12 +127,7 @@ def _policies(name: str, errors: Errors | None) -> Policies:
 
 
 def check_into(
-    whose: str,
-    stream: StreamSpec,
-    into: Targets,
-    returned: Any,
-    takes: Takes | None,
-    forward: bool | None,
+    whose: str, stream: StreamSpec, into: Targets, returned: Any, takes: Takes | None, forward: bool | None
 ) -> None:
     """Refuse targets that do not fit the function."""
     if into is None:

@@ -226,8 +226,7 @@ class Settings:
         unknown = sorted(set(given) - known)
         if unknown:
             raise ConfigurationError(
-                f"There is no setting {unknown[0]!r}.",
-                remedy="docs/settings.md lists them.",
+                f"There is no setting {unknown[0]!r}.", remedy="docs/settings.md lists them."
             )
         return cls(**values)
 

@@ -123,12 +123,7 @@ class TimerApp:
         self, spec: str, *, into: ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
     ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
     def cron(
-        self,
-        spec: str,
-        *,
-        into: Stream[Any] | ByType | None = None,
-        tz: str = "UTC",
-        missed: Missed = "skip",
+        self, spec: str, *, into: Stream[Any] | ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
     ) -> Any:
         """Call a function at the times of a cron expression, once in the whole application; see ``timer``.
 
