@@ -293,7 +293,9 @@ def _name(hint: Any) -> str:
 # -- change ----------------------------------------------------------------------------------
 
 
-def schema_changes(old: pa.Schema, new: pa.Schema) -> list[str]:
+def schema_changes(
+    old: pa.Schema | pa.StructType, new: pa.Schema | pa.StructType, prefix: str = ""
+) -> list[str]:
     """Return the changes from ``old`` to ``new`` that readers of ``old`` do not support.
 
     A field may be added if it is nullable, and may stop to be nullable: old and new rows fit one table.
@@ -303,10 +305,6 @@ def schema_changes(old: pa.Schema, new: pa.Schema) -> list[str]:
     >>> schema_changes(pa.schema({"n": pa.int64()}), pa.schema({"n": pa.string()}))
     ["field 'n' was int64 and is string"]
     """
-    return _member_changes("", list(old), list(new))
-
-
-def _member_changes(prefix: str, old: list[pa.Field], new: list[pa.Field]) -> list[str]:
     before = {field.name: field for field in old}
     after = {field.name: field for field in new}
     changes = []
@@ -327,7 +325,7 @@ def _field_changes(path: str, old: pa.Field, new: pa.Field) -> list[str]:
     if new.nullable and not old.nullable:
         changes.append(f"field {path!r} was not nullable and is")
     if pa.types.is_struct(old.type) and pa.types.is_struct(new.type):
-        return changes + _member_changes(f"{path}.", list(old.type), list(new.type))
+        return changes + schema_changes(old.type, new.type, f"{path}.")
     if pa.types.is_list(old.type) and pa.types.is_list(new.type):
         return changes + _field_changes(f"{path}[]", old.type.value_field, new.type.value_field)
     if pa.types.is_map(old.type) and pa.types.is_map(new.type):
