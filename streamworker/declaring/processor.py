@@ -1,16 +1,15 @@
 """``Processor``: what a decorator makes of a function."""
 
-import functools
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from streamworker.core.data.schedules import Missed
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
-from streamworker.injection.parameters import P, R, Resource
+from streamworker.injection.parameters import P, R, Resource, Wrapper
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -33,15 +32,14 @@ class ProcessorApp(Protocol):
         ...
 
 
-class Processor(Generic[P, R]):
+class Processor(Wrapper[P, R]):
     """A decorated processor function; calling it calls the function itself."""
 
     def __init__(self, app: ProcessorApp, name: str, function: Callable[P, R]) -> None:
-        functools.update_wrapper(self, function)
+        super().__init__(function)
         self._app = app
         self.name = name
         """The processor's name, which is the name of its group."""
-        self._function = function
 
     @property
     def spec(self) -> ProcessorSpec:
@@ -71,10 +69,6 @@ class Processor(Generic[P, R]):
         keys = GroupKeys(stream.app, stream.name, self.name)
         limit_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
         return await wait_for_commit(self._app.backend(), keys, sent.partition, sent.entry_id, limit_s)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, for instance from a test."""
-        return self._function(*args, **kwargs)
 
     @overload
     def timer(self, *, every: Duration, into: Stream[O], missed: Missed = "skip") -> TimerInto[O]: ...

@@ -1,18 +1,17 @@
 """The decorators of timers: ``@app.timer``, ``@app.cron`` and ``@processor.timer``."""
 
-import functools
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 from streamworker.core.data.schedules import Missed, PlannedTimes, check_missed, cron
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration
 from streamworker.declare import check_into, describe, returned_type
 from streamworker.errors import ConfigurationError
-from streamworker.injection.parameters import P, R, Resource, label, read_parameters
+from streamworker.injection.parameters import P, R, Resource, Wrapper, label, read_parameters
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
@@ -25,18 +24,13 @@ TIMERS_STREAM = "streamworker-timers"
 TIMERS_GROUP = "timers"
 
 
-class Timer(Generic[P, R]):
+class Timer(Wrapper[P, R]):
     """A function that is called by time; calling it calls the function itself."""
 
     def __init__(self, spec: TimerSpec, function: Callable[P, R]) -> None:
-        functools.update_wrapper(self, function)
+        super().__init__(function)
         self.spec = spec
         self.name = spec.name
-        self._function = function
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, for instance from a test."""
-        return self._function(*args, **kwargs)
 
 
 class TimerInto(Protocol[O]):

@@ -55,23 +55,30 @@ class Parameters:
         return bound if bound is function else functools.update_wrapper(bound, function)
 
 
-class Resource(Generic[P, R]):
+class Wrapper(Generic[P, R]):
+    """What a decorator makes of a function; calling it calls the function itself."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, for instance from a test."""
+        return self._function(*args, **kwargs)
+
+
+class Resource(Wrapper[P, AsyncIterator[R]]):
     """What ``@app.resource`` makes of an async generator; calling it calls the generator itself."""
 
     def __init__(
         self, function: Callable[P, AsyncIterator[R]], yields: Any, each: Scope, parameters: Parameters
     ) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
+        super().__init__(function)
         self.name = function.__name__
         self.yields = yields
         """The type that it yields."""
         self.each = each
         self.parameters = parameters
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
-        """Call the generator itself, for instance from a test."""
-        return self._function(*args, **kwargs)
 
     def override(self, value: R) -> "Override":
         """Return a value for tests to use in place of this resource: ``local_worker(app, resources=[...])``.
