@@ -111,11 +111,10 @@ def has_several_types(into: Targets) -> bool:
     return len(into) > 1 if isinstance(into, Mapping) else into is not None and len(into.record.members) > 1
 
 
-def rows_of_several_types(processor: str) -> ConfigurationError:
+def rows_of_several_types(whose: str) -> ConfigurationError:
     """Return the error for a processor whose rows of several types should go to its acked log."""
     return ConfigurationError(
-        f"Processor {processor!r} forwards to an acked log, which holds rows of one type, and into= names "
-        "several.",
+        f"{whose} forwards to an acked log, which holds rows of one type, and into= names several.",
         remedy="Give the pipeline to a processor that reads one of these streams.",
     )
 

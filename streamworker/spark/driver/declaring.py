@@ -66,7 +66,7 @@ class Pipelines:
             source = processor.spec
             if not source.forward and source.name not in self.silent:
                 if has_several_types(source.into):
-                    raise rows_of_several_types(source.name)
+                    raise rows_of_several_types(f"Processor {source.name!r}")
                 target = source.targets[0] if source.targets else source.stream
                 target.record.check_single(f"the acked log that pipeline {label!r} reads")
                 source = replace(source, forward=True, output=target.record)
