@@ -43,8 +43,6 @@ class RecordType(Declared):
     Create one with :meth:`of`. Two record types are equal if they have the same class; a record type
     is pickled as its class.
 
-    Examples
-    --------
     >>> import msgspec
     >>> class Order(msgspec.Struct):
     ...     order_id: int

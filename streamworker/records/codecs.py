@@ -190,12 +190,10 @@ def _field_builtins(record_type: Declared) -> Callable[[Any], dict[str, Any]]:
             return values | {wire_name: getattr(record, name) for name, wire_name in raw.items()}
 
         return from_model
+    to_builtins = partial(msgspec.to_builtins, str_keys=True, builtin_types=(bytes,))
     if record_type.is_positional:
-        return lambda record: {
-            f.wire_name: msgspec.to_builtins(getattr(record, f.name), str_keys=True, builtin_types=(bytes,))
-            for f in declared
-        }
-    return lambda record: msgspec.to_builtins(record, str_keys=True, builtin_types=(bytes,))
+        return lambda record: {f.wire_name: to_builtins(getattr(record, f.name)) for f in declared}
+    return to_builtins
 
 
 def _text(value: Any) -> bytes:
@@ -245,13 +243,14 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
     """
     decode = make_decoder(record_type, codec)
     load = _loader(record_type, codec)
-    load_payload = None if codec == "fields" else payload_loader(record_type, codec)
-    load_all = None if codec == "fields" else array_loader(record_type, codec)
+    loaders = None
+    if codec != "fields":
+        loaders = payload_loader(record_type, codec), array_loader(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
         try:
-            if load_payload is not None and load_all is not None and isinstance(entries, Entries):
-                records = entries.decoded(load_payload, load_all, PAYLOAD_FIELD)
+            if loaders is not None and isinstance(entries, Entries):
+                records = entries.decoded(*loaders, PAYLOAD_FIELD)
                 # A StopIteration of a record's own code ends map() early.
                 if records is not None and len(records) == len(entries):
                     return records

@@ -33,11 +33,7 @@ _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataTyp
 
 
 def fit(columns: StructColumn, batch: pa.RecordBatch, *, extra: Literal["refuse", "drop"]) -> pa.RecordBatch:
-    """Check rows, and convert them to the columns of a record type, in its order; raise RecordError.
-
-    A column that is missing gets the field's default; ``extra`` says what becomes of columns that the record
-    type does not have.
-    """
+    """Check rows, and convert them to the columns of a record type, as :meth:`.RecordType.fit_arrow` says."""
     rows = batch.num_rows
     try:
         if not batch.schema.equals(columns.schema):
