@@ -29,14 +29,13 @@ _NoneType = type(None)
 _UnsetType = msgspec.UnsetType
 
 
+@dataclass(eq=False)
 class Misfit(Exception):
     """A value that its column cannot hold; the caller turns it into a RecordError with the record."""
 
-    def __init__(self, index: int, path: str, what: str) -> None:
-        super().__init__(index, path, what)
-        self.index = index
-        self.path = path
-        self.what = what
+    index: int
+    path: str
+    what: str
 
 
 @dataclass(eq=False)
@@ -64,13 +63,10 @@ class Column(ABC):
         """Accept values of subclasses and UNSET, and refuse others; return the values without UNSET."""
         if self.nullable and _UnsetType in kinds:
             values = [None if value is msgspec.UNSET else value for value in values]
+            kinds = kinds - {_UnsetType}
         for kind in kinds - self._usual:
-            if kind is _UnsetType and self.nullable:
-                continue
-            if issubclass(kind, self.accepts) and not issubclass(kind, self.never):
-                continue
-            index = next(place for place, value in enumerate(values) if type(value) is kind)
-            self._refuse(values, index)
+            if not issubclass(kind, self.accepts) or issubclass(kind, self.never):
+                self._refuse(values, next(at for at, value in enumerate(values) if type(value) is kind))
         return values
 
     def _refuse(self, values: list[Any], index: int) -> NoReturn:
