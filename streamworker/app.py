@@ -304,8 +304,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
                     f"App {self.name!r} has two processors named {spec.name!r}.",
                     remedy="Give one of them another name: @app.processor(..., name=...).",
                 )
-            spec = replace(spec, tables=written(tables, spec))
-            self.processors[spec.name] = spec
+            self.processors[spec.name] = replace(spec, tables=written(tables, spec))
             if forward is False:
                 self.silent.add(spec.name)
             return Processor(self, spec.name, function)

@@ -36,7 +36,6 @@ from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500
 """Records in a batch if the function takes a list and no size is given."""
-BATCH_BYTES = 4 * 1024 * 1024
 ROWS_DEFAULT = 10_000
 """Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
 RECORDS_DEFAULT = 1_000
@@ -55,7 +54,7 @@ def describe(
     name: str | None,
     batch: int | None = None,
     within: Duration = 0.05,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int = 4 * 1024 * 1024,
     errors: Errors | None = None,
     timeout: Duration | None = None,
     forward: bool | None = None,

@@ -21,7 +21,6 @@ O = TypeVar("O")  # noqa: E741 - what goes out
 
 TIMERS_STREAM = "streamworker-timers"
 """The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
-TIMERS_GROUP = "timers"
 
 
 class Timer(Wrapper[P, R]):
@@ -227,4 +226,4 @@ def _group(app: str, timers: tuple[TimerSpec, ...] = ()) -> ProcessorSpec:
         records_max=0,
         has_records=False,
     )
-    return replace(describe(_no_record, stream, name=TIMERS_GROUP, forward=False), timers=timers)
+    return replace(describe(_no_record, stream, name="timers", forward=False), timers=timers)
