@@ -1,11 +1,13 @@
 """`doctor` names what is not well in Redis and what to do; `repair` does it, and harms nothing that lives."""
 
 import json
+import os
 import re
 import signal
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -186,9 +188,13 @@ def test_a_name_of_somebody_else_is_one_word_of_the_command_that_doctor_tells(
 
 
 def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_named(
-    streamworker: Invoke, raw: "redis.Redis", shop: Path
+    streamworker: Invoke, raw: "redis.Redis", shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What holds unread rows goes only by an option, and nothing else goes with it."""
+    """What holds unread rows goes only by an option, and nothing else goes with it.
+
+    The user of a container may have no name; the history has the number.
+    """
+    monkeypatch.setattr("getpass.getuser", Mock(side_effect=KeyError("uid not found")))
     unwell(raw)
     said = checks()
     verdicts = {name: said[name].verdict for name in ("stream orders: old", "locks price", "log price")}
@@ -209,6 +215,8 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert raw.xlen("sw:{shop.orders.0}:events") == 1
     assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
     assert int(raw.hget("sw:{shop.orders.2}:lock:price", "epoch") or 0) > 5
+    ((_, last),) = raw.xrevrange("sw:{shop.orders:price}:control", count=1)
+    assert last[b"by"].startswith(b"uid %d@" % os.getuid())
     again = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
     assert again.stdout == "There is nothing to repair.\n"
     gone = streamworker("repair", "shop:app", "--yes", "--forget-group", "old")

@@ -1,6 +1,5 @@
 """``streamworker repair``: makes the safe repairs that ``doctor`` suggests, after a confirmation."""
 
-import getpass
 import socket
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
@@ -18,6 +17,7 @@ from streamworker.cli.doctor.repair_plan import (
     plan_undeclared,
 )
 from streamworker.cli.options import AppPath, AsJson, Yes, option
+from streamworker.cli.orders import operator
 from streamworker.cli.output import confirm, print_json, print_table, say
 from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.errors import ConfigurationError
@@ -219,7 +219,7 @@ _CHANGED = "left alone: it has changed since"
 
 async def _do(backend: Backend, step: Step) -> str:
     facts, keys = step.facts, step.facts.keys
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    by = f"{operator()}@{socket.gethostname()}"
 
     async def noted(what: str, partitions: Sequence[int] = ()) -> str:
         refusal = await changes.note(backend, keys, what, partitions, by=by)
