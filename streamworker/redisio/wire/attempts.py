@@ -130,13 +130,13 @@ class ConnectAttempts:
         try:
             await attempt()
         except BackendUnavailable as error:
-            self._failed(error, turn)
+            self._failed(turn, error)
             raise
         except BackendError:
             self._succeeded(turn)  # The server answered.
             raise
         except BaseException:
-            self._given_up(time.monotonic() - began_s, turn)
+            self._failed(turn, lasted_s=time.monotonic() - began_s)
             raise
         self._succeeded(turn)
 
@@ -187,28 +187,20 @@ class ConnectAttempts:
             self._open, self._error, self._in_vain = True, None, 0
             self._ended(turn)
 
-    def _failed(self, error: BackendUnavailable, turn: _Turn | None) -> None:
+    def _failed(
+        self, turn: _Turn | None, error: BackendUnavailable | None = None, lasted_s: float = math.inf
+    ) -> None:
         with self._lock:
             # Of several concurrent failures the first counts. The failure of a caller that lost its turn
             # does not count if another attempt has succeeded since.
-            if (turn is None) == self._open:
-                self._open, self._error = False, error
-                self._pause()
-            self._ended(turn)
-
-    def _given_up(self, lasted_s: float, turn: _Turn | None) -> None:
-        with self._lock:
             if lasted_s > HUNG_S and (turn is None) == self._open:
-                self._open = False
-                self._pause()
+                self._open, self._error = False, error or self._error
+                self._in_vain += 1
+                pause_s = PAUSE_S if self._in_vain > 1 else FIRST_PAUSE_S
+                if self._error is not None and has_no_room(self._error):
+                    pause_s = FULL_PAUSE_S
+                self._not_before_s = time.monotonic() + self._rng.uniform(*pause_s)
             self._ended(turn)
-
-    def _pause(self) -> None:
-        self._in_vain += 1
-        pause_s = PAUSE_S if self._in_vain > 1 else FIRST_PAUSE_S
-        if self._error is not None and has_no_room(self._error):
-            pause_s = FULL_PAUSE_S
-        self._not_before_s = time.monotonic() + self._rng.uniform(*pause_s)
 
     def _ended(self, turn: _Turn | None) -> None:
         if turn is not None and turn is self._held:
