@@ -339,14 +339,14 @@ async def test_a_call_is_made_again_until_there_is_an_answer() -> None:
         return calls
 
     gone, no = BackendUnavailable("gone"), BackendRefused("no")
-    assert await retrying(lambda: flaky(2, gone), rng=random.Random(1), pause_ms=1) == 3
+    assert await retrying(lambda: flaky(2, gone), rng=random.Random(1), pause_max_ms=1) == 3
     calls = 0
     with pytest.raises(BackendUnavailable):
-        await retrying(lambda: flaky(9, gone), rng=random.Random(1), tries=3, pause_ms=1)
+        await retrying(lambda: flaky(9, gone), rng=random.Random(1), tries=3, pause_max_ms=1)
     assert calls == 3
     calls = 0
     with pytest.raises(BackendRefused):
-        await retrying(lambda: flaky(9, no), rng=random.Random(1), pause_ms=1)
+        await retrying(lambda: flaky(9, no), rng=random.Random(1), pause_max_ms=1)
     assert calls == 1
 
 

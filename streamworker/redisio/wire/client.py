@@ -10,19 +10,20 @@ never asks which one it uses: where the two differ, both have a method, and each
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
+from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from streamworker.core.pauses import Pauses
-from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.errors import BackendRefused, BackendUnavailable
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.cluster import Cluster, key_of
 from streamworker.redisio.wire.durability import MEMORY, Durability
-from streamworker.redisio.wire.failures import is_wrong_type, no_answer
+from streamworker.redisio.wire.failures import all_answered, is_wrong_type, no_answer
 from streamworker.redisio.wire.info import ServerInfo, ms_of, read_info
-from streamworker.redisio.wire.link import Argument, Link, answer_of, pack
+from streamworker.redisio.wire.link import Argument, Link, pack
 from streamworker.redisio.wire.node import Node, ScriptCall
 from streamworker.redisio.wire.sentinel import target_for
+from streamworker.redisio.wire.topology import Topology, seeds_of
 from streamworker.urls import CLUSTER, Credentials, kind_of, refuse_plaintext
 
 __all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
@@ -77,7 +78,7 @@ class Backend:
         if not allow_plaintext:
             refuse_plaintext(url, "The URL of Redis")
         if kind_of(url) == CLUSTER:
-            return cls(Cluster.open(url, name, connections, call_timeout_ms, credentials))
+            return cls(Cluster(Topology(seeds_of(url, name, credentials)), connections, call_timeout_ms))
         target = target_for(url, name, allow_plaintext=allow_plaintext)
         target.credentials = credentials
         return cls(Node(target, connections, call_timeout_ms))
@@ -139,9 +140,7 @@ class Backend:
 
         On a Cluster a command without a key runs on the node that has the key ``near``.
         """
-        (answer,) = _named([args], await self._server.commands([args], near))
-        if isinstance(answer, BackendError):
-            raise answer
+        (answer,) = all_answered(_named([args], await self._server.commands([args], near)))
         return answer
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
@@ -160,9 +159,7 @@ class Backend:
 
     async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script; see :meth:`execute`."""
-        (reply,) = await self.run_many(script, [(keys, args)])
-        if isinstance(reply, BackendError):
-            raise reply
+        (reply,) = all_answered(await self.run_many(script, [(keys, args)]))
         return reply
 
     async def run_many(
@@ -192,7 +189,12 @@ class Backend:
         Use it on a backend with one connection, or with one call at a time. The values are ``0`` and ``""``
         if this user may not ask. On a Cluster they are those at the node that has the key ``near``.
         """
-        return await self._server.identity(near)
+        node = await self._server.node_of(near)
+        try:
+            return await node.identity()
+        except BackendUnavailable:
+            self._server.failed(node)
+            raise
 
     async def info(self, near: str = "") -> ServerInfo:
         """Return the server's reply to ``INFO``; ``BackendRefused`` if this user may not ask."""
@@ -212,9 +214,7 @@ class Backend:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 
@@ -242,7 +242,11 @@ class BlockingConnection:
         trip; or if the keys have moved to another node, which the next call finds. Connecting has its own
         timeout.
         """
-        node, link = await self._find()  # The key may have moved since the last call.
+        node = await self._server.node_of(self._key)  # The key may have moved since the last call.
+        if self._link is None or node is not self._node:
+            await self.aclose()
+            self._node, self._link = node, Link(node.target)
+        link = self._link
         self._calls += 1
         deadline_ms = self._server.call_timeout_ms
         try:
@@ -268,20 +272,12 @@ class BlockingConnection:
             raise
         finally:
             self._under_way = 0
-        try:
-            return answer_of(self._server.noted(reply, node), node.address)
-        except BackendUnavailable:
+        answer = self._server.noted(reply, node)
+        if isinstance(answer, BackendUnavailable):
             # UNBLOCKED: the server became a replica. A new connection finds the current server.
             await link.close()
-            raise
-
-    async def _find(self) -> tuple[Node, Link]:
-        """Return the node that has the key, and this object's connection to it."""
-        node = await self._server.node_of(self._key)
-        if self._link is None or node is not self._node:
-            await self.aclose()
-            self._node, self._link = node, Link(node.target)
-        return node, self._link
+        all_answered([answer])
+        return answer
 
     async def unblock(self) -> None:
         """Wake the call in progress, if there is one: it returns None at once. Later calls are not affected.
@@ -307,9 +303,7 @@ class BlockingConnection:
         assert self._link is not None
         if not self._link.client_id:
             raise BackendRefused("This user may not ask for CLIENT ID.")
-        (reply,) = await self._node.commands([("CLIENT", "UNBLOCK", self._link.client_id)])
-        if isinstance(reply, BackendError):
-            raise reply
+        (reply,) = all_answered(await self._node.commands([("CLIENT", "UNBLOCK", self._link.client_id)]))
         return bool(reply)
 
     async def aclose(self) -> None:
@@ -319,27 +313,19 @@ class BlockingConnection:
 
 
 async def retrying(
-    call: Callable[[], Awaitable[T]],
-    *,
-    rng: random.Random,
-    tries: int = 5,
-    pause_ms: int = 50,
-    pause_max_ms: int = 1_000,
+    call: Callable[[], Awaitable[T]], *, rng: random.Random, tries: int = 5, pause_max_ms: int = 1_000
 ) -> T:
     """Repeat a call while it gets no answer; raise the last error, or a refusal at once.
 
     This is only for calls that are safe to repeat: reads, register, acquire, release, mark, commit, trim,
     and an append with its number. ``core.pauses`` defines the backoff.
     """
-    pauses = Pauses(rng.random, first_ms=pause_ms, max_ms=pause_max_ms)
-    for left in reversed(range(tries)):
-        try:
+    pauses = Pauses(rng.random, max_ms=pause_max_ms)
+    for _ in range(tries - 1):
+        with suppress(BackendUnavailable):
             return await call()
-        except BackendUnavailable:
-            if not left:
-                raise
         await asyncio.sleep(pauses.next_ms() / 1000)
-    raise ConfigurationError(f"retrying() was asked for {tries} tries.", remedy="Ask for one at least.")
+    return await call()
 
 
 def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> list[Any]:

@@ -16,7 +16,7 @@ on one node, and gets ``TRYAGAIN`` meanwhile: that counts as no answer, and the 
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, Self
+from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
 
@@ -27,8 +27,7 @@ from streamworker.redisio.wire.failures import translate
 from streamworker.redisio.wire.link import Argument, pack
 from streamworker.redisio.wire.node import Node, ScriptCall, packed_calls, was_closed
 from streamworker.redisio.wire.redispy import Reply
-from streamworker.redisio.wire.topology import SLOTS, Topology, seeds_of, slot_of
-from streamworker.urls import Credentials
+from streamworker.redisio.wire.topology import SLOTS, Topology, slot_of
 
 REDIRECTIONS_MAX = 6
 """Maximum redirections of one call; more mean that the nodes disagree."""
@@ -77,21 +76,6 @@ class Cluster:
         self._closed = False
         self._leaving: set[asyncio.Task[None]] = set()
         """Tasks that close connections to nodes that are gone."""
-
-    @classmethod
-    def open(
-        cls,
-        url: str,
-        name: str,
-        connections: int,
-        call_timeout_ms: float,
-        credentials: Credentials | None = None,
-    ) -> Self:
-        """Make a Cluster from a URL without connecting."""
-        seeds = seeds_of(url, name)
-        for seed in seeds:  # whose copies the other nodes are
-            seed.credentials = credentials
-        return cls(Topology(seeds), connections, call_timeout_ms)
 
     def apart(self, connections: int) -> "Cluster":
         """Return the same Cluster with its own connections."""
@@ -142,15 +126,6 @@ class Cluster:
         if not address:
             raise _uncovered(self.address)
         return self._node(address)
-
-    async def identity(self, key: str) -> tuple[int, str]:
-        """Return the client id and run id of the connection that the next call for a key will use."""
-        node = await self.node_of(key)
-        try:
-            return await node.identity(key)
-        except BackendUnavailable:
-            self.failed(node)
-            raise
 
     async def commands(self, commands: Sequence[Sequence[Argument]], near: str = "") -> list[Any]:
         """Run some commands, in one round trip to each node; raise if all answers are missing."""
@@ -237,7 +212,10 @@ class Cluster:
                 break
             left.sort()
         for place in left:  # Too many redirections, or the timeout expired.
-            answers[place] = _circles(self.address)
+            answers[place] = BackendUnavailable(
+                f"The nodes of {self.address} sent a call from one to the other until its time was over.",
+                remedy="It was not done. They agree in a moment, as a rule; see CLUSTER NODES on each.",
+            )
         # Raise one error for all calls, unless some may have been executed and others were not.
         is_known = {not isinstance(error, BackendUnavailable) for error in unanswered}
         if len(unanswered) == len(calls) and len(is_known) == 1:
@@ -354,11 +332,4 @@ def _uncovered(address: str) -> BackendUnavailable:
     return BackendUnavailable(
         f"In {address} nobody has the slot of this key.",
         remedy="It was not done. A failover ends that by itself; see CLUSTER INFO.",
-    )
-
-
-def _circles(address: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        f"The nodes of {address} sent a call from one to the other until its time was over.",
-        remedy="It was not done. They agree in a moment, as a rule; see CLUSTER NODES on each.",
     )

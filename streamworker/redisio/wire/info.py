@@ -42,11 +42,8 @@ class ServerInfo:
 
 def read_info(text: bytes, *, has_all_keys: bool = True) -> ServerInfo:
     """Parse the reply to ``INFO`` of a server that is called as if it had all keys, or as a node."""
-    values: dict[str, str] = {}
-    for line in text.decode("utf-8", "replace").splitlines():
-        name, colon, value = line.partition(":")
-        if colon:
-            values[name] = value
+    lines = (line.partition(":") for line in text.decode("utf-8", "replace").splitlines())
+    values = {name: value for name, colon, value in lines if colon}
     valkey = values.get("valkey_version")
     return ServerInfo(
         version=valkey or values.get("redis_version", "0.0.0"),

@@ -73,7 +73,8 @@ class Endpoint:
         user, password = given.pop("username", ""), given.pop("password", "")
         self.login: tuple[str, ...] = (user, password) if user else (password,) if password else ()
         """Arguments of ``AUTH``, if it is needed."""
-        self._name = _safe_client_name(name)
+        # CLIENT SETNAME refuses other characters.
+        self._name = "".join(c if "!" <= c <= "~" else "-" for c in name)
         self._options = given
         self.address = str(given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}")
         """Host and port, or path of the socket; for messages."""
@@ -108,9 +109,7 @@ class Endpoint:
 
     async def connect(self, socket: Socket, *, waits: bool = True) -> None:
         """Connect a socket of this target and log in, when the gate allows an attempt; see ``attempts``."""
-        await self._through(self._gate, socket, waits=waits)
 
-    async def _through(self, gate: ConnectAttempts, socket: Socket, *, waits: bool) -> None:
         async def attempt() -> None:
             try:
                 await socket.open()
@@ -121,7 +120,7 @@ class Endpoint:
                     raise self.refusal(error) from None
                 raise
 
-        await gate.through(attempt, waits=waits)
+        await self._gate.through(attempt, waits=waits)
 
     async def _greet(self, socket: Socket) -> None:
         """Log in and set the client's name in one round trip; redis-py takes one for each of three steps."""
@@ -189,11 +188,6 @@ class Endpoint:
         return ours
 
 
-def _safe_client_name(name: str) -> str:
-    """Return the name with characters replaced that CLIENT SETNAME refuses."""
-    return "".join(c if "!" <= c <= "~" else "-" for c in name)
-
-
 class Link:
     """One connection, used by one caller at a time; its first use connects.
 
@@ -209,15 +203,10 @@ class Link:
         self.used_s = 0.0
         """Time of the last use, by the event loop's clock."""
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a socket; the server may have closed the other end."""
-        return self._socket.is_open
-
     async def ready(self, *, waits: bool = True) -> None:
         """Connect, unless the link has a working connection."""
         try:
-            if self.connected:
+            if self._socket.is_open:
                 if asyncio.get_running_loop().time() - self.used_s > IDLE_S:
                     for _ in range(2):  # The loop polls in one turn and handles events in the next.
                         await asyncio.sleep(0)
@@ -281,13 +270,6 @@ def pack(arguments: Sequence[Argument]) -> bytes:
 def pack_all(commands: Sequence[Sequence[Argument]]) -> bytes:
     """Return several commands in Redis' protocol, concatenated."""
     return b"".join([pack(command) for command in commands])
-
-
-def answer_of(reply: Reply, address: str) -> Reply:
-    """Return a reply, or raise its error if it is an error reply."""
-    if isinstance(reply, Exception):
-        raise reply if isinstance(reply, BackendError) else translate(reply, address)
-    return reply
 
 
 def answers_of(replies: Sequence[Reply], address: str) -> list[Reply | BackendError]:

@@ -108,9 +108,9 @@ class Node:
         """Do nothing: there is no other node."""
 
     def noted(self, reply: Reply, node: "Node") -> Reply:
-        """Return the reply unchanged: there is no slot map."""
-        del node
-        return reply
+        """Return a reply, with an error translated."""
+        (answer,) = answers_of([reply], node.address)
+        return answer
 
     # -- calls -------------------------------------------------------------------------------
 
@@ -158,9 +158,8 @@ class Node:
 
         return await self._with_link(exchange, timeout_ms + durability.longest_ms)
 
-    async def identity(self, key: str) -> tuple[int, str]:
+    async def identity(self) -> tuple[int, str]:
         """Return the client id and run id of the connection that the next call will use."""
-        del key
         client_id, run_id = await self._with_link(_identity, self.call_timeout_ms)
         return client_id, run_id
 
@@ -184,7 +183,8 @@ class Node:
                 finally:
                     self._in_use -= 1
                 self._idle.append(link)
-                link = self._surplus()
+                oldest = self._idle[0]
+                link = self._idle.pop(0) if link.used_s - oldest.used_s > SURPLUS_S else None
         except TimeoutError:
             # A call that got no connection has sent nothing, and its error says why.
             why = None if asked else self.target.unreachable
@@ -195,11 +195,6 @@ class Node:
         if not self._keeps:
             await self.close_idle()
         return answers
-
-    def _surplus(self) -> Link | None:
-        """Remove the longest idle connection if its idle time exceeds ``SURPLUS_S``; keep the last used."""
-        newest, oldest = self._idle[-1], self._idle[0]
-        return self._idle.pop(0) if newest.used_s - oldest.used_s > SURPLUS_S else None
 
     async def close_idle(self) -> None:
         """Close the connections that are not in use, and keep none from now on."""

@@ -106,7 +106,7 @@ class SentinelTarget(Endpoint):
         self._gate = self.gate(socket)
         self._let_in.discard(socket)
         try:
-            await self._through(self._gate, socket, waits=waits)
+            await super().connect(socket, waits=waits)
             is_one = await self._is_primary(socket)
             if not is_one or place != self._place:
                 self._epoch = self._epoch if is_one else 0

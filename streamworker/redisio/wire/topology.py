@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.failures import look_at_error, translate
 from streamworker.redisio.wire.link import Endpoint, ask
-from streamworker.urls import each_server, host_and_port, kind_of, plaintext_host
+from streamworker.urls import Credentials, each_server, host_and_port, kind_of, plaintext_host
 
 SLOTS = 16_384
 ASK_TIMEOUT_S = 1.0
@@ -43,12 +43,14 @@ def slot_of(key: str) -> int:
     return slot
 
 
-def seeds_of(url: str, name: str) -> list[Endpoint]:
-    """Return the nodes that a URL of a Cluster names."""
+def seeds_of(url: str, name: str, credentials: Credentials | None = None) -> list[Endpoint]:
+    """Return the nodes that a URL of a Cluster names; all nodes have their credentials."""
     scheme = kind_of(url) and url.partition("+")[0].lower()
     if scheme not in ("redis", "rediss"):
         raise ConfigurationError("The URL of Redis cannot be read.", remedy=_URL_REMEDY)
     seeds = [Endpoint(each, name) for each in each_server(url)]
+    for seed in seeds:
+        seed.credentials = credentials
     if any(seed.database for seed in seeds):
         raise ConfigurationError(
             "The URL of a Redis Cluster names a database other than 0, and a Cluster has no other.",
@@ -208,7 +210,11 @@ class Topology:
                     refusal = error
                 continue
             self._looked_s = asyncio.get_running_loop().time()
-            self._take(found)
+            self._in_vain += 1
+            if found != self._map:
+                self._map = found
+                self.version += 1
+                self._in_vain = 0
             return
         self._in_vain += 1
         self._looked_s = asyncio.get_running_loop().time()
@@ -247,13 +253,6 @@ class Topology:
         for address in found.nodes:
             self._check(self.target(address))
         return found
-
-    def _take(self, found: Map) -> None:
-        self._in_vain += 1
-        if found != self._map:
-            self._map = found
-            self.version += 1
-            self._in_vain = 0
 
     def _check(self, target: Endpoint) -> None:
         """Refuse to send a password as plain text to a machine that the URL does not name."""
