@@ -78,7 +78,7 @@ class Adopter:
         if self._place is None:
             found = await adopted.standing(self._backend, self._keys, source, self._spec.partitions)
             self._place, self._stands = found
-        taken = max((EntryId.parse(each) for each in self._stands.values() if each != START), default=ZERO)
+        taken = max(map(_taken, self._stands.values()), default=ZERO)
         look = await adopted.look(self._backend, source, self._place, READ_ENTRIES, taken)
         if look.trouble:
             self._place = None  # Another worker may have stored it since, with the tag of its entry.
@@ -105,8 +105,7 @@ class Adopter:
         waiting: dict[int, list[tuple[EntryId, Fields]]] = {}
         for entry_id, fields in entries:
             partition = self._partition_of(entry_id, fields)
-            stands = self._stands[partition]
-            if stands == START or EntryId.parse(stands) < entry_id:
+            if _taken(self._stands[partition]) < entry_id:
                 waiting.setdefault(partition, []).append((entry_id, fields))
         pieces = [
             Piece(partition, self._stands[partition], str(mine[-1][0]), [fields for _, fields in mine])
@@ -135,10 +134,8 @@ class Adopter:
 
     def _went_back(self, piece: Piece, stands: str) -> None:
         """Read again from where a partition stands that a failover has put back."""
-        if self._place is None:
-            return
-        if piece.begin != START and (stands == START or EntryId.parse(stands) < EntryId.parse(piece.begin)):
-            back = ZERO if stands == START else EntryId.parse(stands)
+        back = _taken(stands)
+        if self._place is not None and back < _taken(piece.begin):
             self._tell("source_read_again", f"partition {piece.partition} has gone back to {back}")
             self._place = SourcePlace(min(back, self._place.id))
 
@@ -155,3 +152,8 @@ class Adopter:
         if self._told != reason:
             self._told = reason
             self._log.error(event, reason=reason)
+
+
+def _taken(stands: str) -> EntryId:
+    """Return the last entry that a partition has taken, from where it stands."""
+    return ZERO if stands == START else EntryId.parse(stands)

@@ -164,11 +164,6 @@ class Batch:
         follows = 0 if self.before is None else self.before.number
         return Append(self.lane.partition, producer, self.number, limit, first, follows, pack)
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether the append that it follows has not ended."""
-        return self.before is not None and self.before.outcome is None
-
     def confirm(self, last_id: EntryId) -> None:
         """Report the ids to the senders: the entries of one append have one time and consecutive numbers."""
         behind = self.count
@@ -199,7 +194,6 @@ class Lane:
     """Whether no append may start until those in flight have ended: entries that precede them go back
     into the lane."""
     sends: int = 0
-    """How many sends the lane has had."""
     number: int = 0
     """Number of the last append."""
     room: int = APPEND_ENTRIES_MAX
@@ -268,12 +262,9 @@ class Lane:
 
     def put_back(self, batch: Batch) -> None:
         """Put the entries of an append that was not written back into the queue, in their order."""
-        back: list[Part] = []
+        back = [each.part for each in batch.slices if not each.part.waits]
         for each in batch.slices:
-            part = each.part
-            part.taken = min(part.taken, each.start)
-            if not part.waits:
-                part.waits = True
-                back.append(part)
+            each.part.taken = min(each.part.taken, each.start)
+            each.part.waits = True
         waiting = (part for part in (*back, *self.parts) if not part.given_up)
         self.parts = deque(sorted(waiting, key=lambda part: part.order))

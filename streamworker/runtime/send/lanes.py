@@ -218,7 +218,11 @@ class Lanes:
         pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
         while any(batch.is_wanted for batch in batches):
             try:
-                replies = await self._call(batches)
+                await self.declaration.make()
+                appends = [
+                    batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches
+                ]
+                replies = await streams.append_many(self._backend, self._keys, appends, self._durability)
             except BackendUnavailable as error:
                 for batch in batches:
                     batch.unanswered |= self.declaration.is_made
@@ -240,12 +244,6 @@ class Lanes:
                         "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
                     )
                 await asyncio.sleep(pause_ms / 1000)
-
-    async def _call(self, batches: Sequence[Batch]) -> list[AppendReply]:
-        """Append batches of different partitions in one round trip; declare the stream before the first."""
-        await self.declaration.make()
-        appends = [batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches]
-        return await streams.append_many(self._backend, self._keys, appends, self._durability)
 
     def _others_go_on(self) -> None:
         task = asyncio.current_task()
@@ -270,7 +268,7 @@ class Lanes:
             # written: each try was answered, and its number is not used again.
             self._put_back(batch)
             return True
-        if batch.is_behind:
+        if batch.before is not None and batch.before.outcome is None:
             batch.answer = reply  # Senders get their answers in order.
             return True
         if reply.code is AppendCode.EARLY:

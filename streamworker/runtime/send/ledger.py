@@ -34,13 +34,11 @@ class LostSends:
     stream: str
     partition: int
     records: int
-    """How many records are lost."""
     is_all: bool
     """Whether these are all: the ledger keeps a limited number of appends, so more may be lost."""
     first: EntryId
-    """Id of the first lost record."""
     last: EntryId
-    """Id of the last lost record. All records of this producer between the two are lost."""
+    """Id of the last lost record. All records of this producer from the first to this one are lost."""
 
 
 class _Confirmed(NamedTuple):

@@ -116,8 +116,6 @@ def as_table(table: object) -> pa.Table:
     """Convert a table of any library to a pyarrow table."""
     if isinstance(table, pa.Table):
         return table
-    if isinstance(table, pa.RecordBatch):
-        return pa.Table.from_batches([table])
     if hasattr(table, "__arrow_c_stream__"):
         return pa.table(table)
     raise RecordError(
