@@ -20,7 +20,7 @@ from streamworker.runtime.send.lane import Encoded, OnFull, Part, Piece, bytes_o
 from streamworker.runtime.send.lanes import Lanes
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.named import NamedSends, Scheduled
-from streamworker.runtime.send.quick import QuickWay, slices
+from streamworker.runtime.send.quick import CHUNK_BYTES, QuickWay, slices
 from streamworker.runtime.send.refusals import too_large
 from streamworker.settings import Settings
 
@@ -32,7 +32,6 @@ HEADERS_MAX = 500
 append is done as a whole."""
 CHUNK_ENTRIES = 2_000
 """Records that ``send_many`` encodes before it yields to the event loop: 2 ms (measured)."""
-CHUNK_BYTES = 1024 * 1024
 LEADS = (200, 400)
 """Sizes of the first parts of a list, which are sent by themselves so that Redis works while the producer
 encodes the rest. Redis takes longer for a record than the encoder, so each part may be larger. Records that
@@ -209,12 +208,7 @@ class Producer:
     @cached_property
     def quick(self) -> QuickWay:
         """The fast path that encodes and routes lists of valid records."""
-        return QuickWay(
-            self._spec,
-            self._deal,
-            payload_bytes_max=self._settings.entry_bytes_max,
-            list_bytes_max=CHUNK_BYTES,
-        )
+        return QuickWay(self._spec, self._deal, self._settings.entry_bytes_max)
 
     @cached_property
     def packer(self) -> "TablePacker":

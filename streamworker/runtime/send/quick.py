@@ -15,6 +15,9 @@ from streamworker.records.lists import make_list_encoder
 from streamworker.records.runs import Run
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
 
+CHUNK_BYTES = 1024 * 1024
+"""Bytes that ``send_many`` sends as one chunk."""
+
 Routed = Sequence[tuple[int, Sequence[bytes], int]]
 """Partitions, payloads for each in order, and their bytes. A partition may be there several times."""
 
@@ -22,9 +25,7 @@ Routed = Sequence[tuple[int, Sequence[bytes], int]]
 class QuickWay:
     """Encodes and routes lists of one stream's records; payloads over the limits take the ordinary path."""
 
-    def __init__(
-        self, spec: StreamSpec, deal: RoundRobin, *, payload_bytes_max: int, list_bytes_max: int
-    ) -> None:
+    def __init__(self, spec: StreamSpec, deal: RoundRobin, payload_bytes_max: int) -> None:
         self._encode: Callable[[Sequence[Any]], Sequence[bytes] | None] | None = None
         if spec.codec != "arrow":
             as_run = bool(spec.packing)
@@ -33,7 +34,6 @@ class QuickWay:
         self._partitions = spec.partitions
         self._deal = deal
         self._payload_bytes_max = payload_bytes_max
-        self._list_bytes_max = list_bytes_max
 
     def routed(self, records: Sequence[Any]) -> Routed | None:
         """Return the payloads of records by partition; None if the ordinary path must be used."""
@@ -70,7 +70,7 @@ class QuickWay:
                 size = payloads.size if isinstance(payloads, Run) else sum(map(len, payloads))
                 total += size
                 most = self._payload_bytes_max
-                if total > self._list_bytes_max or (size > most and max(map(len, payloads)) > most):
+                if total > CHUNK_BYTES or (size > most and max(map(len, payloads)) > most):
                     return None
                 found.append((partition, payloads, size))
         return found
