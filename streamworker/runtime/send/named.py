@@ -12,13 +12,7 @@ from typing import NamedTuple
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
-from streamworker.errors import (
-    BackendUnavailable,
-    ProducerError,
-    RecordError,
-    StreamFull,
-    StreamworkerError,
-)
+from streamworker.errors import BackendUnavailable, ProducerError, RecordError, StreamworkerError
 from streamworker.log import get_logger
 from streamworker.processors import StreamSpec
 from streamworker.redisio.data import later
@@ -75,24 +69,23 @@ class NamedSends:
         while self._calls:
             await asyncio.wait(self._calls)
 
-    def partition_of(self, key: bytes | None, id: str) -> int:
-        """Return the partition of a key; a record without a key goes where its id leads."""
-        return partition_for(_checked(id) if key is None else key, self._spec.partitions)
+    def _named(self, key: bytes | None, id: str) -> tuple[int, tuple[StreamKeys, int, str, str]]:
+        """Return the partition of a record, and the arguments by which a call names the record and itself.
+
+        A record without a key goes where its id leads.
+        """
+        encoded = _checked(id)
+        partition = partition_for(encoded if key is None else key, self._spec.partitions)
+        return partition, (self._keys, partition, later.digest_of(key, id), secrets.token_hex(8))
 
     async def send(
         self, key: bytes | None, id: str, entry: Encoded, on_full: OnFull, timeout: float | None
     ) -> tuple[int, EntryId, bool]:
         """Append a record once; return its partition, its entry, and whether it is a duplicate."""
         check_on_full(on_full)
-        partition = self.partition_of(key, _text(id))
+        partition, names = self._named(key, id)
         call = later.send_once(
-            self._keys,
-            partition,
-            later.digest_of(key, id),
-            secrets.token_hex(8),
-            entry_fields(entry),
-            window_ms=self._spec.id_window_ms,
-            limit=self._spec.records_max,
+            *names, entry_fields(entry), window_ms=self._spec.id_window_ms, limit=self._spec.records_max
         )
         reply = await self._confirmed(call, partition, on_full, timeout)
         return partition, EntryId.parse(reply.value), reply.code is AppendCode.DUP
@@ -108,12 +101,9 @@ class NamedSends:
         replace: bool,
     ) -> Scheduled:
         """Keep a record until it is due."""
-        partition = self.partition_of(key, _text(id))
+        partition, names = self._named(key, id)
         call = later.schedule(
-            self._keys,
-            partition,
-            later.digest_of(key, id),
-            secrets.token_hex(8),
+            *names,
             entry_fields(entry),
             due=due,
             named=(id, key),
@@ -126,14 +116,8 @@ class NamedSends:
 
     async def cancel(self, key: bytes | None, id: str, timeout: float | None) -> bool:
         """Return whether a record that waited will never be sent."""
-        partition = self.partition_of(key, _text(id))
-        call = later.cancel(
-            self._keys,
-            partition,
-            later.digest_of(key, id),
-            secrets.token_hex(8),
-            window_ms=self._spec.id_window_ms,
-        )
+        partition, names = self._named(key, id)
+        call = later.cancel(*names, window_ms=self._spec.id_window_ms)
         return (await self._confirmed(call, partition, "raise", timeout)).value == b"1"
 
     async def _confirmed(
@@ -145,6 +129,7 @@ class NamedSends:
         first_ms, max_ms = FULL_PAUSE_MS
         full_pauses = Pauses(self._rng.random, first_ms=first_ms, max_ms=max_ms)
         pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+        refusal = too_many if call.script is LATER_PUT else full
         trouble: StreamworkerError | None = None
         may_be_done = False
         try:
@@ -152,7 +137,7 @@ class NamedSends:
                 while True:
                     reply = await self._once(call)
                     is_full = reply.code is AppendCode.FULL
-                    trouble = self._full(call, partition) if is_full else reply.error
+                    trouble = refusal(self._spec, partition) if is_full else reply.error
                     if trouble is None:
                         return reply
                     if reply.code is AppendCode.REFUSED or (is_full and on_full == "raise"):
@@ -176,9 +161,6 @@ class NamedSends:
         except BackendUnavailable as error:
             return IdReply(AppendCode.UNKNOWN, error=error)
 
-    def _full(self, call: IdCall, partition: int) -> StreamFull:
-        return (too_many if call.script is LATER_PUT else full)(self._spec, partition)
-
     def _not_in_time(self, trouble: StreamworkerError | None, timeout: float | None) -> ProducerError:
         if isinstance(trouble, ProducerError):
             return trouble
@@ -189,14 +171,9 @@ class NamedSends:
         )
 
 
-def _text(id: object) -> str:
+def _checked(id: object) -> bytes:
     if not isinstance(id, str) or not id:
         raise RecordError(f"A record was sent with id={id!r}.", remedy="An id is a text that is not empty.")
-    _checked(id)
-    return id
-
-
-def _checked(id: str) -> bytes:
     try:
         encoded = id.encode()
     except UnicodeEncodeError:
