@@ -250,14 +250,15 @@ class Forwarder:
             at += len(its)
             if stopped is None:
                 lane.pauses = None
-                self._go_on(lane, "")
+                lane.held_up("")
+                self._go_on(lane)
             else:
                 self._tasks.start_soon(self._again, lane, stopped)
 
-    def _go_on(self, lane: _Lane, reason: str | None = None) -> None:
+    def _go_on(self, lane: _Lane) -> None:
         lane.is_busy = False
-        if reason is not None or not lane.messages:
-            lane.held_up(reason or "")
+        if not lane.messages:
+            lane.held_up("")
         self.start(lane)
         self.read(lane.source)
         if lane.source.is_idle:

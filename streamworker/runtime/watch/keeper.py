@@ -13,6 +13,7 @@ expression does. Then heartbeats are late, peers see that the connection is aliv
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership.events import HeartbeatDone
@@ -82,10 +83,8 @@ class Keeper:
     def hurry(self) -> None:
         """Renew the memberships of all groups now, and then again after an interval."""
         if self._own_loop is not None and self._wake is not None:
-            try:
+            with suppress(RuntimeError):  # Its loop has ended already.
                 self._own_loop.call_soon_threadsafe(self._wake.set)
-            except RuntimeError:
-                return  # its loop has ended already
 
     def forget(self, keys: GroupKeys) -> None:
         """Stop renewing a membership."""
@@ -122,11 +121,9 @@ class Keeper:
                     log.info("heartbeats_answered")
                 wait_s = interval_s if answered else interval_s / BEAT_RETRIES
                 pause_s = max(0.0, wait_s - (monotonic_s() - started))
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(pause_s):
                         await self._wake.wait()
-                except TimeoutError:
-                    pass
                 self._wake.clear()
             for task in self._late.values():
                 task.cancel()

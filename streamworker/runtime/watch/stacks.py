@@ -64,15 +64,11 @@ async def stacks_of(names: Collection[str]) -> dict[str, list[Stack]]:
 def _links(waits: Any) -> Iterator[tuple[CodeType, int]]:
     """Follow a coroutine to what it waits for, also through generators."""
     for _ in range(LINKS_MAX):
-        for frame_name, next_name in _LINKS:
-            if hasattr(waits, frame_name):
-                frame, waits = getattr(waits, frame_name), getattr(waits, next_name)
-                break
-        else:
-            return
-        if frame is None:
+        names = next((names for names in _LINKS if hasattr(waits, names[0])), None)
+        if names is None or (frame := getattr(waits, names[0])) is None:
             return
         yield frame.f_code, frame.f_lineno
+        waits = getattr(waits, names[1])
 
 
 _LINKS = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"))
