@@ -44,14 +44,9 @@ class _Turn:
 
     def __init__(self, now_s: float) -> None:
         self.since_s = now_s
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._asked_s: float | None = None
         """Since when its event loop has not answered."""
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the turn belongs to the running event loop."""
-        return self._loop is asyncio.get_running_loop()
 
     def is_blocked(self, now_s: float) -> bool:
         """Whether its event loop does not answer; asks it for a sign."""
@@ -59,7 +54,7 @@ class _Turn:
             return now_s - asked_s >= BLOCKED_S
         self._asked_s = now_s
         try:
-            self._loop.call_soon_threadsafe(self._answer)
+            self.loop.call_soon_threadsafe(self._answer)
         except RuntimeError:  # The loop has ended.
             return True
         return False
@@ -90,7 +85,6 @@ class ConnectAttempts:
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
         self.attempts = 0
-        """Number of attempts made."""
         self.forget()
 
     def forget(self) -> None:
@@ -99,7 +93,6 @@ class ConnectAttempts:
         self._open = True
         """Whether all callers may connect: no failure is known."""
         self._error: BackendUnavailable | None = None
-        """Error of the last attempt, if it failed."""
         self._in_vain = 0
         """Failed attempts since the last success."""
         self._not_before_s = 0.0
@@ -175,7 +168,7 @@ class ConnectAttempts:
         held = self._held
         if held is None:
             return self._not_before_s, math.inf
-        if held.is_ours:
+        if held.loop is asyncio.get_running_loop():
             return max(self._not_before_s, held.since_s + TURN_S), math.inf
         free_s = now_s if held.is_blocked(now_s) else held.since_s + TURN_S
         return max(self._not_before_s, free_s), now_s + BLOCKED_S

@@ -12,8 +12,9 @@ expression does. Then heartbeats are late, peers see that the connection is aliv
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership.events import HeartbeatDone
@@ -148,21 +149,17 @@ class Keeper:
         for place, here in places.items():
             if place not in self._late:
                 self._late[place] = asyncio.create_task(self._beat(backend, here))
-        await self._wait(self._late.values(), self._settings.heartbeat_interval_ms / 1000)
+        assert self._wake is not None
+        woken: asyncio.Future[Any] = asyncio.create_task(self._wake.wait())
+        all_done = asyncio.gather(*self._late.values(), return_exceptions=True)
+        await asyncio.wait(
+            (woken, all_done),
+            timeout=self._settings.heartbeat_interval_ms / 1000,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        woken.cancel()
         answered = [place for place, task in self._late.items() if task.done()]
         return all([await self._late.pop(place) for place in answered]) and not self._late
-
-    async def _wait(self, tasks: Iterable["asyncio.Task[bool]"], seconds: float) -> None:
-        """Wait until all tasks are done, the time has passed, or the keeper is woken."""
-        assert self._wake is not None
-        poked = asyncio.create_task(self._wake.wait())
-        waiting, until_s = set(tasks), monotonic_s() + seconds
-        while waiting and not poked.done() and (left_s := until_s - monotonic_s()) > 0:
-            done, _ = await asyncio.wait(
-                {poked, *waiting}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            waiting.difference_update(done)
-        poked.cancel()
 
     async def _beat(self, backend: Backend, kept: Sequence[Kept]) -> bool:
         """Renew the memberships on one node; return whether each had an answer."""
