@@ -62,9 +62,7 @@ class Cluster:
     """The nodes of a Cluster, each with up to ``connections``; it has the calls of a ``Node``."""
 
     has_all_keys = False
-    """Each node has the keys of its slots."""
     pause_max_ms = 500
-    """Maximum backoff before a call is repeated; short, since a replica may soon take over."""
 
     def __init__(self, topology: Topology, connections: int, call_timeout_ms: float) -> None:
         self._topology = topology
@@ -275,21 +273,17 @@ class Cluster:
             raise was_closed()
         if self._version != self._topology.version:
             self._version = self._topology.version
-            self._drop_gone()
+            for gone in self._nodes.keys() - set(self._topology.primaries):
+                # A call in progress continues, and its connection is closed after it.
+                task = asyncio.get_running_loop().create_task(self._nodes.pop(gone).close_idle())
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
         node = self._nodes.get(address)
         if node is None:
             target = self._topology.target(address)
             node = Node(target, self._connections, self.call_timeout_ms, is_one_of_many=True)
             self._nodes[address] = node
         return node
-
-    def _drop_gone(self) -> None:
-        used = set(self._topology.primaries)
-        for address in [address for address in self._nodes if address not in used]:
-            # A call in progress continues, and its connection is closed after it.
-            task = asyncio.get_running_loop().create_task(self._nodes.pop(address).close_idle())
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
 
 
 def _slots(keys: Sequence[str], near: str = "") -> list[int | None]:

@@ -40,7 +40,6 @@ _REFUSALS = {
     "ASK": CLUSTER_REMEDY,
     "CROSSSLOT": CLUSTER_REMEDY,
 }
-"""Error codes of refusals, and their remedies."""
 
 _PASSING = {
     "LOADING": "Redis is loading its data and will answer in a while.",
@@ -50,7 +49,6 @@ _PASSING = {
     "CLUSTERDOWN": "The cluster is not available.",
     "TRYAGAIN": "The cluster is moving its slots.",
 }
-"""Error codes of temporary conditions, and their remedies."""
 
 _KNOWN_AUTHORITY = "Its ssl_certfile must be signed by an authority that the server knows."
 _TLS_ALERTS = (
@@ -152,8 +150,7 @@ def translate(error: BaseException, address: str) -> BackendError:
         return BackendRefused(f"Redis at {address} refused: {said}.", remedy=_REFUSALS.get(code, ""))
     if _MAX_CLIENTS in text:
         return BackendUnavailable(
-            f"Redis at {address} {_NO_ROOM}.",
-            remedy="Raise its maxclients, or run fewer workers.",
+            f"Redis at {address} {_NO_ROOM}.", remedy="Raise its maxclients, or run fewer workers."
         )
     # redis-py's text repeats the address, so only the operating system's reason is used.
     cause = next((each for each in (error, error.__context__) if isinstance(each, OSError)), None)

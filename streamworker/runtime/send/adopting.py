@@ -92,9 +92,7 @@ class Adopter:
         if look.dropped:
             self._tell("source_trimmed", f"{look.dropped} entries were dropped before they were taken")
         self._place = look.place
-        if not look.entries:
-            return IDLE_S
-        if not await self._hand_over(look.entries):
+        if not look.entries or not await self._hand_over(look.entries):
             return IDLE_S
         self._place = look.end
         await adopted.keep_place(self._backend, self._keys, source, self._place)

@@ -252,29 +252,24 @@ class _Sender:
         self._on_full: OnFull = on_full
         self._timeout = timeout
         self._ahead = ahead
-        self._under_way: deque[list[tuple[int, int, Part]]] = deque()
+        self._under_way: deque[list[tuple[int, Part]]] = deque()
+        """Chunks: the partitions and the parts of each."""
 
     async def send(self, pieces: list[Piece]) -> None:
         """Send a chunk; wait while too many earlier ones are in flight."""
-        self._under_way.append(
-            [
-                (partition, count, self._lanes.queue((partition, entries, size, count), self._on_full))
-                for partition, entries, size, count in pieces
-            ]
-        )
+        self._under_way.append([(piece[0], self._lanes.queue(piece, self._on_full)) for piece in pieces])
         while len(self._under_way) > self._ahead:
             await self._confirm_oldest()
 
     async def finish(self) -> None:
-        """Wait until all chunks are confirmed."""
         while self._under_way:
             await self._confirm_oldest()
 
     async def _confirm_oldest(self) -> None:
         try:
-            for partition, count, part in self._under_way[0]:
+            for partition, part in self._under_way[0]:
                 await self._lanes.confirmed(part, partition, self._timeout)
-                self.count += count
+                self.count += part.records
         except BaseException:
             self._failed = True
             raise
@@ -285,7 +280,7 @@ class _Sender:
         if isinstance(error, Exception) and not self._failed:
             await self.finish()
         for chunk in self._under_way:
-            for _, _, part in chunk:
+            for _, part in chunk:
                 part.done.cancel()
         self._under_way.clear()
 
@@ -355,7 +350,6 @@ class _RowSender(ManySender):
         self._records: list[tuple[int, Any]] = []
 
     def add(self, record: Any) -> bool:
-        """Add a record to the chunk; True if the chunk is to be sent."""
         try:
             partition = self._producer.partition_of(record)
         except (AttributeError, KeyError, TypeError):
