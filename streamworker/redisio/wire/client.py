@@ -31,8 +31,7 @@ __all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
 T = TypeVar("T")
 
 Server = Node | Cluster
-"""Errors among the replies of both are :class:`BackendError`. One server raises if any answer is missing. A
-Cluster returns :class:`BackendUnavailable` for each missing answer, and raises if all are missing."""
+"""Both return errors among their replies as :meth:`Backend.pipeline` says."""
 
 CONNECTIONS = 8
 """Maximum connections of one backend. Calls are short, so a few connections serve a whole worker."""
@@ -146,12 +145,10 @@ class Backend:
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         """Run independent commands in one round trip; on a Cluster in one round trip to each node.
 
-        On a Cluster a command without a key goes to the node of the command before it. Commands without
-        a key at the beginning go to the node of the first command with a key.
-
-        The result has a reply for each command, or the error if Redis refused it; on a Cluster
-        :class:`BackendUnavailable` for each command whose node did not answer. If no node answered, this
-        raises.
+        The result has a reply for each command, or the :class:`BackendError` if Redis refused it. Without an
+        answer this raises; on a Cluster it raises if no node answered, and otherwise the reply is
+        :class:`BackendUnavailable`. There a command without a key goes to the node of the command before it,
+        and those without one at the beginning go to the node of the first command with a key.
         """
         if not commands:
             return []

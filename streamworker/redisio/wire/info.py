@@ -30,7 +30,6 @@ class ServerInfo:
     role: str
     """``master`` or ``slave``."""
     replicas: int
-    """Number of connected replicas."""
     lacks_keys: bool
     """Whether the server is a node of a Cluster, and is called as if it had all keys."""
 

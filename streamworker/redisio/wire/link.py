@@ -67,9 +67,7 @@ class Endpoint:
                     remedy="Correct the path, or let this user read the file.",
                 )
         self.is_encrypted = url.lower().startswith("rediss:")
-        """Whether connections use TLS."""
         self.database = int(given.pop("db", 0))
-        """The number of the database that the URL names."""
         user, password = given.pop("username", ""), given.pop("password", "")
         self.login: tuple[str, ...] = (user, password) if user else (password,) if password else ()
         """Arguments of ``AUTH``, if it is needed."""

@@ -78,7 +78,6 @@ class SentinelView:
     """The state of one sentinel, for display; mostly 0 if this user may not use SENTINEL MASTER."""
 
     address: str
-    """Address of the sentinel."""
     answer: Answer | BackendError | None
     quorum: int = 0
     """Number of sentinels that must consider the primary down before it is replaced."""

@@ -254,7 +254,6 @@ class SentinelTarget(Endpoint):
     # -- listening ---------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        """Listen to one sentinel after another, for as long as the target is open."""
         while True:
             for sentinel in self._shuffled():
                 await asyncio.sleep(LISTEN_WITHIN_S * self._rng.random())

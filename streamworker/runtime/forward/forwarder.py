@@ -51,8 +51,6 @@ DELETE_EVERY_MS = 20
 
 
 class _Lane(OutboxLane):
-    """A lane, and what holds it up."""
-
     def __init__(self, source: "Source", to: Target) -> None:
         super().__init__(to)
         self.source = source

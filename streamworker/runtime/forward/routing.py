@@ -74,8 +74,6 @@ class Routes:
 
 
 class _Route:
-    """The way to one stream."""
-
     def __init__(self, spec: StreamSpec, row_bytes_max: int) -> None:
         self.spec = spec
         self._row_bytes_max = row_bytes_max
@@ -84,7 +82,6 @@ class _Route:
         self._packer: Any = None
 
     def add(self, to: Routed, rows: Sequence[Any], headers: Mapping[bytes, bytes] | None = None) -> None:
-        """Add rows, encoded, to the lists of their partitions."""
         entries = self._entries(rows, headers)
         name = self.spec.name
         for partition, entry in zip(self._partitions(rows), entries, strict=True):

@@ -1,17 +1,13 @@
 """All lanes of a producer, one for each partition, and the round trips that send their appends to Redis.
 
-At most two appends of a lane are in flight. Records that are sent meanwhile queue and go with the next
-append. So records keep their order, and a busy program needs few round trips without batching them
-itself. ``lane`` explains how the second append stays behind the first.
+At most two appends of a lane are in flight; see ``lane``. Records that are sent meanwhile queue and go with
+the next append. So a busy program needs few round trips without batching records itself.
 
-An append without an answer may have been done. The producer sends it again, unchanged and with the same
-number. Redis remembers the last two numbers of each producer and partition, and writes nothing twice. A
-partition that is at its limit refuses an append as a whole. Then senders wait or get an error, as they
-chose. Nothing unread is dropped.
-
-The producer also sends an append again that is done but not as durable as the settings ask, and reports it
-to no sender before it is. If Redis has lost sends that it had confirmed, the producer notices at the next
-append, and reports their ids; see ``ledger``.
+An append without an answer may have been done, so the producer sends it again, unchanged and with the same
+number: Redis remembers the last two numbers of each producer and partition, and writes nothing twice. It
+also sends an append again that is done but not as durable as the settings ask, and reports it to no sender
+before it is. A partition that is at its limit refuses an append as a whole. Then senders wait or get an
+error, as they chose. Nothing unread is dropped. ``ledger`` notices if Redis has lost what it had confirmed.
 """
 
 import asyncio

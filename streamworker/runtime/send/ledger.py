@@ -75,8 +75,6 @@ class Ledger:
     def behind(self, stream: str, partition: int, known: int | None) -> LostSends | None:
         """Return and forget the appends after ``known``, the last number that Redis knows (None if none).
 
-        Examples
-        --------
         >>> ledger = Ledger()
         >>> ledger.confirm(1, 10, EntryId(5, 9))
         >>> ledger.confirm(2, 3, EntryId(6, 2))

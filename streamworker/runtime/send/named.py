@@ -123,7 +123,6 @@ class NamedSends:
     async def _confirmed(
         self, call: IdCall, partition: int, on_full: OnFull, timeout: float | None
     ) -> IdReply:
-        """Make a call until it is confirmed."""
         under_way = asyncio.get_running_loop().create_future()
         self._calls.add(under_way)
         first_ms, max_ms = FULL_PAUSE_MS

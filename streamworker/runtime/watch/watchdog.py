@@ -1,20 +1,17 @@
 """Reports partitions that have work and make no progress, and what each waits for.
 
-This is the only alarm for missing progress, and ``max_processing_time_ms`` its only setting. The watchdog
-checks once a second, from its own thread, the counters that the runners keep anyway, so it costs nothing
-for a record. Because it has its own thread, it also detects a blocked event loop. Because it has its own
-connection, it can then report that in Redis.
+This is the only alarm for missing progress, and ``max_processing_time_ms`` its only setting. A partition
+stalls if none of its records was committed for that long although it holds entries, or although entries
+wait in Redis that its reads do not bring. The watchdog reports a stall once, and once more when it ends. It
+reports partitions that wait for the same thing together: when Redis is away, there may be a thousand.
 
-A partition stalls if none of its records was committed for that long although it holds entries, or although
-entries wait in Redis that its reads do not bring. The watchdog reports a stall once, and once more when it
-ends. It reports partitions that wait for the same thing together: when Redis is away, there may be a
-thousand.
+Once a second it checks the counters that the runners keep anyway, so it costs nothing for a record. It has
+a thread and a connection of its own, so that it also detects a blocked event loop, and can report it.
 
 It never looks at what another thread executes. The event loop reads the stacks of its own tasks, threads
-register their calls, and of a function that blocks the event loop only the name and entries are known.
-
-It cannot detect native code that holds the interpreter lock: then no thread of the process runs,
-heartbeats are late, and the peers notice.
+register their calls, and of a function that blocks the event loop only the name and entries are known. It
+cannot detect native code that holds the interpreter lock: then no thread of the process runs, heartbeats
+are late, and the peers notice.
 """
 
 import asyncio
@@ -64,8 +61,6 @@ Runners = Callable[[], Mapping[int, PartitionRunner | None]]
 
 @dataclass(slots=True)
 class _Seen:
-    """What the watchdog knows of one partition."""
-
     runner: PartitionRunner | None
     done: int
     since_ms: int
