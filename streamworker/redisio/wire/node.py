@@ -38,7 +38,6 @@ class Node:
     """
 
     map_version = 0
-    """Always 0: there is no slot map."""
 
     def __init__(
         self, target: Endpoint, connections: int, call_timeout_ms: float, *, is_one_of_many: bool = False

@@ -38,8 +38,8 @@ class OutboxWriter:
         for (stream, partition), entries in routed.items():
             for to, its in self._dealt(stream, partition, entries):
                 messages += self._messages(to, its)
-        for message in messages:
-            self._last = str(message.id)
+        if messages:
+            self._last = str(messages[-1].id)
         return OutboxWrite(after, messages, self._limit)
 
     def _dealt(

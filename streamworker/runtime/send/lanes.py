@@ -179,8 +179,7 @@ class Lanes:
             if lane.place == place and self._ready(lane) and size < PIPELINE_BYTES_MAX:
                 # Move the lane to the end, so that under load all lanes get their turn.
                 self._lanes[lane.partition] = self._lanes.pop(lane.partition)
-                batch = lane.take()
-                if batch is not None:
+                if (batch := lane.take()) is not None:
                     batches.append(batch)
                     size += batch.size
         if size >= PIPELINE_BYTES_MAX:

@@ -23,10 +23,7 @@ class Router:
         self._deal = deal
 
     def partitions_of(self, batch: pa.RecordBatch, chunk: int) -> pa.Array:
-        """Return the partition of each row.
-
-        Rows without a key go to the partitions in turn, ``chunk`` rows at a time.
-        """
+        """Return the partition of each row; rows without a key are dealt out, ``chunk`` at a time."""
         keyed = self._keyed(batch)
         if not keyed.null_count:
             return keyed

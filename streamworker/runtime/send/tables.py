@@ -27,10 +27,7 @@ ROWS_PER_ENTRY_MAX = 10_000_000
 
 
 class TablePacker:
-    """Packs rows of one stream into entries.
-
-    ``entry_bytes_max`` limits the rows of an entry before compression.
-    """
+    """Packs rows of one stream into entries that have ``entry_bytes_max`` at most before compression."""
 
     def __init__(self, spec: StreamSpec, deal: RoundRobin, entry_bytes_max: int) -> None:
         self._spec = spec
