@@ -9,7 +9,7 @@ from streamworker.core.data.outbox import START, Message, Target
 from streamworker.redisio.data.outbox import Heads, OutboxWrite, pack_records
 from streamworker.runtime.forward.forwarder import Source
 from streamworker.runtime.forward.routing import IN_TURN, Routed, Routes
-from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, bytes_of
+from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, Encoded, bytes_of
 
 MESSAGE_BYTES_MAX = 512 * 1024
 """Bytes of a message before it is packed. The target's script takes it in one step, which blocks Redis."""
@@ -58,7 +58,9 @@ class OutboxWriter:
     def _messages(self, to: Target, entries: Sequence[Any]) -> Iterator[Message]:
         route = self.routes.named(to.stream)
         most = min(APPEND_ENTRIES_MAX, route.spec.records_max)
-        for chunk in _chunks(entries, most):
+        # A row of a stream of columns is encoded in its message.
+        sizes = [0] * len(entries) if route.spec.codec == "arrow" else list(map(_size_of, entries))
+        for chunk in _chunks(entries, sizes, most):
             since = self._marks.get(to, START)
             data = pack_records(route.spec.records_max, route.args(chunk))
             through = since.after(len(chunk), data)
@@ -67,11 +69,10 @@ class OutboxWriter:
             yield Message(self._number, to, since, through, data)
 
 
-def _chunks(entries: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+def _chunks(entries: Sequence[Any], sizes: Sequence[int], most: int) -> Iterator[Sequence[Any]]:
     """Cut entries into lists of at most ``most`` entries and about ``MESSAGE_BYTES_MAX`` bytes."""
     start = size = 0
-    for place, entry in enumerate(entries):
-        its_size = _size_of(entry)
+    for place, its_size in enumerate(sizes):
         if place > start and (place - start >= most or size + its_size > MESSAGE_BYTES_MAX):
             yield entries[start:place]
             start, size = place, 0
@@ -79,11 +80,7 @@ def _chunks(entries: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
     yield entries[start:]
 
 
-def _size_of(entry: Any) -> int:
-    if isinstance(entry, bytes):
-        return len(entry)
-    if isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], bytes | dict):
-        payload, headers = entry
-        size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
-        return size + (bytes_of(headers) if headers else 0)
-    return 0  # a row of a stream of columns, which is encoded in its message
+def _size_of(entry: Encoded) -> int:
+    payload, headers = (entry, None) if isinstance(entry, bytes) else entry
+    size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
+    return size + (bytes_of(headers) if headers else 0)
