@@ -33,10 +33,6 @@ class Stack:
         ]
         return "".join(traceback.StackSummary.from_list(shown).format()).rstrip()
 
-    def has(self, code: CodeType) -> bool:
-        """Whether the stack contains a function."""
-        return any(found is code for found, _ in self.frames)
-
     def place(self, code: CodeType) -> str:
         """Return the line that a function executes, as ``shop.py:17 in fetch``; empty if it is not here.
 
