@@ -36,9 +36,7 @@ _REFUSALS = {
     "NOREPLICAS": "Too few replicas are connected for min-replicas-to-write.",
     "NOPERM": "Give this user the right; `streamworker acl` prints those that are needed.",
     "WRONGTYPE": "Another program wrote to this key. Look at it with TYPE.",
-    "MOVED": CLUSTER_REMEDY,
-    "ASK": CLUSTER_REMEDY,
-    "CROSSSLOT": CLUSTER_REMEDY,
+    **dict.fromkeys(("MOVED", "ASK", "CROSSSLOT"), CLUSTER_REMEDY),
 }
 
 _PASSING = {

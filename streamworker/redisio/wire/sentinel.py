@@ -19,26 +19,11 @@ from collections.abc import Callable, Sequence
 from redis.exceptions import RedisError
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
+from streamworker.redisio.wire import primaries
 from streamworker.redisio.wire.attempts import ConnectAttempts
 from streamworker.redisio.wire.failures import look_at_error, no_answer
 from streamworker.redisio.wire.link import Endpoint, ask, pack
-from streamworker.redisio.wire.primaries import (
-    ASK_ROLE,
-    CHANNELS,
-    REMEMBERED_S,
-    SENTINEL_TIMEOUT_S,
-    Answer,
-    Place,
-    SentinelView,
-    is_about,
-    is_primary,
-    newest,
-    not_primary,
-    of_sentinel,
-    questions,
-    read_view,
-    taken_for_down,
-)
+from streamworker.redisio.wire.primaries import REMEMBERED_S, Answer, Place, SentinelView
 from streamworker.redisio.wire.redispy import CONNECT_TIMEOUT_S, Socket
 from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, refuse_plaintext
 
@@ -110,7 +95,7 @@ class SentinelTarget(Endpoint):
             is_one = await self._is_primary(socket)
             if not is_one or place != self._place:
                 self._epoch = self._epoch if is_one else 0
-                raise not_primary(place, self._service)
+                raise primaries.not_primary(place, self._service)
         except BaseException:
             # The next connection asks the sentinels again.
             self._fresh_until_s = 0.0
@@ -125,8 +110,8 @@ class SentinelTarget(Endpoint):
     async def _is_primary(self, socket: Socket) -> bool:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await socket.write(pack(ASK_ROLE))
-                return is_primary(await socket.reply())
+                await socket.write(pack(primaries.ASK_ROLE))
+                return primaries.is_primary(await socket.reply())
         except TimeoutError:
             raise no_answer(self.address, CONNECT_TIMEOUT_S * 1_000) from None
         except (RedisError, OSError) as error:
@@ -181,7 +166,7 @@ class SentinelTarget(Endpoint):
                 answers = sum(isinstance(one, Answer) for one in said)
                 if not everybody and 2 * answers > len(asks):
                     break
-                limit_s = SENTINEL_TIMEOUT_S if answers else LAST_S
+                limit_s = primaries.SENTINEL_TIMEOUT_S if answers else LAST_S
                 done, waiting = await asyncio.wait(
                     waiting,
                     timeout=max(0.0, began_s + limit_s - loop.time()),
@@ -194,7 +179,7 @@ class SentinelTarget(Endpoint):
             for task in asks:
                 task.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
-        answer = newest(said, self._sentinels)
+        answer = primaries.newest(said, self._sentinels)
         if any(one.is_open and self.leads_here(one) for one in self._let_in):
             # An attempt may also fail because its caller timed out.
             self._failing_since_s = None
@@ -215,7 +200,7 @@ class SentinelTarget(Endpoint):
             # The primary may come back before it is replaced; writes to it would then be lost.
             self._fresh_until_s = 0.0
             await self._close_what(leads_here=True)
-            raise taken_for_down(answer.place, self._service)
+            raise primaries.taken_for_down(answer.place, self._service)
         self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
         if answer.place != self._place:
             self._place, self._failing_since_s = answer.place, None
@@ -238,15 +223,16 @@ class SentinelTarget(Endpoint):
                     return await self._ask(sentinel)
             except TimeoutError:
                 late = no_answer(sentinel.address, 1_000 * LAST_S)
-                return SentinelView(sentinel.address, of_sentinel(late, sentinel.address))
+                return SentinelView(sentinel.address, primaries.of_sentinel(late, sentinel.address))
 
         return list(await asyncio.gather(*map(view, self._asked)))
 
     async def _ask(self, sentinel: Endpoint) -> SentinelView:
         try:
-            return read_view(await ask(sentinel, questions(self._service)), sentinel.address)
+            replies = await ask(sentinel, primaries.questions(self._service))
+            return primaries.read_view(replies, sentinel.address)
         except BackendError as error:
-            return SentinelView(sentinel.address, of_sentinel(error, sentinel.address))
+            return SentinelView(sentinel.address, primaries.of_sentinel(error, sentinel.address))
 
     def _shuffled(self) -> Sequence[Endpoint]:
         return self._rng.sample(self._asked, len(self._asked))
@@ -265,8 +251,8 @@ class SentinelTarget(Endpoint):
         try:
             async with asyncio.timeout(LAST_S):
                 await sentinel.connect(socket, waits=False)
-                await socket.write(pack(("SUBSCRIBE", *CHANNELS)))
-                for _ in CHANNELS:
+                await socket.write(pack(("SUBSCRIBE", *primaries.CHANNELS)))
+                for _ in primaries.CHANNELS:
                     await socket.reply()
             await self._look()  # A failover may have happened before the subscription.
             asked = False
@@ -282,7 +268,7 @@ class SentinelTarget(Endpoint):
                     await self._look()
                 else:
                     asked = False
-                    if is_about(message, self._service):
+                    if primaries.is_about(message, self._service):
                         await self._look()
         finally:
             await socket.hang_up()
