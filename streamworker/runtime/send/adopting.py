@@ -5,6 +5,7 @@ takes a piece only if it stands where the piece begins.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -29,31 +30,27 @@ ELSEWHERE_S = 1.0
 """How often it is looked whether this worker has become the owner of partition 0."""
 
 
+@dataclass(eq=False)
 class Adopter:
     """Reads one stream of other programs."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        spec: StreamSpec,
-        durability: Durability,
-        random: Callable[[], float],
-        log: BoundLogger,
-        on_trouble: Callable[[str], None],
-    ) -> None:
-        self._backend = backend
-        self._spec = spec
-        self._keys = StreamKeys(spec.app, spec.name)
-        self._durability = durability
-        self._pauses = Pauses(random)
-        self._log = log.bind(source=spec.source)
-        assert spec.codec != "arrow"
-        self._decode = spec.record.decoder(spec.codec)
+    backend: Backend
+    spec: StreamSpec
+    durability: Durability
+    random: Callable[[], float]
+    log: BoundLogger
+    on_trouble: Callable[[str], None]
+    """Called each second with why nothing is taken, for `status`, and with an empty reason afterwards."""
+
+    def __post_init__(self) -> None:
+        self._keys = StreamKeys(self.spec.app, self.spec.name)
+        self._pauses = Pauses(self.random)
+        self._log = self.log.bind(source=self.spec.source)
+        assert self.spec.codec != "arrow"
+        self._decode = self.spec.record.decoder(self.spec.codec)
         self._place: SourcePlace | None = None
         self._stands: dict[int, str] = {}
         self._told = ""
-        self._on_trouble = on_trouble
-        """Called each second with why nothing is taken, for `status`, and with an empty reason afterwards."""
         self._stood = False
 
     async def run(self, owned: Callable[[], Collection[int]]) -> None:
@@ -74,20 +71,20 @@ class Adopter:
 
     async def _step(self) -> float:
         """Take one look's entries; return how long to pause."""
-        source = self._spec.source
+        source = self.spec.source
         if self._place is None:
-            found = await adopted.standing(self._backend, self._keys, source, self._spec.partitions)
+            found = await adopted.standing(self.backend, self._keys, source, self.spec.partitions)
             self._place, self._stands = found
         taken = max(map(_taken, self._stands.values()), default=ZERO)
-        look = await adopted.look(self._backend, source, self._place, READ_ENTRIES, taken)
+        look = await adopted.look(self.backend, source, self._place, READ_ENTRIES, taken)
         if look.trouble:
             self._place = None  # Another worker may have stored it since, with the tag of its entry.
             self._tell("source_went_back", f"{look.trouble}; nothing is taken until it is right again")
-            self._on_trouble(f"nothing is taken from {source}: {look.trouble}")
+            self.on_trouble(f"nothing is taken from {source}: {look.trouble}")
             self._stood = True
             return ELSEWHERE_S
         if self._stood:
-            self._on_trouble("")
+            self.on_trouble("")
             self._stood = False
         if look.dropped:
             self._tell("source_trimmed", f"{look.dropped} entries were dropped before they were taken")
@@ -95,7 +92,7 @@ class Adopter:
         if not look.entries or not await self._hand_over(look.entries):
             return IDLE_S
         self._place = look.end
-        await adopted.keep_place(self._backend, self._keys, source, self._place)
+        await adopted.keep_place(self.backend, self._keys, source, self._place)
         return 0.0
 
     async def _hand_over(self, entries: list[tuple[EntryId, Fields]]) -> bool:
@@ -112,12 +109,12 @@ class Adopter:
         if not pieces:
             return True
         found_by = await adopted.hand_over(
-            self._backend,
+            self.backend,
             self._keys,
-            self._spec.source,
+            self.spec.source,
             pieces,
-            limit=self._spec.records_max,
-            durability=self._durability,
+            limit=self.spec.records_max,
+            durability=self.durability,
         )
         done = True
         for piece in pieces:
@@ -141,10 +138,10 @@ class Adopter:
         """Return the partition of an entry; without a key, or without a record, its id decides."""
         try:
             record = self._decode(dict(zip(fields[::2], fields[1::2], strict=True)))
-            key = canonical_key(self._spec.key(record))
+            key = canonical_key(self.spec.key(record))
         except RecordError:
             key = None
-        return partition_for(str(entry_id).encode() if key is None else key, self._spec.partitions)
+        return partition_for(str(entry_id).encode() if key is None else key, self.spec.partitions)
 
     def _tell(self, event: str, reason: str) -> None:
         if self._told != reason:

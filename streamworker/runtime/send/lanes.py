@@ -14,6 +14,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from streamworker.core.data.entries import EntryId
@@ -60,20 +61,21 @@ room after a try without an answer. Meanwhile other flushes to the node continue
 _log = get_logger("streamworker.producer")
 
 
+@dataclass
 class Declaration:
     """The declaration of a stream by a producer: before it is made no record is sent."""
 
-    def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings) -> None:
-        self._backend, self._spec, self._settings = backend, spec, settings
-        self.is_made = False
+    backend: Backend
+    spec: StreamSpec
+    settings: Settings
+    is_made: bool = False
 
     async def make(self) -> None:
         """Check that the server supports the durability, and declare the stream, unless that was done."""
         if not self.is_made:
-            spec = self._spec
-            await check_durability(self._backend, self._settings)
-            keys = StreamKeys(spec.app, spec.name)
-            await streams.declare(self._backend, keys, spec.partitions, spec.codec_name)
+            await check_durability(self.backend, self.settings)
+            keys = StreamKeys(self.spec.app, self.spec.name)
+            await streams.declare(self.backend, keys, self.spec.partitions, self.spec.codec_name)
             self.is_made = True
 
 
@@ -83,7 +85,6 @@ class Lanes:
     def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings, rng: random.Random) -> None:
         self._backend = backend
         self._spec = spec
-        self._settings = settings
         self._durability = durability_of(settings)
         self._keys = StreamKeys(spec.app, spec.name)
         self._id = secrets.token_hex(8)

@@ -14,19 +14,17 @@ from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendUnavailable, ProducerError, RecordError, StreamworkerError
 from streamworker.log import get_logger
-from streamworker.processors import StreamSpec
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import IdCall, IdReply
 from streamworker.redisio.data.streams import AppendCode, entry_fields
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.scripts import LATER_PUT
-from streamworker.redisio.wire.client import CONNECTIONS, Backend
+from streamworker.redisio.wire.client import CONNECTIONS
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
 from streamworker.runtime.send.lanes import FULL_PAUSE_MS, Declaration
 from streamworker.runtime.send.refusals import full, refused_later, too_many
 from streamworker.runtime.telling import warn
-from streamworker.settings import Settings
 
 ID_BYTES_MAX = 1_024
 
@@ -46,20 +44,12 @@ class Scheduled(NamedTuple):
 class NamedSends:
     """The sends with an id of one producer."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        spec: StreamSpec,
-        settings: Settings,
-        rng: random.Random,
-        declaration: Declaration,
-    ) -> None:
-        self._backend = backend
-        self._spec = spec
-        self._keys = StreamKeys(spec.app, spec.name)
-        self._durability = durability_of(settings)
-        self._rng = rng
+    def __init__(self, declaration: Declaration, rng: random.Random) -> None:
         self._declaration = declaration
+        self._backend, self._spec = declaration.backend, declaration.spec
+        self._keys = StreamKeys(self._spec.app, self._spec.name)
+        self._durability = durability_of(declaration.settings)
+        self._rng = rng
         self._turns = asyncio.Semaphore(CONNECTIONS)
         """The time limit of a call includes its wait for a connection."""
         self._calls: set[asyncio.Future[None]] = set()

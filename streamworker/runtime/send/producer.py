@@ -73,7 +73,7 @@ class Producer:
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
         self._lanes = Lanes(backend, spec, settings, rng)
-        self._named = NamedSends(backend, spec, settings, rng, self._lanes.declaration)
+        self._named = NamedSends(self._lanes.declaration, rng)
 
     # -- sending -----------------------------------------------------------------------------
 
