@@ -9,6 +9,7 @@ never used again: if a delayed append still arrives, its number is too low and R
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, cast
@@ -17,7 +18,7 @@ import msgspec
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.records.runs import Run, joined
 from streamworker.redisio.data.streams import Append, AppendReply, Packing
 from streamworker.runtime.send.ledger import Ledger
@@ -81,10 +82,11 @@ class Part(msgspec.Struct, eq=False, gc=False):
         """Whether the sender no longer waits for it."""
         return self.done.done()
 
-    def refuse(self, error: Exception) -> None:
-        """Report an error to the sender."""
-        self.done.set_exception(error)
-        self.done.exception()  # Without it, asyncio logs the error of a sender that has given up.
+    def refuse(self, error: StreamworkerError) -> None:
+        """Report a copy of an error, unless the sender has given up: a shared one collects all tracebacks."""
+        if not self.given_up:
+            self.done.set_exception(copy(error))
+            self.done.exception()  # Without it, asyncio logs the error of a sender that has given up.
 
 
 class AppendSlice(msgspec.Struct, eq=False, gc=False):

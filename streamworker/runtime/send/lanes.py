@@ -45,7 +45,7 @@ from streamworker.runtime.send.lane import (
     check_on_full,
 )
 from streamworker.runtime.send.ledger import Losses, LostSends
-from streamworker.runtime.send.refusals import copy_of, full, not_in_time, refused_later, tell
+from streamworker.runtime.send.refusals import full, not_in_time, refused_later, tell
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
@@ -372,8 +372,7 @@ class Lanes:
         if batch.unanswered and not isinstance(error, InternalError):
             error = refused_later(self._spec, error)
         for each in batch.slices:
-            if not each.part.given_up:
-                each.part.refuse(copy_of(error))
+            each.part.refuse(error)
         self._end(batch, AppendOutcome.UNKNOWN if batch.unanswered else AppendOutcome.NOT_WRITTEN)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from streamworker.errors import InternalError, ProducerError, RecordError, StreamFull, StreamworkerError
+from streamworker.errors import ProducerError, RecordError, StreamFull, StreamworkerError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.durability import Durability
 from streamworker.runtime.send.lane import Lane, Part
@@ -73,12 +73,5 @@ def not_in_time(
 def tell(parts: Iterable[Part], error: ProducerError) -> None:
     """Report an error to the senders that do not wait for room."""
     for part in parts:
-        if part.on_full == "raise" and not part.given_up:
-            part.refuse(copy_of(error))
-
-
-def copy_of(error: StreamworkerError) -> StreamworkerError:
-    """Return a copy of the error for one sender: a shared error would collect all their tracebacks."""
-    if isinstance(error, InternalError):
-        return InternalError(error.message)
-    return type(error)(error.message, remedy=error.remedy)
+        if part.on_full == "raise":
+            part.refuse(error)
