@@ -22,7 +22,6 @@ from streamworker.urls import Credentials, each_server, host_and_port, kind_of, 
 
 SLOTS = 16_384
 ASK_TIMEOUT_S = 1.0
-"""Timeout for a node's reply with the slots."""
 REFRESH_PAUSE_S, REFRESH_PAUSE_MAX_S = 0.25, 1.0
 """Minimum and maximum pause between two refreshes, without jitter; it grows with each refresh that finds
 nothing new. A primary without a replica may be down for hours, while owners keep calling it."""
@@ -221,7 +220,6 @@ class Topology:
         raise refusal or BackendUnavailable(f"The URL of {self.address} names no node.")
 
     def _whom_to_ask(self, suspects: set[str]) -> list[Endpoint]:
-        """Return the nodes in the order in which to ask them, suspected nodes last."""
         known = {seed.address: seed for seed in self.seeds}
         known |= {address: self.target(address) for address in sorted(self._map.nodes)}
         order = self._rng.sample(list(known.values()), len(known))

@@ -37,7 +37,6 @@ from streamworker.settings import Settings
 HELD_BYTES = 1024 * 1024
 """Bytes of messages of one outbox that a worker holds; it reads the others when these are through."""
 ROUND_BYTES = 4 * 1024 * 1024
-"""Bytes of one round trip."""
 FULL_PAUSE_MS = (20, 500)
 """The first and the longest pause before a full target is tried again."""
 DIVERGED_PAUSE_MS = 5_000
@@ -214,7 +213,6 @@ class Forwarder:
             self._tasks.start_soon(self._round, place)
 
     async def _round(self, place: str) -> None:
-        """Forward to one node, one round trip after the other, until there is nothing for it."""
         try:
             while work := self._gather(place):
                 await self._forward(work)
@@ -263,7 +261,6 @@ class Forwarder:
             lane.source.emptied.fire()
 
     async def _again(self, lane: _Lane, reply: ForwardReply) -> None:
-        """Let a lane go on after a message that was not taken."""
         first_ms, max_ms = FULL_PAUSE_MS
         lane.pauses = lane.pauses or Pauses(self.rng.random, first_ms=first_ms, max_ms=max_ms)
         pause_ms = lane.pauses.next_ms()

@@ -368,7 +368,6 @@ class Lanes:
                 self._fail(batch, error)
 
     def _fail(self, batch: Batch, error: StreamworkerError) -> None:
-        """Report to the senders that Redis refused, or could not be asked."""
         if batch.unanswered and not isinstance(error, InternalError):
             error = refused_later(self._spec, error)
         for each in batch.slices:

@@ -185,7 +185,13 @@ class Watchdog:
         if stalled:
             await self._tell(keys, stalled, now_ms)
         if over:
-            await self._tell_of_end(keys, over)
+            log.info(
+                "partitions_go_on",
+                processor=keys.group,
+                partitions=[partition for partition, _, _ in over],
+                stalled_ms=max(ms for _, _, ms in over),
+            )
+            await self._show(keys, [mark for p, seen, _ in over for mark in _marks(p, seen.runner, "")])
 
     async def _look_for_unread(self) -> None:
         """Find partitions that look idle although entries wait in Redis that their reads do not bring.
@@ -255,15 +261,6 @@ class Watchdog:
                 moment = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
                 shown += _marks(partition, seen.runner, f"{STALLED}{moment}: waits for {cause.what}")
         await self._show(keys, shown)
-
-    async def _tell_of_end(self, keys: GroupKeys, over: Sequence[tuple[int, _Seen, int]]) -> None:
-        log.info(
-            "partitions_go_on",
-            processor=keys.group,
-            partitions=[partition for partition, _, _ in over],
-            stalled_ms=max(ms for _, _, ms in over),
-        )
-        await self._show(keys, [mark for p, seen, _ in over for mark in _marks(p, seen.runner, "")])
 
     async def _show(self, keys: GroupKeys, stalls: Sequence[MarkLock]) -> None:
         """Write the stalls to the locks; the log has them in any case."""
