@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import msgspec
@@ -150,6 +150,33 @@ async def test_a_target_gets_records_in_its_own_codec(codec: Any) -> None:
         await its.orders.send(Order(300))
         await worker.until_drained()
     assert sorted(seen) == list(range(301))
+
+
+class Photo(NamedTuple):
+    data: bytes
+    n: int
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack", "fields", "arrow"])
+async def test_a_target_gets_named_tuples_that_begin_with_bytes(codec: Any) -> None:
+    """Such a row is not taken for a payload with headers."""
+    its = shop()
+    photos = its.app.stream("photos", Photo, partitions=1, codec=codec)
+
+    @its.app.processor(its.orders, into=photos)
+    async def take(order: Order) -> Photo:
+        return Photo(b"jpeg", order.n)
+
+    seen: list[Photo] = []
+
+    @its.app.processor(photos)
+    async def show(photo: Photo) -> None:
+        seen.append(photo)
+
+    async with local_worker(its.app) as worker:
+        await its.orders.send_many([Order(n) for n in (1, 2)])
+        await worker.until_drained()
+    assert seen == [(b"jpeg", 1), (b"jpeg", 2)]
 
 
 async def test_a_row_that_cannot_be_sent_fails_its_call() -> None:
