@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
+from benchmarks.filling import fill_records
 from streamworker.dev.bench.figures import figures_of
 from streamworker.dev.bench.programs import Program, RunTiming
 from streamworker.dev.bench.scenes import BATCH, PACKED
@@ -29,7 +30,7 @@ async def limits(contest: Contest) -> list[Row]:
     """
     contest.say("filling")
     keys = {
-        "limits": await contest.ground.fill_records("limits", contest.records),
+        "limits": await fill_records(contest.ground, "limits", contest.records),
         PACKED: await contest.ground.fill_packed(PACKED, contest.records),
     }
     single = replace(BATCH, name="batch handler, single entries", entries="limits")

@@ -2,6 +2,7 @@
 
 from benchmarks.contest import Contest, Peer
 from benchmarks.figures import LOOP, Row, Target, rows_against
+from benchmarks.filling import fill, fill_records
 from streamworker.dev.bench.figures import figures_of
 from streamworker.dev.bench.programs import Program
 from streamworker.dev.bench.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
@@ -30,18 +31,18 @@ async def process(contest: Contest) -> list[Row]:
     contest.say("filling")
     ground = contest.ground
     size = {"partitions": contest.partitions}
-    keys = {"events": await ground.fill_records("events", contest.records, **size)}
+    keys = {"events": await fill_records(ground, "events", contest.records, **size)}
     keys[PACKED] = await ground.fill_packed(PACKED, contest.records, **size)
     peers = contest.installed([FASTSTREAM, TASKIQ])
     if FASTSTREAM in peers:
         keys["faststream"] = ground.keys("faststream", 1)
         records = payloads(min(contest.records, FASTSTREAM_MAX))
-        await ground.fill(keys["faststream"][0], records, "__data__")
+        await fill(ground, keys["faststream"][0], records, "__data__")
     if TASKIQ in peers:
         from benchmarks.peers.taskiq_tasks import messages
 
         keys["taskiq"] = ground.keys("taskiq", 1)
-        await ground.fill(keys["taskiq"][0], messages(min(contest.records, TASKIQ_MAX)), "data")
+        await fill(ground, keys["taskiq"][0], messages(min(contest.records, TASKIQ_MAX)), "data")
     found = await handling(contest, [BATCH, HANDWRITTEN, FORWARDING, RECORD, *peers], keys)
     speed, cpu = figures_of(found, "per_s", "events/s"), figures_of(found, "server_us", "µs")
     rows = []

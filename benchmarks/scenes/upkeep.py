@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
+from benchmarks.filling import append
 from benchmarks.rebalances.command_count import CommandCount
 from streamworker.dev.bench.figures import BenchFigures
 from streamworker.dev.bench.ground import BenchGround
@@ -97,7 +98,7 @@ async def settled(contest: Contest, program: Program, keys: list[str]) -> AsyncI
     """Start a worker, and yield when it owns all partitions and is idle."""
     async with contest.started(program, keys) as process:
         # When one record in each partition is done, the worker owns all partitions.
-        await contest.ground.append(keys, payloads(len(keys)))
+        await append(contest.ground, keys, payloads(len(keys)))
         await process.done()
         await asyncio.sleep(SETTLE_S)
         yield process
@@ -112,7 +113,7 @@ async def _cost_us(contest: Contest, process: BenchProcess, keys: list[str], sli
     for first in range(0, count, a_slice):
         await asyncio.sleep(pace.pause_s())
         turned = keys[first % len(keys) :] + keys[: first % len(keys)]
-        await contest.ground.append(turned, payloads(a_slice))
+        await append(contest.ground, turned, payloads(a_slice))
     # Wait for all records: otherwise a worker that is behind would seem cheap.
     await process.done()
     after = cpu_s(process) + await contest.ground.cpu_s()
@@ -180,7 +181,7 @@ async def memory(contest: Contest) -> list[Row]:
         keys = contest.ground.keys("memory", FEW)
         async with settled(contest, Program("worker", entries="memory"), keys) as process:
             for part, sizes in ((first, warm), (contest.records - first, ended)):
-                await contest.ground.append(keys, payloads(part))
+                await append(contest.ground, keys, payloads(part))
                 await process.done()
                 sizes.append(rss_mib(process))
         await contest.ground.remove_keys()

@@ -8,6 +8,7 @@ import os
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
+from benchmarks.filling import fill_records
 from streamworker.app import App
 from streamworker.dev.bench.figures import figures_of
 from streamworker.dev.bench.programs import Program, worker
@@ -28,8 +29,8 @@ async def waiting(contest: Contest) -> list[Row]:
     """Measure ``concurrency=64, ordered_by="key"`` against the same handler in order."""
     count = min(contest.records // TIMES, IN_ORDER_MAX)
     keys = {
-        "many": await contest.ground.fill_records("many", count * TIMES),
-        "few": await contest.ground.fill_records("few", count),
+        "many": await fill_records(contest.ground, "many", count * TIMES),
+        "few": await fill_records(contest.ground, "few", count),
     }
     speed = figures_of(await handling(contest, [OVERLAPPING, IN_ORDER], keys), "per_s", "events/s")
     what = "calls that overlap, in order by key: the handler waits 5 ms, 1,000 keys"

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from benchmarks import __main__ as command_line
 from benchmarks.contest import Contest, Peer
 from benchmarks.figures import LOOP, Row, Target, fallen, rows_against
+from benchmarks.filling import fill, fill_records
 from benchmarks.peers import bare
 from benchmarks.report import Report, chart, markdown, svg
 from benchmarks.scenes import table as scenes
@@ -97,7 +98,7 @@ async def test_each_contestant_handles_all_records_of_the_same_streams(redis_url
     """Workers and the loop by hand, in turn: none of them takes anything from another."""
     async with open_ground(redis_url) as ground:
         contest = Contest(ground, runs=1, records=RECORDS, partitions=2)
-        keys = await ground.fill_records("events", RECORDS, partitions=2)
+        keys = await fill_records(ground, "events", RECORDS, partitions=2)
         packed = await ground.fill_packed(PACKED, RECORDS, partitions=2)
         programs = [BATCH, HANDWRITTEN, FORWARDING, RECORD]
         found = await handling(contest, programs, {"events": keys, PACKED: packed})
@@ -118,9 +119,9 @@ async def test_peers_acknowledge_all_records(redis_url: str, peer: Peer, field: 
         if peer is TASKIQ:
             from benchmarks.peers.taskiq_tasks import messages
 
-            await ground.fill(key, messages(RECORDS), field)
+            await fill(ground, key, messages(RECORDS), field)
         else:
-            await ground.fill(key, payloads(RECORDS), field)
+            await fill(ground, key, payloads(RECORDS), field)
         timing = await Contest(ground, runs=1).handled(peer, [key])
         assert 0 < timing.per_s < 1_000_000
     with redis.Redis.from_url(redis_url) as client:
@@ -172,7 +173,7 @@ async def test_senders_tell_how_fast_they_were(redis_url: str) -> None:
 async def test_each_step_of_a_workers_work_is_measured_alone(redis_url: str) -> None:
     """On all entries, to the last one; what is committed is committed by the script that workers use."""
     async with open_ground(redis_url) as ground:
-        keys = await ground.fill_records("limits", RECORDS - 100)
+        keys = await fill_records(ground, "limits", RECORDS - 100)
         last = (await ground.backend.execute("XREVRANGE", keys[0], "+", "-", "COUNT", 1))[0][0]
         committed = set()
         for mode, measure in bare.MODES.items():

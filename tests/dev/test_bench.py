@@ -13,7 +13,7 @@ from streamworker.dev.bench.figures import BenchFigures, Report
 from streamworker.dev.bench.ground import BUSY_PER_S, open_ground
 from streamworker.dev.bench.programs import Bench, BenchFailed, Program
 from streamworker.dev.bench.scenes import BATCH
-from streamworker.dev.bench.task import Begun, RowRates, Task, payloads
+from streamworker.dev.bench.task import Begun, RowRates, Task
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import GroupKeys
 
@@ -43,7 +43,7 @@ async def test_a_bench_leaves_nothing_behind_and_touches_nothing_else(redis_url:
 
         async def bench() -> None:
             async with open_ground(redis_url, "bench-abcd") as ground:
-                await ground.fill_records("events", RECORDS)
+                await ground.backend.execute("XADD", *ground.keys("events", 1), "*", "v", "1")
                 assert client.dbsize() == 3
                 await asyncio.sleep(60)
 
@@ -111,7 +111,7 @@ async def test_a_process_that_fails_ends_the_bench_with_its_log(redis_url: str) 
     """A figure is never made up."""
     broken = Program("broken", ("-c", "raise SystemExit('no such thing')"))
     async with open_ground(redis_url) as ground:
-        keys = await ground.fill_records("events", 10)
+        keys = await ground.fill_packed("events", 10)
         with pytest.raises(BenchFailed, match="broken has not begun") as raised:
             await Bench(ground, records=10).handled(broken, keys)
     assert "no such thing" in (raised.value.remedy or "")
@@ -127,12 +127,12 @@ async def test_a_process_is_waited_for_as_long_as_its_streams_move(
     """A busy machine makes it slow, which is no failure; one that stands still is given up."""
     monkeypatch.setattr(programs_module, "STALL_S", 0.4)
     async with open_ground(redis_url) as ground:
-        keys = await ground.fill_records("events", 10)
+        keys = await ground.fill_packed("events", 10)
         async with Bench(ground).started(SLEEPS, keys) as process:
             waiting = asyncio.create_task(process.told(Begun))
             for _ in range(20):
                 await asyncio.sleep(0.1)
-                await ground.append(keys, payloads(1))
+                await ground.backend.execute("XADD", keys[0], "*", "v", "1")
             assert not waiting.done()
             with pytest.raises(BenchFailed, match="sleeper has not begun"):
                 await waiting
@@ -143,7 +143,7 @@ async def test_a_reader_is_not_waited_for_when_its_sender_has_failed(redis_url: 
     """What was not sent would never arrive; the log that is shown is the sender's."""
     broken = Program("sender", ("-c", "raise SystemExit('no such thing')"))
     async with open_ground(redis_url) as ground:
-        keys = await ground.fill_records("events", 10)
+        keys = await ground.fill_packed("events", 10)
         bench = Bench(ground)
         async with bench.started(SLEEPS, keys) as reader, bench.started(broken, keys) as sender:
             with pytest.raises(BenchFailed, match="sender has not sent all") as raised:
@@ -157,12 +157,11 @@ async def test_rows_are_measured_as_they_are_sent_handled_and_both(
     redis_url: str, tmp_path: Path, mode: str
 ) -> None:
     """Each way to the end: what was sent is committed when the time is taken."""
+    path = tmp_path / "rates"
     async with open_ground(redis_url) as ground:
-        path = tmp_path / "rates"
-        keys = ground.keys("rows", 2)
         task = Task(
-            app=ground.name, mode=mode, group="g", keys=keys, stream="rows", partitions=2, records=RECORDS,
-            begun_path=str(path), url=redis_url,
+            app=ground.name, mode=mode, group="g", keys=ground.keys("rows", 2), stream="rows", partitions=2,
+            records=RECORDS, begun_path=str(path), url=redis_url,
         )  # fmt: skip
         await rows.measure(task)
         rates = msgspec.json.decode(path.read_bytes(), type=RowRates)

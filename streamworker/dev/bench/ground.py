@@ -10,10 +10,10 @@ import re
 import secrets
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from itertools import cycle, islice
+from itertools import islice
 
 from streamworker.dev.bench.task import payloads
 from streamworker.errors import ConfigurationError
@@ -28,8 +28,6 @@ CALL_TIMEOUT_MS = 30_000
 BUSY_PER_S = 50
 """Commands a second from other clients above which they distort the figures."""
 LOOK_S = 0.5
-FILL = 500
-"""Entries that one round trip appends."""
 FILL_PACKED = 1_000
 """Records of an append that share entries."""
 KEEPER = "bench-keeper"
@@ -62,27 +60,11 @@ class BenchGround:
         info = await self.info("cpu")
         return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
-    async def fill(self, key: str, entries: Iterable[bytes], field: str = "v") -> None:
-        """Append entries of one field each; ``KEEPER`` keeps them until the bench ends."""
-        await self.append([key], entries, field)
-        await self.backend.execute("XGROUP", "CREATE", key, KEEPER, "0", "MKSTREAM")
-
-    async def append(self, keys: Sequence[str], entries: Iterable[bytes], field: str = "v") -> None:
-        """Append entries of one field each to the streams in turn; workers may trim them."""
-        where = cycle(keys)
-        left = iter(entries)
-        while chunk := list(islice(left, FILL)):
-            await self.backend.pipeline([("XADD", next(where), "*", field, each) for each in chunk])
-
-    async def fill_records(self, stream: str, count: int, *, partitions: int = 1) -> list[str]:
-        """Append the bench's records evenly to a stream's partitions, and return the partitions' keys."""
-        names = self.keys(stream, partitions)
-        for at, name in enumerate(names):
-            await self.fill(name, payloads(count // partitions, first=at * (count // partitions)))
-        return names
-
     async def fill_packed(self, stream: str, count: int, *, partitions: int = 1) -> list[str]:
-        """Append the bench's records as ``send_many`` does, and return the partitions' keys."""
+        """Append the bench's records as ``send_many`` does, and return the partitions' keys.
+
+        ``KEEPER`` keeps them until the bench ends.
+        """
         at = StreamKeys(self.name, stream)
         for p, key in enumerate(self.keys(stream, partitions)):
             left = payloads(count // partitions, first=p * (count // partitions))

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from streamworker.dev.bench.figures import BenchFigures, Report, describe, figures_of
 from streamworker.dev.bench.ground import open_ground
 from streamworker.dev.bench.programs import Bench, Program, RunTiming, SomeProgram
-from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, SentRecords, payloads
+from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, SentRecords
 
 SENDER = Program("send_many", ("-m", "streamworker.dev.bench.sender"), "send", "sent")
 PACKED = "packed"
@@ -68,7 +68,7 @@ async def delays(bench: Bench, senders: Mapping[Program, Program]) -> dict[str, 
         keys = bench.ground.keys(reader.entries, 1)
         async with bench.started(reader, keys, records=count + 1) as process:
             # The reader certainly reads once it has received a record.
-            await bench.ground.fill(keys[0], payloads(1))
+            await bench.ground.fill_packed(reader.entries, 1)
             await process.told(Begun, FIRST)
             async with bench.started(senders[reader], keys, records=count, per_s=PER_S) as sender:
                 found = await process.told(Delays, beside=sender)
