@@ -58,21 +58,19 @@ class Act:
     after: float
     """The share of all flights that must be sent before it."""
     worker: str
-    kind: str
-    """``start``, ``kill`` (SIGKILL) or ``stop`` (SIGTERM)."""
     cause: str
-    """The cause that the following rebalance has."""
+    """That of the rebalance that follows: ``join`` (a start), ``death`` (SIGKILL) or ``leave`` (SIGTERM)."""
     mark: str
     """Its character in the picture."""
     text: str
 
 
 SCRIPT = (
-    Act(0.00, "w1", "start", "join", "+", "joins"),
-    Act(0.14, "w2", "start", "join", "+", "joins"),
-    Act(0.28, "w3", "start", "join", "+", "joins"),
-    Act(0.50, "w2", "kill", "death", "x", "killed with SIGKILL"),
-    Act(0.75, "w1", "stop", "leave", "-", "stopped with SIGTERM"),
+    Act(0.00, "w1", "join", "+", "joins"),
+    Act(0.14, "w2", "join", "+", "joins"),
+    Act(0.28, "w3", "join", "+", "joins"),
+    Act(0.50, "w2", "death", "x", "killed with SIGKILL"),
+    Act(0.75, "w1", "leave", "-", "stopped with SIGTERM"),
 )
 """In the end ``w3`` owns all partitions: some come from a dead worker, others from one that left."""
 
@@ -208,8 +206,7 @@ class _Demo:
             for task in (sending, *watching):
                 task.cancel()
             self.reporter.end()
-        found = await self._look(app, backend)
-        return found.rebalances
+        return (await self._look(app, backend)).rebalances
 
     async def _spark_runs(self, app: Any, backend: Backend) -> None:
         """Wait until both pipelines read, so that the tables grow while workers start and end."""
@@ -224,11 +221,11 @@ class _Demo:
     def _do(self, act: Act) -> None:
         self._say(f"{act.worker} {act.text}")
         self.acted_ms[act.cause, act.worker] = time.time() * 1000
-        if act.kind == "start":
+        if act.cause == "join":
             self._start(act.worker, "run", f"{APP}:app", "--name", act.worker)
             return
         self.gone.add(act.worker)
-        if act.kind == "kill":
+        if act.cause == "death":
             self.children[act.worker].kill()
         else:
             self.children[act.worker].terminate()
@@ -270,12 +267,10 @@ class _Demo:
                         f"rebalanced after {one.cause} of {one.member}: "
                         f"{len(one.moved)} partitions moved in {one.ms} ms"
                     )
-            processed = self.snapshot.committed
-            self.reporter.update(self.sent, processed, self.in_spark)
+            self.reporter.update(self.sent, self.snapshot.committed, self.in_spark)
             await asyncio.sleep(SAMPLE_S)
 
     async def _watch_table(self, table: Path) -> None:
-        """Update ``in_spark``."""
         count = RowCount(table)
         while True:
             self.in_spark = await asyncio.to_thread(count.now)

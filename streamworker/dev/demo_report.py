@@ -90,11 +90,10 @@ class Reporter:
 
 def _rebalances(verdict: Verdict) -> Table:
     table = Table(title="Rebalances", title_justify="left", title_style="bold")
-    table.add_column("cause")
-    table.add_column("worker")
-    table.add_column("partitions moved", justify="right")
-    table.add_column("handover", justify="right")
-    table.add_column("since start or signal", justify="right")
+    for name in ("cause", "worker"):
+        table.add_column(name)
+    for name in ("partitions moved", "handover", "since start or signal"):
+        table.add_column(name, justify="right")
     for one in verdict.rebalances:
         took = "not finished" if one.ms is None else f"{one.ms:,} ms"
         after = verdict.after_ms.get(one.generation)
@@ -109,7 +108,6 @@ def _figures(verdict: Verdict) -> Table:
     table.add_column("is", justify="right")
     table.add_column("must be", justify="right")
     table.add_column("")
-    wanted = verdict.missing_rebalances
     rows: list[tuple[str, int | str, int | str]] = [
         ("flights sent", verdict.sent, verdict.expected),
         ("rows in the table of legs", verdict.spark_rows, verdict.expected),
@@ -117,7 +115,7 @@ def _figures(verdict: Verdict) -> Table:
         ("duplicate rows", verdict.duplicates, 0),
         ("legs of an aircraft out of order", verdict.out_of_order, 0),
         ("delays of each carrier and day", "equal" if verdict.aggregate_equal else "different", "equal"),
-        ("rebalances that did not happen", sum(wanted.values()), 0),
+        ("rebalances that did not happen", verdict.missing_rebalances.total(), 0),
     ]
     for what, found, needed in rows:
         good = found == needed

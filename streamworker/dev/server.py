@@ -143,7 +143,7 @@ class EmbeddedServer:
         self._password = secrets.token_hex(24)
         self._run_dir: Path | None = None
         self._process: Child | None = None
-        self._remove_run_dir: Callable[[], object] = _nothing
+        self._remove_run_dir: Callable[[], object] = lambda: None
 
     # -- properties ----------------------------------------------------------------------------
 
@@ -341,10 +341,6 @@ def ask(address: str | tuple[str, int], password: str, *words: str | int) -> str
         if each.startswith("-"):
             raise Refused(each[1:])
     return answer[1:]
-
-
-def _nothing() -> None:
-    """Do nothing: there is no directory to remove."""
 
 
 def _quoted(value: str) -> str:

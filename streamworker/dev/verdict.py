@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from streamworker.core.snapshot import Rebalance
 from streamworker.dev.flights import DELAY_COLUMNS, KEY, expected_delays
 
-REBALANCES_EXPECTED: Mapping[str, int] = {"join": 3, "death": 1, "leave": 1}
+REBALANCES_EXPECTED = Counter({"join": 3, "death": 1, "leave": 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +40,9 @@ class Verdict:
     seconds: float
 
     @property
-    def missing_rebalances(self) -> dict[str, int]:
+    def missing_rebalances(self) -> Counter[str]:
         """The number of missing finished rebalances by cause."""
-        seen = Counter(one.cause for one in self.rebalances if one.ms is not None)
-        return {cause: n - seen[cause] for cause, n in REBALANCES_EXPECTED.items() if seen[cause] < n}
+        return REBALANCES_EXPECTED - Counter(one.cause for one in self.rebalances if one.ms is not None)
 
     @property
     def holds(self) -> bool:

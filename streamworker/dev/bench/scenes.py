@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from streamworker.dev.bench.figures import BenchFigures, Report, describe, figures_of
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.programs import Bench, Program, RunTiming, SomeProgram
+from streamworker.dev.bench.programs import Bench, Program, RunTiming, SomeProgram, Told
 from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, SentRecords
 
 SENDER = Program("send_many", ("-m", "streamworker.dev.bench.sender"), "send", "sent")
@@ -28,15 +28,16 @@ SECONDS_MAX = 10
 
 async def sending(bench: Bench, senders: Sequence[Program]) -> dict[str, list[SentRecords]]:
     """Let each sender send all records, 1,000 in each call."""
+    return await bench.in_turn(senders, lambda each: _told(bench, each, bench.records, SentRecords))
 
-    async def sent(sender: Program) -> SentRecords:
-        keys = bench.ground.keys(sender.entries, bench.partitions)
-        async with bench.started(sender, keys, records=bench.records) as process:
-            found = await process.told(SentRecords)
-        await bench.ground.remove_keys()
-        return found
 
-    return await bench.in_turn(senders, sent)
+async def _told(bench: Bench, program: Program, records: int, kind: type[Told]) -> Told:
+    """Run a program on streams that are empty, and return what it tells."""
+    keys = bench.ground.keys(program.entries, bench.partitions)
+    async with bench.started(program, keys, records=records) as process:
+        found = await process.told(kind)
+    await bench.ground.remove_keys()
+    return found
 
 
 async def handling(
@@ -48,16 +49,8 @@ async def handling(
 
 async def rows_and_records(bench: Bench) -> dict[str, list[RowRates]]:
     """Send, handle and forward columns and JSON records, end to end and in parts, each on one core."""
-
-    async def rates(program: Program) -> RowRates:
-        keys = bench.ground.keys(program.entries, bench.partitions)
-        count = bench.records * (TIMES if program is COLUMNS else 1)
-        async with bench.started(program, keys, records=count) as process:
-            found = await process.told(RowRates)
-        await bench.ground.remove_keys()
-        return found
-
-    return await bench.in_turn([COLUMNS, JSON_RECORDS], rates)
+    counts = {COLUMNS: bench.records * TIMES, JSON_RECORDS: bench.records}
+    return await bench.in_turn(list(counts), lambda each: _told(bench, each, counts[each], RowRates))
 
 
 async def delays(bench: Bench, senders: Mapping[Program, Program]) -> dict[str, list[Delays]]:
