@@ -37,24 +37,12 @@ _BYTES = {
 
 
 def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
-    """Return a duration in milliseconds.
+    """Return in milliseconds a duration that a user wrote for the argument ``what``.
+
+    Raise ConfigurationError if it is no duration, is negative, or is less than ``least_ms``.
 
     >>> duration_ms("10 seconds", "within"), duration_ms(0.5, "within"), duration_ms("7 days", "retention")
     (10000, 500, 604800000)
-
-    Parameters
-    ----------
-    value
-        The duration as the user wrote it.
-    what
-        The argument that it was given for, for the error.
-    least_ms
-        The smallest duration that is accepted.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no duration, is negative, or is less than ``least_ms``.
     """
     ms: float | None = None
     if isinstance(value, timedelta):
@@ -74,15 +62,12 @@ def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
 
 
 def size_bytes(value: Size, what: str) -> int:
-    """Return a size in bytes.
+    """Return in bytes a size that a user wrote for the argument ``what``.
+
+    Raise ConfigurationError if it is no size, or is less than one byte.
 
     >>> size_bytes("10 GB", "retention"), size_bytes("64 KiB", "cache"), size_bytes(4096, "cache")
     (10000000000, 65536, 4096)
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no size, or is less than one byte.
     """
     size = _number(value, _BYTES) if isinstance(value, str) else value
     if isinstance(size, bool) or not isinstance(size, (int, float)) or size < 1:

@@ -5,12 +5,12 @@ Everything here is a function of times that are passed in, in milliseconds since
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from streamworker.core.units import Duration, duration_ms
+from streamworker.core.units import Duration, duration_ms, duration_text
 from streamworker.errors import ConfigurationError
 
 Missed = Literal["skip", "once", "all"]
@@ -21,23 +21,6 @@ LATE_MS = 60_000
 """A run that begins so long after its time is not missed. A new leader takes a timer over within seconds,
 so a failure of one worker at the planned time skips nothing."""
 EVERY_MIN_MS = 100
-_UNITS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1_000))
-
-
-class PlannedTimes(Protocol):
-    """The planned times of a timer."""
-
-    def after(self, ms: int) -> int:
-        """Return the first planned time after a time."""
-        ...
-
-    def upto(self, ms: int) -> int:
-        """Return the last planned time at or before a time."""
-        ...
-
-    def moment(self, ms: int) -> datetime:
-        """Return a time in the timer's zone."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -63,16 +46,7 @@ class Every:
         return datetime.fromtimestamp(ms / 1000, UTC)
 
     def __str__(self) -> str:
-        for name, unit_ms in (
-            ("day", 86_400_000),
-            ("hour", 3_600_000),
-            ("minute", 60_000),
-            ("second", 1_000),
-        ):
-            if self.period_ms % unit_ms == 0:
-                count = self.period_ms // unit_ms
-                return f"every {name}" if count == 1 else f"every {count} {name}s"
-        return f"every {self.period_ms} ms"
+        return f"every {duration_text(self.period_ms).removeprefix('1 ')}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +79,10 @@ class Cron:
     def __str__(self) -> str:
         told: str = CronSim(self.spec, self.moment(0)).explain()
         return f"{told}, {self.zone.key}"
+
+
+PlannedTimes: TypeAlias = Every | Cron
+"""The planned times of a timer."""
 
 
 def _ms(moment: datetime) -> int:

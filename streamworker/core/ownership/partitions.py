@@ -116,6 +116,8 @@ class Ownership:
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle an event about locks or runners; ignore other events."""
+        if isinstance(event, ev.LocksAnswered | ev.LocksReleased) and event.owner != self.owner:
+            return []  # It answers a former membership, whose locks are free: it is no longer a member.
         match event:
             case ev.LocksAnswered():
                 return self._answered(event, now_ms)
@@ -133,14 +135,8 @@ class Ownership:
         return []
 
     def _answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
-        """Handle the answers to ``AcquireLocks``.
-
-        An answer to a former membership is ignored: its locks are free, since it is no longer a member.
-        """
         effects: list[ev.Effect] = []
         granted: list[int] = []
-        if event.owner != self.owner:
-            return []
         self._is_touched = True
         for partition in event.asked:
             entry = self._partitions[partition]
@@ -178,8 +174,6 @@ class Ownership:
     def _released(self, event: ev.LocksReleased, now_ms: int) -> list[ev.Effect]:
         """Handle the answers to ``ReleaseLocks``, and tell the members that may wait for the locks."""
         done: list[int] = []
-        if event.owner != self.owner:
-            return []
         self._is_touched = True
         for partition in event.asked:
             entry = self._partitions[partition]
@@ -241,11 +235,9 @@ class Ownership:
         self._is_touched = True
         if isinstance(event, ev.RunnerHalted):
             entry.state = step(entry.state, Trigger.HALTED)
-            return (
-                []
-                if entry.state is State.STOPPING
-                else [ev.MarkLock(partition, self.owner, epoch, "halted", event.reason)]
-            )
+            if entry.state is State.STOPPING:
+                return []
+            return [ev.MarkLock(partition, self.owner, epoch, "halted", event.reason)]
         entry.cancel_at_ms = None
         if isinstance(event, ev.RunnerStopped):
             entry.state = step(entry.state, Trigger.STOPPED)
