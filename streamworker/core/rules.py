@@ -11,8 +11,6 @@ from streamworker.errors import ConfigurationError
 class Rule:
     """A setting is at least, or more than, some times another one; the setting's own text gives the reason.
 
-    Examples
-    --------
     >>> str(Rule("dead_after_ms", ">=", 2, "heartbeat_interval_ms"))
     'dead_after_ms >= 2 x heartbeat_interval_ms'
     """

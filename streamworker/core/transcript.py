@@ -15,8 +15,6 @@ from streamworker.core.words import runs
 def step_in_words(event: ev.Event, effects: Sequence[ev.Effect]) -> list[str]:
     """Write one step of a core: the event, then each effect behind an arrow.
 
-    Examples
-    --------
     >>> step_in_words(ev.Started(), [ev.PauseBatches()])
     ['Started', '-> PauseBatches']
     """

@@ -11,8 +11,6 @@ T = TypeVar("T")
 def runs(numbers: Iterable[int]) -> str:
     """Write partitions with runs shortened.
 
-    Examples
-    --------
     >>> runs((0, 1, 2, 5))
     '0-2,5'
     """

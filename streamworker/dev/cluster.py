@@ -73,8 +73,6 @@ class ClusterNode(EmbeddedServer):
 class EmbeddedCluster:
     """A Redis Cluster of embedded servers: primaries that share the slots evenly, each with its replicas.
 
-    Examples
-    --------
     >>> with EmbeddedCluster(primaries=3, replicas=0) as cluster:
     ...     cluster.url.partition("://")[0]
     'redis+cluster'

@@ -41,8 +41,6 @@ def prefix_within(sizes: Iterable[int], records: int, bytes_max: int, *, at_leas
     An entry that alone is larger than the limit is a batch of its own; otherwise no batch could ever include
     it.
 
-    Examples
-    --------
     >>> prefix_within([40, 40, 40], records=10, bytes_max=100)
     2
     >>> prefix_within([500], records=10, bytes_max=100)
@@ -210,8 +208,6 @@ class Halving:
     If the first half of a failing slice succeeds, its second half must fail, so the search does not run the
     second half as a whole but halves it at once. One poison record among ``n`` costs about log2(n) + 1 calls.
 
-    Examples
-    --------
     >>> search = Halving(4)
     >>> while (part := search.next()) is not None:
     ...     search.failed() if part[0] <= 2 < part[1] else search.succeeded()

@@ -20,8 +20,6 @@ _ID = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
 class EntryId(NamedTuple):
     """The id of one entry in a Redis stream; ordered by time, then by sequence.
 
-    Examples
-    --------
     >>> EntryId.parse("10-1") > EntryId.parse("9-1")
     True
     >>> str(EntryId(5, 0).successor())

@@ -38,8 +38,6 @@ class Counters:
 class LoadMeter:
     """Measures the load of each partition of one member.
 
-    Examples
-    --------
     >>> meter = LoadMeter()
     >>> meter.look({3: Counters(epoch=7, at_ms=0, worked_ms=0, done=0, lag=0)})
     {}

@@ -49,8 +49,6 @@ def canonical_key(value: object) -> bytes | None:
 
     Raise RecordError for a value that has no agreed form as bytes, such as a float.
 
-    Examples
-    --------
     >>> canonical_key("ann")
     b'ann'
     >>> canonical_key(("ann", 7))
@@ -89,8 +87,6 @@ def canonical_key(value: object) -> bytes | None:
 def partition_for(key: bytes, partitions: int) -> int:
     """Return the partition of a canonical key.
 
-    Examples
-    --------
     >>> partition_for(b"ann", 16)
     3
     """

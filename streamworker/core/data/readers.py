@@ -43,8 +43,6 @@ class ReaderPosition:
     def text(self) -> str:
         """Return the stored form.
 
-        Examples
-        --------
         >>> ReaderPosition({0: 7}, {0: "n.1"}, 99).text()
         '{"p":{"0":7},"log":{"0":"n.1"},"at":99}'
         """

@@ -35,8 +35,6 @@ class Window:
 
     At most ``concurrency`` of them run at the same time, and at most ``size`` were added and not taken.
 
-    Examples
-    --------
     >>> window = Window(concurrency=2, size=10)
     >>> [window.add(key) for key in ("ann", "ann", "bob")]
     [0, 1, 2]

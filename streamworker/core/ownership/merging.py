@@ -13,8 +13,6 @@ from streamworker.core.events import AcquireLocks, Effect, ReleaseLocks
 def merged(effects: Iterable[Effect]) -> list[Effect]:
     """Return the effects, with lock calls that differ only in their partitions merged into one.
 
-    Examples
-    --------
     >>> merged([ReleaseLocks("a", {1: 7}), ReleaseLocks("a", {2: 9})])
     [ReleaseLocks(owner='a', epochs={1: 7, 2: 9})]
     >>> ask = [AcquireLocks((p,), "a", 5, ("a", "b")) for p in (1, 2)]

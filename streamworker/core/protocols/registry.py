@@ -109,8 +109,6 @@ def make_coordinator(setup: Setup) -> Coordinator:
 def from_fields(fields: Mapping[str, str]) -> ControlMessage | None:
     """Read a control stream entry; return None if its kind or its fields are unknown.
 
-    Examples
-    --------
     >>> from_fields(PartitionsReleased((3, 4), "w1.a", 7).fields())
     PartitionsReleased(partitions=(3, 4), owner='w1.a', generation=7)
     >>> from_fields({"kind": "of-a-later-release"}) is None

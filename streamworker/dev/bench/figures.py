@@ -16,8 +16,6 @@ import msgspec
 class BenchFigures:
     """The figures of one program, one for each run.
 
-    Examples
-    --------
     >>> BenchFigures("batch handler", "events/s", (300.0, 100.0, 200.0)).median
     200.0
     """
@@ -57,8 +55,6 @@ def figures_of(
 def compact(value: float) -> str:
     """Format a figure with three significant digits, or all digits from 1,000 on.
 
-    Examples
-    --------
     >>> compact(326_412.7), compact(12.34), compact(0.0123)
     ('326,413', '12.3', '0.0123')
     """

@@ -53,8 +53,6 @@ class Begun(msgspec.Struct):
 class BenchEvent(msgspec.Struct):
     """One record.
 
-    Examples
-    --------
     >>> msgspec.json.encode(BenchEvent(1, "k1", 1.5))
     b'{"number":1,"key":"k1","amount":1.5,"sent_ns":0}'
     """

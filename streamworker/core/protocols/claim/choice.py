@@ -32,8 +32,6 @@ def choose(
 
     ``owners`` has the owner by partition, without expired entries.
 
-    Examples
-    --------
     >>> first = lambda most: 0
     >>> choose(5, {}, "a", first)
     Choice(partition=0, victim='')

@@ -38,8 +38,6 @@ def race_delay_ms(load: int, delay_ms: int, *, is_processing: bool) -> int:
     The load is in thousandths of a partition, and ``is_processing`` says whether the node has the challenged
     one.
 
-    Examples
-    --------
     >>> race_delay_ms(3 * UNIT, 100, is_processing=True)
     200
     >>> race_delay_ms(1 * UNIT, 100, is_processing=False)

@@ -48,8 +48,6 @@ def range_assignment(
 ) -> Owners:
     """Give each member one contiguous run; the first ``partitions % n`` members get one more.
 
-    Examples
-    --------
     >>> range_assignment(["a", "b", "c"], 8, ())
     ('a', 'a', 'a', 'b', 'b', 'b', 'c', 'c')
     >>> range_assignment(["a", "b", "c"], 2, ())
@@ -76,8 +74,6 @@ def sticky_assignment(
 
     A partition is free if its previous owner is not a member or is unknown.
 
-    Examples
-    --------
     >>> sticky_assignment(["a", "b", "c"], 8, ("a", "a", "a", "a", "b", "b", "b", "b"))
     ('a', 'a', 'a', 'c', 'b', 'b', 'b', 'c')
     >>> sticky_assignment(["a", "b"], 4, ("a", "gone", "gone", "b"))
@@ -126,8 +122,6 @@ def weighted_assignment(
     weights and capacities are equal and the other members are balanced, the result is balanced to one
     partition.
 
-    Examples
-    --------
     >>> weighted_assignment(["a", "b"], 4, ("a", "a", "a", "a"))
     ('b', 'b', 'a', 'a')
     >>> weighted_assignment(["a", "b"], 4, ("a", "a", "a", "a"), Weights((900, 100, 100, 100)))
@@ -203,8 +197,6 @@ STRATEGIES: dict[str, Strategy] = {
 def moves(before: Owners, after: Owners) -> tuple[int, ...]:
     """Return the partitions that ``after`` gives to a member that did not own them ``before``.
 
-    Examples
-    --------
     >>> moves(("a", "a", "a", "a"), ("a", "a", "b", "b"))
     (2, 3)
     >>> moves((), ("a", "a"))

@@ -62,8 +62,6 @@ def plan(scales: Scales, rules: BalanceRules, most: int, *, has_begun: bool = Fa
     A member above the threshold that has no partition whose move would help, such as a worker with one hot
     partition, is left out, and the other members are compared with each other.
 
-    Examples
-    --------
     >>> from streamworker.core.protocols.membership.weights import Weights
     >>> scales = Scales(["a", "b"], ["a", "a", "a", "b"], Weights((900, 200, 200, 100)))
     >>> plan(scales, BalanceRules(), most=10)

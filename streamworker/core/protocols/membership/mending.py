@@ -40,8 +40,6 @@ STRANGER_BEATS = 2
 def fingerprint(document: bytes) -> str:
     """Return a short digest of a value, computed as the Lua scripts do.
 
-    Examples
-    --------
     >>> fingerprint(b"")
     '0:da39a3ee5e6b4b0d3255bfef95601890afd80709'
     """
@@ -52,8 +50,6 @@ def fingerprint(document: bytes) -> str:
 def is_of_later_release(document: bytes) -> bool:
     """Whether a later release may have written a document that this release cannot read.
 
-    Examples
-    --------
     >>> is_of_later_release(b'{"generation":7,"v":2}'), is_of_later_release(b'{"generation":7')
     (True, False)
     """

@@ -17,8 +17,6 @@ LEVEL = 1_000
 class Weights:
     """The known weights of a group's partitions and capacities of its members.
 
-    Examples
-    --------
     >>> weights = Weights((300, 0, 100), {"strong": 2})
     >>> weights.known()
     (300, 200, 100)
