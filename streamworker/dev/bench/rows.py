@@ -19,7 +19,6 @@ class Rows:
 
     def __init__(self, task: Task, stream: str) -> None:
         self.app = App(task.app, redis_url=task.url)
-        self._task = task
         self._is_columns = task.mode == "columns"
         self._stream: Stream[BenchEvent] = self.app.stream(
             stream,

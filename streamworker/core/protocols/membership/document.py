@@ -1,9 +1,7 @@
-"""The members of a group: one document in Redis, changed by compare-and-set.
+"""The members of a group: one document in Redis, changed by compare-and-set on its **generation**.
 
-The document is the only thing that the members agree on. To change it, a member reads it, computes the next
-version, and writes that version if the **generation** is still the one that it read. The script that writes
-the document raises the generation and posts to the control stream in the same step, so no change happens
-without its message. A worker acts on the newest document that it knows and skips the versions between.
+The document is the only thing that the members agree on; docs/protocol.md tells how they change it. A worker
+acts on the newest document that it knows and skips the versions between.
 
 A member that wants to leave is first marked ``leaving``. It is assigned no partitions, but it is still a
 member, so no other member takes its locks before it has drained and released them. Then it removes itself.
