@@ -114,12 +114,8 @@ class Policies:
     """The policies of one processor.
 
     An error that no policy names is retried for ever. An entry that cannot be decoded cannot heal, so it goes
-    to the dead letters unless the mapping names ``DecodeError``.
-
-    Raises
-    ------
-    ConfigurationError
-        If ``errors`` is neither a policy nor a mapping from exception types to policies.
+    to the dead letters unless the mapping names ``DecodeError``. ``errors`` that are neither a policy nor a
+    mapping from exception types to policies raise ConfigurationError.
     """
 
     def __init__(self, errors: Errors | None = None) -> None:

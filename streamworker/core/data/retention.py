@@ -36,10 +36,8 @@ class Retention:
     def of(cls, value: RetentionLike, what: str) -> "Retention":
         """Return what a user wrote for the argument ``what``.
 
-        Raises
-        ------
-        ConfigurationError
-            If a limit is no duration, size or number of records, or if there are two of one kind.
+        Raise ConfigurationError if a limit is no duration, size or number of records, or if there are two of
+        one kind.
         """
         several = [value] if isinstance(value, (str, int, float, timedelta)) else list(value)
         limits = [_limit(each, what) for each in several]

@@ -11,13 +11,8 @@ class Coordination:
     """A rebalance protocol, with the settings that only it reads.
 
     A setting has the protocol's name before its own everywhere but in the constructor: ``x_pace_ms`` is the
-    ``pace_ms`` of the protocol ``x``.
-
-    Raises
-    ------
-    ConfigurationError
-        If a rule between two of these settings does not hold. ``Settings`` checks the rules that also name
-        settings of others.
+    ``pace_ms`` of the protocol ``x``. If a rule between two of these settings does not hold, this raises
+    ConfigurationError; ``Settings`` checks the rules that also name settings of others.
     """
 
     name: ClassVar[str]

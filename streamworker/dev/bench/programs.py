@@ -36,7 +36,6 @@ WORKER = worker("streamworker.dev.bench.worker:app")
 
 Told = TypeVar("Told", bound=msgspec.Struct)
 Result = TypeVar("Result")
-SomeProgram = TypeVar("SomeProgram", bound="Program")
 
 
 class BenchFailed(StreamworkerError):
@@ -78,7 +77,7 @@ class Bench:
     say: Callable[[str], None] = lambda _: None
 
     async def in_turn(
-        self, programs: Sequence[SomeProgram], measure: Callable[[SomeProgram], Awaitable[Result]]
+        self, programs: Sequence[Program], measure: Callable[[Program], Awaitable[Result]]
     ) -> dict[str, list[Result]]:
         """Measure each program once in every run, and return the results by the programs' names.
 

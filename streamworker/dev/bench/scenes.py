@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from streamworker.dev.bench.figures import BenchFigures, Report, describe, figures_of
 from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.programs import Bench, Program, RunTiming, SomeProgram, Told
+from streamworker.dev.bench.programs import Bench, Program, RunTiming, Told
 from streamworker.dev.bench.task import FIRST, Begun, Delays, RowRates, SentRecords
 
 SENDER = Program("send_many", ("-m", "streamworker.dev.bench.sender"), "send", "sent")
@@ -41,7 +41,7 @@ async def _told(bench: Bench, program: Program, records: int, kind: type[Told]) 
 
 
 async def handling(
-    bench: Bench, programs: Sequence[SomeProgram], keys: Mapping[str, list[str]]
+    bench: Bench, programs: Sequence[Program], keys: Mapping[str, list[str]]
 ) -> dict[str, list[RunTiming]]:
     """Let each program handle all entries; ``keys`` are the filled streams by the programs' ``entries``."""
     return await bench.in_turn(programs, lambda each: bench.handled(each, keys[each.entries]))

@@ -5,15 +5,7 @@ import time
 from itertools import islice
 
 from streamworker.app import App
-from streamworker.dev.bench.task import (
-    BenchEvent,
-    Pace,
-    SentRecords,
-    Task,
-    events,
-    run_task,
-    tell,
-)
+from streamworker.dev.bench.task import BenchEvent, Pace, SentRecords, Task, events, run_task, tell
 
 
 async def send(task: Task) -> None:
@@ -34,9 +26,8 @@ async def send(task: Task) -> None:
             begun_s = time.monotonic()
             await stream.send_many(chunk)
             spent_s.append(time.monotonic() - begun_s)
-        tell(
-            task.begun_path, SentRecords(task.records / sum(spent_s[1:]))
-        )  # The first makes the connections.
+        # The first call makes the connections.
+        tell(task.begun_path, SentRecords(task.records / sum(spent_s[1:])))
 
 
 if __name__ == "__main__":
