@@ -87,11 +87,6 @@ class Retention:
         return max(parts, default=0.0)
 
 
-def surplus(entries: int, excess: float) -> int:
-    """Return how many of a partition's entries are the part ``excess``."""
-    return round(entries * excess)
-
-
 def _limit(value: object, what: str) -> tuple[str, int]:
     if isinstance(value, str):
         if found := _RECORDS.fullmatch(value):

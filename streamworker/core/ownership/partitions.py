@@ -1,9 +1,7 @@
 """The partitions of one member: acquires what is assigned to it and releases what is revoked.
 
-``Ownership`` combines the lifecycle table of every partition with the calls and timers around it. The
-assignment comes in by ``assign``. Effects ask for locks and release them; the answers come in by the other
-methods. One instance serves one membership: a member that was removed starts again with a new name and a new
-instance.
+``Ownership`` combines the lifecycle table of every partition with the calls and timers around it. One
+instance serves one membership: a member that was removed starts again with a new name and a new instance.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

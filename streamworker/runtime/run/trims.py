@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.data.retention import Retention, surplus
+from streamworker.core.data.retention import Retention
 from streamworker.errors import BackendError
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import retention, trimming
@@ -207,7 +207,7 @@ def _age(kept: Retention | None) -> int | None:
 
 def _above(kept: Retention, held: list[retention.Amount]) -> list[int]:
     excess = kept.excess(size=sum(each.size for each in held), records=sum(each.records for each in held))
-    return [surplus(each.entries, excess) for each in held]
+    return [round(each.entries * excess) for each in held]
 
 
 async def trim_once(

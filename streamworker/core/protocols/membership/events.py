@@ -200,10 +200,8 @@ class ProbePeers(Effect):
 
 def _owners(membership: Membership) -> str:
     names = {member.id: member.name for member in membership.members}
-    return (
-        by_owner({p: names[owner] for p, owner in enumerate(membership.owners) if owner is not None})
-        or "nobody"
-    )
+    owned = {p: names[owner] for p, owner in enumerate(membership.owners) if owner is not None}
+    return by_owner(owned) or "nobody"
 
 
 def _document(document: bytes | None, foreign: str) -> str:
