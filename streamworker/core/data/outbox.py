@@ -1,13 +1,12 @@
 """What a source sent to one partition of another stream: how much, and a digest of all of it.
 
 A source is a place that commits records for other streams in one step with its own progress, such as one
-partition of a processor. It numbers what it sends to each target partition by records, and adds each message
-to a digest. A message says at which :class:`Mark` it begins and at which it ends, and the target partition
-keeps the mark that it has reached. It takes a message only if it stands where the message begins. So a
-message that is repeated is taken once, whoever sends it, and a loss at either end is noticed.
+partition of a processor. A message says at which :class:`Mark` it begins and at which it ends, and the target
+partition keeps the mark that it has reached. It takes a message only if it stands where the message begins.
+So a message that is repeated is taken once, whoever sends it, and a loss at either end is noticed.
 
-The number alone would not do. After a failover the source may send other records under the same numbers, and
-the target would drop them as already taken.
+A number would not do without a digest: after a failover the source may send other records under the same
+numbers (docs/decisions/0048).
 """
 
 from collections import deque

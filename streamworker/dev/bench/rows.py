@@ -4,13 +4,15 @@ Its producer and its worker share one event loop, and so one core.
 """
 
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Literal
 
 import pyarrow as pa
 
 from streamworker.app import App
 from streamworker.dev.bench.task import KEYS, BenchEvent, RowRates, Task, events, run_task, tell
 from streamworker.dev.bench.worker import WITHIN_S
-from streamworker.stream import Stream
 from streamworker.testing import local_worker, quiet_logs
 
 
@@ -19,24 +21,19 @@ class Rows:
 
     def __init__(self, task: Task, stream: str) -> None:
         self.app = App(task.app, redis_url=task.url)
-        self._is_columns = task.mode == "columns"
-        self._stream: Stream[BenchEvent] = self.app.stream(
-            stream,
-            BenchEvent,
-            key="key",
-            partitions=task.partitions,
-            codec="arrow" if self._is_columns else "json",
+        codec: Literal["arrow", "json"] = "arrow" if task.mode == "columns" else "json"
+        self._stream = into = self.app.stream(
+            stream, BenchEvent, key="key", partitions=task.partitions, codec=codec
         )
         self.begun_s = 0.0
-        if self._is_columns:
-            self.app.processor(self._stream, name=task.group, within=WITHIN_S, forward=True)(self._columns)
-        else:
-            self.app.processor(self._stream, name=task.group, within=WITHIN_S, batch=task.batch)(
-                self._records
-            )
         # Rows and records are prepared in the form in which a user would have them.
-        self._table = _table(task.records if self._is_columns else 0)
-        self._events = list(events(0 if self._is_columns else task.records))
+        self._send: Callable[[], Awaitable[object]]
+        if codec == "arrow":
+            self.app.processor(into, name=task.group, within=WITHIN_S, forward=True)(self._columns)
+            self._send = partial(into.send_table, _table(task.records))
+        else:
+            self.app.processor(into, name=task.group, within=WITHIN_S, batch=task.batch)(self._records)
+            self._send = partial(into.send_many, list(events(task.records)))
 
     async def _columns(self, rows: pa.RecordBatch) -> None:  # noqa: ARG002 - the worker forwards them unchanged
         self.begun_s = self.begun_s or time.monotonic()
@@ -47,13 +44,9 @@ class Rows:
 
     async def send(self) -> float:
         """Send all rows; return the seconds that this took."""
-        first = next(events(1))
-        await self._stream.send(first)  # Opens the connection.
+        await self._stream.send(next(events(1)))  # Opens the connection.
         begun_s = time.monotonic()
-        if self._is_columns:
-            await self._stream.send_table(self._table)
-        else:
-            await self._stream.send_many(self._events)
+        await self._send()
         return time.monotonic() - begun_s
 
 
