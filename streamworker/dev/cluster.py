@@ -97,15 +97,10 @@ class EmbeddedCluster:
         places = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
         return f"redis+cluster://:{self.password}@{places}"
 
-    @property
-    def version(self) -> str:
-        """Name and version of the servers."""
-        return str(self.nodes[0].version)
-
     def describe(self) -> str:
         """Return one line about the servers and their addresses."""
         kinds = f"{self._primaries} primaries, {len(self.nodes) - self._primaries} replicas"
-        return f"a Cluster of {self.version} on loopback ports: {kinds}; data is lost on exit"
+        return f"a Cluster of {self.nodes[0].version} on loopback ports: {kinds}; data is lost on exit"
 
     def start(self) -> Self:
         """Start all nodes, form the Cluster, and wait until it serves every slot."""
