@@ -18,18 +18,12 @@ def committed_files(table: Path) -> list[Path]:
     log = table / "_spark_metadata"
     if not log.is_dir():
         return sorted(table.glob("*.parquet"))
-    batches: dict[int, Path] = {}
-    for file in log.iterdir():
-        # Every tenth file, such as "9.compact", repeats all before it. Names of incomplete files begin
-        # with a dot.
-        number, _, kind = file.name.partition(".")
-        if number.isdigit() and (kind == "compact" or int(number) not in batches):
-            batches[int(number)] = file
-    newest_first = [batches[number] for number in sorted(batches, reverse=True)]
+    # Every tenth file, such as "9.compact", repeats all before it. Incomplete files are hidden ones.
+    batches = [file for file in log.iterdir() if file.stem.isdigit()]
     names: set[str] = set()
-    for file in newest_first:
+    for file in sorted(batches, key=lambda file: (int(file.stem), file.suffix), reverse=True):
         names.update(_added(file))
-        if file.name.endswith(".compact"):
+        if file.suffix == ".compact":
             break
     return sorted(table / name for name in names)
 
