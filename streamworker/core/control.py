@@ -105,11 +105,10 @@ def together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
     """Merge the messages of one kind, owner and generation, one for each partition, into one message."""
     alike: dict[object, ControlMessage] = {}
     for message in messages:
-        if not isinstance(message, PartitionsMessage):
-            alike[message] = message
-            continue
-        key = (type(message), message.owner, message.generation)
-        before = alike.get(key)
-        known = before.partitions if isinstance(before, PartitionsMessage) else ()
-        alike[key] = replace(message, partitions=(*known, *message.partitions))
+        key: object = message
+        if isinstance(message, PartitionsMessage):
+            key = (type(message), message.owner, message.generation)
+            if isinstance(before := alike.get(key), PartitionsMessage):
+                message = replace(message, partitions=(*before.partitions, *message.partitions))
+        alike[key] = message
     return list(alike.values())

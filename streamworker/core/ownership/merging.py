@@ -25,13 +25,11 @@ def merged(effects: Iterable[Effect]) -> list[Effect]:
         match effect:
             case ReleaseLocks(owner):
                 key = owner
-                before = calls.get(key)
-                if isinstance(before, ReleaseLocks):
+                if isinstance(before := calls.get(key), ReleaseLocks):
                     effect = ReleaseLocks(owner, {**before.epochs, **effect.epochs})
             case AcquireLocks(_, owner, generation, live):
                 key = (owner, generation, live)
-                before = calls.get(key)
-                if isinstance(before, AcquireLocks):
+                if isinstance(before := calls.get(key), AcquireLocks):
                     effect = AcquireLocks((*before.partitions, *effect.partitions), owner, generation, live)
         calls[key] = effect
     return list(calls.values())
