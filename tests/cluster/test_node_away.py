@@ -15,6 +15,7 @@ import structlog
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.redisio.group import locks
@@ -23,7 +24,6 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.read.reads import Reads
-from streamworker.runtime.run.commits import Committed
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
@@ -78,7 +78,7 @@ def calls(places: Mapping[int, ClusterNode], command: str) -> int:
 class Runner:
     """A partition that runs: what is known of its last commit."""
 
-    committed = Committed(7, FAR, 90, 30, "a")
+    committed = Acquired(7, FAR, 90, 30, "a")
 
     def __init__(self) -> None:
         self.commits = self

@@ -19,7 +19,6 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run.commits import Committed
 from streamworker.runtime.run.rollback import rollback_of
 from streamworker.runtime.send.ledger import APPENDS_REMEMBERED, Ledger
 from streamworker.runtime.worker import Worker
@@ -265,7 +264,7 @@ async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Embed
             durable.restart()
             await shop.send(3)
             await shop.until_committed(3)
-    known = Committed(7, EntryId(9, 0), 90, 30, "a")
+    known = Acquired(7, EntryId(9, 0), 90, 30, "a")
     assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=8)) is None
     assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=7)) is not None
     assert not all_of(log, "partition_rolled_back") and not all_of(log, "sends_lost")

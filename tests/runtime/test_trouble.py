@@ -8,8 +8,8 @@ import pytest
 import structlog
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.run.commits import Committed
 from streamworker.runtime.run.rollback import Witness
 from tests.chaos.proxy import proxied
 from tests.helpers import PATIENCE_S, wait_for_async
@@ -57,7 +57,7 @@ async def test_reads_that_go_on_do_not_hide_that_the_acked_log_is_full(redis_url
 class Runner:
     """A partition that runs: what is known of its last commit."""
 
-    def __init__(self, committed: Committed) -> None:
+    def __init__(self, committed: Acquired) -> None:
         self.commits = self
         self.committed = committed
         self.outbox = None
@@ -72,7 +72,7 @@ async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot
         locks = {p: await desk.acquire(p, "w1") for p in range(2)}
         await desk.backend.execute("DEL", keys.lock(1))
         await desk.backend.execute("SET", keys.lock(1), "x")
-        runners = cast(Any, {p: Runner(Committed.at(lock)) for p, lock in locks.items()})
+        runners = cast(Any, {p: Runner(lock) for p, lock in locks.items()})
         log = cast(BoundLogger, structlog.get_logger("test"))
         witness = Witness(desk.backend, desk.keys, lambda: runners, random.Random(1), log)
         proxy.hold()

@@ -9,7 +9,7 @@ than a round trip, and at most two batches are handled and not known to be commi
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio.to_thread
@@ -40,25 +40,6 @@ HANDOVER_YIELDS = 4
 """Turns of the event loop from the start of a commit until its bytes are on the socket. The next handler
 may compute without awaiting, so the commit should be sent before it starts. If no entries wait, no
 handler starts before then, and the partition does not yield."""
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A partition's checkpoint and counts after its last confirmed commit."""
-
-    epoch: int
-    checkpoint: EntryId
-    entries: int
-    """Source records that the group had committed."""
-    rows: int
-    """Rows of the acked log."""
-    log: str
-    """Identity of the acked log."""
-
-    @classmethod
-    def at(cls, lock: Acquired) -> "Committed":
-        """Return the checkpoint and counts of an acquired partition."""
-        return cls(lock.epoch, lock.checkpoint, lock.entries, lock.rows, lock.log)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -99,10 +80,10 @@ class Commits:
         """The last commit that was handed in."""
 
     @property
-    def committed(self) -> Committed:
-        """The partition's checkpoint and counts after the last confirmed commit."""
+    def committed(self) -> Acquired:
+        """The partition's lock with the checkpoint and counts of the last confirmed commit."""
         lock, (checkpoint, rows) = self.start.lock, self._committed
-        return Committed(lock.epoch, checkpoint, lock.entries + self.records_done, rows, lock.log)
+        return replace(lock, checkpoint=checkpoint, entries=lock.entries + self.records_done, rows=rows)
 
     async def submit(self, work: Work) -> None:
         """Start a commit after the previous one is done; without entries it is that of a timer."""

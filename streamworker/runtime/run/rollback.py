@@ -26,7 +26,6 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.group.locks import LockView
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run.commits import Committed
 from streamworker.runtime.run.runner import PartitionRunner
 
 
@@ -47,14 +46,14 @@ class Rollback:
     """Whether the lock was lost and created again, and its log with it."""
 
 
-def rollback_of(known: Committed, now: Acquired | LockView | None) -> Rollback | None:
+def rollback_of(known: Acquired, now: Acquired | LockView | None) -> Rollback | None:
     """Compare the last commit with the lock in Redis; None if nothing is lost.
 
     ``reset`` also moves a checkpoint back. But it removes no rows, and leaves its epoch in the lock.
 
     Examples
     --------
-    >>> known = Committed(7, EntryId(9, 0), 90, 30, "a")
+    >>> known = Acquired(7, EntryId(9, 0), 90, 30, "a")
     >>> rollback_of(known, Acquired(8, EntryId(9, 0), 90, 30, "a"))
     >>> rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=8))
     >>> lost = rollback_of(known, Acquired(7, EntryId(8, 0), 80, 25, "a"))
@@ -91,8 +90,8 @@ class Witness:
     """Gets what was rolled back."""
 
     def __post_init__(self) -> None:
-        self._committed: dict[int, Committed] = {}
-        self._told: dict[int, Committed] = {}
+        self._committed: dict[int, Acquired] = {}
+        self._told: dict[int, Acquired] = {}
         """The last commit reported as lost in each partition: several events find it, one is logged."""
         self._run_id = ""
         self._unanswered: dict[int, str] = {}
@@ -106,14 +105,14 @@ class Witness:
         before, self._run_id = self._run_id, run_id or self._run_id
         return before not in ("", self._run_id)
 
-    def note(self, partition: int, committed: Committed) -> None:
+    def note(self, partition: int, committed: Acquired) -> None:
         """Remember the last commit of a partition when its runner ends."""
         self._committed[partition] = committed
 
     async def acquired(self, partition: int, lock: Acquired) -> None:
         """Compare an acquired lock with the remembered commit, and report a loss."""
         known = self._committed.get(partition)
-        self._committed[partition] = Committed.at(lock)
+        self._committed[partition] = lock
         if known is not None and (rollback := rollback_of(known, lock)):
             await self._report(partition, known, rollback)
 
@@ -178,7 +177,7 @@ class Witness:
         for partition, rollback in gone.items():
             await self._report(partition, known[partition], rollback)
 
-    async def _report(self, partition: int, known: Committed, rollback: Rollback) -> None:
+    async def _report(self, partition: int, known: Acquired, rollback: Rollback) -> None:
         if self._told.get(partition) == known:
             return
         self._told[partition] = known
