@@ -4,7 +4,7 @@ A trim reads the checkpoints of all groups of the stream. Without this, a thousa
 traffic were trimmed a thousand times a second, with one call each, and mostly nothing was dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from structlog.stdlib import BoundLogger
 
@@ -140,7 +140,9 @@ class Keeping:
         self._follow(await retention.read(self._backend, self.keys))
         if self._stream or self._acked:
             self._due = set(range(count))
-            self._surplus = await self._measure()
+            above = await self._above(self._stream, retention.measure_stream)
+            above_acked = await self._above(self._acked, retention.measure_log)
+            self._surplus = dict(enumerate(zip(above, above_acked, strict=True)))
 
     @property
     def _stream(self) -> Retention | None:
@@ -168,20 +170,16 @@ class Keeping:
                         reason="another program declared it later, and what was declared last counts",
                     )
 
-    async def _measure(self) -> dict[int, tuple[int, int]]:
+    async def _above(
+        self, kept: Retention | None, measure: Callable[..., Awaitable[list[retention.Amount]]]
+    ) -> list[int]:
         """Return how many entries of each partition are above the limits by size and number."""
         count = self._spec.stream.partitions
-        above = above_acked = [0] * count
-        if (kept := self._stream) and kept.is_of_size:
-            with_size = kept.size is not None
-            above = _above(
-                kept, await retention.measure_stream(self._backend, self.keys, count, size=with_size)
-            )
-        if (kept := self._acked) and kept.is_of_size:
-            with_size = kept.size is not None
-            held = await retention.measure_log(self._backend, self.keys, count, size=with_size)
-            above_acked = _above(kept, held)
-        return dict(enumerate(zip(above, above_acked, strict=True)))
+        if kept is None or not kept.is_of_size:
+            return [0] * count
+        held = await measure(self._backend, self.keys, count, size=kept.size is not None)
+        excess = kept.excess(size=sum(each.size for each in held), records=sum(each.records for each in held))
+        return [round(each.entries * excess) for each in held]
 
     def take(self, partition: int) -> Keep:
         """Return what to keep of a partition. What is to be dropped by size is returned once."""
@@ -203,11 +201,6 @@ class Keeping:
 
 def _age(kept: Retention | None) -> int | None:
     return None if kept is None else ANY_AGE if kept.ms is None else kept.ms
-
-
-def _above(kept: Retention, held: list[retention.Amount]) -> list[int]:
-    excess = kept.excess(size=sum(each.size for each in held), records=sum(each.records for each in held))
-    return [round(each.entries * excess) for each in held]
 
 
 async def trim_once(
