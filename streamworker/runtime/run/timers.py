@@ -45,7 +45,7 @@ class Tick(NamedTuple):
 
 class _Timer:
     def __init__(
-        self, spec: TimerSpec, invoker: Invoker, stored: Mapping[str, bytes], pauses: Pauses
+        self, spec: TimerSpec, invoker: Invoker, stored: Mapping[str, bytes], rng: random.Random
     ) -> None:
         self.spec = spec
         self.invoker = invoker
@@ -53,7 +53,7 @@ class _Timer:
         self.last_ms = int(self.mark.partition(b"/")[0] or -1)
         """The planned time up to which it is done; -1 before its first deploy."""
         self.attempts = 0
-        self.pauses = pauses
+        self.pauses = Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS)
         self.not_before_ms = 0
         wanted = stored.get(RUN + spec.name)
         self.wanted_ms = None if wanted is None else int(wanted)
@@ -90,16 +90,8 @@ class Timers:
         rng: random.Random,
         log: BoundLogger,
     ) -> None:
-        self._timers = {
-            spec.name: _Timer(
-                spec,
-                invoker,
-                stored,
-                Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS),
-            )
-            for spec, invoker in timers
-        }
-        self._round = iter(self._timers.values())
+        self._timers = [_Timer(spec, invoker, stored, rng) for spec, invoker in timers]
+        self._round = iter(self._timers)
         self._server_ms = server_ms
         self._wake = wake
         self._on_trouble = on_trouble
@@ -122,12 +114,12 @@ class Timers:
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
             now_ms = self._now_ms()
-            if any(timer.due(now_ms) for timer in self._timers.values()):
+            if any(timer.due(now_ms) for timer in self._timers):
                 self.are_due = True
                 self._wake()
                 await self._changed.wait()
                 continue
-            next_ms = min(timer.next_ms(now_ms) for timer in self._timers.values())
+            next_ms = min(timer.next_ms(now_ms) for timer in self._timers)
             await self._changed.wait(min(next_ms - now_ms, LOOK_AGAIN_MS) / 1000)
 
     def _now_ms(self) -> int:
@@ -144,7 +136,7 @@ class Timers:
             found = timer.due(now_ms)
             if found is not None and (tick := await self._tick(timer, found, now_ms)) is not None:
                 return tick
-        self._round = iter(self._timers.values())
+        self._round = iter(self._timers)
         self.are_due = False
         self._changed.fire()
         return None
