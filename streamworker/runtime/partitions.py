@@ -14,14 +14,7 @@ from typing import Any, TypeVar
 import anyio
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.events import (
-    Event,
-    MarkLock,
-    RunnerFenced,
-    RunnerHalted,
-    RunnerStopped,
-    StartRunner,
-)
+from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import runs
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
@@ -37,6 +30,7 @@ from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
+from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
@@ -106,7 +100,7 @@ class Partitions:
             ByteBudget(self.settings.prefetch_bytes),
             rng=self.rng,
             on_regressed=self._regressed,
-            on_unreadable=self._unreadable,
+            on_unreadable=partial(self._hinder, "reads"),
             on_back=lambda: self.spawn(self.witness.compare),
         )
 
@@ -119,11 +113,8 @@ class Partitions:
         return *reads, self._committer.run, self._maintain, *forwards, *adopts
 
     async def _adopt(self) -> None:
-        def held_up(reason: str) -> None:
-            if runner := self.runners().get(0):
-                runner.activity.hinder("source", reason)
-
         durability, stream = durability_of(self.settings), self.spec.stream
+        held_up = partial(self._hinder, "source", 0)
         adopter = Adopter(self.backend, stream, durability, self.rng.random, self.log, held_up)
         await adopter.run(self.runners)
 
@@ -255,11 +246,7 @@ class Partitions:
     ) -> OutboxWriter:
         """Begin to forward what an earlier owner has left, and return where this owner's messages go."""
         partition, settings = effect.partition, self.settings
-
-        def held_up(reason: str) -> None:
-            if runner := self.runners().get(partition):
-                runner.activity.hinder("outbox", reason)
-
+        held_up = partial(self._hinder, "outbox", partition)
         opened = partial(self._forwarder.open, self.keys.outbox(partition), held_up)
         source, heads = await self._patiently(effect, log, "outbox_unreadable", opened)
         stack.callback(source.close)
@@ -295,9 +282,9 @@ class Partitions:
         except BackendError as error:
             warn(self.log, "expire_failed", error)
 
-    def _unreadable(self, partition: int, reason: str) -> None:
+    def _hinder(self, what: Trouble, partition: int, reason: str) -> None:
         if runner := self.runners().get(partition):
-            runner.activity.hinder("reads", reason)
+            runner.activity.hinder(what, reason)
 
     def _regressed(self, partition: int, detail: str) -> None:
         self.log.error("stream_went_back", partition=partition, detail=detail)
