@@ -57,6 +57,7 @@ class Gate:
     def __init__(self) -> None:
         self.is_open = True
         self.opened = Signal()
+        """Fires when the gate opens, and when a partition drains, which waits for it no longer."""
 
     def open(self) -> None:
         """Let batches start."""
@@ -66,8 +67,3 @@ class Gate:
     def close(self) -> None:
         """Let no batch start; running batches continue."""
         self.is_open = False
-
-    async def wait(self) -> None:
-        """Return when the gate is open."""
-        while not self.is_open:
-            await self.opened.wait()

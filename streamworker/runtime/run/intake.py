@@ -1,9 +1,7 @@
 """What one partition takes, and when it stops: its entries, the gate, pauses and the drain."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-import anyio
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import ZERO, Entry, EntryId
@@ -53,6 +51,7 @@ class Intake:
         """Let no other call start; the running one is finished and committed, and the runner ends."""
         self.draining = True
         self._drain.fire()
+        self.gate.opened.fire()
         self.buffer.wake()
 
     def end(self) -> None:
@@ -74,9 +73,7 @@ class Intake:
         """Wait until a call may start; return False if the partition drains."""
         while not self.draining and not self.gate.is_open:
             self._activity.rests()
-            async with anyio.create_task_group() as either:
-                either.start_soon(_first, self.gate.wait, either.cancel_scope)
-                either.start_soon(_first, self._drain.wait, either.cancel_scope)
+            await self.gate.opened.wait()
             self._activity.works()
         return not self.draining
 
@@ -136,8 +133,3 @@ class Intake:
         """Store that a call begins that is not the first with a record."""
         begun = self.tries.begin(entry.id, attempt, self._commits.committed.checkpoint)
         await self._commits.store_tries(begun, alone=False)
-
-
-async def _first(wait: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
-    await wait()
-    scope.cancel()
