@@ -8,14 +8,13 @@ than a round trip, and at most two batches are handled and not known to be commi
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio.to_thread
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.records.entries import as_stored, origin_at
@@ -69,6 +68,7 @@ class Commits:
         """Records committed by this runner."""
         self.is_committing = False
         """Whether a commit is in flight."""
+        self.store_tries = partial(self.committer.store_tries, self.start)
         self.trims = Trims(self.settings.trim_interval_ms, self.settings.acked_entries_max)
         self.is_full = False
         """Whether a commit waits for room in the acked log. Nothing of it was written."""
@@ -123,11 +123,6 @@ class Commits:
         if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
-
-    async def store_tries(self, tries: Mapping[EntryId, int], *, alone: bool) -> None:
-        """Store attempts at records; ``alone`` if the one record is called while nothing else is."""
-        start = self.start
-        await self.committer.store_tries(start.partition, start.owner, self.epoch, tries, alone=alone)
 
     async def flush(self) -> None:
         """Wait until no commit is in flight."""

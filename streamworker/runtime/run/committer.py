@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import anyio
 
 from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.events import StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
@@ -128,14 +129,12 @@ class Committer:
         except BackendError:
             return True
 
-    async def time_ms(self, partition: int) -> int:
-        """Return the clock of the server that has a partition."""
-        return await self.backend.time_ms(near=self.keys.lock(partition))
+    async def store_tries(self, start: StartRunner, tries: Mapping[EntryId, int], *, alone: bool) -> None:
+        """Store attempts at records in the lock; ``alone`` if the one record is called while nothing else is.
 
-    async def store_tries(
-        self, partition: int, owner: str, epoch: int, tries: Mapping[EntryId, int], *, alone: bool
-    ) -> None:
-        """Store attempts at records in the lock; if Redis does not take them, they do not count."""
+        If Redis does not take them, they do not count.
+        """
+        partition, owner, epoch = start.partition, start.owner, start.lock.epoch
         try:
             await locks.store_tries(
                 self.backend, self.keys, partition, owner=owner, epoch=epoch, tries=tries, alone=alone

@@ -147,7 +147,7 @@ class PartitionRunner:
                 for timer in spec.timers
             ],
             self.state,
-            server_ms=partial(self.committer.time_ms, partition),
+            server_ms=partial(self.committer.backend.time_ms, self.committer.keys.lock(partition)),
             wake=self.buffer.wake,
             on_trouble=partial(self.activity.hinder, "timer"),
             by=self.start.owner,
