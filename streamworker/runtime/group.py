@@ -17,26 +17,8 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
-from streamworker.core.events import (
-    CancelRunner,
-    ControlReceived,
-    DeadlinePassed,
-    DrainRunner,
-    DropRunner,
-    Effect,
-    Event,
-    Finished,
-    MarkLock,
-    Note,
-    OrdersSeen,
-    PauseBatches,
-    PostControl,
-    ResumeBatches,
-    Started,
-    StartRunner,
-    StopRequested,
-)
 from streamworker.core.ownership.merging import merged
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership.events import (
@@ -81,11 +63,8 @@ class Group:
     """The worker's name."""
     spec: ProcessorSpec
     core: Coordinator
-    """Decides."""
     backend: Backend
-    """Makes the short calls."""
     keeper: Keeper
-    """Sends the heartbeats."""
     settings: Settings
     rng: random.Random
     resources: Resources
@@ -95,7 +74,7 @@ class Group:
         self.keys = GroupKeys(stream.app, stream.name, self.spec.name)
         self._access = Access(self.backend, self.keys, self.settings.drain_deadline_ms)
         self._log = get_logger("streamworker.group").bind(processor=self.spec.name)
-        self._events: deque[Event] = deque()
+        self._events: deque[ev.Event] = deque()
         self._arrived = anyio.Event()
         self._measuring = anyio.CancelScope()
         self.partitions = Partitions(
@@ -113,18 +92,18 @@ class Group:
         self.drained = self._finished = False
         """``drained``: whether the worker has drained and left the group."""
         self._has_joined = False
-        self._views: dict[int, MarkLock] = {}
+        self._views: dict[int, ev.MarkLock] = {}
         """The newest state of each partition whose lock does not show it yet."""
         self._tasks: TaskGroup | None = None
 
     # -- from outside --------------------------------------------------------------------------
 
-    def deliver(self, event: Event) -> None:
+    def deliver(self, event: ev.Event) -> None:
         """Queue an event. Call it in the worker's event loop."""
         self._events.append(event)
         self._arrived.set()
 
-    def control_received(self, event: ControlReceived) -> None:
+    def control_received(self, event: ev.ControlReceived) -> None:
         """Deliver messages of the control stream."""
         for message in event.messages:
             if isinstance(message, GroupChanged):
@@ -139,7 +118,7 @@ class Group:
 
     def stop(self) -> None:
         """Drain the partitions, release them and leave the group; ``run`` returns after that."""
-        self.deliver(StopRequested())
+        self.deliver(ev.StopRequested())
 
     async def run(self) -> None:
         """Take part in the group until stopped.
@@ -150,11 +129,11 @@ class Group:
             self._tasks = tasks
             for keep_running in (*self.partitions.services(), self._look_at_orders):
                 tasks.start_soon(keep_running)
-            self.deliver(Started())
+            self.deliver(ev.Started())
             try:
                 while not self._finished:
                     await self._next_event()
-                    calls: list[Effect] = []
+                    calls: list[ev.Effect] = []
                     while self._events and not self._finished:
                         calls += self._step(self._events.popleft())
                     self._call(calls)
@@ -173,37 +152,35 @@ class Group:
         with anyio.move_on_after(wait_s):
             await self._arrived.wait()
             return
-        self._events.append(DeadlinePassed())
+        self._events.append(ev.DeadlinePassed())
 
-    def _step(self, event: Event) -> list[Effect]:
+    def _step(self, event: ev.Event) -> list[ev.Effect]:
         """Pass an event to the core; perform the effects on this process and return those on Redis."""
         effects = self.core.handle(event, monotonic_ms())
         self._trace(event, effects)
-        calls: list[Effect] = []
+        calls: list[ev.Effect] = []
         for effect in effects:
-            if isinstance(effect, MarkLock | PostControl) or type(effect) in OPERATIONS:
+            if isinstance(effect, ev.MarkLock | ev.PostControl) or type(effect) in OPERATIONS:
                 calls.append(effect)
             else:
                 self._perform(effect)
         return calls
 
-    def _call(self, effects: Sequence[Effect]) -> None:
+    def _call(self, effects: Sequence[ev.Effect]) -> None:
         """Start the Redis calls for one turn of the event loop: views and messages first, then the rest.
 
         When a hundred partitions drain in one turn, one call releases them and one message reports it,
         which wakes each of the other workers once.
         """
-        marks = [effect for effect in effects if isinstance(effect, MarkLock)]
-        if marks:
+        if marks := [effect for effect in effects if isinstance(effect, ev.MarkLock)]:
             self._show(marks)
-        posts = [effect.message for effect in effects if isinstance(effect, PostControl)]
-        if posts:
+        if posts := [effect.message for effect in effects if isinstance(effect, ev.PostControl)]:
             self._spawn(self._post, posts)
         for effect in merged(effects):
             if operation := OPERATIONS.get(type(effect)):
                 self._spawn(self._operate, operation, effect)
 
-    def _trace(self, event: Event, effects: Sequence[Effect]) -> None:
+    def _trace(self, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
         """Log a step in the format of ``streamworker simulate --trace``."""
         if self._log.is_enabled_for(logging.DEBUG) and is_news(event, effects):
             for words in step_in_words(event, effects):
@@ -213,7 +190,7 @@ class Group:
         assert self._tasks is not None
         self._tasks.start_soon(function, *arguments)
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: ev.Effect) -> None:
         match effect:
             case StartHeartbeat(member):
                 self.keeper.keep(self.keys, member, self._heartbeat_done)
@@ -229,21 +206,21 @@ class Group:
                 self._measuring = anyio.CancelScope()
                 if every_ms:
                     self._spawn(self._measure, every_ms, self._measuring)
-            case StartRunner():
+            case ev.StartRunner():
                 self.partitions.start(effect)
-            case DrainRunner(partition, epoch):
+            case ev.DrainRunner(partition, epoch):
                 self.partitions.drain(partition, epoch)
-            case CancelRunner(partition, epoch):
+            case ev.CancelRunner(partition, epoch):
                 self.partitions.cancel(partition, epoch, dropped=False)
-            case DropRunner(partition, epoch):
+            case ev.DropRunner(partition, epoch):
                 self.partitions.cancel(partition, epoch, dropped=True)
-            case PauseBatches():
+            case ev.PauseBatches():
                 self.partitions.gate.close()
-            case ResumeBatches():
+            case ev.ResumeBatches():
                 self.partitions.gate.open()
-            case Note(event, fields):
+            case ev.Note(event, fields):
                 self._log.info(event, **fields)
-            case Finished():
+            case ev.Finished():
                 self.drained = self._finished = True
             case _:
                 raise InternalError(f"Nobody performs the effect {effect!r}.")
@@ -265,7 +242,7 @@ class Group:
             self._spawn(self.partitions.witness.compare)
         self.deliver(event)
 
-    async def _operate(self, operation: Operation, effect: Effect) -> None:
+    async def _operate(self, operation: Operation, effect: ev.Effect) -> None:
         """Call Redis for an effect and deliver the answer as an event, also if there is no answer."""
         try:
             event = await operation.do(self._access, effect)
@@ -275,7 +252,7 @@ class Group:
         trail.locks_answered(effect, event)
         self.deliver(event)
 
-    def _show(self, marks: Sequence[MarkLock]) -> None:
+    def _show(self, marks: Sequence[ev.MarkLock]) -> None:
         """Let locks show states of partitions. One call at a time: an older state must not overtake."""
         is_idle = not self._views
         self._views |= {mark.partition: mark for mark in marks}
@@ -313,7 +290,7 @@ class Group:
                 except BackendError as error:
                     self._log.debug("orders_unreadable", error=str(error))
                 else:
-                    self.deliver(OrdersSeen(seen))
+                    self.deliver(ev.OrdersSeen(seen))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
         running, report = self.partitions.running, partial(self.keeper.report, self.keys)
