@@ -70,15 +70,12 @@ class Application(Protocol):
 
     def timers_group(self) -> list[ProcessorSpec]:
         """Return the group that runs its timers, if it has any."""
-        ...
 
     def load(self) -> None:
         """Import the modules that declare more of it."""
-        ...
 
     async def aclose(self) -> None:
         """Close the connections of its senders."""
-        ...
 
 
 class Worker:
