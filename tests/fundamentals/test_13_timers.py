@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 
 import anyio
 import msgspec
@@ -95,10 +96,13 @@ async def test_an_application_may_have_timers_alone(redis_url: str) -> None:
     assert seen[:2] in (["before timers", "+0100 0"], ["before timers", "+0200 0"])
 
 
-async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state(redis_url: str) -> None:
+@pytest.mark.parametrize("codec", ["json", "arrow"])
+async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state(
+    redis_url: str, codec: Literal["json", "arrow"]
+) -> None:
     """What it stores is committed as that of a batch is, and what batches stored is there."""
     app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=4)
+    orders = app.stream("orders", Order, key="customer", partitions=4, codec=codec)
     told: dict[int, float] = {}
 
     @app.processor(orders, batch=50)

@@ -235,13 +235,12 @@ class RowsMode(BatchMode):
 
         most = min(spec.batch, CALL_ENTRIES_MAX)
         limits = RowLimits(most, spec.batch_bytes, spec.within_ms, are_rows_enough)
-        while entries := await self.intake.next_entries(limits):
+        while entries := await self.take(limits):
             for start, end in by_rows(list(map(rows_in, entries)), spec.batch):
                 # After a call that was given up, nothing may be committed, and the partition drains.
                 if not await self.intake.wait_may_start():
                     return ""
-                halted = await self._handle(entries[start:end])
-                if halted:
+                if halted := await self._handle(entries[start:end]):
                     return halted
         return ""
 
