@@ -54,8 +54,6 @@ that waits here has not started its deadline yet, and leaves the connections to 
 
 @dataclass(slots=True)
 class _Running:
-    """A partition's runner and the task around it."""
-
     epoch: int
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     runner: PartitionRunner | None = None
@@ -310,7 +308,7 @@ class Partitions:
             await anyio.sleep(self.settings.trim_interval_ms / 1000)
             trims = {p: runner.commits.trims for p, runner in self.running().items()}
             if trims:
-                await trim_once(self.backend, self._keeping, trims, self.log)
+                await trim_once(self._keeping, trims)
             await self._expire()
             if self._running and self.spec.forward and (output := self.spec.output):
                 try:  # Somebody may have deleted its schema.

@@ -75,7 +75,7 @@ def work_trims(acked: AckedLog, url: str, rows: int | None = None) -> None:
         if rows is None:
             log = structlog.stdlib.get_logger()
             keeping = Keeping(backend, acked.keys, price.spec, Settings(), log)
-            await trim_once(backend, keeping, {0: Trims(0)}, log)
+            await trim_once(keeping, {0: Trims(0)})
         else:
             await trim_many(backend, acked.keys, {0: rows})
         await backend.aclose()

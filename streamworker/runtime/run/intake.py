@@ -1,7 +1,7 @@
 """What one partition takes, and when it stops: its entries, the gate, pauses and the drain."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import ZERO, Entry, EntryId
@@ -16,27 +16,20 @@ COMMIT_LOOK_S = 0.001
 """Interval of looks whether a record that was taken alone is committed; a commit takes a millisecond."""
 
 
+@dataclass(eq=False)
 class Intake:
     """The entries of one partition for its mode, from the buffer that the fetcher fills."""
 
-    def __init__(
-        self,
-        buffer: PartitionBuffer,
-        gate: Gate,
-        activity: Activity,
-        commits: Commits,
-        timers: Timers,
-        tries: Tries,
-        aside: dict[EntryId, Exception],
-    ) -> None:
-        self.buffer = buffer
-        self.timers = timers
-        self.gate = gate
-        """Closed while the worker's heartbeats do not get through: no call may start."""
-        self._activity = activity
-        self._commits = commits
-        self.tries = tries
-        self._aside = aside
+    buffer: PartitionBuffer
+    gate: Gate
+    """Closed while the worker's heartbeats do not get through: no call may start."""
+    activity: Activity
+    commits: Commits
+    timers: Timers
+    tries: Tries
+    aside: dict[EntryId, Exception]
+
+    def __post_init__(self) -> None:
         self._taken = ZERO
         """The last entry that was taken alone."""
         self.draining = False
@@ -72,21 +65,21 @@ class Intake:
     async def wait_may_start(self) -> bool:
         """Wait until a call may start; return False if the partition drains."""
         while not self.draining and not self.gate.is_open:
-            self._activity.rests()
+            self.activity.rests()
             await self.gate.opened.wait()
-            self._activity.works()
+            self.activity.works()
         return not self.draining
 
     async def pause(self, pause_ms: int) -> bool:
         """Pause before another attempt; return False if the partition drains meanwhile."""
         if not self.draining:
-            self._activity.rests()
+            self.activity.rests()
             self.pauses += 1
             try:
                 await self._drain.wait(pause_ms / 1000)
             finally:
                 self.pauses -= 1
-            self._activity.works()
+            self.activity.works()
         return await self.wait_may_start()
 
     # -- what to take ----------------------------------------------------------------------------
@@ -98,11 +91,11 @@ class Intake:
 
         The code that makes ``interrupted`` true also wakes the buffer.
         """
-        buffer, activity = self.buffer, self._activity
+        buffer, activity = self.buffer, self.activity
         while await self.wait_may_start() and not (interrupted() or self.timers.are_due):
             if self.tries.is_alone:
                 limits = replace(limits, records=1)
-                if self._commits.committed.checkpoint < self._taken:
+                if self.commits.committed.checkpoint < self._taken:
                     await self._drain.wait(COMMIT_LOOK_S)
                     continue
             if buffer.closed:
@@ -125,11 +118,11 @@ class Intake:
         self._taken = entry.id
         found = self.tries.suspect(entry)
         if isinstance(found, Exception):
-            self._aside[entry.id] = found
+            self.aside[entry.id] = found
         else:
-            await self._commits.store_tries(found, alone=True)
+            await self.commits.store_tries(found, alone=True)
 
     async def retry(self, entry: Entry, attempt: int) -> None:
         """Store that a call begins that is not the first with a record."""
-        begun = self.tries.begin(entry.id, attempt, self._commits.committed.checkpoint)
-        await self._commits.store_tries(begun, alone=False)
+        begun = self.tries.begin(entry.id, attempt, self.commits.committed.checkpoint)
+        await self.commits.store_tries(begun, alone=False)

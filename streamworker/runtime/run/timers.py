@@ -7,6 +7,7 @@ never done twice, and a worker that dies leaves the next time to the next owner.
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import anyio
@@ -75,28 +76,22 @@ class _Timer:
         return self.spec.schedule.after(max(self.last_ms, now_ms))
 
 
+@dataclass(kw_only=True, eq=False)
 class Timers:
     """The timers of one partition, for its mode."""
 
-    def __init__(
-        self,
-        timers: Sequence[tuple[TimerSpec, Invoker]],
-        stored: Mapping[str, bytes],
-        *,
-        server_ms: Callable[[], Awaitable[int]],
-        wake: Callable[[], None],
-        on_trouble: Callable[[str], None],
-        by: str,
-        rng: random.Random,
-        log: BoundLogger,
-    ) -> None:
-        self._timers = [_Timer(spec, invoker, stored, rng) for spec, invoker in timers]
+    calls: Sequence[tuple[TimerSpec, Invoker]]
+    stored: Mapping[str, bytes]
+    server_ms: Callable[[], Awaitable[int]]
+    wake: Callable[[], None]
+    on_trouble: Callable[[str], None]
+    by: str
+    rng: random.Random
+    log: BoundLogger
+
+    def __post_init__(self) -> None:
+        self._timers = [_Timer(spec, invoker, self.stored, self.rng) for spec, invoker in self.calls]
         self._round = iter(self._timers)
-        self._server_ms = server_ms
-        self._wake = wake
-        self._on_trouble = on_trouble
-        self._by = by
-        self._log = log
         self._ahead_ms = 0
         """How far the server's clock is ahead of this machine's monotonic clock."""
         self._changed = Signal()
@@ -108,15 +103,15 @@ class Timers:
         pauses = Pauses(random.random)
         while self._timers:
             try:
-                self._ahead_ms = await self._server_ms() - monotonic_ms()
+                self._ahead_ms = await self.server_ms() - monotonic_ms()
             except BackendError as error:
-                warn(self._log, "timers_wait", error)
+                warn(self.log, "timers_wait", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
             now_ms = self._now_ms()
             if any(timer.due(now_ms) for timer in self._timers):
                 self.are_due = True
-                self._wake()
+                self.wake()
                 await self._changed.wait()
                 continue
             next_ms = min(timer.next_ms(now_ms) for timer in self._timers)
@@ -160,16 +155,16 @@ class Timers:
                 effects = await timer.invoker.call_timer(at, timer.attempts)
                 changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
             except Skip as skip:
-                self._log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
+                self.log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                 self._failed(timer, failure(raised))
                 return None
-            ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self._by)
+            ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self.by)
             marks[RAN + name] = msgspec.json.encode(ran)
         elif timer.last_ms >= 0:
-            self._log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
+            self.log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
         if timer.attempts > 1:
-            self._on_trouble("")
+            self.on_trouble("")
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
         timer.wanted_ms = None if found.runs else timer.wanted_ms
         timer.pauses.reset()
@@ -181,7 +176,7 @@ class Timers:
         timer.not_before_ms = self._now_ms() + pause_ms
         said = describe_error(error)
         details: dict[str, Any] = {"exception": traceback_of(error)} if timer.attempts == 1 else {}
-        self._log.warning(
+        self.log.warning(
             "timer_failed",
             timer=timer.spec.name,
             attempt=timer.attempts,
@@ -189,4 +184,4 @@ class Timers:
             error=said,
             **details,
         )
-        self._on_trouble(f"timer {timer.spec.name} fails, attempt {timer.attempts}: {said}")
+        self.on_trouble(f"timer {timer.spec.name} fails, attempt {timer.attempts}: {said}")

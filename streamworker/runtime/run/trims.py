@@ -5,6 +5,7 @@ traffic were trimmed a thousand times a second, with one call each, and mostly n
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from structlog.stdlib import BoundLogger
 
@@ -106,19 +107,19 @@ class Trims:
         return True
 
 
+@dataclass(eq=False)
 class Keeping:
     """What retention keeps of the partitions of one group's stream and acked log."""
 
-    def __init__(
-        self, backend: Backend, keys: GroupKeys, spec: ProcessorSpec, settings: Settings, log: BoundLogger
-    ) -> None:
-        self.keys = keys
-        self._backend = backend
-        self._spec = spec
-        self._settings = settings
-        self._log = log
+    backend: Backend
+    keys: GroupKeys
+    spec: ProcessorSpec
+    settings: Settings
+    log: BoundLogger
+
+    def __post_init__(self) -> None:
         self._looked_ms: int | None = None
-        self._mine = retention.Retentions(spec.stream.retention, spec.log_retention)
+        self._mine = retention.Retentions(self.spec.stream.retention, self.spec.log_retention)
         self._stored = self._mine
         self._told: retention.Retentions | None = None
         self._surplus: dict[int, tuple[int, int]] = {}
@@ -130,14 +131,14 @@ class Keeping:
 
     async def look(self) -> None:
         """Read how far the readers are, and after ``LOOK_MS`` the retention and how much is held."""
-        count = self._spec.stream.partitions
-        logs = range(count if self._spec.forward else 0)
-        self.rows, self.is_read = await readers.slowest_rows(self._backend, self.keys, logs)
+        count = self.spec.stream.partitions
+        logs = range(count if self.spec.forward else 0)
+        self.rows, self.is_read = await readers.slowest_rows(self.backend, self.keys, logs)
         now_ms, every_ms = monotonic_ms(), max(LOOK_MS, count * LOOK_MS_PER_PARTITION)
         if self._looked_ms is not None and now_ms - self._looked_ms < every_ms:
             return
         self._looked_ms = now_ms
-        self._follow(await retention.read(self._backend, self.keys))
+        self._follow(await retention.read(self.backend, self.keys))
         if self._stream or self._acked:
             self._due = set(range(count))
             above = await self._above(self._stream, retention.measure_stream)
@@ -152,7 +153,7 @@ class Keeping:
     @property
     def _acked(self) -> Retention | None:
         kept = self._stored.log or (None if self.is_read else UNREAD)
-        return None if kept is None or kept.keeps_nothing or not self._spec.forward else kept
+        return None if kept is None or kept.keeps_nothing or not self.spec.forward else kept
 
     def _follow(self, found: retention.Retentions) -> None:
         """Follow what Redis has: another program may have declared it later."""
@@ -162,7 +163,7 @@ class Keeping:
             names = (f"stream {self.keys.stream}", f"acked log of {self.keys.group}")
             for what, mine, now in zip(names, self._mine, self._stored, strict=True):
                 if mine != now:
-                    self._log.warning(
+                    self.log.warning(
                         "retention_differs",
                         of=what,
                         kept=str(now),
@@ -174,17 +175,17 @@ class Keeping:
         self, kept: Retention | None, measure: Callable[..., Awaitable[list[retention.Amount]]]
     ) -> list[int]:
         """Return how many entries of each partition are above the limits by size and number."""
-        count = self._spec.stream.partitions
+        count = self.spec.stream.partitions
         if kept is None or not kept.is_of_size:
             return [0] * count
-        held = await measure(self._backend, self.keys, count, size=kept.size is not None)
+        held = await measure(self.backend, self.keys, count, size=kept.size is not None)
         excess = kept.excess(size=sum(each.size for each in held), records=sum(each.records for each in held))
         return [round(each.entries * excess) for each in held]
 
     def take(self, partition: int) -> Keep:
         """Return what to keep of a partition. What is to be dropped by size is returned once."""
         above, above_acked = self._surplus.pop(partition, (0, 0))
-        most = self._settings.acked_entries_max if self._acked is UNREAD else 0
+        most = self.settings.acked_entries_max if self._acked is UNREAD else 0
         return Keep(_age(self._stream), above, _age(self._acked), above_acked, most)
 
     def is_due(self, partition: int) -> bool:
@@ -203,9 +204,7 @@ def _age(kept: Retention | None) -> int | None:
     return None if kept is None else ANY_AGE if kept.ms is None else kept.ms
 
 
-async def trim_once(
-    backend: Backend, keeping: Keeping, partitions: Mapping[int, Trims], log: BoundLogger
-) -> None:
+async def trim_once(keeping: Keeping, partitions: Mapping[int, Trims]) -> None:
     """Trim what every reader has committed and no retention keeps in these partitions.
 
     It asks Redis only for partitions whose checkpoint or readers have moved, or of which retention may
@@ -221,13 +220,12 @@ async def trim_once(
             if trims.without_commit(rows) or keeping.is_due(partition):
                 moved[partition] = rows
         if moved:
-            for partition, trimmed in (
-                await trimming.trim_many(backend, keeping.keys, moved, keeps.__getitem__)
-            ).items():
+            done = await trimming.trim_many(keeping.backend, keeping.keys, moved, keeps.__getitem__)
+            for partition, trimmed in done.items():
                 keeping.trimmed(partition, trimmed)
-                tell_of_deleted(log.bind(partition=partition), trimmed.gone)
+                tell_of_deleted(keeping.log.bind(partition=partition), trimmed.gone)
     except BackendError as error:
-        warn(log, "trim_failed", error)
+        warn(keeping.log, "trim_failed", error)
 
 
 def tell_of_deleted(log: BoundLogger, entries: int) -> None:
