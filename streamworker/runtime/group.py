@@ -230,12 +230,10 @@ class Group:
         pauses = Pauses(self.rng.random)
         while True:
             try:
-                await declare(self.backend, self.spec, self._log, again=True)
+                return await declare(self.backend, self.spec, self._log, again=True)
             except BackendError as error:
                 warn(self._log, "declare_failed", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
-            else:
-                return
 
     def _heartbeat_done(self, event: HeartbeatDone) -> None:
         if self.partitions.witness.is_another(event.run_id) and not self._finished:

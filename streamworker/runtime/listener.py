@@ -129,12 +129,8 @@ class Listener:
         for keys in groups:
             if keys.control in found and keys not in self._foreign:
                 self._foreign.add(keys)
-                log.warning(
-                    "control_stream_unreadable",
-                    processor=keys.group,
-                    key=keys.control,
-                    error=f"It holds a {found[keys.control]}.",
-                )
+                error = f"It holds a {found[keys.control]}."
+                log.warning("control_stream_unreadable", processor=keys.group, key=keys.control, error=error)
             elif keys.control not in found and keys in self._foreign:
                 if self._positions[keys] is None:
                     self._positions[keys] = await newest_id(self._backend, keys.control)

@@ -1,7 +1,5 @@
 """The commits of one partition: one in flight at a time, each from the checkpoint of the one before.
 
-Overlap
--------
 While the commit of batch k is in flight, the mode handles batch k+1. The commit of batch k+1 is submitted
 when the reply to k has arrived. So a partition does not wait for Redis as long as its handler takes longer
 than a round trip, and at most two batches are handled and not known to be committed.

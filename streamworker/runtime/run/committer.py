@@ -235,14 +235,9 @@ class Committer:
         pause_ms = ticket.pauses.next_ms()
         if reply.code is CommitCode.UNKNOWN and reply.error is not None:
             ticket.tries += 1
-            warn(
-                _log,
-                "commit_not_durable" if isinstance(reply.error, NotDurable) else "commit_unanswered",
-                reply.error,
-                partition=ticket.request.partition,
-                tries=ticket.tries,
-                retry_in_ms=pause_ms,
-            )
+            event = "commit_not_durable" if isinstance(reply.error, NotDurable) else "commit_unanswered"
+            partition, tries = ticket.request.partition, ticket.tries
+            warn(_log, event, reply.error, partition=partition, tries=tries, retry_in_ms=pause_ms)
         else:
             ticket.tries = 0  # Redis has answered that no try was done.
         ticket.on_trouble(reply)
@@ -262,10 +257,9 @@ class Committer:
             except BackendError:
                 break
             # The checkpoint never goes back, so a lower one shows that this commit was not done.
-            absent = lock is None or lock.checkpoint < request.new
-            code = CommitCode.FENCED if absent else CommitCode.UNKNOWN
-            self._finish(ticket, replace(fenced, code=code))
-            return
+            if lock is not None and lock.checkpoint >= request.new:
+                fenced = replace(fenced, code=CommitCode.UNKNOWN)
+            break
         self._finish(ticket, fenced)
 
     @staticmethod

@@ -253,7 +253,6 @@ class Invoker:
     def _effects_of_call(
         self, result: Any, call: Call, changes: Changes | None, records: Sequence[Any]
     ) -> Effects:
-        """Return the effects of a call with a context."""
         if not call.removed:
             return self._effects(result, call.outputs, changes, records)
         kept = self._without(records, call.removed)
@@ -264,7 +263,6 @@ class Invoker:
         return records
 
     def _without(self, records: Sequence[Any], removed: Mapping[int, Policy]) -> Sequence[Any]:
-        """Return the records except those at these indexes."""
         return [record for place, record in enumerate(records) if place not in removed]
 
     def _effects(
@@ -326,10 +324,7 @@ class Invoker:
         return rows, sends
 
     def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
-        """Convert rows to Arrow; None if there are none.
-
-        A value that does not fit its column is a RecordError; code of the rows' class may raise anything.
-        """
+        """Convert rows to Arrow; None if there are none. It raises what ``convert`` does."""
         if not outputs or self.spec.output is None:
             return None
         return self.spec.output.to_arrow(outputs)

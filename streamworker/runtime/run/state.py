@@ -79,12 +79,8 @@ class StateView(MutableMapping[str, Any]):
     """The state of one partition during one call of a handler.
 
     Values: None, bool, int, float, str, bytes, datetime, and lists and dicts of these.
-    Assign to change: ``ctx.state[key] = value``. A value changed in place is not stored.
-
-    Raises
-    ------
-    RecordError
-        When a value is assigned that cannot be stored, or to a key that is not text.
+    Assign to change: ``ctx.state[key] = value``. A value changed in place is not stored. To assign a value
+    that cannot be stored, or to a key that is not text, raises RecordError.
     """
 
     __slots__ = ("_below", "_closed", "changes")
@@ -99,13 +95,7 @@ class StateView(MutableMapping[str, Any]):
         self._closed = True
 
     def write(self, changes: Changes) -> None:
-        """Add changes of tables.
-
-        Raises
-        ------
-        RecordError
-            If the call is over.
-        """
+        """Add changes of tables; RecordError if the call is over."""
         self._check_open("A table")
         self.changes.update(changes)
 
@@ -182,8 +172,7 @@ class NoState(PartitionState):
         """Refuse to return a value."""
         self.was_used = True
         raise ConfigurationError(
-            self._reason,
-            remedy="Leave concurrency out, or keep the state in another system, by key.",
+            self._reason, remedy="Leave concurrency out, or keep the state in another system, by key."
         )
 
     def keys(self) -> set[str]:

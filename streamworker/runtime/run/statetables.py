@@ -158,8 +158,6 @@ class StateWithTables(PartitionState):
 
 
 class _TablesOfView:
-    """The tables of a partition during one call."""
-
     def __init__(self, state: StateWithTables, view: StateView) -> None:
         self.partition = state.partition
         self.specs: Collection[object] = state.specs

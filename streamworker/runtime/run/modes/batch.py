@@ -33,8 +33,7 @@ class BatchMode(Mode):
         """Handle batches until draining; return why the partition halts, or an empty text."""
         limits = BatchLimits(self.spec.batch, self.spec.batch_bytes, self.spec.within_ms)
         while entries := await self.take(limits):
-            halted = await self._handle(entries)
-            if halted:
+            if halted := await self._handle(entries):
                 return halted
         return ""
 
@@ -76,7 +75,6 @@ class BatchMode(Mode):
         return halted
 
     def _decode(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Decoded]:
-        """Decode entries; return them with their records."""
         return entries, self.invoker.decode(entries)
 
     def _count(self, entries: Sequence[Entry]) -> int:

@@ -299,9 +299,8 @@ class RowsMode(BatchMode):
 
     def removed(self, entry: Entry, failed: Failed) -> list[DeadEntry]:
         """Remove a row or an entry: its dead letter holds its rows alone."""
-        return super().removed(
-            entry if failed.error is NOT_OURS else replace(entry, fields=alone(entry)), failed
-        )
+        its = entry if failed.error is NOT_OURS else replace(entry, fields=alone(entry))
+        return super().removed(its, failed)
 
 
 def by_rows(counts: Sequence[int], most: int) -> list[tuple[int, int]]:

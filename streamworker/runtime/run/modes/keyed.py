@@ -45,8 +45,6 @@ next owner from repeating those done after it. The handover waits at most this l
 
 @dataclass(slots=True, eq=False)
 class _InHand:
-    """One record of the window."""
-
     entry: Entry
     record: Any
     error: Exception | None
@@ -134,7 +132,6 @@ class KeyedMode(GroupingMode):
     # -- calls -----------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """Start as many tasks as the concurrency allows."""
         assert self._calls is not None
         while self._tasks < self._width and (place := self._next()) is not None:
             self._tasks += 1

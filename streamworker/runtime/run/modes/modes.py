@@ -244,11 +244,7 @@ class Mode(ABC):
         if len(fields) > DEAD_FIELDS_MAX:
             error = f"{error} ({DEAD_FIELDS_MAX} of {len(fields)} fields kept)"
             fields = dict(islice(fields.items(), DEAD_FIELDS_MAX))
-        return [
-            DeadEntry(
-                entry_id=entry.id, fields=fields, error=error, attempts=failed.attempts, traceback=trace
-            )
-        ]
+        return [DeadEntry(entry.id, fields, error, failed.attempts, traceback=trace)]
 
     def set_aside(self, entries: Sequence[Entry], effects: Effects, attempt: int) -> list[DeadEntry]:
         """Remove the records that a call with these entries named by ``ctx.skip`` and ``ctx.dead_letter``."""
