@@ -57,7 +57,7 @@ class Intake:
         """Whether the next call may start."""
         return not self.draining and self.gate.is_open
 
-    async def wait_draining(self, timeout_s: float | None = None) -> None:
+    async def wait_draining(self, timeout_s: float) -> None:
         """Wait until the partition must drain, or for so long."""
         if not self.draining:
             await self._drain.wait(timeout_s)

@@ -82,8 +82,7 @@ class KeyedMode(GroupingMode):
     async def handle_all(self) -> str:
         """Handle records until draining; return why the partition halts, or an empty text."""
         async with anyio.create_task_group() as self._calls:
-            self._calls.start_soon(self._tell_of_drain)
-            self._calls.start_soon(self._start_when_open)
+            self._calls.start_soon(self._follow_gate)
             await self._feed()
             await self._settle()
             self._calls.cancel_scope.cancel()
@@ -292,11 +291,8 @@ class KeyedMode(GroupingMode):
         while not self._window.is_settled:
             await self._changed.wait()
 
-    async def _tell_of_drain(self) -> None:
-        await self.intake.wait_draining()
-        self._changed.fire()
-
-    async def _start_when_open(self) -> None:
+    async def _follow_gate(self) -> None:
         while True:
             await self.intake.gate.opened.wait()
             self._start()
+            self._changed.fire()  # The partition may drain.
