@@ -12,13 +12,12 @@ import anyio
 
 from streamworker.core.data.batching import ReadPlan
 from streamworker.errors import BackendError, BackendUnavailable
-from streamworker.log import get_logger
 from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.read.polling import PollingFetcher
-from streamworker.runtime.read.reads import Reads
+from streamworker.runtime.read.reads import Reads, log
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
 
@@ -36,8 +35,6 @@ SPACING_MIN_S = 0.001
 
 UNBLOCK_RETRY_MS = 5
 """Pause before a wake-up is repeated: one that reaches the server before the read has no effect."""
-
-_log = get_logger("streamworker.fetcher")
 
 
 def fetcher_for(backend: Backend) -> type[Reads]:
@@ -87,7 +84,7 @@ class Fetcher(Reads):
             except BackendUnavailable as error:
                 was_away = True
                 pause_ms = pauses.next_ms()
-                warn(_log, "fetch_failed", error, retry_in_ms=pause_ms)
+                warn(log, "fetch_failed", error, retry_in_ms=pause_ms)
                 await anyio.sleep(pause_ms / 1000)
             except BackendError as error:
                 await self.sort_out(plan, error, pauses.next_ms())

@@ -14,13 +14,12 @@ import anyio
 from streamworker.core.data.batching import ReadPlan
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
-from streamworker.log import get_logger
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.read.reads import Reads
+from streamworker.runtime.read.reads import Reads, log
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
 
@@ -30,8 +29,6 @@ PAUSE_MAX_S = 0.1
 """Longest pause after rounds without entries; with little traffic an entry waits half of it on average."""
 SPACING_S = 50e-6
 """Minimum spacing of rounds for each partition that they ask, as on one server (decision 0024)."""
-
-_log = get_logger("streamworker.fetcher")
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +94,7 @@ class PollingFetcher(Reads):
                 parts = await self._by_place(backend)
             except BackendError as error:
                 pause_ms = tries.next_ms()
-                warn(_log, "fetch_failed", error, retry_in_ms=pause_ms)
+                warn(log, "fetch_failed", error, retry_in_ms=pause_ms)
                 await anyio.sleep(pause_ms / 1000)
                 continue
             tries.reset()
@@ -148,7 +145,7 @@ class PollingFetcher(Reads):
         except BackendUnavailable as error:
             pace.fails = True
             pause_ms = pace.tries.next_ms()
-            warn(_log, "fetch_failed", error, retry_in_ms=pause_ms)
+            warn(log, "fetch_failed", error, retry_in_ms=pause_ms)
             pace.due_s = monotonic_s() + pause_ms / 1000
         except BackendError as error:
             await self.sort_out(plan, error, pace.tries.next_ms())

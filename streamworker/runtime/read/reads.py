@@ -4,8 +4,8 @@
 if Redis does not answer, and never end by themselves. A partition's read position moves only with the entries
 that were put into its buffer.
 
-If a key holds another type, Redis refuses the whole read. The partition is left out of the reads until the
-key is a stream again. ``streamwatch`` checks what a read does not report.
+If a key holds another type, Redis refuses the whole read. ``streamwatch`` leaves its partition out until the
+key is a stream again, and checks what a read does not report.
 """
 
 import random
@@ -27,7 +27,7 @@ from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.streamwatch import StreamWatch, Tell
 from streamworker.settings import Settings
 
-_log = get_logger("streamworker.fetcher")
+log = get_logger("streamworker.fetcher")
 
 
 @dataclass(eq=False)
@@ -190,7 +190,7 @@ class Reads(ABC):
 
     async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
         """Find the partitions whose keys made Redis refuse a read; the others are read again."""
-        _log.warning("fetch_refused", error=str(error), retry_in_ms=pause_ms)
+        log.warning("fetch_refused", error=str(error), retry_in_ms=pause_ms)
         try:
             kinds = await self.backend.pipeline([("TYPE", self.keys.events(p)) for p in plan.partitions])
         except BackendError:
