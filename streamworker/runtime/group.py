@@ -21,13 +21,7 @@ from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.ownership.merging import merged
 from streamworker.core.pauses import Pauses
-from streamworker.core.protocols.membership.events import (
-    HeartbeatDone,
-    ReportLoad,
-    SendHeartbeat,
-    StartHeartbeat,
-    StopHeartbeat,
-)
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.core.transcript import is_news, step_in_words
 from streamworker.errors import BackendError, BackendUnavailable, InternalError
@@ -133,10 +127,10 @@ class Group:
             try:
                 while not self._finished:
                     await self._next_event()
-                    calls: list[ev.Effect] = []
+                    on_redis: list[ev.Effect] = []
                     while self._events and not self._finished:
-                        calls += self._step(self._events.popleft())
-                    self._call(calls)
+                        on_redis += self._step(self._events.popleft())
+                    self._call(on_redis)
             finally:
                 self._finished = True
                 self.keeper.forget(self.keys)
@@ -158,13 +152,13 @@ class Group:
         """Pass an event to the core; perform the effects on this process and return those on Redis."""
         effects = self.core.handle(event, monotonic_ms())
         self._trace(event, effects)
-        calls: list[ev.Effect] = []
+        on_redis: list[ev.Effect] = []
         for effect in effects:
             if isinstance(effect, ev.MarkLock | ev.PostControl) or type(effect) in OPERATIONS:
-                calls.append(effect)
+                on_redis.append(effect)
             else:
                 self._perform(effect)
-        return calls
+        return on_redis
 
     def _call(self, effects: Sequence[ev.Effect]) -> None:
         """Start the Redis calls for one turn of the event loop: views and messages first, then the rest.
@@ -192,16 +186,16 @@ class Group:
 
     def _perform(self, effect: ev.Effect) -> None:
         match effect:
-            case StartHeartbeat(member):
+            case calls.StartHeartbeat(member):
                 self.keeper.keep(self.keys, member, self._heartbeat_done)
                 if self._has_joined:
                     self._spawn(self._declare_again)
                 self._has_joined = True
-            case SendHeartbeat():
+            case calls.SendHeartbeat():
                 self.keeper.hurry()
-            case StopHeartbeat():
+            case calls.StopHeartbeat():
                 self.keeper.forget(self.keys)
-            case ReportLoad(every_ms):
+            case calls.ReportLoad(every_ms):
                 self._measuring.cancel()
                 self._measuring = anyio.CancelScope()
                 if every_ms:
@@ -235,7 +229,7 @@ class Group:
                 warn(self._log, "declare_failed", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
 
-    def _heartbeat_done(self, event: HeartbeatDone) -> None:
+    def _heartbeat_done(self, event: calls.HeartbeatDone) -> None:
         if self.partitions.witness.is_another(event.run_id) and not self._finished:
             self._spawn(self.partitions.witness.compare)
         self.deliver(event)

@@ -1,9 +1,7 @@
 """Sends the commits of all partitions of one processor, many in one round trip.
 
 While a pipeline of commits is in flight, new commits queue, and the next pipeline takes them all. So a
-commit never waits for others, and under load one round trip serves many partitions. At most two pipelines
-are in flight, so that the server always has one to work on; more where each waits for a disk or for
-replicas.
+commit never waits for others, and under load one round trip serves many partitions.
 
 A commit without an answer may have been done. The committer retries it until Redis answers. This is safe:
 the script compares checkpoints, and answers ``DUP`` if the first try succeeded. The committer also retries

@@ -90,10 +90,8 @@ class Invoker:
         """The records that no call may have, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
-        self._row_type: Any = object
         row = spec.output or (spec.into.record if isinstance(spec.into, StreamSpec) else None)
-        if row is not None:
-            self._row_type = row.built_type
+        self._row_type: Any = object if row is None else row.built_type
         self._takes_rows = spec.forward or spec.into is not None
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""

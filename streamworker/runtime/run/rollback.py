@@ -68,14 +68,8 @@ def rollback_of(known: Acquired, now: Acquired | LockView | None) -> Rollback | 
     back = now.checkpoint < known.checkpoint
     if now.rows >= known.rows and not (back and now.reset <= known.epoch):
         return None
-    return Rollback(
-        entries=max(0, known.entries - now.entries),
-        after=now.checkpoint,
-        up_to=known.checkpoint,
-        rows=max(0, known.rows - now.rows),
-        rows_after=now.rows,
-        is_new_log=False,
-    )
+    entries, rows = max(0, known.entries - now.entries), max(0, known.rows - now.rows)
+    return Rollback(entries, now.checkpoint, known.checkpoint, rows, now.rows, is_new_log=False)
 
 
 @dataclass(eq=False)
