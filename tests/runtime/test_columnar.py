@@ -20,7 +20,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.columns import Packer, unpacked
 from streamworker.redisio.data.dead import list_dead, replay_dead
 from streamworker.redisio.data.streams import Append, append_many, register
-from streamworker.runtime.run.modes.columns import CALL_ENTRIES_MAX, by_rows
+from streamworker.runtime.run.modes.columns import CALL_ENTRIES_MAX
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, Priced, Running, bench
@@ -472,14 +472,6 @@ async def test_what_columns_cannot_do_is_refused_when_it_is_declared(
             return
         with pytest.raises(ConfigurationError, match=wrong):
             desk.spec(named[function], **changes)
-
-
-def test_entries_are_grouped_by_their_rows() -> None:
-    """None is split, and none is left out."""
-    assert by_rows([], 10) == []
-    assert by_rows([20], 10) == [(0, 1)]
-    assert by_rows([5, 5, 1], 10) == [(0, 2), (2, 3)]
-    assert sum(end - start for start, end in by_rows([3] * 100, 7)) == 100
 
 
 def test_a_worker_without_columns_loads_none_of_it() -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from streamworker.context import Context, Place, is_set_aside, show_only, take_forwarded
-from streamworker.core.data.batching import BatchLimits, Halving
+from streamworker.core.data.batching import BatchLimits, Halving, prefix_within
 from streamworker.core.data.entries import Entry
 from streamworker.core.policies import Policy
 from streamworker.errors import DecodeError, RecordError, in_words
@@ -236,7 +236,10 @@ class RowsMode(BatchMode):
         most = min(spec.batch, CALL_ENTRIES_MAX)
         limits = RowLimits(most, spec.batch_bytes, spec.within_ms, are_rows_enough)
         while entries := await self.take(limits):
-            for start, end in by_rows(list(map(rows_in, entries)), spec.batch):
+            rows, end = list(map(rows_in, entries)), 0
+            while end < len(entries):
+                # A batch is limited by rows here, as it is by bytes elsewhere, and holds one entry at least.
+                start, end = end, end + prefix_within(rows[end:], most, spec.batch)
                 # After a call that was given up, nothing may be committed, and the partition drains.
                 if not await self.intake.wait_may_start():
                     return ""
@@ -301,24 +304,6 @@ class RowsMode(BatchMode):
         """Remove a row or an entry: its dead letter holds its rows alone."""
         its = entry if failed.error is NOT_OURS else replace(entry, fields=alone(entry))
         return super().removed(its, failed)
-
-
-def by_rows(counts: Sequence[int], most: int) -> list[tuple[int, int]]:
-    """Group consecutive entries into batches of at most ``most`` rows, with at least one entry each.
-
-    Examples
-    --------
-    >>> by_rows([4, 4, 4, 20, 1], 10)
-    [(0, 2), (2, 3), (3, 4), (4, 5)]
-    """
-    groups: list[tuple[int, int]] = []
-    start = rows = 0
-    for place, count in enumerate(counts):
-        if place > start and rows + count > most:
-            groups.append((start, place))
-            start, rows = place, 0
-        rows += count
-    return [*groups, (start, len(counts))] if counts else groups
 
 
 def _is_table(value: object) -> bool:
