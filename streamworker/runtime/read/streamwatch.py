@@ -95,12 +95,7 @@ class StreamWatch:
             if not self._unreadable:
                 await self._added.wait()
             await anyio.sleep(LOOK_AGAIN_MS / 1000)
-            buffers = [self.buffers[partition] for partition in self._unreadable]
-            try:
-                answers = await self.backend.pipeline(self._questions(buffers))
-            except BackendError:
-                continue
-            for buffer, answer in zip(buffers, answers, strict=True):
+            for buffer, answer in await self._ask([self.buffers[p] for p in self._unreadable]):
                 if self.buffers.get(buffer.partition) is buffer:
                     self._judge(buffer, answer)
 
@@ -159,19 +154,21 @@ class StreamWatch:
             first = self._compared % len(idle)
             idle = [*idle[first:], *idle[:first]][:REGRESSION_CHECKS]
             self._compared += len(idle)
-        positions = [buffer.position for buffer in idle]
-        try:
-            answers = await self.backend.pipeline(self._questions(idle))
-        except BackendError:
-            return
-        for buffer, position, answer in zip(idle, positions, answers, strict=True):
+        positions = {buffer: buffer.position for buffer in idle}
+        for buffer, answer in await self._ask(idle):
+            position = positions[buffer]
             has_moved = buffer.closed or buffer.position != position
             reason = regression(position, answer)
             if reason and not has_moved and not self.leaves_out(buffer.partition):
                 self._break(buffer, reason)
 
-    def _questions(self, buffers: Sequence[PartitionBuffer]) -> list[tuple[str, ...]]:
-        return [("XINFO", "STREAM", self.keys.events(buffer.partition)) for buffer in buffers]
+    async def _ask(self, buffers: Sequence[PartitionBuffer]) -> list[tuple[PartitionBuffer, Any]]:
+        """Return what Redis says of some streams; nothing if it does not answer."""
+        asked = [("XINFO", "STREAM", self.keys.events(buffer.partition)) for buffer in buffers]
+        try:
+            return list(zip(buffers, await self.backend.pipeline(asked), strict=True))
+        except BackendError:
+            return []
 
     def _break(self, buffer: PartitionBuffer, reason: str) -> None:
         partition = buffer.partition
@@ -182,10 +179,7 @@ class StreamWatch:
 
 
 def regression(position: EntryId, answer: Any) -> str:
-    """Return what is wrong with a stream that was read up to ``position``, or an empty text.
-
-    ``answer`` is the answer to ``XINFO STREAM``, or the error.
-    """
+    """Return what the answer to ``XINFO STREAM``, or its error, shows to be wrong; empty if nothing is."""
     if isinstance(answer, Exception):
         is_deleted = _is_missing(answer) and position > ZERO
         return f"was deleted; we had read up to {position}" if is_deleted else ""
