@@ -115,10 +115,7 @@ class Group:
         self.deliver(ev.StopRequested())
 
     async def run(self) -> None:
-        """Take part in the group until stopped.
-
-        It raises if the group already runs with another number of partitions.
-        """
+        """Take part in the group until stopped; raise if it runs with another number of partitions."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             for keep_running in (*self.partitions.services(), self._look_at_orders):

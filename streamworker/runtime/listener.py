@@ -91,8 +91,7 @@ class Listener:
                 messages: dict[str, list[ControlMessage]] = {}
                 for name, entry_id, fields in entries:
                     self._positions[by_name[name]] = entry_id
-                    message = from_fields(fields)
-                    if message is not None:
+                    if (message := from_fields(fields)) is not None:
                         messages.setdefault(name, []).append(message)
                 for name, batch in messages.items():
                     self._deliver[name](ControlReceived(tuple(batch)))
@@ -104,8 +103,7 @@ class Listener:
 
     async def _read(self, connection: BlockingConnection, groups: Sequence[GroupKeys]) -> list[ControlEntry]:
         """Wait for messages of the groups whose key holds a control stream."""
-        aside = [keys for keys in groups if keys in self._foreign]
-        if aside:
+        if aside := [keys for keys in groups if keys in self._foreign]:
             await self._look(aside)
         positions = {
             keys: position

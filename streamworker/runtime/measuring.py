@@ -22,10 +22,7 @@ async def measure(
     every_ms: int,
     log: BoundLogger,
 ) -> None:
-    """Measure until cancelled; ``report`` takes the loads by partition, and none at the end.
-
-    Each measurement costs one round trip, and the handling of a record nothing.
-    """
+    """Measure until cancelled, a round trip each; ``report`` takes loads by partition, none at the end."""
     meter = LoadMeter()
     try:
         while True:

@@ -306,8 +306,7 @@ class Partitions:
         """Trim what every reader has committed, and keep the schema declared."""
         while True:
             await anyio.sleep(self.settings.trim_interval_ms / 1000)
-            trims = {p: runner.commits.trims for p, runner in self.running().items()}
-            if trims:
+            if trims := {p: runner.commits.trims for p, runner in self.running().items()}:
                 await trim_once(self._keeping, trims)
             await self._expire()
             if self._running and self.spec.forward and (output := self.spec.output):

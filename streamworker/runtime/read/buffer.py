@@ -152,11 +152,7 @@ class PartitionBuffer:
 
     @property
     def has_room(self) -> bool:
-        """Whether the fetcher should read more for this partition.
-
-        It is False until half of the buffered entries are taken: few large reads cost less than many small
-        ones.
-        """
+        """Whether to read more: not until half of the entries are taken, as few large reads cost less."""
         return not self.closed and 2 * self.waiting <= self._ahead and self.held < self._budget.share
 
     @property
@@ -171,11 +167,7 @@ class PartitionBuffer:
 
     @property
     def needs_more(self) -> bool:
-        """Whether the fetcher should interrupt a running read for this partition.
-
-        It should only if nothing waits or half of the partition's share is free: each interruption is a
-        call to Redis.
-        """
+        """Whether to interrupt a running read, by a call: if nothing waits, or half of the share is free."""
         return self.has_room and (self.waiting == 0 or 2 * self.held <= self._budget.share)
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -282,10 +274,7 @@ class PartitionBuffer:
 
     @property
     def gathers_until_ms(self) -> int:
-        """Until when entries wait for more to fill a batch, by the monotonic clock; 0 if none do.
-
-        Safe from any thread.
-        """
+        """Until when entries wait for a full batch (monotonic); 0 if none do. Safe from any thread."""
         limits = self._limits
         try:
             return 0 if limits is None else self._chunks[0][0] + limits.within_ms

@@ -79,8 +79,7 @@ class Activity:
     def worked_ms(self, at_ms: int) -> int:
         """Return how long the partition has worked: its whole time except the waits for entries.
 
-        Only the waits are measured, which happen when there is nothing to do, so handling a record costs
-        no measurement.
+        Only the waits are measured, so that handling a record costs no measurement.
         """
         resting_ms = 0 if self._resting_since_ms is None else at_ms - self._resting_since_ms
         return at_ms - self._began_ms - self._rested_ms - resting_ms

@@ -70,8 +70,7 @@ class Ticket:
 class Committer:
     """Sends the commits of one processor.
 
-    ``run()`` sends; ``hand_in()`` takes one commit and calls back with its reply. A runner has at most one
-    commit in flight, which keeps each partition's commits in order.
+    A runner has at most one commit in flight, which keeps each partition's commits in order.
 
     A commit has no task of its own: with a thousand partitions there are thousands of commits a second, and
     a task and its waits cost more than the commit.
@@ -180,10 +179,7 @@ class Committer:
             for ticket in itertools.chain(*queues.values()):
                 self._queue(ticket)
         for place in self._queues:
-            while self._under_way[place] < self._pipelines_max:
-                group = self._next_group(place)
-                if not group:
-                    break
+            while self._under_way[place] < self._pipelines_max and (group := self._next_group(place)):
                 self._under_way[place] += 1
                 send = asyncio.get_running_loop().create_task(self._send(group, place, self._tasks))
                 self._sends.add(send)

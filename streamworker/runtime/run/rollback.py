@@ -111,14 +111,12 @@ class Witness:
             await self._report(partition, known, rollback)
 
     async def compare(self, about: int | None = None) -> list[int]:
-        """Compare all running partitions with their locks; stop the runners of those that were rolled back.
+        """Compare all running partitions with their locks; stop and return those that were rolled back.
 
         It compares each answered lock at once, and reads a lock again while Redis does not answer or
         refuses. If several callers ask for all partitions, one of them reads and the others wait for it.
         A caller that needs to know ``about`` one partition waits only for its lock: the other partitions are
         compared in the next comparison, at the latest when their node is back.
-
-        Returns the partitions that were rolled back. This worker acquires them again.
         """
         asker, ended = object(), set[int]()
         self._askers[asker] = ended

@@ -97,8 +97,7 @@ class PartitionRunner:
     on_halted: Callable[[str], None]
     """Called once with the reason when the error policy stops the partition."""
     on_state: Callable[[str, tuple[int, ...]], None]
-    """Called with what holds the partition up, and with an empty reason when it continues; see
-    ``Activity``."""
+    """Called with what holds the partition up; see ``Activity``."""
     log: BoundLogger
     cache: TableCache
     """Values of the tables, for all partitions of this worker."""

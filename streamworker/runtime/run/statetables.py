@@ -34,10 +34,7 @@ _numbers = count()
 
 
 class TableCache:
-    """Values of the tables of one processor, over all partitions of this worker, within a number of bytes.
-
-    The value that was used longest ago leaves first.
-    """
+    """Values of one processor's tables in this worker, of so many bytes; the longest unused leaves first."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
