@@ -126,14 +126,13 @@ class Invoker:
         for place, entry in enumerate(entries):
             if entry.fields.get(REPLAYED_FOR, mine) != mine:
                 bad[place] = NOT_OURS
-                continue
-            if self.aside and (why := self.set_aside(entry)):
+            elif self.aside and (why := self.set_aside(entry)):
                 bad[place] = why
-                continue
-            try:
-                records[place] = decode(entry)
-            except RecordError as error:
-                bad[place] = error
+            else:
+                try:
+                    records[place] = decode(entry)
+                except RecordError as error:
+                    bad[place] = error
         return Decoded(records, bad)
 
     def set_aside(self, entry: Entry) -> Exception | None:
@@ -303,10 +302,8 @@ class Invoker:
         """Log once that rows of a processor that forwards nothing are dropped."""
         if not self._warned:
             self._warned = True
-            self.place.log.warning(
-                "rows_not_forwarded",
-                reason="the processor has no output type: annotate what it returns, or set forward=True",
-            )
+            reason = "the processor has no output type: annotate what it returns, or set forward=True"
+            self.place.log.warning("rows_not_forwarded", reason=reason)
 
     def convert(self, outputs: Sequence[Any]) -> tuple[pa.RecordBatch | None, Routed]:
         """Convert what calls have put out: rows to Arrow, and what goes to other streams by its routes.

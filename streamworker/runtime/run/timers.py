@@ -174,14 +174,9 @@ class Timers:
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()
         timer.not_before_ms = self._now_ms() + pause_ms
-        said = describe_error(error)
-        details: dict[str, Any] = {"exception": traceback_of(error)} if timer.attempts == 1 else {}
+        name, attempt, said = timer.spec.name, timer.attempts, describe_error(error)
+        more: dict[str, Any] = {"exception": traceback_of(error)} if attempt == 1 else {}
         self.log.warning(
-            "timer_failed",
-            timer=timer.spec.name,
-            attempt=timer.attempts,
-            retry_in_ms=pause_ms,
-            error=said,
-            **details,
+            "timer_failed", timer=name, attempt=attempt, retry_in_ms=pause_ms, error=said, **more
         )
-        self.on_trouble(f"timer {timer.spec.name} fails, attempt {timer.attempts}: {said}")
+        self.on_trouble(f"timer {name} fails, attempt {attempt}: {said}")

@@ -231,8 +231,5 @@ async def trim_once(keeping: Keeping, partitions: Mapping[int, Trims]) -> None:
 def tell_of_deleted(log: BoundLogger, entries: int) -> None:
     """Log that another program has deleted entries that the group had not committed."""
     if entries:
-        log.error(
-            "entries_deleted",
-            entries=entries,
-            reason="another program deleted them before they were committed",
-        )
+        reason = "another program deleted them before they were committed"
+        log.error("entries_deleted", entries=entries, reason=reason)
