@@ -83,7 +83,8 @@ class Reads(ABC):
     async def run(self) -> None:
         """Read until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch.run)
+            tasks.start_soon(self._watch.compare_idle)
+            tasks.start_soon(self._watch.look_again)
             await self._read_for_ever()
 
     def add(self, partition: int, position: EntryId) -> PartitionBuffer:

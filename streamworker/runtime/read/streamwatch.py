@@ -82,15 +82,10 @@ class StreamWatch:
         self._broken.discard(partition)
         self._unreadable.pop(partition, None)
 
-    async def run(self) -> None:
-        """Check until cancelled."""
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._compare_idle)
-            tasks.start_soon(self._look_again)
-
     # -- keys of another type ------------------------------------------------------------------
 
-    async def _look_again(self) -> None:
+    async def look_again(self) -> None:
+        """Check until cancelled whether keys of another type are streams again."""
         while True:
             if not self._unreadable:
                 await self._added.wait()
@@ -120,7 +115,8 @@ class StreamWatch:
 
     # -- streams that went backwards -----------------------------------------------------------
 
-    async def _compare_idle(self) -> None:
+    async def compare_idle(self) -> None:
+        """Check until cancelled the streams of partitions without new entries."""
         seen: dict[int, EntryId] = {}
         while True:
             await anyio.sleep(REGRESSION_CHECK_MS / 1000)
