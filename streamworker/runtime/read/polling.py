@@ -101,8 +101,7 @@ class PollingFetcher(Reads):
             now_s = monotonic_s()
             due_s = now_s + 1.0
             for place, partitions in parts.items():
-                pace = self._paces.get(place)
-                if pace is None:
+                if (pace := self._paces.get(place)) is None:
                     pace = self._paces[place] = _Pace(self._pauses())
                 if pace.busy:
                     continue
@@ -123,8 +122,7 @@ class PollingFetcher(Reads):
         places = self._places
         parts: dict[str, list[int]] = {}
         for partition in list(self.candidates):
-            place = places.get(partition)
-            if place is None:
+            if (place := places.get(partition)) is None:
                 place = places[partition] = await backend.place_of(self.keys.events(partition))
             parts.setdefault(place, []).append(partition)
         return parts

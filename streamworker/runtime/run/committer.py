@@ -156,8 +156,7 @@ class Committer:
 
     def _queue(self, ticket: Ticket) -> None:
         partition = ticket.request.partition
-        place = self._places.get(partition)
-        if place is None:
+        if (place := self._places.get(partition)) is None:
             place = self._places[partition] = self.backend.known_place_of(self.keys.lock(partition))
         self._queues.setdefault(place, []).append(ticket)
         self._start_soon()

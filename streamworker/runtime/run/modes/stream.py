@@ -121,8 +121,7 @@ class StreamMode(GroupingMode):
         self._asked = True
         self._ack()
         self.activity.ends()
-        clock_ms = monotonic_ms()
-        if clock_ms >= self._turn_due_ms:
+        if monotonic_ms() >= self._turn_due_ms:
             await self.turn()
             self._turn_due_ms = monotonic_ms() + SLICE_MS
         if self.refused is not None:
