@@ -140,9 +140,11 @@ class PartitionRunner:
         self.invoker = invoker(spec, place, kept, threads, routes)
         orders = self.start.lock.aside
         self.invoker.aside = {record: SetAside(f"Set aside {why}") for record, why in orders.items()}
-        calls = [(t, Invoker(t.call, place, kept, threads, routes.also(t.call.into))) for t in spec.timers]
         timers = Timers(
-            calls=calls,
+            calls=[
+                (timer, Invoker(timer.call, place, kept, threads, routes.also(timer.call.into)))
+                for timer in spec.timers
+            ],
             stored=self.state,
             server_ms=partial(self.committer.backend.time_ms, self.committer.keys.lock(partition)),
             wake=self.buffer.wake,
