@@ -100,7 +100,7 @@ class Timers:
 
     async def watch(self) -> None:
         """Set ``are_due``, and wake the mode, when a timer is due; runs as long as the partition."""
-        pauses = Pauses(random.random)
+        pauses = Pauses(self.rng.random)
         while self._timers:
             try:
                 self._ahead_ms = await self.server_ms() - monotonic_ms()
@@ -108,6 +108,7 @@ class Timers:
                 warn(self.log, "timers_wait", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
+            pauses.reset()
             now_ms = self._now_ms()
             if any(timer.due(now_ms) for timer in self._timers):
                 self.are_due = True
