@@ -7,6 +7,7 @@ URL is refused as an option: Spark copies options into task closures, and may sh
 import difflib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -101,20 +102,10 @@ _BY_LOWER = {name.lower(): name for name in NAMES}
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
-    """Read the options of a query.
+    """Read the options of a query, whose names are in any case.
 
-    Parameters
-    ----------
-    given
-        Names in any case.
-    streaming
-        Whether the query is a stream or a batch read; None if that is not known yet.
-
-    Raises
-    ------
-    ConfigurationError
-        If an option is wrong or missing. The message names the option, and never shows a value that may
-        hold a password.
+    ``streaming`` is None if it is not known yet whether the query is a stream or a batch read. A refusal
+    names the option, and never shows a value that may hold a password.
     """
     options = {_known(name, value): value.strip() for name, value in given.items()}
     misplaced = () if streaming is None else BATCH_ONLY if streaming else STREAM_ONLY
@@ -200,7 +191,7 @@ def _number(options: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise ConfigurationError(f"Option {name} is {text!r}.", remedy="It must be a whole number above 0.")
+        raise _wrong(name, text, "It must be a whole number above 0.")
     return int(text)
 
 
@@ -212,9 +203,7 @@ def _choice(options: Mapping[str, str], name: str, words: tuple[str, str]) -> st
     """Return the value of an option that is one of two words; the first is the default."""
     text = options.get(name, words[0])
     if text.lower() not in words:
-        raise ConfigurationError(
-            f"Option {name} is {text!r}.", remedy=f"It must be {' or '.join(sorted(words, reverse=True))}."
-        )
+        raise _wrong(name, text, f"It must be {' or '.join(sorted(words, reverse=True))}.")
     return text.lower()
 
 
@@ -222,15 +211,11 @@ def _seconds_as_ms(options: Mapping[str, str], name: str, default_ms: int) -> in
     text = options.get(name)
     if text is None:
         return default_ms
-    try:
+    with suppress(ValueError):
         seconds = float(text.removesuffix("s"))
-        if not 0 <= seconds < 1e9:
-            raise ValueError
-    except ValueError:
-        raise ConfigurationError(
-            f"Option {name} is {text!r}.", remedy="It is a time in seconds, such as 60."
-        ) from None
-    return int(seconds * 1000)
+        if 0 <= seconds < 1e9:
+            return int(seconds * 1000)
+    raise _wrong(name, text, "It is a time in seconds, such as 60.")
 
 
 def _moment_ms(options: Mapping[str, str], name: str) -> int | None:
@@ -239,14 +224,11 @@ def _moment_ms(options: Mapping[str, str], name: str) -> int | None:
         return None
     if "startingOffsets" in options:
         raise ConfigurationError(f"Options {name} and startingOffsets are given.", remedy="Give one of them.")
-    try:
-        return (
-            int(text) if text.isdigit() else int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
-        )
-    except ValueError:
-        raise ConfigurationError(
-            f"Option {name} is {text!r}.", remedy="It is a time such as 2026-01-31T12:00Z, or ms since 1970."
-        ) from None
+    with suppress(ValueError):
+        if text.isdigit():
+            return int(text)
+        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+    raise _wrong(name, text, "It is a time such as 2026-01-31T12:00Z, or ms since 1970.")
 
 
 def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Offsets:
@@ -255,21 +237,24 @@ def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest",
         return Offsets("earliest", {})
     if text.lower() == "latest":
         return Offsets("latest", {})
-    try:
+    with suppress(AttributeError, KeyError, TypeError, ValueError):
         document = json.loads(text)
         if isinstance(document, dict) and "v" in document:
             document = document["p"]
-        each = {int(p): _where(rows) for p, rows in document.items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        raise ConfigurationError(
-            f"Option {name} is {text!r}.",
-            remedy='It is earliest, latest, or JSON from partition to rows, such as {"0": 1200, "1": -1}; '
-            "-2 stands for earliest and -1 for latest.",
-        ) from None
-    return Offsets(default, each)
+        return Offsets(default, {int(p): _where(rows) for p, rows in document.items()})
+    raise _wrong(
+        name,
+        text,
+        'It is earliest, latest, or JSON from partition to rows, such as {"0": 1200, "1": -1}; '
+        "-2 stands for earliest and -1 for latest.",
+    )
 
 
 def _where(value: object) -> Where:
     if isinstance(value, bool) or not isinstance(value, int) or value < min(ENDS):
         raise ValueError(value)
     return ENDS.get(value, value)
+
+
+def _wrong(name: str, text: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"Option {name} is {text!r}.", remedy=remedy)
