@@ -326,19 +326,19 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         o = self._options
         whole = [p for p in sorted(start) if o.starting_offsets.of(p) == "earliest"]
         late = {p: start[p].rows for p in whole if start[p].rows}
+        oldest = {p: entry for p in late if (entry := self._logs.entry_from(p, 0)) is not None}
         if o.starting_ms is not None:
             # Rows before the time are none that it lacks: it is late where the oldest row is younger.
-            firsts = self._logs.first_positions({p: tails[p] for p in late})
             late = {
-                p: rows
-                for p, rows in late.items()
-                if firsts[p].rows == rows and self._logs.oldest_ms([p]) > o.starting_ms
+                p: late[p]
+                for p, (before, _, at_ms) in oldest.items()
+                if min(before, tails[p].rows) == late[p] and at_ms > o.starting_ms
             }
         rows, told = sum(late.values()), self._logs.late_rows
         if rows <= told:
             return
         self._logs.late_rows = rows
-        since_s = self._logs.oldest_ms(late) / 1000
+        since_s = min((oldest[p][2] for p in late if p in oldest), default=0) / 1000
         report_loss(
             f"The query begins late: {rows} of {sum(tail.rows for tail in tails.values())} rows of "
             f"{o.app}.{o.stream} ({o.processor}) were trimmed before, by partition {late}; the oldest row "

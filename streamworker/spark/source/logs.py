@@ -6,7 +6,7 @@ lock hashes hold the row counts of their logs, so a query fetches no payload to 
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -140,11 +140,6 @@ class AckedLogs:
         """Return the newest schema of the rows that the processor forwards; None if it stored none yet."""
         fingerprint = self._read_hash(self._keys.schemas, "current", retry=retry)
         return None if fingerprint is None else self._schema(fingerprint.decode("ascii", "replace"))
-
-    def oldest_ms(self, partitions: Iterable[int]) -> int:
-        """Return when the oldest row of these logs was committed, by the server's clock; 0 for no row."""
-        found = [entry[2] for p in partitions if (entry := self.entry_from(p, 0)) is not None]
-        return min(found, default=0)
 
     def schema(self) -> pa.Schema:
         """Return :meth:`current_schema`; if there is none, the error says why."""
@@ -393,7 +388,7 @@ def _before(part: Slice) -> ChainLink | None:
 
 
 def _tail(
-    rows: bytes | None, identity: bytes | None, checkpoint: bytes | None, tail: bytes | None = None
+    rows: bytes | None, identity: bytes | None, checkpoint: bytes | None, tail: bytes | None
 ) -> Position:
     if rows is None or identity is None:
         return START
