@@ -73,13 +73,7 @@ class LocalWorker:
     :func:`local_worker` creates it. Methods take a processor as its function or its name.
     """
 
-    def __init__(
-        self,
-        worker: Worker,
-        specs: Sequence[ProcessorSpec],
-        backend: Backend,
-        home: Home,
-    ) -> None:
+    def __init__(self, worker: Worker, specs: Sequence[ProcessorSpec], backend: Backend, home: Home) -> None:
         self._worker = worker
         self._clock, self._url, self._app = home.clock, home.url, home.app
         self._specs = {spec.name: spec for spec in specs}
@@ -126,28 +120,35 @@ class LocalWorker:
         TimeoutError
             With what the last snapshot showed.
         """
-        return await self._until(condition, timeout, self._changes)
+        return await self._until(condition, timeout)
 
     async def _until(
-        self,
-        condition: Callable[[Snapshot], bool],
-        timeout: float,
-        version: Callable[[int], tuple[object, object] | None],
+        self, condition: Callable[[Snapshot], bool], timeout: float, *, once_a_moment: bool = False
     ) -> Snapshot:
         """Wait until a condition holds.
 
-        A ``version`` that is not None is what the condition depends on, and a moment: the condition sees the
-        same snapshot while the first stays, and nothing while the first changes within the same moment.
+        By a virtual clock it sees the same snapshot until the server's data change, or a second passes: a
+        group also changes by time. With ``once_a_moment`` it sees changes once a moment, which ends when
+        nothing can run, and each quarter of a second.
         """
         shown = ""
         snapshot: Snapshot | None = None
-        known: tuple[object, object] | None = None
+        known: tuple[object, object] = None, None
+
+        def version(jumps: int) -> tuple[object, object]:
+            """Return what a snapshot depends on, and the moment."""
+            if self._clock is None:
+                return object(), object()
+            changes, now_ns = changes_at(self._url), self._clock.now_ns
+            if once_a_moment:
+                return changes, (jumps < 0, now_ns // 250_000_000)
+            return (changes, now_ns // 1_000_000_000), object()
 
         async def holds(jumps: int) -> bool:
             nonlocal shown, snapshot, known
             newest = version(jumps)
-            if snapshot is None or newest is None or known is None or newest[0] != known[0]:
-                if newest and known and newest[1] == known[1]:
+            if snapshot is None or newest[0] != known[0]:
+                if newest[1] == known[1]:
                     return False
                 try:
                     snapshot, known = await self.snapshot(), newest
@@ -160,19 +161,6 @@ class LocalWorker:
         await self._wait(holds, timeout, lambda: f"Last seen: {shown or 'nothing'}.")
         assert snapshot is not None
         return snapshot
-
-    def _changes(self, _jumps: int) -> tuple[object, object] | None:
-        """Return what changes with the server's data, and each second: a group also changes by time."""
-        if self._clock is None:
-            return None
-        changes = changes_at(self._url), self._clock.now_ns // 1_000_000_000
-        return changes, changes
-
-    def _moments(self, jumps: int) -> tuple[object, object] | None:
-        """Return the changes of data; a moment ends when nothing can run, and each quarter of a second."""
-        if self._clock is None:
-            return None
-        return changes_at(self._url), (jumps < 0, self._clock.now_ns // 250_000_000)
 
     async def _wait(
         self, holds: Callable[[int], Awaitable[bool]], timeout: float, what: Callable[[], str]
@@ -221,7 +209,7 @@ class LocalWorker:
             known, before = before, committed if before != -1 else -1
             return known in (-1, committed)
 
-        await self._until(drained, timeout, self._moments)
+        await self._until(drained, timeout, once_a_moment=True)
 
     async def advance(self, by: Duration) -> None:
         """Let time pass, with ``clock="virtual"``: what is due meanwhile runs, each at its time.
