@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 import anyio.to_thread
@@ -66,9 +65,7 @@ class JumpingClock:
         CLOCK.is_virtual = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         CLOCK.now_ns, CLOCK.wall_s, CLOCK.is_virtual = time.monotonic_ns, time.time, False
         del self._selector.select, self._loop.run_in_executor
         # What is scheduled stays due after the same time.

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextvars import Token
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import structlog
@@ -90,9 +89,7 @@ class FakeContext(Context):
         self._token = tables_in_call.set(self._stored)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             tables_in_call.reset(self._token)
 

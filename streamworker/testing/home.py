@@ -32,8 +32,7 @@ class Home:
         if clock == "virtual":
             if not is_in_memory(self.url):
                 raise ConfigurationError(
-                    'clock="virtual" is for a server in memory.',
-                    remedy="Leave out url= or clock=.",
+                    'clock="virtual" is for a server in memory.', remedy="Leave out url= or clock=."
                 )
             self.clock = self._ends.enter_context(JumpingClock(app.settings.handler_threads))
         if self.url != app.settings.redis_url:

@@ -51,18 +51,16 @@ def read_failure(text: str, log_path: Path | None = None) -> Failure:
     if CRASHED in text and log_path is not None and log_path.exists():
         with log_path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
-            tail = _PYTHON.findall(file.read().decode("utf-8", "replace"))
-        if tail:
-            return _of_python(*tail[-1])
+            tail = file.read().decode("utf-8", "replace")
+        if found := _PYTHON.findall(tail):
+            return _of_python(*found[-1])
     if TOO_BUSY in text:
         message = f"{TOO_BUSY} within 10 s: the machine is too busy, or Python does not start there."
         return Failure("Spark", message, final=False, may_last=True)
-    ours = _OURS.findall(text)
-    if ours:
+    if ours := _OURS.findall(text):
         kind, message = ours[-1]
         return Failure(kind, message.strip(), kind in FINAL, message.startswith(NO_STREAM))
-    python = _PYTHON.findall(text)
-    if python:
+    if python := _PYTHON.findall(text):
         return _of_python(*python[-1])
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")
     return Failure("Spark", first[:500], final=False)

@@ -351,10 +351,9 @@ def _login(url: str) -> dict[str, Any]:
 
 def _of_cluster(url: str) -> RedisCluster:
     first, *others = each_server(url)
-    places = [urlsplit(each) for each in others]
     nodes: list[Any] = [
         ClusterNode(each.hostname or "localhost", each.port or 6379)  # type: ignore[no-untyped-call]
-        for each in places
+        for each in map(urlsplit, others)
     ]
     # ``resolve`` has already checked the machines that the URL itself names.
     guarded = first.startswith("redis://") and not plaintext_host(url) and not plaintext_allowed(os.environ)

@@ -155,7 +155,7 @@ def advance(start: Offset, tails: Offset, limit: int | None = None) -> dict[int,
     """
     from_here = {p: _resume(start.get(p, START), tails.get(p, START)) for p in {*start, *tails}}
     backlog = {p: tails[p].rows - here.rows for p, here in from_here.items() if p in tails}
-    taken = share(limit, {p: rows for p, rows in backlog.items() if rows > 0})
+    taken = share(limit, backlog)
     end: dict[int, Position] = {}
     for p, here in sorted(from_here.items()):
         rows = taken.get(p, 0)
@@ -199,7 +199,7 @@ def share(limit: int | None, waiting: Mapping[int, int]) -> dict[int, int]:
     waiting = {p: rows for p, rows in sorted(waiting.items()) if rows > 0}
     total = sum(waiting.values())
     if limit is None or total <= limit:
-        return dict(waiting)
+        return waiting
     if limit <= len(waiting):
         chosen = sorted(waiting, key=lambda p: (-waiting[p], p))[: max(limit, 0)]
         return dict.fromkeys(sorted(chosen), 1)
@@ -213,7 +213,7 @@ def share(limit: int | None, waiting: Mapping[int, int]) -> dict[int, int]:
 
 def lag(position: Offset, tails: Offset) -> dict[int, int]:
     """Return the number of unread rows in each partition."""
-    from_here = advance(position, dict(tails), 0)
+    from_here = advance(position, tails, 0)
     return {p: max(0, tails[p].rows - from_here[p].rows) for p in sorted(tails)}
 
 

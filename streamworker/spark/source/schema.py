@@ -34,8 +34,6 @@ METADATA = (
 """Columns that ``includeMetadata`` adds: the partition; the row's number in its log, from 1;
 when it was committed, by the server's clock; the last source entry of its batch; the epoch."""
 
-METADATA_NAMES = tuple(field.name for field in METADATA)
-
 
 def spark_schema(arrow: pa.Schema, *, include_metadata: bool = False) -> StructType:
     """Return the schema that a query declares for forwarded rows.
@@ -51,7 +49,7 @@ def spark_schema(arrow: pa.Schema, *, include_metadata: bool = False) -> StructT
         ) from None
     if not include_metadata:
         return declared
-    taken = sorted(set(METADATA_NAMES) & set(declared.names))
+    taken = sorted({field.name for field in METADATA} & set(declared.names))
     if taken:
         raise ConfigurationError(
             f"The forwarded rows have a column {taken[0]!r}, which includeMetadata adds.",
