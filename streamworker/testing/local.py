@@ -29,16 +29,16 @@ from streamworker.errors import BackendUnavailable, ConfigurationError, Processi
 from streamworker.injection.parameters import Override
 from streamworker.processors import ProcessorSpec
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
-from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
+from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.data.dead import StoredLetter, list_dead
-from streamworker.redisio.data.schemas import CURRENT
+from streamworker.redisio.data.schemas import stored_schemas
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
-from streamworker.redisio.wire.info import ms_of, pairs_of
+from streamworker.redisio.wire.info import ms_of
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.worker import Worker
 from streamworker.stream import Stream
@@ -262,10 +262,7 @@ class LocalWorker:
         Workers may have trimmed rows that every reader has read.
         """
         keys, partitions = self._place(processor)
-        stored = pairs_of(await self._backend.execute("HGETALL", keys.schemas))
-        schemas = {
-            name.decode(): deserialize_schema(value) for name, value in stored.items() if name != CURRENT
-        }
+        schemas = await stored_schemas(self._backend, keys)
         rows: list[dict[str, Any]] = []
         for partition in partitions:
             for entry in await self._entries(keys.acked(partition)):

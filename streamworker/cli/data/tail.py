@@ -20,7 +20,6 @@ from streamworker.records.rows import ids_of_rows
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.redisio.wire.info import pairs_of
 from streamworker.stream import Stream
 
 FOLLOW_S = 0.5
@@ -132,15 +131,11 @@ async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int)
 
 
 async def _peek(backend: Backend, keys: GroupKeys, partition: int, last: int) -> list[dict[str, Any]]:
-    from streamworker.redisio.data.ackedlog import decode_entry, deserialize_schema
+    from streamworker.redisio.data.ackedlog import decode_entry
+    from streamworker.redisio.data.schemas import stored_schemas
 
-    stored = await backend.execute("HGETALL", keys.schemas)
+    schemas = await stored_schemas(backend, keys)
     reply = await backend.execute("XREVRANGE", keys.acked(partition), "+", "-", "COUNT", last)
-    schemas = {
-        name.decode(): deserialize_schema(value)
-        for name, value in pairs_of(stored).items()
-        if name != b"current"
-    }
     rows: list[dict[str, Any]] = []
     for entry in Entries.of(reply):  # Newest first.
         found = decode_entry(entry.id, entry.fields, schemas).to_pylist()

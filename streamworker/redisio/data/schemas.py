@@ -11,6 +11,7 @@ from streamworker.records.arrow import schema_changes
 from streamworker.redisio.data.ackedlog import deserialize_schema, schema_fingerprint, serialize_schema
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import pairs_of
 
 CURRENT = b"current"
 
@@ -38,6 +39,12 @@ async def declare_schema(
         )
     newest = () if changes else (CURRENT, fingerprint)
     await backend.execute("HSET", keys.schemas, fingerprint, serialize_schema(schema), *newest)
+
+
+async def stored_schemas(backend: Backend, keys: GroupKeys) -> dict[str, pa.Schema]:
+    """Return all schemas of an acked log, by their fingerprints."""
+    stored = pairs_of(await backend.execute("HGETALL", keys.schemas))
+    return {name.decode(): deserialize_schema(value) for name, value in stored.items() if name != CURRENT}
 
 
 async def changes_to(backend: Backend, keys: GroupKeys, schema: pa.Schema) -> list[str]:
