@@ -8,6 +8,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Generator
+from types import SimpleNamespace
 from typing import Any
 
 import hiredis
@@ -24,20 +25,10 @@ from fakeredis.model import StreamEntryKey, XStream, _stream
 from streamworker.redisio.scripts import HEARTBEAT
 from streamworker.runtime.clock import CLOCK
 
-
-class _Time:
-    """The module ``time`` for fakeredis, which has no clock of its own."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
-
-    def time(self) -> float:
-        """Return the time of day, by the virtual clock if there is one."""
-        return CLOCK.wall_s()
-
-
+# The module ``time`` for fakeredis, which has no clock of its own. A virtual clock sets ``wall_s`` later.
+_TIME = SimpleNamespace(**{**vars(time), "time": lambda: CLOCK.wall_s()})  # noqa: PLW0108
 for _module in (_stream, _helpers, _base, server_mixin):
-    _module.time = _Time()  # type: ignore[attr-defined]
+    _module.time = _TIME  # type: ignore[attr-defined]
 
 # fakeredis looks through all globals at each call of a script. Redis allows a script none, and the tests on a
 # real server show that ours set none.

@@ -75,13 +75,12 @@ class _Target(Endpoint):
     """The server in memory that a URL names."""
 
     def __init__(self, url: str, name: str) -> None:
-        self._url = url
         super().__init__(f"unix:///{url.partition('://')[2]}", name)
         self.address = url
 
     def socket(self) -> "_MemorySocket":
         """Return a new, unconnected socket."""
-        return _MemorySocket(self._url, str(self._name))
+        return _MemorySocket(self.address, str(self._name))
 
 
 class _MemorySocket(redispy.Socket):
