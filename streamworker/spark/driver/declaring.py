@@ -8,6 +8,7 @@ from streamworker.declaring.processor import Processor
 from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.redisio.keys import check_name
+from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline
 
 P = ParamSpec("P")
@@ -18,6 +19,7 @@ class Pipelines:
     """The part of an app that declares what Spark runs."""
 
     name: str
+    settings: Settings
 
     def __init__(self) -> None:
         self.processors: dict[str, ProcessorSpec] = {}

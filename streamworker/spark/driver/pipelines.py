@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from streamworker.core.pauses import pause_ms
 from streamworker.errors import BackendUnavailable, ConfigurationError, StreamworkerError
 from streamworker.processors import PipelineSpec
-from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local, source_options
+from streamworker.spark.driver.declaring import Pipelines
 from streamworker.spark.driver.driverlock import sole_driver
 from streamworker.spark.driver.failures import Failure, read_failure
 from streamworker.spark.driver.progress import PipelineProgress, from_event
@@ -55,16 +55,8 @@ FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 OnProgress = Callable[[PipelineProgress], None]
 
 
-class AppLike(Protocol):
-    """The part of an ``App`` that this module uses."""
-
-    name: str
-    pipelines: dict[str, PipelineSpec]
-    settings: Settings
-
-
 def run_pipelines(
-    app_or_specs: AppLike | Iterable[PipelineSpec],
+    app_or_specs: Pipelines | Iterable[PipelineSpec],
     *,
     pipeline: str | None = None,
     master: str | None = None,
@@ -148,7 +140,7 @@ def run_pipelines(
 
 
 def _selected(
-    app_or_specs: AppLike | Iterable[PipelineSpec], name: str | None
+    app_or_specs: Pipelines | Iterable[PipelineSpec], name: str | None
 ) -> tuple[list[PipelineSpec], str | None]:
     if isinstance(app_or_specs, Iterable):
         specs, redis_url, owner = list(app_or_specs), None, "the list"
