@@ -4,11 +4,6 @@ Spark imports every top-level package named ``pyspark_*`` and registers its ``De
 build puts this package beside ``streamworker`` at the top level of the wheel.
 """
 
-from streamworker.spark.source.datasource import StreamworkerDataSource
-
-
-class DefaultSource(StreamworkerDataSource):
-    """The source under the name that Spark looks for."""
-
+from streamworker.spark.source.datasource import StreamworkerDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]
