@@ -98,7 +98,7 @@ def from_json(document: object) -> dict[int, Position]:
         logs, lasts, epochs = (document.get(name, {}) for name in ("log", "last", "epoch"))
         return {
             int(p): Position(
-                _count(rows), str(logs.get(p, "")), str(lasts.get(p, "")), _count(epochs.get(p, 0))
+                row_count(rows), str(logs.get(p, "")), str(lasts.get(p, "")), row_count(epochs.get(p, 0))
             )
             for p, rows in document["p"].items()
         }
@@ -106,8 +106,9 @@ def from_json(document: object) -> dict[int, Position]:
         raise ConfigurationError("The checkpoint holds a damaged offset.", remedy=remedy) from None
 
 
-def _count(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+def row_count(value: object, least: int = 0) -> int:
+    """Return a number of a JSON document; raise ValueError if it is none or below ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(value)
     return value
 

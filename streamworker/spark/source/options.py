@@ -14,6 +14,7 @@ from typing import Literal
 
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name
+from streamworker.spark.source.offsets import row_count
 
 Where = int | Literal["earliest", "latest"]
 """A row count, or one end of the log."""
@@ -241,19 +242,14 @@ def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest",
         document = json.loads(text)
         if isinstance(document, dict) and "v" in document:
             document = document["p"]
-        return Offsets(default, {int(p): _where(rows) for p, rows in document.items()})
+        each = {int(p): row_count(rows, min(ENDS)) for p, rows in document.items()}
+        return Offsets(default, {p: ENDS.get(rows, rows) for p, rows in each.items()})
     raise _wrong(
         name,
         text,
         'It is earliest, latest, or JSON from partition to rows, such as {"0": 1200, "1": -1}; '
         "-2 stands for earliest and -1 for latest.",
     )
-
-
-def _where(value: object) -> Where:
-    if isinstance(value, bool) or not isinstance(value, int) or value < min(ENDS):
-        raise ValueError(value)
-    return ENDS.get(value, value)
 
 
 def _wrong(name: str, text: str, remedy: str) -> ConfigurationError:
