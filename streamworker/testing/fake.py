@@ -114,7 +114,6 @@ class FakeSocket(AsyncFakeSocket):
         return OK
 
     def _get_server_runtime(self, server: Any) -> Any:
-        """Return the server's Lua."""
         runtime = super()._get_server_runtime(server)
         if not isinstance(runtime, _Runtime):
             server._lua_runtime = runtime = _Runtime(runtime)  # noqa: SLF001

@@ -79,7 +79,6 @@ class _Target(Endpoint):
         self.address = url
 
     def socket(self) -> "_MemorySocket":
-        """Return a new, unconnected socket."""
         return _MemorySocket(self.address, str(self._name))
 
 

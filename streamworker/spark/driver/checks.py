@@ -17,9 +17,6 @@ replaces the directory."""
 PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
 
 _INTERVAL = re.compile(r"(\d+) *(millisecond|second|minute|hour|day)s?")
-AVAILABLE_NOW = ("available now", "once")
-
-_FROM_PROCESSOR = ("app", "stream", "processor")
 
 CONTROL_FOLDER = ".streamworker"
 """Folder beside a result for checkpoint directories and versions. Because its name begins with a dot,
@@ -46,7 +43,7 @@ def check_pipeline(spec: PipelineSpec) -> None:
 
 def _check_options(spec: PipelineSpec) -> None:
     for option in spec.options:
-        if option.lower() in _FROM_PROCESSOR:
+        if option.lower() in ("app", "stream", "processor"):
             raise _wrong(
                 spec,
                 f"has option {option!r}.",
@@ -88,7 +85,7 @@ def _check_files(spec: PipelineSpec) -> None:
 def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:
     """Return the arguments of Spark's ``trigger(...)`` for a time or ``available now``."""
     text = spec.trigger.strip().lower()
-    if text in AVAILABLE_NOW:
+    if text in ("available now", "once"):
         return {"availableNow": True}
     if _INTERVAL.fullmatch(text):
         return {"processingTime": text}

@@ -134,7 +134,6 @@ def _wrap(java: Path) -> Path:
 
 
 def _cache_dir() -> Path:
-    """Return this user's cache directory for streamworker; create it if it is missing."""
     if sys.platform == "darwin":
         base = Path.home() / "Library" / "Caches"
     else:

@@ -183,8 +183,6 @@ def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
 
 @dataclass
 class _Run:
-    """One pipeline and its query."""
-
     spec: PipelineSpec
     session: Session
     redis_url: str | None

@@ -98,7 +98,6 @@ def _siblings(spec: PipelineSpec, together: Iterable[PipelineSpec]) -> list[str]
 
 
 def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
-    """Return the stream writer for the result of a pipeline's function."""
     # ``isStreaming`` is checked first: a remote DataFrame has any attribute, as a column of that name.
     if not hasattr(result, "isStreaming"):
         if hasattr(result, "foreachBatch"):

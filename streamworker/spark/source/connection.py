@@ -97,8 +97,6 @@ Client = redis.Redis | RedisCluster
 
 @dataclass(slots=True)
 class _Opened:
-    """A client and the server that it is connected to."""
-
     client: Client
     sentinels: Sentinels | None = None
     place: Place | None = None

@@ -161,7 +161,6 @@ class AckedLogs:
         return value
 
     def _schema(self, fingerprint: str) -> pa.Schema:
-        """Return a schema by fingerprint, from the cache or from Redis."""
         if fingerprint not in _schemas:
             data = self._read_hash(self._keys.schemas, fingerprint)
             if data is None:
