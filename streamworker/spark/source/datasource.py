@@ -291,9 +291,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         position = offsets.from_json(start)
         tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
-        self._check_sink(position)
-        self._report(position, tails)
-        self._check_continues(position, tails)
+        self._check(position, position, tails)
         self._register(position, tails, now_ms, must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
@@ -315,10 +313,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         if not parts:
             return []
         if end != self._planned:
-            self._check_sink(since)
-            tails = self._logs.tails()
-            self._report(until, tails)
-            self._check_continues(since, tails)
+            self._check(since, until, self._logs.tails())
         return self._tasks(parts)
 
     def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
@@ -347,17 +342,27 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
             remedy="Restore them, or begin with what is left: failOnDataLoss=false.",
         )
 
-    def _check_sink(self, position: offsets.Offset) -> None:
-        if self._options.sink is not None:
-            check_holds(*self._options.sink, {p: at.rows for p, at in sorted(position.items())})
+    def _check(self, since: offsets.Offset, until: offsets.Offset, tails: offsets.Offset) -> None:
+        """Refuse to go on from ``since`` if the table, a log or the reader's position does not fit.
 
-    def _report(self, position: offsets.Offset, tails: offsets.Offset) -> None:
-        for p, loss in offsets.find_losses(position, tails).items():
+        The rows up to ``until`` may have been read already.
+        """
+        o = self._options
+        if o.sink is not None:
+            check_holds(*o.sink, {p: at.rows for p, at in sorted(since.items())})
+        for p, loss in offsets.find_losses(until, tails).items():
             report_loss(
-                f"The acked log of partition {p} of {self._options.app}.{self._options.stream} "
-                f"({self._options.processor}) was read up to row {position[p].rows}, and {loss.value}.",
-                fail=self._options.fail_on_data_loss,
+                f"The acked log of partition {p} of {o.app}.{o.stream} ({o.processor}) was read up to row "
+                f"{until[p].rows}, and {loss.value}.",
+                fail=o.fail_on_data_loss,
             )
+        if self._is_checked:
+            return
+        registered, _ = self._logs.registered()
+        for p, before in offsets.find_stepped_back(since, registered, tails).items():
+            here = since.get(p, START)
+            self._refuse(f"was at row {before.rows} of partition {p}", f"goes on from row {here.rows}")
+        self._is_checked = True
 
     def _check_is_new(self, tails: offsets.Offset) -> None:
         """Refuse to begin anew under the name of a reader that has read rows.
@@ -371,16 +376,6 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         read = [p for p, at in registered.items() if at.log and at.log == tails.get(p, START).log]
         if read and not begins:
             self._refuse(f"was at row {registered[read[0]].rows} of partition {read[0]}", "begins anew")
-        self._is_checked = True
-
-    def _check_continues(self, position: offsets.Offset, tails: offsets.Offset) -> None:
-        """Refuse to continue before the registered position of the reader."""
-        if self._is_checked:
-            return
-        registered, _ = self._logs.registered()
-        for p, before in offsets.find_stepped_back(position, registered, tails).items():
-            here = position.get(p, START)
-            self._refuse(f"was at row {before.rows} of partition {p}", f"goes on from row {here.rows}")
         self._is_checked = True
 
     def _refuse(self, was: str, now: str) -> None:
