@@ -38,7 +38,6 @@ from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
-from streamworker.redisio.wire.info import ms_of
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.worker import Worker
 from streamworker.stream import Stream
@@ -312,7 +311,7 @@ class LocalWorker:
         """
         spec = table.spec
         keys = StreamKeys(spec.stream.app, spec.stream.name)
-        now_ms = ms_of(await self._backend.execute("TIME"))
+        now_ms = await self._backend.time_ms()
         for key, value in values.items():
             partition = spec.partition_of(key)
             if partition is None:

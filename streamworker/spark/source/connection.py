@@ -279,11 +279,10 @@ class Connection:
             )
         demoted = isinstance(error, ReadOnlyError) and kind_of(url)
         if isinstance(error, _UNANSWERED) or demoted:
-            tls, certified = url.startswith("rediss"), "ssl_certfile=" in url
             how_long = f" for {self.retry_timeout_ms / 1000:g} s" if tried else ""
             return BackendUnavailable(
                 f"{where} gave no answer{how_long}: {error}",
-                remedy=tls_remedy(str(error), tls=tls, certified=certified)
+                remedy=tls_remedy(str(error), tls=url.startswith("rediss"), certified="ssl_certfile=" in url)
                 or "Is it running, and can this machine reach it? The query can be started again from "
                 "its checkpoint; option retryTimeout sets how long it waits.",
             )

@@ -108,9 +108,7 @@ class AckedLogs:
                 )
             self._partitions = partitions_in(count)
             if self._partitions == len(looked_at):
-                break
-        tails = {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}
-        return tails, ms_of(time)
+                return {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}, ms_of(time)
 
     def first_positions(self, tails: Offset) -> dict[int, Position]:
         """Return the position before the oldest row that each log still holds: not 0 after a trim.
@@ -235,9 +233,8 @@ class AckedLogs:
             return {}, False
         stored = read_position(self._read_hash(self._keys.readers, reader) or b"")
         self.late_rows = stored.late_rows
-        return {
-            p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs
-        }, stored.begins
+        rows = {p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs}
+        return rows, stored.begins
 
     def read(self, part: Slice) -> Iterator[LogEntry]:
         """Yield the rows of a slice in order.
