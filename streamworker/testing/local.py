@@ -193,7 +193,8 @@ class LocalWorker:
         TimeoutError
             With how much each processor had left.
         """
-        before: int | None = None if any(spec.may_send for spec in self._specs.values()) else -1
+        may_send = any(spec.may_send for spec in self._specs.values())
+        before = -1
 
         def drained(now: Snapshot) -> bool:
             nonlocal before
@@ -204,9 +205,8 @@ class LocalWorker:
                 return False
             # The groups were looked at one after the other. What one of them sent to another meanwhile was
             # noticed if the other has committed more since the look before.
-            committed = sum(group.committed for group in groups)
-            known, before = before, committed if before != -1 else -1
-            return known in (-1, committed)
+            known, before = before, sum(group.committed for group in groups)
+            return not may_send or known == before
 
         await self._until(drained, timeout, once_a_moment=True)
 
@@ -252,8 +252,7 @@ class LocalWorker:
                 for entry in await self._entries(keys.events(partition))
                 if REPLAYED_FOR not in entry.fields
             ]
-        found.sort(key=lambda each: each[:2])
-        return [record for _, _, record in found]
+        return [record for _, _, record in sorted(found, key=lambda each: each[:2])]
 
     async def rows(self, processor: ProcessorName) -> list[dict[str, Any]]:
         """Return the rows that a processor has forwarded, in order within each partition.
