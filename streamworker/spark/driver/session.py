@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-SMALL_MACHINE = {
+EVERYWHERE = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
+
+SMALL_MACHINE = EVERYWHERE | {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.log.level": "WARN",
-    "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -48,8 +48,6 @@ SMALL_MACHINE = {
 
 SHUFFLE, SHUFFLE_UNSET = "spark.sql.shuffle.partitions", "200"
 """A setting of Spark and its default."""
-
-EVERYWHERE = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
 
 SOCKET_NAME_BYTES = len("/.sock") + 37
 """Longest name that Spark gives a socket: it contains a dot and a UUID."""

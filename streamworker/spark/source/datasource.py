@@ -23,7 +23,7 @@ import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -170,10 +170,10 @@ class _RowReader:
         self._options = options
         self._target = arrow_target(schema)
 
-    def _tasks(self, parts: list[Slice]) -> list[ReadTask]:
+    def _tasks(self, parts: list[Slice], hold: Hold | None = None) -> list[ReadTask]:
         """Split and pack slices into tasks, as ``minPartitions`` and ``maxPartitions`` say."""
         cut = offsets.split(parts, self._options.min_partitions)
-        return [ReadTask(packed) for packed in offsets.pack(cut, self._options.max_partitions)]
+        return [ReadTask(packed, hold) for packed in offsets.pack(cut, self._options.max_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""
@@ -221,8 +221,7 @@ class LogBatchReader(_RowReader, DataSourceReader):
                 time.sleep(READER_KNOWN_S)
                 # Rows may have been trimmed during the wait. From here on workers know the hold.
                 start = locate(self._options, logs, self._options.starting_offsets)
-        tasks = self._tasks(offsets.slices(start, end)) or [ReadTask(())]
-        return [replace(task, hold=hold) for task in tasks]
+        return self._tasks(offsets.slices(start, end), hold) or [ReadTask((), hold)]
 
     def _hold(self, logs: AckedLogs, parts: Sequence[Slice]) -> Hold | None:
         """Register where the read begins; return None for a read without rows, or if Redis refuses."""
