@@ -224,14 +224,11 @@ class AckedLogs:
         self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
 
     def registered(self) -> tuple[dict[int, Position], bool]:
-        """Return this reader's last position in Redis, and whether it was the query's first.
+        """Return the last position in Redis of a query's reader, and whether it was the query's first.
 
         The position is empty if the reader has none, or one that cannot be parsed.
         """
-        reader = self._options.reader
-        if reader is None:
-            return {}, False
-        stored = read_position(self._read_hash(self._keys.readers, reader) or b"")
+        stored = read_position(self._read_hash(self._keys.readers, str(self._options.reader)) or b"")
         self.late_rows = stored.late_rows
         rows = {p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs}
         return rows, stored.begins
