@@ -152,22 +152,11 @@ def open_session(
     With ``remote``, ``sc://host:port``, this machine needs no Java. The server's Python needs redis and
     pyarrow; each query carries the modules of streamworker.
 
-    Parameters
-    ----------
-    master
-        Spark master; ``local[*]`` if neither it nor ``remote`` is given.
-    redis_url
-        The URL of connection ``default`` for Spark's local processes. The JVM gets it in its
-        environment, never in a conf.
-    log_path
-        File for the JVM's output; one in a temporary folder if None.
-    conf
-        Spark settings that override the defaults.
-    shuffle_partitions
-        Tasks after a shuffle, where nobody has set ``spark.sql.shuffle.partitions``: Spark's 200 take
-        seconds for each micro-batch of a small stream.
-    keep_open
-        Open files that a local JVM inherits, so that their locks last until the JVM ends.
+    ``redis_url`` is the URL of connection ``default`` for Spark's local processes: the JVM gets it in its
+    environment, never in a conf. ``conf`` overrides the defaults. ``shuffle_partitions`` are the tasks after
+    a shuffle, where nobody has set ``spark.sql.shuffle.partitions``: Spark's 200 take seconds for each
+    micro-batch of a small stream. A local JVM inherits the open files ``keep_open``, so that their locks last
+    until it ends.
     """
     _need_pyspark()
     if remote is not None:
