@@ -396,8 +396,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         if self._is_registered(end):
             return
         try:
-            tails, now_ms = self._logs.tails_and_time()
-            self._register(offsets.from_json(end), tails, now_ms, must=False)
+            self._register(offsets.from_json(end), *self._logs.tails_and_time(), must=False)
         except BackendError as error:
             log.warning("The reader's position could not be registered in Redis: %s", error)
 

@@ -366,10 +366,9 @@ INSPECT_REMEDY = (
 
 def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     """Raise :class:`DataLoss`; with ``failOnDataLoss=false`` log a warning instead."""
-    if not fail:
-        log.warning("%s The query continues, since failOnDataLoss is false.", message)
-        return
-    raise DataLoss(message, remedy=remedy)
+    if fail:
+        raise DataLoss(message, remedy=remedy)
+    log.warning("%s The query continues, since failOnDataLoss is false.", message)
 
 
 def _before(part: Slice) -> ChainLink | None:
