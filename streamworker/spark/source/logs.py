@@ -92,13 +92,9 @@ class AckedLogs:
         """Return :meth:`tails` and the server's clock in ms."""
         while True:
             looked_at = range(self._partitions)
-            fields = ("rows", "log", "checkpoint", "tail")
+            of_locks = [("HMGET", self._keys.lock(p), "rows", "log", "checkpoint", "tail") for p in looked_at]
             count, *locks, time = self._connection.pipeline(
-                [
-                    ("HGET", self._stream_keys.meta, "partitions"),
-                    *(("HMGET", self._keys.lock(p), *fields) for p in looked_at),
-                    ("TIME",),
-                ]
+                [("HGET", self._stream_keys.meta, "partitions"), *of_locks, ("TIME",)]
             )
             if count is None:
                 raise ConfigurationError(
@@ -181,15 +177,12 @@ class AckedLogs:
 
     def tell_failure(self, message: str) -> None:
         """Write beside this reader's position that its query failed; the next position takes that away."""
-        (stored, time) = self._connection.pipeline(
-            [("HGET", self._keys.readers, self._options.reader), ("TIME",)], retry=False
-        )
+        key, reader = self._keys.readers, self._options.reader
+        stored, time = self._connection.pipeline([("HGET", key, reader), ("TIME",)], retry=False)
         position = read_position(stored or b"")
         if position.at_ms:
             text = replace(position, failed=message, failed_ms=ms_of(time)).text()
-            self._connection.call(
-                lambda redis: redis.hset(self._keys.readers, self._options.reader, text), retry=False
-            )
+            self._connection.call(lambda redis: redis.hset(key, reader, text), retry=False)
 
     def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
         """Register each of these readers that has no position in Redis yet at the first row.
@@ -273,12 +266,8 @@ class AckedLogs:
         self, p: int, first: int, count: int
     ) -> tuple[list[tuple[EntryId, Mapping[bytes, bytes]]], str]:
         """Return entries of a log, and the log's identity after they were read."""
-        found, identity = self._connection.pipeline(
-            [
-                ("XRANGE", self._keys.acked(p), f"{first}-0", "+", "COUNT", count),
-                ("HGET", self._keys.lock(p), "log"),
-            ]
-        )
+        of_rows = ("XRANGE", self._keys.acked(p), f"{first}-0", "+", "COUNT", count)
+        found, identity = self._connection.pipeline([of_rows, ("HGET", self._keys.lock(p), "log")])
         entries = [(EntryId.parse(entry_id), fields) for entry_id, fields in found]
         return entries, (identity or b"").decode("utf-8", "replace")
 
