@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from streamworker import App
 from streamworker.core.data.batching import BatchLimits, SizeEstimate
 from streamworker.core.data.entries import ZERO, Entry, EntryId
-from streamworker.records.entries import size_of
+from streamworker.records.entries import sizes_of
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.fetcher import SPACING_US
 from streamworker.testing import local_worker
@@ -105,7 +105,7 @@ async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all
         while taken < entries:
             await asyncio.wait_for(buffers[7].wait_ready(BatchLimits(1, 1, 0)), PATIENCE_S)
             batch = buffers[7].take(1_000, 1_000_000)
-            buffers[7].release(len(batch), size_of(batch))
+            buffers[7].release(len(batch), sum(sizes_of(batch)))
             taken += len(batch)
         assert desk.fetcher.reads < entries / 20 / 2
 

@@ -208,7 +208,7 @@ def _start(
     if SparkContext._active_spark_context is not None:  # noqa: SLF001, there is no public way to ask
         raise ConfigurationError(
             "A Spark session is running in this process already.",
-            remedy="Pass it on with spark=..., or stop it first.",
+            remedy="Pass it on with session=..., or stop it first.",
         )
     local = master.startswith("local")
     if not local and "PYSPARK_PYTHON" not in os.environ and "spark.pyspark.python" not in conf:
