@@ -93,7 +93,8 @@ async def test_heartbeats_that_fail_are_told_once_and_when_they_are_answered_aga
             )
             keeper.stop()
     told = [log["event"] for log in logs if log["event"].startswith("heartbeat")]
-    assert told == ["heartbeat_failed", "heartbeats_answered"]
+    # On a busy machine the next one may fail again, within its 100 ms, and is told anew.
+    assert told[: told.index("heartbeats_answered") + 1] == ["heartbeat_failed", "heartbeats_answered"]
 
 
 @pytest.mark.anyio
