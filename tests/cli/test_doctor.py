@@ -215,8 +215,8 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert raw.xlen("sw:{shop.orders.0}:events") == 1
     assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
     assert int(raw.hget("sw:{shop.orders.2}:lock:price", "epoch") or 0) > 5
-    ((_, last),) = raw.xrevrange("sw:{shop.orders:price}:control", count=1)
-    assert last[b"by"].startswith(b"uid %d@" % os.getuid())
+    newest: Any = raw.xrevrange("sw:{shop.orders:price}:control", count=1)
+    assert newest[0][1][b"by"].startswith(b"uid %d@" % os.getuid())
     again = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
     assert again.stdout == "There is nothing to repair.\n"
     gone = streamworker("repair", "shop:app", "--yes", "--forget-group", "old")
