@@ -115,6 +115,26 @@ async def test_an_entry_of_another_program_is_left_out_and_all_others_stay_as_th
     await filled.check_goes_on(rows_of(before) + 1)
 
 
+async def test_a_copy_in_place_of_commits_that_were_deleted_leaves_the_later_ones_in_the_log(
+    filled: Filled,
+) -> None:
+    """Rows are missing before it and no source entries, and each commit has some."""
+    older, rows = filled.lock(), rows_of(filled.log())
+    await filled.commit(2)
+    deleted = filled.log()[-2:]
+    fields = {**deleted[0][1], b"last": deleted[1][1][b"last"], b"rows": b"3"}
+    filled.raw.xadd(ACKED, fields, id=f"{rows + 4}-0")
+    assert filled.held is not None
+    before = (await filled.group.lock()).checkpoint
+    later = request(filled.held, await filled.group.send(1), rows=3, previous=before)
+    assert (await filled.group.commit(later)).code is CommitCode.OK
+    filled.raw.xdel(ACKED, *(entry_id for entry_id, _ in deleted))
+    newest = filled.log()[-1]
+    filled.put_back(older)
+    assert await mend_logs(filled.group) == ["done"]
+    assert newest in filled.log() and (await filled.group.lock()).rows == rows + 6
+
+
 @pytest.mark.parametrize("foreign", [False, True])
 @pytest.mark.parametrize("done_since", [1, COMMITS])
 async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_since(

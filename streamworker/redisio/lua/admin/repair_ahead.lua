@@ -66,8 +66,10 @@ local function compare()
     -- As `misfit` in redisio/data/ackedlog.py: a lower epoch or source id does not follow, but for a reset.
     local start = link.is_ours and tonumber(link.ends) - tonumber(link.rows) or -1
     local later = link.is_ours and tonumber(link.epoch) - tonumber(before.epoch) or -1
+    -- Where rows are missing, the source entries of their commits are missing, too.
+    local skips = later > 0 or link.prev ~= before.last
     if start >= row and (later > 0 or later == 0 and not id_less(link.prev, before.last))
-      and (start == row or has_gap(deleted) and was_in_source(link.last)) then
+      and (start == row or skips and has_gap(deleted) and was_in_source(link.last)) then
       if later > 0 or id_less(checkpoint, link.last) then checkpoint = link.last end
       row, before, moved = tonumber(link.ends), link, true
     end
