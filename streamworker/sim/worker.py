@@ -133,11 +133,7 @@ class SimWorker(Process):
     def look_for_orders(self) -> None:
         """Read the versions of the orders in the locks that it holds."""
         locks, held = self.world.model.locks, self.core.held
-        self.request(
-            lambda: ev.OrdersSeen({p: locks[p].ordered for p in held}),
-            self.handle,
-            lambda: None,
-        )
+        self.request(lambda: ev.OrdersSeen({p: locks[p].ordered for p in held}), self.handle, lambda: None)
 
     # -- effects -------------------------------------------------------------------------------
 

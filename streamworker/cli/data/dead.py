@@ -25,13 +25,7 @@ from streamworker.core.words import name_of
 from streamworker.errors import ConfigurationError
 from streamworker.importing import resolve_processor
 from streamworker.processors import ProcessorSpec, StreamSpec
-from streamworker.redisio.data.dead import (
-    StoredLetter,
-    drop_dead,
-    list_dead,
-    replay_dead,
-    show_dead,
-)
+from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.group.locks import LockView, read_lock
