@@ -269,19 +269,16 @@ def _datetime_column(base: Any, annotations: tuple[Any, ...], nullable: bool) ->
     is_naive = base is not dt.datetime and base.__name__ == "NaiveDatetime"
     is_naive = is_naive or any(isinstance(a, msgspec.Meta) and a.tz is False for a in annotations)
     if is_naive:
-        wanted, arrow_type = "the field is declared without a time zone", pa.timestamp("us")
-        return Leaf(arrow_type, nullable, (dt.datetime,), check=_first_aware, wanted=wanted, quick=naive)
-    wanted = "a datetime needs a time zone, such as datetime.now(UTC)"
-    arrow_type = pa.timestamp("us", tz="UTC")
-    return Leaf(arrow_type, nullable, (dt.datetime,), check=_first_naive, wanted=wanted, quick=in_utc)
+        wanted, zone, quick = "the field is declared without a time zone", None, naive
+    else:
+        wanted, zone, quick = "a datetime needs a time zone, such as datetime.now(UTC)", "UTC", in_utc
 
+    def first_other(column: list[Any]) -> int | None:
+        others = (i for i, v in enumerate(column) if v is not None and (v.tzinfo is None) is not is_naive)
+        return next(others, None)
 
-def _first_naive(column: list[Any]) -> int | None:
-    return next((i for i, value in enumerate(column) if value is not None and value.tzinfo is None), None)
-
-
-def _first_aware(column: list[Any]) -> int | None:
-    return next((i for i, value in enumerate(column) if value is not None and value.tzinfo is not None), None)
+    arrow_type = pa.timestamp("us", tz=zone)
+    return Leaf(arrow_type, nullable, (dt.datetime,), check=first_other, wanted=wanted, quick=quick)
 
 
 def _name(hint: Any) -> str:

@@ -12,8 +12,7 @@ values that the program put in. Decoders validate everything: any wrong payload 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, get_origin
 
@@ -139,11 +138,8 @@ def has_lost_float(value: Any) -> bool:
     """Whether a value holds a NaN or an infinity, which JSON writes as ``null``."""
     if isinstance(value, float):
         return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(map(has_lost_float, value.values()))
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return any(map(has_lost_float, value))
-    return False
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (dict, list, tuple, set, frozenset)) and any(map(has_lost_float, items))
 
 
 def _field_dumper(record_type: Declared) -> Callable[[Any], dict[bytes, bytes]]:
@@ -201,9 +197,7 @@ def _text(value: Any) -> bytes:
         return value.encode()
     if isinstance(value, bytes):
         return value
-    if isinstance(value, bool):
-        return b"true" if value else b"false"
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return repr(value).encode()
     return msgspec.json.encode(value)
 
@@ -281,7 +275,12 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
             raise unreadable("its id, its records and what it declares do not agree")
         payload = fields.get(PAYLOAD_FIELD)
         if payload is None:
-            raise _no_payload(record_type.name, fields)
+            found = ", ".join(repr(key.decode("utf-8", "replace")) for key in list(fields)[:8]) or "none"
+            raise DecodeError(
+                f"The entry holds no {record_type.name}: it has no field 'v' (fields: {found}).",
+                remedy="Producers put the payload in the field v; for entries of plain fields, declare the "
+                'stream with codec="fields".',
+            )
         return load(payload)
 
     return from_payload
@@ -290,17 +289,13 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
 def array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list[Any]]:
     """Return the function that decodes an array of records."""
     if not isinstance(codec, str):
-        own, arrays = payload_loader(record_type, codec), msgspec.msgpack.Decoder(list[bytes])
-        return lambda payload: list(map(own, arrays.decode(payload)))
+        own, split = payload_loader(record_type, codec), _decoder(record_type, codec, list[bytes])
+        return lambda payload: list(map(own, split(payload)))
     if record_type.kind is RecordKind.PYDANTIC:
-        load_one = payload_loader(record_type, codec)
-        raw_codec: Any = msgspec.json if codec == "json" else msgspec.msgpack
-        raws = raw_codec.Decoder(list[msgspec.Raw])
-        return lambda payload: [load_one(bytes(raw)) for raw in raws.decode(payload)]
+        load_one, split = payload_loader(record_type, codec), _decoder(record_type, codec, list[msgspec.Raw])
+        return lambda payload: [load_one(bytes(raw)) for raw in split(payload)]
     target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
-    with _typed(record_type):
-        decoder: Any = (msgspec.json if codec == "json" else msgspec.msgpack).Decoder(list[target])  # type: ignore[valid-type]
-    load: Callable[[bytes], list[Any]] = decoder.decode
+    load = _decoder(record_type, codec, list[target])  # type: ignore[valid-type]
     return load if finish is None else lambda payload: list(map(finish, load(payload)))
 
 
@@ -315,9 +310,7 @@ def payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any
         unpack = msgspec.msgpack.Decoder().decode
         return lambda payload: python_type.model_validate(unpack(payload))
     target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
-    with _typed(record_type):
-        decoder: Any = msgspec.json.Decoder(target) if codec == "json" else msgspec.msgpack.Decoder(target)
-    load: Callable[[bytes], Any] = decoder.decode
+    load = _decoder(record_type, codec, target)
     return load if finish is None else lambda payload: finish(load(payload))
 
 
@@ -356,8 +349,7 @@ def make_builder(record_type: Declared, *, from_text: bool) -> Callable[[dict[st
         return partial(python_type.model_validate, strict=False if from_text else None)
     target, finish = _target(record_type, positional=record_type.is_positional)
     if from_text:
-        with _typed(record_type):
-            msgspec.json.Decoder(target)  # Refuses an unsupported type now, not at the first entry.
+        _decoder(record_type, "json", target)  # Refuses an unsupported type now, not at the first entry.
     convert = partial(msgspec.convert, type=target, strict=not from_text, str_keys=from_text)
     return convert if finish is None else lambda values: finish(convert(values))
 
@@ -398,25 +390,17 @@ def _shared_default(default: Any) -> Any:
     return msgspec.field(default_factory=lambda: default)
 
 
-@contextmanager
-def _typed(record_type: Declared) -> Iterator[None]:
-    """Translate msgspec's error about a type to a ConfigurationError that names the record type."""
+def _decoder(record_type: Declared, codec: Codec, wanted: Any) -> Callable[[bytes], Any]:
+    """Return msgspec's decoder of a type that is made from the record type; it may not support that type."""
     try:
-        yield
+        decoder: Any = (msgspec.json if codec == "json" else msgspec.msgpack).Decoder(wanted)
     except (TypeError, NameError) as error:
         raise ConfigurationError(
             f"Records of type {record_type.name} cannot be decoded: {one_line(error)}.",
             remedy="Change the type of that field to one that msgspec supports.",
         ) from None
-
-
-def _no_payload(name: str, fields: Mapping[bytes, bytes]) -> DecodeError:
-    found = ", ".join(repr(key.decode("utf-8", "replace")) for key in list(fields)[:8]) or "none"
-    return DecodeError(
-        f"The entry holds no {name}: it has no field 'v' (fields: {found}).",
-        remedy="Producers put the payload in the field v; for entries of plain fields, declare the "
-        'stream with codec="fields".',
-    )
+    decode: Callable[[bytes], Any] = decoder.decode
+    return decode
 
 
 def short(value: object) -> str:

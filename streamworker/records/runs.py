@@ -3,8 +3,6 @@
 To encode an array takes less than half the time of encoding its records one after the other and joining them
 (measured). Records that must leave apart from the others, for example since a partition has no room for all,
 are split again. The bytes are the same in both cases.
-
-This module has pure functions and does no I/O.
 """
 
 from collections.abc import Iterator, Sequence
