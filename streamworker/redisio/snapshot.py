@@ -114,7 +114,7 @@ async def take_snapshot(
 # -- partitions ------------------------------------------------------------------------------
 
 
-_NO_LOCK = LockView("", 0, 0, ZERO, 0, 0, "", 0, "", "", 0, 0)
+_NO_LOCK = LockView("", 0, ZERO, 0, 0, "", 0, "", "", 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from streamworker.settings import Settings
 
 NOW_MS = 1_000_000
 SETTINGS = Settings(session_timeout_ms=10_000, slow_after_ms=60_000)
-LOCK = LockView("w1.a", 5, 7, ZERO, 0, 0, "L", 1, "running", "", 0, 0)
+LOCK = LockView("w1.a", 5, ZERO, 0, 0, "L", 1, "running", "", 0, 0)
 
 
 def member(name: str, state: str = "active") -> Member:

@@ -27,7 +27,6 @@ class LockView:
     owner: str
     """Empty if no member holds the lock."""
     epoch: int
-    generation: int
     checkpoint: EntryId
     entries: int
     """Source records up to the checkpoint: those that the group has committed, plus ``gone``."""
@@ -213,7 +212,6 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
     return LockView(
         owner=text(b"owner"),
         epoch=number(b"epoch"),
-        generation=number(b"generation"),
         checkpoint=checkpoint,
         entries=number(b"entries"),
         rows=number(b"rows"),

@@ -30,6 +30,7 @@ from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, id_at, readable_fields
+from streamworker.records.rows import first_id
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
@@ -126,7 +127,7 @@ class Invoker:
         for place, entry in enumerate(entries):
             if entry.fields.get(REPLAYED_FOR, mine) != mine:
                 bad[place] = NOT_OURS
-            elif self.aside and (why := self.set_aside(entry)):
+            elif self.aside and (why := self._set_aside(entry)):
                 bad[place] = why
             else:
                 try:
@@ -135,9 +136,10 @@ class Invoker:
                     bad[place] = error
         return Decoded(records, bad)
 
-    def set_aside(self, entry: Entry) -> Exception | None:
-        """Return why no call may have an entry; None if one may."""
-        return self.aside.get(entry.id)
+    def _set_aside(self, entry: Entry) -> Exception | None:
+        """Return why no call may have a record of the entry; None if one may have all."""
+        first, last = first_id(entry), entry.id
+        return next((why for record, why in self.aside.items() if first <= record <= last), None)
 
     # -- calling -----------------------------------------------------------------------------
 
@@ -393,12 +395,10 @@ _limiters: anyio.lowlevel.RunVar[anyio.CapacityLimiter] = anyio.lowlevel.RunVar(
 
 def shared_limiter(threads: int) -> anyio.CapacityLimiter:
     """Return the limiter of threads for ``def`` functions, which all processors of a worker share."""
-    try:
-        return _limiters.get()
-    except LookupError:
+    if (limiter := _limiters.get(None)) is None:
         limiter = anyio.CapacityLimiter(threads)
         _limiters.set(limiter)
-        return limiter
+    return limiter
 
 
 def forwards_input(spec: ProcessorSpec) -> bool:

@@ -51,8 +51,6 @@ def rollback_of(known: Acquired, now: Acquired | LockView | None) -> Rollback | 
 
     ``reset`` also moves a checkpoint back. But it removes no rows, and leaves its epoch in the lock.
 
-    Examples
-    --------
     >>> known = Acquired(7, EntryId(9, 0), 90, 30, "a")
     >>> rollback_of(known, Acquired(8, EntryId(9, 0), 90, 30, "a"))
     >>> rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=8))

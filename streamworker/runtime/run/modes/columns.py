@@ -28,7 +28,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.policies import Policy
 from streamworker.errors import DecodeError, RecordError, in_words
 from streamworker.processors import FunctionMode, ProcessorSpec, Takes
-from streamworker.records.rows import bounds, cut, first_id, ids_of_rows, rows_in
+from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
@@ -85,13 +85,6 @@ class ColumnsInvoker(Invoker):
             raise DecodeError(
                 f"The entry holds no {self._record.name}: {in_words(error)}.", remedy="Look at its producer."
             ) from error
-
-    def set_aside(self, entry: Entry) -> Exception | None:
-        """Return why no call may have a row of the entry; None if one may have all."""
-        if not self._is_arrow:
-            return super().set_aside(entry)
-        first, last = first_id(entry), entry.id
-        return next((why for record, why in self.aside.items() if first <= record <= last), None)
 
     # -- calling -----------------------------------------------------------------------------
 
