@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from streamworker.core.data.readers import read_position
 from streamworker.core.protocols.membership.document import Member
 from streamworker.errors import CoordinationError
 from streamworker.redisio.admin.outboxes import Diverged
@@ -92,7 +93,7 @@ def plan_group(facts: Facts, settings: Settings) -> list[Step]:
 
 def plan_reader(facts: Facts, name: str) -> Step:
     """Plan to forget a reader; refuse one that has moved within ``READER_RESTS_MS``."""
-    position = facts.position(name)
+    position = read_position(facts.readers[name])
     still_ms = facts.now_ms - position.at_ms
     if still_ms < READER_RESTS_MS:
         raise CoordinationError(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamworker.core.control import GroupChanged
-from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.events import Beat, DocumentChanged
 from streamworker.errors import BackendRefused
@@ -67,10 +66,6 @@ class Facts:
         """Return a member's last heartbeat."""
         text = self.beats.get(member, "")
         return read_beats([member.encode(), text.encode()]).get(member)
-
-    def position(self, reader: str) -> ReaderPosition:
-        """Return a reader's position."""
-        return read_position(self.readers[reader])
 
 
 async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:

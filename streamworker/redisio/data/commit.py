@@ -221,7 +221,8 @@ def _letter_fields(letter: DeadEntry) -> list[Argument]:
 
 
 _CODES = {code.value.encode(): code for code in CommitCode}
-_WRITTEN = (CommitCode.OK, CommitCode.DUP)
+WRITTEN = (CommitCode.OK, CommitCode.DUP)
+"""The batch is committed."""
 
 
 def _reply(request: CommitRequest, reply: Any) -> CommitReply:
@@ -230,14 +231,14 @@ def _reply(request: CommitRequest, reply: Any) -> CommitReply:
     if isinstance(reply, Undurable):
         # A refused commit wrote nothing that could be lost.
         refused = _reply(request, reply.reply)
-        return _unknown(reply.error()) if refused.code in _WRITTEN else refused
+        return _unknown(reply.error()) if refused.code in WRITTEN else refused
     code = _CODES[reply[0]]
     if code is CommitCode.BADTYPE:
         return CommitReply(code, 0, None, 0, wrong_type(reply[1]))
     if code is CommitCode.AHEAD:
         return CommitReply(code, 0, None, 0, log_ahead(*(part.decode() for part in reply[1:])))
     _, epoch, checkpoint, rows, *at = reply
-    if code in _WRITTEN:
+    if code in WRITTEN:
         # The checkpoint in the reply is `new`; parsing it would take a third of this function's time.
         return CommitReply(code, int(epoch), request.new, int(rows), at_ms=int(at[0]) if at else 0)
     known: EntryId | None = None

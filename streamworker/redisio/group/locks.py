@@ -185,11 +185,8 @@ async def read_locks(
     found: dict[int, LockView | BackendError | None] = {}
     replies = await backend.pipeline([("HGETALL", keys.lock(p)) for p in partitions])
     for partition, flat in zip(partitions, replies, strict=True):
-        if isinstance(flat, BackendError):
-            found[partition] = flat
-            continue
         with contextlib.suppress(BackendRefused):
-            found[partition] = lock_view(flat, partition)
+            found[partition] = flat if isinstance(flat, BackendError) else lock_view(flat, partition)
     return found
 
 

@@ -17,7 +17,7 @@ from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.records.entries import as_stored, origin_at
 from streamworker.redisio.data.ackedlog import encode_batch
-from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest
+from streamworker.redisio.data.commit import WRITTEN, CommitCode, CommitReply, CommitRequest
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
@@ -133,7 +133,7 @@ class Commits:
             self._ticket.withdrawn = True
 
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
-        if reply.code not in _DONE:
+        if reply.code not in WRITTEN:
             detail = _refusal(request, reply)
             self.log.warning("commit_refused", code=reply.code.name, detail=detail)
             self.refused(reply.code, detail)
@@ -174,9 +174,6 @@ class Commits:
         self.is_full = reply.code is CommitCode.FULL
         if self.is_full:
             self.on_full()
-
-
-_DONE = frozenset({CommitCode.OK, CommitCode.DUP})
 
 
 def _refusal(request: CommitRequest, reply: CommitReply) -> str:
