@@ -20,7 +20,6 @@ REPLAYED_FOR = b"sw:replayed-for"
 """First field of a replayed dead letter. Its value is the group that handles the entry; other groups skip
 the entry."""
 
-
 TAG_BYTES_MAX = 64 * 1024
 """Bytes of an entry up to which a commit compares its content; Redis takes 2 us a kB for that (measured)."""
 

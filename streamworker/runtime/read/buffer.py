@@ -54,15 +54,13 @@ class Alarms:
         self._arm()
 
     def _arm(self) -> None:
+        if not self._due or (self._timer is not None and self._timer_ms <= self._due[0][0]):
+            return
         if self._timer is not None:
-            if not self._due or self._timer_ms <= self._due[0][0]:
-                return
             self._timer.cancel()
-            self._timer = None
-        if self._due:
-            self._timer_ms = self._due[0][0]
-            left_s = self._timer_ms / 1000 - monotonic_s()
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._ring)
+        self._timer_ms = self._due[0][0]
+        left_s = self._timer_ms / 1000 - monotonic_s()
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, left_s), self._ring)
 
     def _ring(self) -> None:
         self._timer = None

@@ -220,7 +220,6 @@ class Committer:
             self._failed.set_exception(error)
 
     async def _again(self, ticket: Ticket, reply: CommitReply) -> None:
-        """Queue a commit again after a pause."""
         if ticket.withdrawn:
             return
         if ticket.pauses is None:

@@ -277,8 +277,11 @@ class Invoker:
         elif self._takes_rows:
             rows = self._forwarded(result, own)
         else:
-            self._unwanted()
             rows = ()
+            if not self._warned:
+                self._warned = True
+                reason = "the processor has no output type: annotate what it returns, or set forward=True"
+                self.place.log.warning("rows_not_forwarded", reason=reason)
         return Effects([*rows, *sendings] if sendings else rows, changes)
 
     def put_out(self, outputs: Sequence[Any], records: Sequence[Any]) -> Sequence[Any]:
@@ -299,13 +302,6 @@ class Invoker:
         else:
             returned = [result]
         return self.checked([*outputs, *returned] if outputs else returned)
-
-    def _unwanted(self) -> None:
-        """Log once that rows of a processor that forwards nothing are dropped."""
-        if not self._warned:
-            self._warned = True
-            reason = "the processor has no output type: annotate what it returns, or set forward=True"
-            self.place.log.warning("rows_not_forwarded", reason=reason)
 
     def convert(self, outputs: Sequence[Any]) -> tuple[pa.RecordBatch | None, Routed]:
         """Convert what calls have put out: rows to Arrow, and what goes to other streams by its routes.

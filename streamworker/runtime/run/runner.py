@@ -46,15 +46,10 @@ from streamworker.settings import Settings
 
 
 def _ways_of(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
-    """Return a processor's invoker, which calls its function, and its mode."""
     if not spec.uses_columns:
-        one_by_one = KeyedMode if spec.concurrency > 1 else RecordMode
-        modes = {
-            FunctionMode.BATCH: BatchMode,
-            FunctionMode.RECORD: one_by_one,
-            FunctionMode.STREAM: StreamMode,
-        }
-        return Invoker, modes[spec.mode]
+        if spec.mode is FunctionMode.RECORD:
+            return Invoker, KeyedMode if spec.concurrency > 1 else RecordMode
+        return Invoker, BatchMode if spec.mode is FunctionMode.BATCH else StreamMode
     # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
     from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode
 

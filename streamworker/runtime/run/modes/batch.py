@@ -78,7 +78,6 @@ class BatchMode(Mode):
         return entries, self.invoker.decode(entries)
 
     def _count(self, entries: Sequence[Entry]) -> int:
-        """Return how many records some entries hold."""
         return len(entries)
 
     def _slice(

@@ -44,7 +44,6 @@ CALL_ENTRIES_MAX = 1_000
 """Maximum entries of one call. Opening an entry takes 20 to 30 us. For thousands of rows this does not
 matter, but if each entry holds one row, a call with 1,000 entries blocks the event loop for 20 to 30 ms."""
 
-
 BAD_ROWS_MAX = 20
 """An entry with so many rows that cannot be decoded becomes one dead letter: each takes ten decodings."""
 
@@ -154,7 +153,6 @@ class ColumnsInvoker(Invoker):
         return super()._effects(result, outputs, changes, records)
 
     def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Return as columns what the function forwarded and returned."""
         if self.spec.takes == "records":
             return super()._forwarded(result, outputs)
         assert self.spec.output is not None
