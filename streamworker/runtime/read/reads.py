@@ -54,7 +54,7 @@ class Reads(ABC):
             backend=self.backend,
             keys=self.keys,
             buffers=self._buffers,
-            on_change=self._left_out,
+            on_change=self._room,
             on_regressed=self.on_regressed,
             on_unreadable=self.on_unreadable,
         )
@@ -118,12 +118,8 @@ class Reads(ABC):
         if buffer is not None:
             buffer.close()
 
-    def _left_out(self, buffer: PartitionBuffer) -> None:
-        """Include or exclude a partition from the next read on."""
-        self.candidates.pop(buffer.partition, None)
-        self._room(buffer)
-
     def _room(self, buffer: PartitionBuffer) -> None:
+        """Look at a partition again before the next read."""
         self._changes.add(buffer)
         self._wake(buffer)
 

@@ -111,9 +111,8 @@ class Commits:
             trim=self.trims.with_commit(),
             acked_limit=self.trims.acked_limit,
             acked_trim_rows=self.trims.acked_rows,
+            tables={} if self.tables is None else self.tables.ttls,
         )
-        if self.tables is not None:
-            request.tables = self.tables.ttls
         self._previous = last
         self.is_committing = True
         answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)

@@ -70,8 +70,6 @@ class Ticket:
 class Committer:
     """Sends the commits of one processor.
 
-    A runner has at most one commit in flight, which keeps each partition's commits in order.
-
     A commit has no task of its own: with a thousand partitions there are thousands of commits a second, and
     a task and its waits cost more than the commit.
     """

@@ -100,10 +100,7 @@ class ColumnsInvoker(Invoker):
         if self.spec.takes == "records":
             rows = [record for item in records for record in item]
             return await self._call(rows, entries, rows, attempt)
-        if self._is_arrow:
-            batch = records[0] if len(records) == 1 else joined(records)
-        else:
-            batch = self._record.to_arrow(records)
+        batch = joined(records) if self._is_arrow else self._record.to_arrow(records)
         return await self._call(self._give(batch), entries, (batch,), attempt)
 
     def _for_each(self, function: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
