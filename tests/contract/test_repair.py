@@ -46,6 +46,14 @@ async def test_members_stay_where_one_of_them_woke_meanwhile(group: Group, raw: 
     assert everything(raw) == before
 
 
+async def test_a_heartbeat_that_is_no_text_counts_as_none(group: Group, raw: Raw) -> None:
+    """Another program wrote it; the plan of a repair asks for it."""
+    await group.join("w1")
+    raw.hset(group.keys.beats, "w1.1", b"\xff\xfe")
+    facts = await repair.look(group.backend, group.keys, 1)
+    assert facts.beat("w1.1") is None
+
+
 async def test_a_released_lock_fences_its_former_owner_and_keeps_the_checkpoint(group: Group) -> None:
     """Should it be alive after all, it commits nothing; the next owner goes on where it was."""
     await group.register()

@@ -65,7 +65,7 @@ class Facts:
     def beat(self, member: str) -> Beat | None:
         """Return a member's last heartbeat."""
         text = self.beats.get(member, "")
-        return read_beats([member.encode(), text.encode()]).get(member)
+        return read_beats([_stored(member), _stored(text)]).get(member)
 
 
 async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
