@@ -176,10 +176,9 @@ class Watchdog:
             if seen is None or seen.runner is not runner:
                 known[partition] = _Seen(runner, done, now_ms)
             elif seen.done != done or not self._has_work(keys, partition, runner):
+                known[partition] = _Seen(runner, done, now_ms)
                 if seen.told:
-                    over.append((partition, seen, now_ms - seen.since_ms))
-                    known[partition] = _Seen(runner, done, now_ms)
-                seen.done, seen.since_ms = done, now_ms
+                    over.append((partition, seen))
             elif not seen.told and now_ms - seen.since_ms >= self._after_ms:
                 stalled.append((partition, seen))
         if stalled:
@@ -188,10 +187,10 @@ class Watchdog:
             log.info(
                 "partitions_go_on",
                 processor=keys.group,
-                partitions=[partition for partition, _, _ in over],
-                stalled_ms=max(ms for _, _, ms in over),
+                partitions=[partition for partition, _ in over],
+                stalled_ms=max(now_ms - seen.since_ms for _, seen in over),
             )
-            await self._show(keys, [mark for p, seen, _ in over for mark in _marks(p, seen.runner, "")])
+            await self._show(keys, [mark for p, seen in over for mark in _marks(p, seen.runner, "")])
 
     async def _look_for_unread(self) -> None:
         """Find partitions that look idle although entries wait in Redis that their reads do not bring.
@@ -209,9 +208,8 @@ class Watchdog:
             return
         first = self._turn % len(idle)
         self._turn += IDLE_LOOKS_MAX
-        idle = [*idle[first:], *idle[:first]]
-        idle.sort(key=lambda each: each[:2] not in self._unread)
-        idle = idle[:IDLE_LOOKS_MAX]
+        in_turn = [*idle[first:], *idle[:first]]
+        idle = sorted(in_turn, key=lambda each: each[:2] not in self._unread)[:IDLE_LOOKS_MAX]
         calls: list[ScriptCall] = [
             ((keys.events(p), keys.counts(p)), (position, position, 1)) for keys, p, position in idle
         ]
@@ -229,8 +227,7 @@ class Watchdog:
     def _has_work(self, keys: GroupKeys, partition: int, runner: PartitionRunner | None) -> bool:
         if runner is None or _holds_work(runner):
             return True
-        unread = self._unread.get((keys, partition)) if self._unread else None
-        return unread is not None and unread == str(runner.intake.buffer.position)
+        return self._unread.get((keys, partition)) == str(runner.intake.buffer.position)
 
     # -- telling -------------------------------------------------------------------------------
 
@@ -302,8 +299,7 @@ class Watchdog:
         if not _holds_work(runner):
             return Cause(runner.activity.trouble or UNREAD)
         own = stacks.get(runner.activity.name, ())
-        called = self._call_cause(runner, own)
-        if called is not None:
+        if (called := self._call_cause(runner, own)) is not None:
             return called
         if runner.activity.trouble:
             return Cause(runner.activity.trouble)
@@ -342,8 +338,7 @@ def _holds_work(runner: PartitionRunner) -> bool:
 
     Entries that wait for more to fill a batch do not count yet.
     """
-    busy = runner.activity.busy_since_ms is not None or runner.commits.is_committing
-    if busy or runner.halted:
+    if runner.activity.busy_since_ms is not None or runner.commits.is_committing or runner.halted:
         return True
     return runner.intake.buffer.held > 0 and runner.intake.buffer.gathers_until_ms <= monotonic_ms()
 
