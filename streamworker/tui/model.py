@@ -99,17 +99,16 @@ def rows(
     Rates need an earlier snapshot of the same group; a distance of a few seconds gives steady rates.
     ``letters`` are those of the last frame's model.
     """
-    if previous is not None and previous.taken_ms >= current.taken_ms:
-        previous = None
-    elapsed_s = (current.taken_ms - previous.taken_ms) / 1000 if previous else 0.0
+    if previous is None or previous.taken_ms > current.taken_ms:
+        previous = current  # No time has passed, so there are no rates.
+    elapsed_s = (current.taken_ms - previous.taken_ms) / 1000
     members = sorted(current.members, key=lambda member: (member.joined_ms, member.id))
     named = _letters(members, letters or {})
     views = sorted(current.partitions, key=lambda view: view.partition)
-    views_before = previous.partitions if previous else ()
-    committed = {view.partition: view.records for view in views_before}
+    committed = {view.partition: view.records for view in previous.partitions}
     # Only a send increases the sum of committed records and lag.
-    arrived = {view.partition: view.records + view.lag for view in views_before}
-    read_before = {view.name: sum(view.positions.values()) for view in previous.readers} if previous else {}
+    arrived = {view.partition: view.records + view.lag for view in previous.partitions}
+    read_before = {view.name: sum(view.positions.values()) for view in previous.readers}
     read = {view.name: sum(view.positions.values()) for view in current.readers}
     per_s = {view.partition: _rate(committed.get(view.partition), view.records, elapsed_s) for view in views}
     return Model(
