@@ -212,11 +212,9 @@ def _mark(line: Text, cell: PartitionCell, letter: str, shape: Shape) -> None:
     """Append the owner's cell: its letter on its colour, and a mark unless the partition runs."""
     mark = MARKS.get(cell.view.state, "")
     style = "bold white on red" if cell.view.state == "halted" else f"bold #101010 on {colour(letter)}"
-    if shape.cell == 1:
-        line.append(mark or letter, style=style)
-        return
+    text = mark or letter if shape.cell == 1 else letter + mark
     gap = 1 if shape.cell > 2 else 0
-    line.append(f"{letter + mark:>{shape.cell - gap}}", style=style)
+    line.append(f"{text:>{shape.cell - gap}}", style=style)
     line.append(" " * gap)
 
 
