@@ -6,7 +6,6 @@ scraping one worker is enough.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric, start_http_server
@@ -51,18 +50,14 @@ METRICS = {
 """The type and description of each metric."""
 
 
-def _samples(snapshot: GroupSnapshot) -> Iterator[tuple[str, dict[str, object], int]]:
-    group: dict[str, object] = {
-        "app": snapshot.app,
-        "stream": snapshot.stream,
-        "processor": snapshot.processor,
-    }
+def _samples(snapshot: GroupSnapshot) -> Iterator[tuple[str, dict[str, str], int]]:
+    group = {"app": snapshot.app, "stream": snapshot.stream, "processor": snapshot.processor}
     yield "streamworker_generation", group, snapshot.generation
     for state in ("active", "standby", "leaving", "silent", "held"):
         count = sum(member.state == state for member in snapshot.members)
         yield "streamworker_members", {**group, "state": state}, count
     for view in snapshot.partitions:
-        one = {**group, "partition": view.partition}
+        one = {**group, "partition": str(view.partition)}
         yield "streamworker_lag_records", one, view.lag
         yield "streamworker_committed_records_total", one, view.records
         yield "streamworker_deleted_records_total", one, view.gone
@@ -76,7 +71,7 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[tuple[str, dict[str, object], 
     for reader in snapshot.readers:
         yield "streamworker_reader_lag_rows", {**group, "reader": reader.name}, reader.lag_rows
     for table in snapshot.tables:
-        its: dict[str, object] = {**group, "table": table.name}
+        its = {**group, "table": table.name}
         yield "streamworker_table_keys", its, table.keys
         yield "streamworker_table_memory", its, table.bytes or 0
     for cause in sorted({change.cause for change in snapshot.rebalances}):
@@ -104,7 +99,7 @@ def families(taken: Sequence[GroupSnapshot], *, up: bool) -> Iterator[Metric]:
     found["streamworker_up"].add_sample("streamworker_up", {}, int(up))
     for snapshot in taken:
         for name, labels, value in _samples(snapshot):
-            found[name].add_sample(name, {label: str(text) for label, text in labels.items()}, value)
+            found[name].add_sample(name, labels, value)
     return (metric for metric in found.values() if metric.samples)
 
 
@@ -120,6 +115,5 @@ def serve(selection: Selection, port: int) -> None:
             remedy="Choose another --metrics-port.",
         ) from None
     # After this time an idle connection is closed, so that it does not hold its thread.
-    vars_of: Any = server.RequestHandlerClass
-    vars_of.timeout = REQUEST_TIMEOUT_S
+    server.RequestHandlerClass.timeout = REQUEST_TIMEOUT_S  # type: ignore[attr-defined]
     say(f"Metrics: http://localhost:{port}/metrics", error=True)
