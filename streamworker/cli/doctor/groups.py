@@ -259,12 +259,10 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
     paused = [view for view in snapshot.partitions if view.pause is not None]
-    also = (
-        f"; {len(paused)} paused: partition {paused[0].partition} {held_up(paused[0], snapshot.taken_ms)}"
-        if paused
-        else ""
-    )
-    return ok(name, f"none halted or held up{also}")
+    if not paused:
+        return ok(name, "none halted or held up")
+    first = f"partition {paused[0].partition} {held_up(paused[0], snapshot.taken_ms)}"
+    return ok(name, f"none halted or held up; {len(paused)} paused: {first}")
 
 
 async def _outbox(
@@ -361,22 +359,19 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
         name = f"reader {reader.name} of {snapshot.processor}"
         still_ms = snapshot.taken_ms - reader.updated_ms
         text = f"{counted(reader.lag_rows, 'row')} behind, moved {still_ms // 1000:,} s ago"
-        if failed := failure(reader, snapshot.taken_ms):
-            yield warn(
-                name, f"{text}; {failed}", "Look at the log of `streamworker spark`, and start it again."
-            )
-            continue
-        if not reader.updated_ms:
-            text = "its position cannot be read, so the log is not trimmed"
-        if reader.updated_ms and (still_ms < READER_STILL_MS or not reader.lag_rows):
-            yield ok(name, text)
-            continue
-        yield warn(
-            name,
-            text,
+        remedy = (
             "Start its pipeline. If it will not come back: "
-            f"streamworker repair {path} --forget-reader {shlex.quote(reader.name)}",
+            f"streamworker repair {path} --forget-reader {shlex.quote(reader.name)}"
         )
+        if failed := failure(reader, snapshot.taken_ms):
+            remedy = "Look at the log of `streamworker spark`, and start it again."
+            yield warn(name, f"{text}; {failed}", remedy)
+        elif not reader.updated_ms:
+            yield warn(name, "its position cannot be read, so the log is not trimmed", remedy)
+        elif still_ms < READER_STILL_MS or not reader.lag_rows:
+            yield ok(name, text)
+        else:
+            yield warn(name, text, remedy)
 
 
 def _some(texts: Sequence[str], comma: str = ", ") -> str:
