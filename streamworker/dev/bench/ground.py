@@ -99,12 +99,9 @@ class BenchGround:
 
     async def progress(self, keys: Sequence[str], group: str) -> list[object]:
         """Return a value that changes while entries are added to some streams, or read from them."""
-        looks = [(("XLEN", key), ("XINFO", "GROUPS", key)) for key in keys]
-        answers = await self.backend.pipeline([look for both in looks for look in both])
-        return [
-            (length, _place_of(group, groups))
-            for length, groups in zip(answers[::2], answers[1::2], strict=True)
-        ]
+        groups = [("XINFO", "GROUPS", key) for key in keys]
+        found = await self.backend.pipeline([*[("XLEN", key) for key in keys], *groups])
+        return [*found[: len(keys)], *(_place_of(group, each) for each in found[len(keys) :])]
 
     async def remove_keys(self) -> None:
         """Remove the keys of this bench."""
