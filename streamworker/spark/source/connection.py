@@ -47,20 +47,9 @@ from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
 )
+from streamworker.redisio.wire import primaries
 from streamworker.redisio.wire.failures import tls_remedy, translate
-from streamworker.redisio.wire.primaries import (
-    ASK_ROLE,
-    REMEMBERED_S,
-    SENTINEL_TIMEOUT_S,
-    Answer,
-    Place,
-    is_primary,
-    newest,
-    of_sentinel,
-    questions,
-    read_answer,
-    taken_for_down,
-)
+from streamworker.redisio.wire.primaries import REMEMBERED_S, SENTINEL_TIMEOUT_S, Answer, Place
 from streamworker.urls import (
     CLUSTER,
     SENTINEL,
@@ -303,8 +292,7 @@ _UNANSWERED = (
 
 def _forget(url: str) -> None:
     key = (os.getpid(), url)
-    opened = _clients.pop(key, None)
-    if opened is not None:
+    if (opened := _clients.pop(key, None)) is not None:
         _epochs[key] = opened.epoch, time.monotonic()
         opened.client.close()
 
@@ -367,7 +355,7 @@ def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
     answer = _find_primary(sentinels, epoch)
     place = answer.place
     if answer.is_down:
-        raise taken_for_down(place, sentinels.service)
+        raise primaries.taken_for_down(place, sentinels.service)
     url = sentinels.server_url(*place)
     if not plaintext_allowed(os.environ):
         refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
@@ -382,8 +370,8 @@ class _NoPrimary(redis.ConnectionError):
 def _only_to_a_primary(connection: Any) -> None:
     """Connect as redis-py does, and refuse a replica."""
     connection.on_connect()
-    connection.send_command(*ASK_ROLE)
-    if not is_primary(connection.read_response()):
+    connection.send_command(*primaries.ASK_ROLE)
+    if not primaries.is_primary(connection.read_response()):
         raise _NoPrimary("it is a replica, and the sentinels named it as the primary")
 
 
@@ -400,7 +388,7 @@ def _find_primary(sentinels: Sentinels, epoch: int) -> Answer:
         named = [one for one in answers if isinstance(one, Answer)]
         if 2 * len(named) > len(urls) and max(answer.epoch for answer in named) >= epoch:
             break
-    found = newest(answers, sentinels)
+    found = primaries.newest(answers, sentinels)
     if found.epoch < epoch and not all(isinstance(one, Answer) for one in answers):
         raise BackendUnavailable(
             f"The sentinels {sentinels.addresses} that answer have not heard of the last failover yet.",
@@ -413,11 +401,11 @@ def _ask_sentinel(url: str, service: str) -> Answer | BackendError | None:
     timeouts = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
     replies: list[Any] = []
     with redis.Redis.from_url(url, **{**_POLICY, **timeouts}) as client:
-        for words in questions(service):
+        for words in primaries.questions(service):
             try:
                 replies.append(client.execute_command(*words))
             except redis.ResponseError as error:
                 replies.append(error)
             except redis.RedisError as error:
-                return of_sentinel(translate(error, address(url)), address(url))
-    return read_answer(replies, address(url))
+                return primaries.of_sentinel(translate(error, address(url)), address(url))
+    return primaries.read_answer(replies, address(url))
