@@ -168,6 +168,7 @@ class _RowReader:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
+        self._logs = AckedLogs(options)
         self._target = arrow_target(schema)
 
     def _tasks(self, parts: list[Slice], hold: Hold | None = None) -> list[ReadTask]:
@@ -177,15 +178,14 @@ class _RowReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""
-        logs = AckedLogs(self._options)
         conformer = Conformer(
             self._target,
             include_metadata=self._options.include_metadata,
             drop_other_columns=self._options.drop_other_columns,
         )
         task = cast(ReadTask, partition)
-        entries = (entry for part in task.parts for entry in logs.read(part))
-        return coalesce(conformer.conform(entry) for entry in _renewing(logs, task.hold, entries))
+        entries = (entry for part in task.parts for entry in self._logs.read(part))
+        return coalesce(conformer.conform(entry) for entry in _renewing(self._logs, task.hold, entries))
 
 
 def _renewing(logs: AckedLogs, hold: Hold | None, entries: Iterator[LogEntry]) -> Iterator[LogEntry]:
@@ -211,25 +211,24 @@ class LogBatchReader(_RowReader, DataSourceReader):
 
     def partitions(self) -> Sequence[ReadTask]:
         """Return the tasks. They end at the current end of the logs at most; later rows are left out."""
-        logs = AckedLogs(self._options)
-        start = locate(self._options, logs, self._options.starting_offsets)
-        end = locate(self._options, logs, self._options.ending_offsets)
-        hold = self._hold(logs, offsets.slices(start, end))
+        start = locate(self._options, self._logs, self._options.starting_offsets)
+        end = locate(self._options, self._logs, self._options.ending_offsets)
+        hold = self._hold(offsets.slices(start, end))
         if hold is not None:
-            firsts = logs.first_positions({p: start[p] for p in hold[1].rows})
+            firsts = self._logs.first_positions({p: start[p] for p in hold[1].rows})
             if any(first.rows for first in firsts.values()):
                 time.sleep(READER_KNOWN_S)
                 # Rows may have been trimmed during the wait. From here on workers know the hold.
-                start = locate(self._options, logs, self._options.starting_offsets)
+                start = locate(self._options, self._logs, self._options.starting_offsets)
         return self._tasks(offsets.slices(start, end), hold) or [ReadTask((), hold)]
 
-    def _hold(self, logs: AckedLogs, parts: Sequence[Slice]) -> Hold | None:
+    def _hold(self, parts: Sequence[Slice]) -> Hold | None:
         """Register where the read begins; return None for a read without rows, or if Redis refuses."""
         rows, identities = {part.partition: part.start for part in parts}, {p.partition: p.log for p in parts}
         hold = f"batch-{uuid.uuid4().hex[:8]}", ReaderPosition(rows, identities, 0)
         try:
             if parts:
-                logs.renew(*hold, retry=True)
+                self._logs.renew(*hold, retry=True)
                 return hold
         except BackendRefused as error:  # ACL files made by earlier versions do not allow it.
             log.warning("Rows may be trimmed while this batch read runs: %s", error)
@@ -244,7 +243,6 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._logs = AckedLogs(options)
         self._tails: dict[int, Position] = {}
         self._target_offset: dict[int, Position] | None = None
         self._planned: dict[str, Any] | None = None
@@ -263,7 +261,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._check_is_new(tails)
         self._tell_late(start, tails)
         self._first = start
-        self._register(start, tails, now_ms, must=True)
+        self._register(start, (tails, now_ms), must=True)
         if self._options.reader and any(0 < at.rows < tails[p].rows for p, at in start.items()):
             # Workers trim these logs up to the positions of other readers, which may be far ahead.
             time.sleep(READER_KNOWN_S)
@@ -291,7 +289,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
         self._check(position, position, tails)
-        self._register(position, tails, now_ms, must=self._registered is None)
+        self._register(position, (tails, now_ms), must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
         self._planned = start if end == position else offsets.to_json(end)
@@ -393,18 +391,18 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
 
         Usually ``latestOffset`` has already registered this position as its ``start``.
         """
-        if self._is_registered(end):
-            return
-        try:
-            self._register(offsets.from_json(end), *self._logs.tails_and_time(), must=False)
-        except BackendError as error:
-            log.warning("The reader's position could not be registered in Redis: %s", error)
+        self._register(offsets.from_json(end), must=False)
 
-    def _register(self, position: offsets.Offset, tails: offsets.Offset, now_ms: int, *, must: bool) -> None:
+    def _register(
+        self, position: offsets.Offset, looked: tuple[offsets.Offset, int] | None = None, *, must: bool
+    ) -> None:
+        """Register a position; ``looked`` are the logs' tails and the server's time, if they are known."""
         document = offsets.to_json(position)
-        if self._is_registered(document):
+        is_fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
+        if is_fresh and document == self._registered:
             return
         try:
+            tails, now_ms = looked or self._logs.tails_and_time()
             if self._registered is None and self._options.siblings:
                 # The siblings first: as soon as this reader is registered, workers trim up to its position.
                 self._logs.hold(self._options.siblings, tails, now_ms, retry=must)
@@ -415,7 +413,3 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
             log.warning("The reader's position could not be registered in Redis: %s", error)
             return
         self._registered, self._registered_at_s = document, time.monotonic()
-
-    def _is_registered(self, document: dict[str, Any]) -> bool:
-        is_fresh = time.monotonic() - self._registered_at_s < REGISTER_INTERVAL_S
-        return is_fresh and document == self._registered
