@@ -12,9 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.spark.driver.checks import batch_in
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
-from streamworker.spark.driver.tables import batch_in
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema

@@ -1,15 +1,20 @@
-"""Checks of a pipeline's arguments when it is declared. Imports no pyspark.
+"""Checks of a pipeline's arguments when it is declared, and of its table at its start. Imports no pyspark.
 
-Without these checks Spark would report the same mistakes ten seconds later, after its start, and
-in its own words.
+Without the first, Spark would report the same mistakes ten seconds later, after its start, and in its own
+words. Without the second, it would report nothing.
 """
 
 import re
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from streamworker.errors import ConfigurationError
 from streamworker.processors import PipelineSpec
 from streamworker.spark.source.options import is_source_option, parse_options
+from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_batch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
 """Formats that Spark writes as files in a directory. It only appends to them; mode ``complete``
@@ -34,14 +39,6 @@ def check_pipeline(spec: PipelineSpec) -> None:
     if spec.mode not in ("append", "complete", "update"):
         raise _wrong(spec, f"has mode={spec.mode!r}.", "Use append, complete or update.")
     trigger_of(spec)
-    _check_options(spec)
-    if spec.format in FILE_FORMATS:
-        _check_files(spec)
-    elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
-        raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
-
-
-def _check_options(spec: PipelineSpec) -> None:
     for option in spec.options:
         if option.lower() in ("app", "stream", "processor"):
             raise _wrong(
@@ -53,6 +50,10 @@ def _check_options(spec: PipelineSpec) -> None:
         parse_options(source_options(spec), streaming=True)
     except ConfigurationError as error:
         raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
+    if spec.format in FILE_FORMATS:
+        _check_files(spec)
+    elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
+        raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
 
 
 def source_options(spec: PipelineSpec) -> dict[str, str]:
@@ -124,6 +125,44 @@ def is_local(path: str) -> bool:
 def local(path: str) -> str:
     """Return a local path without its ``file:`` prefix."""
     return re.sub(r"^file:(//)?", "", path)
+
+
+def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) -> None:
+    """Refuse a table that was written from another checkpoint directory, or from a newer copy of it.
+
+    Spark's file sink stores the number of each batch that it has written beside the files, and skips a batch
+    whose number it has: a query whose checkpoint directory was lost counts from 0 again, and would silently
+    skip its first batches. Spark writes the number of a batch into the checkpoint directory before it writes
+    the batch, so if the two belong together, the table is never ahead. It is never behind either; the source
+    looks at that before each batch (:mod:`streamworker.spark.source.table`).
+
+    A remote session cannot list folders that are not on a local disk, so these are not checked.
+    """
+    written = batch_in(spark, f"{path}/{WRITTEN}")
+    planned = batch_in(spark, f"{checkpoint}/{PLANNED}") if written >= 0 else -1
+    if written <= planned:
+        return
+    batches = f"{written - planned} batch{'es' if written > planned + 1 else ''}"
+    raise ConfigurationError(
+        f"Pipeline {name!r} has a checkpoint directory that is not the one of its table: {path} holds "
+        f"batch {written}, and {checkpoint} {f'ends with {planned}' if planned >= 0 else 'knows of none'}. "
+        f"Spark would leave out the next {batches}.",
+        remedy="Restore the checkpoint directory; or give the pipeline a new path, which gives it a new "
+        "checkpoint directory too.",
+    )
+
+
+def batch_in(spark: "SparkSession", folder: str) -> int:
+    """Return the highest number of a batch in a folder; -1 if there is none or it cannot be listed."""
+    jvm = getattr(spark, "_jvm", None)
+    if is_local(folder):
+        return latest_batch(local(folder))
+    if jvm is None:
+        return -1
+    where = jvm.org.apache.hadoop.fs.Path(folder)
+    files = where.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001, pyspark has no other way
+    listed = files.listStatus(where) if files.exists(where) else []
+    return highest(each.getPath().getName() for each in listed)
 
 
 def _wrong(spec: PipelineSpec, what: str, remedy: str) -> ConfigurationError:

@@ -12,6 +12,7 @@ from streamworker.spark.driver.checks import (
     FILE_FORMATS,
     PATHLESS_FORMATS,
     beside,
+    check_belongs,
     checkpoint_of,
     is_local,
     local,
@@ -19,7 +20,6 @@ from streamworker.spark.driver.checks import (
     trigger_of,
 )
 from streamworker.spark.driver.session import Session, register
-from streamworker.spark.driver.tables import check_belongs
 from streamworker.spark.source.options import SourceOptions, is_source_option, parse_options
 from streamworker.spark.source.sink import WholeResult
 
