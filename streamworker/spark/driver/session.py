@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
@@ -305,16 +306,14 @@ def of_connection(redis_url: str | None) -> dict[str, str]:
 @contextmanager
 def environment(values: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables within the ``with`` block; the JVM and its children inherit them."""
-    before = {key: os.environ.get(key) for key in values}
+    before = {key: os.environ[key] for key in values if key in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+        for key in values.keys() - before.keys():
+            os.environ.pop(key, None)
+        os.environ.update(before)
 
 
 def _end_jvm(jvm: "subprocess.Popen[bytes]") -> None:
@@ -408,10 +407,7 @@ def register(spark: "SparkSession", *, by_value: bool = False) -> None:
 
 def travelling_modules() -> list[ModuleType]:
     """Return every module of streamworker that the source and the sink import."""
-    import streamworker.spark.source.datasource
-    import streamworker.spark.source.sink  # noqa: F401, loads the others
-
-    return [sys.modules[name] for name in TRAVELLING]
+    return [import_module(name) for name in TRAVELLING]
 
 
 TRAVELLING = (
