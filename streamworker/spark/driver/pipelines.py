@@ -260,8 +260,8 @@ class _Run:
     def stop(self, deadline: float) -> None:
         """Wait until ``deadline`` for the current micro-batch, then stop the query."""
         query, self._query = self._query, None
+        self.active = False
         if query is None:
-            self.active = False
             return
         try:
             while time.monotonic() < deadline and query.status["isTriggerActive"]:
@@ -272,7 +272,6 @@ class _Run:
             if not self.session.remote:
                 raise
             log.warning("pipeline %s was not stopped on the server: %s", self.spec.name, type(error).__name__)
-        self.active = False
         self._report_state("stopped")
 
     def _report_progress(self, query: "StreamingQuery") -> None:
