@@ -257,17 +257,18 @@ def _lag_style(cell: PartitionCell, largest: int) -> str:
 
 def _map(cells: Sequence[PartitionCell], shape: Shape, width: int) -> list[Text]:
     """Draw one character for one or several partitions; each line begins with its first partition number."""
+    groups = [cells[at : at + shape.group] for at in range(0, len(cells), shape.group)]
     # A line of a power of two partitions is easier to count along than one of the full width.
     step = shape.per_band(width)
-    fitting = [size for size in (512, 256, 128, 64, 32, 16) if size <= step]
-    if fitting and len(_lines(cells, shape, fitting[0])) <= len(_lines(cells, shape, step)):
-        step = fitting[0]
+    even = next((size for size in (512, 256, 128, 64, 32, 16) if size <= step), step)
+    if len(range(0, len(groups), even)) <= len(range(0, len(groups), step)):
+        step = even
     largest = max((cell.view.lag for cell in cells), default=0)
     drawn: list[Text] = []
-    for groups in _lines(cells, shape, step):
-        line = Text(f"{groups[0][0].view.partition:>{LABEL - 2}}  ", style="dim")
+    for at in range(0, len(groups), step):
+        line = Text(f"{groups[at][0].view.partition:>{LABEL - 2}}  ", style="dim")
         lag = _label("       lag")
-        for group in groups:
+        for group in groups[at : at + step]:
             worst = min(group, key=lambda cell: _WORST_FIRST.index(cell.view.state))
             letters = {cell.owner for cell in group}
             letter = worst.owner if len(letters) == 1 else "+"
@@ -275,8 +276,3 @@ def _map(cells: Sequence[PartitionCell], shape: Shape, width: int) -> list[Text]
             lag.append(bar(max(cell.view.lag for cell in group), largest), style=_lag_style(worst, largest))
         drawn.extend([line, lag] if shape.below else [line])
     return drawn
-
-
-def _lines(cells: Sequence[PartitionCell], shape: Shape, step: int) -> list[list[Sequence[PartitionCell]]]:
-    groups = [cells[at : at + shape.group] for at in range(0, len(cells), shape.group)]
-    return [groups[at : at + step] for at in range(0, len(groups), step)]
