@@ -154,10 +154,9 @@ def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) 
 
 def batch_in(spark: "SparkSession", folder: str) -> int:
     """Return the highest number of a batch in a folder; -1 if there is none or it cannot be listed."""
-    jvm = getattr(spark, "_jvm", None)
     if is_local(folder):
         return latest_batch(local(folder))
-    if jvm is None:
+    if (jvm := getattr(spark, "_jvm", None)) is None:
         return -1
     where = jvm.org.apache.hadoop.fs.Path(folder)
     files = where.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001, pyspark has no other way
