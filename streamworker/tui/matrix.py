@@ -61,16 +61,15 @@ class Shape:
     """Whether a row above shows partition numbers; otherwise the label shows the first partition."""
 
     def per_band(self, width: int) -> int:
-        """Return the number of cells in one band."""
-        return max(0, (width - LABEL) // self.cell)
+        """Return the number of cells in one band; one where none fits."""
+        return max(1, (width - LABEL) // self.cell)
 
     def lines(self, partitions: int, workers: int, width: int) -> int:
         """Return the height of the matrix; a number beyond any terminal if it cannot be drawn."""
         cells = -(-partitions // self.group)
-        per_band = self.per_band(width)
-        if per_band < 1 or (self.figures and self.cell <= len(str(partitions - 1))):
+        if width < LABEL + self.cell or (self.figures and self.cell <= len(str(partitions - 1))):
             return 10**9
-        bands = -(-cells // per_band)
+        bands = -(-cells // self.per_band(width))
         between = bands - 1 if self.ruler else 0
         return bands * (self.ruler + (workers if self.by_worker else 1) + self.below) + between
 

@@ -146,3 +146,8 @@ def test_there_is_a_shape_for_every_number_of_partitions(partitions: int, lines:
     drawn = matrix.draw(rows, 76, lines)
     assert 1 <= len(drawn) <= lines
     assert all(line.cell_len <= 76 for line in drawn)
+
+
+@pytest.mark.parametrize("width", [1, 12])
+def test_a_terminal_too_narrow_for_a_cell_shows_all_partitions_as_one(width: int) -> None:
+    assert len(matrix.draw(model.rows(None, group(partitions=16, workers=2)), width, 4)) == 1
