@@ -130,13 +130,10 @@ class Checker:
         if change.owner != change.owner_before:
             self.figures.owned(change.partition, worker_of(change.owner))
 
-    def paused(self, partition: int) -> None:
-        """The owner of a partition was told that it is paused: nothing is committed from now on (I4)."""
-        self._watched[partition].is_paused = True
-
-    def told_aside(self, partition: int, records: Sequence[int]) -> None:
-        """The owner of a partition was told to set some records aside."""
-        self._watched[partition].aside |= frozenset(records)
+    def acquired(self, partition: int, lock: Lock) -> None:
+        """An owner learns of the orders: it sets records aside, and in a pause commits nothing (I4)."""
+        self._watched[partition].is_paused |= lock.is_paused
+        self._watched[partition].aside |= frozenset(lock.aside)
 
     def resumed(self, partition: int) -> None:
         """An operator resumes a partition."""

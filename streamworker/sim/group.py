@@ -71,8 +71,7 @@ class SimulatedGroup(Ground):
             partitions,
             drain_deadline_ms=drain_deadline_ms,
             clock=lambda: self.clock.now_ms,
-            on_post=self._spread_the_word,
-            extend=EXTENSIONS.get(protocol),
+            extend=EXTENSIONS.get(protocol, lambda: None),
         )
         self.model.retention_ms = RETENTION_MS if seed % 3 == 2 else 0
         self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
@@ -87,11 +86,9 @@ class SimulatedGroup(Ground):
         self.may_be_uneven = False
         """Whether another program gave all partitions to one member, in a valid document. If a failover loses
         the repair, the group follows it until the next join or leave, as if a person had written it."""
-        self.model.on_lock = self._lock_changed
+        self.model.on_post, self.model.on_lock = self._spread_the_word, self._lock_changed
         self.model.on_held = lambda p, generation: self.checker.held(p, generation, drain_deadline_ms)
-        self.model.on_commit = self.checker.committed
-        self.model.on_paused = self.checker.paused
-        self.model.on_aside = self.checker.told_aside
+        self.model.on_commit, self.model.on_acquired = self.checker.committed, self.checker.acquired
         self.workers: list[SimWorker] = []
         self.is_healed = False
         """Whether all faults have ended."""

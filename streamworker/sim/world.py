@@ -8,6 +8,7 @@ from streamworker.core.protocols.membership.mending import is_of_later_release
 from streamworker.sim.faults import QUIET, Fault, FaultKind
 from streamworker.sim.group import SimulatedGroup
 from streamworker.sim.server.damage import LATER, damaged, places
+from streamworker.sim.server.model import Snapshot
 from streamworker.sim.server.stored import Lock
 from streamworker.sim.worker import SimWorker
 
@@ -184,9 +185,7 @@ class World(SimulatedGroup):
             model.restart()
         self._reconnect(fault.span_ms)
 
-    def _fail_over(
-        self, snapshot: object, lag_ms: int, behind_ms: int, away_ms: int, alone: str = ""
-    ) -> None:
+    def _fail_over(self, snapshot: Snapshot, lag_ms: int, behind_ms: int, away_ms: int, alone: str) -> None:
         model, partitions, taken = self.model, len(self.model.locks), self.model.stored.taken
         if alone == "targets":
             self.note(f"the server of the targets fails over to a replica that lacks the last {lag_ms} ms")

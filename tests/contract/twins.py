@@ -62,7 +62,7 @@ from streamworker.sim.server.claim import ModelClaims
 from streamworker.sim.server.damage import damaged, places
 from streamworker.sim.server.extensions import EXTENSIONS
 from streamworker.sim.server.lease import ModelLeases
-from streamworker.sim.server.model import RedisModel
+from streamworker.sim.server.model import RedisModel, Snapshot
 from streamworker.sim.server.stored import Commit, Record
 from tests.contract.clocked import ClockedBackend
 from tests.contract.support import GROUP, STREAM, batch_of, message
@@ -149,7 +149,7 @@ class Twins:
             PARTITIONS,
             drain_deadline_ms=DRAIN_DEADLINE_MS,
             clock=lambda: self.now_ms,
-            extend=EXTENSIONS.get(protocol),
+            extend=EXTENSIONS.get(protocol, lambda: None),
         )
         self.model.acked_limit = acked_limit
         self.listener = backend.blocking()
@@ -165,7 +165,7 @@ class Twins:
         self.heard, self.heard_serial = ZERO, 0
         self.compared = ZERO
         self.seen = ""
-        self.copy: tuple[object, dict[bytes, bytes]] | None = None
+        self.copy: tuple[Snapshot, dict[bytes, bytes]] | None = None
         self.met = set[str]()
         """Kinds of answers that came, to see that the steps lead everywhere."""
 

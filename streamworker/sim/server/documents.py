@@ -26,9 +26,9 @@ _GENERATION = re.compile(rb'\{"generation":(\d+)')
 class Documents:
     """The part of the model that is about members; it calls ``on_post`` after each control message."""
 
-    def __init__(self, partitions: int, *, clock: Callable[[], int], on_post: Callable[[], None]) -> None:
+    def __init__(self, partitions: int, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._on_post = on_post
+        self.on_post: Callable[[], None] = lambda: None
         self._serial = 0
         self.stored = Stored([Lock() for _ in range(partitions)])
         self.history: list[Membership] = []
@@ -144,7 +144,7 @@ class Documents:
         self._serial += 1
         self.stored.control.append((self._serial, message))
         del self.stored.control[:-CONTROL_KEPT]
-        self._on_post()
+        self.on_post()
 
     def control_after(self, serial: int) -> tuple[int, tuple[ControlMessage, ...]]:
         """``XREAD control``: return the messages after a serial, and the last one's, from which to go on."""

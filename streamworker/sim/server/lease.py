@@ -1,38 +1,37 @@
 """The operations of the lease protocol on plain values; they follow redisio's scripts."""
 
-from collections.abc import Callable
-
-from streamworker.core.control import ControlMessage
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.lease import events as calls
 from streamworker.core.protocols.lease.events import Challenge, LeaseChallenged, LeaseEnded
+from streamworker.sim.server.documents import Documents
 
 Win = tuple[int, str]
 """Generation of the win, and the node."""
 
 
 class ModelLeases:
-    """The two hashes of one group; ``post`` puts a message on the control stream."""
+    """The two hashes of one group."""
 
-    def __init__(self, post: Callable[[ControlMessage], None]) -> None:
-        self._post = post
+    def __init__(self) -> None:
         self.grab: dict[int, Win] = {}
         self.allocation: dict[int, Win] = {}
         self.last = 0
         """The latest generation."""
 
-    def perform(self, effect: Effect, server_ms: int) -> Event | None:
+    def perform(self, server: Documents, effect: Effect, server_ms: int) -> Event | None:
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
         match effect:
             case calls.ChallengeLeases():
-                return self._challenge(effect, server_ms)
+                return self._challenge(server, effect, server_ms)
             case calls.RaceForLease():
                 return self._race(effect, server_ms)
             case calls.UpdateLeases():
-                return self._update(effect, server_ms)
+                return self._update(server, effect, server_ms)
         return None
 
-    def _challenge(self, effect: calls.ChallengeLeases, server_ms: int) -> calls.LeasesChallenged:
+    def _challenge(
+        self, server: Documents, effect: calls.ChallengeLeases, server_ms: int
+    ) -> calls.LeasesChallenged:
         signalled: list[int] = []
         for partition, how in effect.challenges.items():
             if how is Challenge.OVERDUE:
@@ -44,7 +43,7 @@ class ModelLeases:
             if is_free:
                 signalled.append(partition)
         if signalled:
-            self._post(LeaseChallenged(tuple(signalled), effect.owner, server_ms))
+            server.post(LeaseChallenged(tuple(signalled), effect.owner, server_ms))
         return calls.LeasesChallenged(tuple(effect.challenges), frozenset(signalled))
 
     def _race(self, effect: calls.RaceForLease, server_ms: int) -> calls.LeaseRaced:
@@ -56,7 +55,7 @@ class ModelLeases:
         allocated = self.allocation.get(partition, (0, ""))[1]
         return calls.LeaseRaced(partition, winner, generation, allocated)
 
-    def _update(self, effect: calls.UpdateLeases, server_ms: int) -> calls.LeasesUpdated:
+    def _update(self, server: Documents, effect: calls.UpdateLeases, server_ms: int) -> calls.LeasesUpdated:
         for partition, generation in effect.allocate.items():
             if self.allocation.get(partition, (0, ""))[0] <= generation:
                 self.allocation[partition] = (generation, effect.owner)
@@ -67,5 +66,5 @@ class ModelLeases:
             if self.grab.get(partition) == (generation, effect.owner):
                 del self.grab[partition]
         if effect.end:
-            self._post(LeaseEnded(effect.end, effect.owner, server_ms))
+            server.post(LeaseEnded(effect.end, effect.owner, server_ms))
         return calls.LeasesUpdated(done=True)

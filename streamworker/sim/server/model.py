@@ -35,10 +35,13 @@ _record = partial(tuple.__new__, Record)
 
 
 class Extension(Protocol):
-    """A protocol's own operations, besides those on documents and locks."""
+    """A protocol's own operations, besides those on documents and locks, and what they store."""
 
-    def perform(self, effect: ev.Effect, server_ms: int) -> ev.Event | None:
+    def perform(self, server: Documents, effect: ev.Effect, server_ms: int) -> ev.Event | None:
         """Perform an effect at a server time; return None if the effect is not the protocol's."""
+
+
+Snapshot = tuple[Stored, Extension | None]
 
 
 class RedisModel(Documents, Outboxes):
@@ -50,18 +53,17 @@ class RedisModel(Documents, Outboxes):
         *,
         drain_deadline_ms: int,
         clock: Callable[[], int],
-        on_post: Callable[[], None] = lambda: None,
-        extend: Callable[["RedisModel"], Extension] | None = None,
+        extend: Callable[[], Extension | None] = lambda: None,
     ) -> None:
         self._drain_deadline_ms = drain_deadline_ms
         self.tick_ms = 1
         """How coarse the clock is that ids follow."""
         self.behind_ms = 0
         """How far the clock of the locks' server is behind that of the document's, as on a Cluster."""
-        super().__init__(partitions, clock=clock, on_post=on_post)
+        super().__init__(partitions, clock)
         self._start_ms = clock()
         self._extend = extend
-        self.extension = None if extend is None else extend(self)
+        self.extension = extend()
         self.acked_limit = 0
         """Entries that an acked log may hold; 0 for no limit. The model never trims acked logs."""
         self.retention_ms = 0
@@ -71,10 +73,8 @@ class RedisModel(Documents, Outboxes):
         self.overtaken = 0
         """Number of locks that a contender took from a live owner that did not release in time."""
         self.on_lock: Callable[[LockChange], None] = lambda _: None
-        self.on_paused: Callable[[int], None] = lambda _: None
-        """Called with a partition whose owner learns that it is paused."""
-        self.on_aside: Callable[[int, Sequence[int]], None] = lambda _partition, _records: None
-        """Called with the records of a partition that its owner learns to set aside."""
+        self.on_acquired: Callable[[int, Lock], None] = lambda _partition, _lock: None
+        """Called with a partition whose owner learns of its orders: a pause, and records to set aside."""
         self.on_held: Callable[[int, int], None] = lambda _partition, _generation: None
         """Called with a partition whose lock a contender is refused, and the contender's generation."""
         self.on_commit: Callable[[int, Commit], None] = lambda _partition, _commit: None
@@ -112,9 +112,7 @@ class RedisModel(Documents, Outboxes):
         self._changed(partition, "acquire", owner, before)
         rows = sum(len(commit.rows) for commit in lock.log)
         lock.obeyed = lock.ordered
-        if lock.is_paused:
-            self.on_paused(partition)
-        self.on_aside(partition, lock.aside)
+        self.on_acquired(partition, lock)
         aside = {EntryId(record, 0): "by ann" for record in lock.aside}
         at, deaths = lock.deaths
         more = (lock.ordered, lock.is_paused, aside, deaths if at == lock.checkpoint else 0)
@@ -269,25 +267,22 @@ class RedisModel(Documents, Outboxes):
 
     # -- restarts and failovers ----------------------------------------------------------------
 
-    def snapshot(self) -> object:
+    def snapshot(self) -> Snapshot:
         """Return a copy of all data, for ``lose_suffix``: the data of a replica."""
-        extra = {} if self.extension is None else vars(self.extension)
-        return copy.deepcopy((self.stored, {k: v for k, v in extra.items() if not callable(v)}))
+        return copy.deepcopy((self.stored, self.extension))
 
     def restart(self) -> None:
         """Restart with all data: connections end, and client ids lose their meaning."""
         self.run += 1
         self.connections.clear()
 
-    def lose_suffix(self, snapshot: Any) -> None:
+    def lose_suffix(self, snapshot: Snapshot) -> None:
         """Fail over to a replica that lacks the latest writes."""
         self.restart()
         self.losses += 1
-        self.stored, kept = snapshot
-        if self.extension is not None:
-            vars(self.extension).update(kept)
+        self.stored, self.extension = snapshot
 
-    def lose_taken(self, snapshot: Any) -> None:
+    def lose_taken(self, snapshot: Snapshot) -> None:
         """Let the server of the targets fail over alone."""
         self.losses += 1
         self.stored.taken = snapshot[0].taken
@@ -301,7 +296,7 @@ class RedisModel(Documents, Outboxes):
 
     def empty_store(self) -> None:
         """Delete what the protocol keeps besides the document and the locks."""
-        self.extension = None if self._extend is None else self._extend(self)
+        self.extension = self._extend()
         self.stored.is_declared = False
 
     # -- effects -------------------------------------------------------------------------------
@@ -315,7 +310,7 @@ class RedisModel(Documents, Outboxes):
         operation = OPERATIONS.get(type(effect))
         if operation is not None:
             return operation(self, effect, lost)
-        event = None if self.extension is None else self.extension.perform(effect, self._clock())
+        event = None if self.extension is None else self.extension.perform(self, effect, self._clock())
         if event is None:
             raise TypeError(f"The model has no operation for {effect!r}.")
         return event
