@@ -26,9 +26,10 @@ are the times at which they were made. A transcript begins at ``show`` and leave
 """
 
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any
 
 from streamworker.core.protocols.registry import PROTOCOLS
@@ -159,16 +160,16 @@ class ScriptedWorld(World):
 
     def __init__(self, given: Sequence[str], plant: Plant = SOUND) -> None:
         self._given = list(given)
-        protocol, assignment = self._one_of(PROTOCOLS), self._one_of(("sticky", "weighted")) or "range"
-        if not protocol or (partitions := self._number("{} partitions?")) is None:
+        protocol, assignment = self._take("|".join(PROTOCOLS)), self._take("sticky|weighted") or "range"
+        if protocol is None or (partitions := self._take(r"(\d+) partitions?")) is None:
             raise _unclear(", ".join(given), "Name the protocol and the number of partitions.")
         self._story = Transcript()
         super().__init__(
-            self._number("seed {}") or 0,
-            partitions=partitions,
+            int(self._take(r"seed (\d+)") or 0),
+            partitions=int(partitions),
             protocol=protocol,
             assignment=assignment,
-            timing=Timing(founding_pause_ms=self._number("founding pause {} ms") or 0),
+            timing=Timing(founding_pause_ms=int(self._take(r"founding pause (\d+) ms") or 0)),
             entry_every_ms=None,
             start_ms=0,
             model=type("_Model", (_TellingModel, plant.model), {}),
@@ -177,37 +178,26 @@ class ScriptedWorld(World):
         )
         self._hidden_at: int | None = None
         self._dice, self.random = self.random, _Highest()
-        batch_ms = self._number("batches of {} ms") or BATCH_MS
+        batch_ms = int(self._take(r"batches of (\d+) ms") or 0) or BATCH_MS
         self.usual = self.conditions = replace(QUIET, latency_ms=CALL_MS, batch_ms=batch_ms)
-        self._lives: Counter[str] = Counter()
-        self.model.tells_connections = not self._flag("the server does not tell of connections")
-        if self._flag("commits are shown"):
+        self._lives: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
+        self.model.tells_connections = not self._take("the server does not tell of connections")
+        if self._take("commits are shown"):
             assert isinstance(self.model, _TellingModel)
             self.model.tell = self.say
-        every_ms = self._number("entries every {} ms")
-        if every_ms is not None:
+        every = self._take(r"entries every (\d+) ms")
+        if every is not None:
+            every_ms = int(every)
             self.clock.after(every_ms, lambda: self._send_to_all(every_ms))
         if self._given:
             raise _unclear(repr(self._given[0]), "See the scenarios in tests/protocol for what may be given.")
 
-    # -- what is given -------------------------------------------------------------------------
-
-    def _one_of(self, names: Collection[str]) -> str:
-        name = next((each for each in self._given if each in names), "")
-        return name if self._flag(name) else ""
-
-    def _flag(self, text: str) -> bool:
-        if text in self._given:
-            self._given.remove(text)
-            return True
-        return False
-
-    def _number(self, form: str) -> int | None:
+    def _take(self, form: str) -> str | None:
+        """Take out what is given in a form; return its number, or all of it if the form has no number."""
         for text in self._given:
-            match = re.fullmatch(form.format(r"(\d+)"), text)
-            if match is not None:
+            if (match := re.fullmatch(form, text)) is not None:
                 self._given.remove(text)
-                return int(match[1])
+                return match[match.lastindex or 0]
         return None
 
     def _send_to_all(self, every_ms: int) -> None:
@@ -217,12 +207,11 @@ class ScriptedWorld(World):
 
     def setup(self, worker: SimWorker) -> Setup:
         """Return the setup of a worker's core, with readable ids and repeatable jitter."""
-
-        def nonce() -> str:
-            self._lives[worker.name] += 1
-            return str(self._lives[worker.name])
-
-        return replace(super().setup(worker), nonce=nonce, jitter=lambda most: self._dice.randint(0, most))
+        return replace(
+            super().setup(worker),
+            nonce=lambda: str(next(self._lives[worker.name])),
+            jitter=lambda most: self._dice.randint(0, most),
+        )
 
     def latency_ms(self) -> int:
         """Return the time of a control message."""
@@ -301,7 +290,7 @@ class ScriptedWorld(World):
 Happening = Callable[..., None]
 
 
-def _said(do: Callable[..., None]) -> Happening:
+def _said(do: Happening) -> Happening:
     """Return a step that the transcript tells in the scenario's own words."""
 
     def happening(world: ScriptedWorld, what: str, *words: str) -> None:
