@@ -30,8 +30,6 @@ class Executor:
 class VirtualClock:
     """A clock that moves only in ``run_for`` and ``run_until``.
 
-    Examples
-    --------
     >>> clock, done = VirtualClock(), []
     >>> clock.after(20, lambda: done.append(clock.now_ms))
     >>> clock.run_for(100)

@@ -133,8 +133,6 @@ def kinds_of(text: str) -> tuple[FaultKind, ...]:
 
     Raise ConfigurationError if a name is neither.
 
-    Examples
-    --------
     >>> [kind.value for kind in kinds_of("churn,kill")]
     ['start', 'stop', 'herd', 'flap', 'kill']
     """

@@ -128,8 +128,6 @@ class Outcome:
 def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = None) -> Outcome:
     """Run one schedule.
 
-    Examples
-    --------
     >>> run(Schedule(seed=1)).violations
     ()
     """
@@ -225,10 +223,8 @@ def _settle(world: World) -> int | None:
     checker, model = world.checker, world.model
 
     def at_rest() -> bool:
-        is_agreed = world.is_agreed and world.has_come_to_rest
-        return (
-            world.is_settled and world.is_caught_up and world.is_forwarded and (not must_settle or is_agreed)
-        )
+        agrees = not must_settle or (world.is_agreed and world.has_come_to_rest)
+        return agrees and world.is_settled and world.is_caught_up and world.is_forwarded
 
     took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     if took_ms is None:
@@ -242,11 +238,10 @@ def _settle(world: World) -> int | None:
         before, done = done, sum(lock.checkpoint for lock in model.locks)
         took_ms = world.clock.run_until(at_rest, SETTLE_MS // 8, step_ms=100)
     if took_ms is None:
-        if must_settle:
-            if world.is_settled and world.is_agreed:
-                checker.found("I10", f"entries are still waiting {SETTLE_MS} ms after all faults")
-            else:
-                checker.found("I7", f"not each partition has its owner {SETTLE_MS} ms after all faults")
+        if must_settle and world.is_settled and world.is_agreed:
+            checker.found("I10", f"entries are still waiting {SETTLE_MS} ms after all faults")
+        elif must_settle:
+            checker.found("I7", f"not each partition has its owner {SETTLE_MS} ms after all faults")
         return None
     settled_ms = world.clock.now_ms - start_ms
     if must_settle:
@@ -277,17 +272,13 @@ def _leave(world: World) -> None:
 def shrink(outcome: Outcome, plant: Plant = SOUND, most: int = SHRINK_RUNS) -> Outcome:
     """Leave out faults while the schedule still fails; return the failure with the fewest faults."""
     promises = {violation.promise for violation in outcome.violations}
-    runs, best, improved = 0, outcome, True
-    while improved and runs < most:
-        improved = False
-        for plan in smaller(best.plan):
-            runs += 1
-            tried = run(replace(best.schedule, plan=plan), plant)
-            if promises & {violation.promise for violation in tried.violations}:
-                best, improved = tried, True
-                break
-            if runs >= most:
-                break
+    best, plans = outcome, iter(smaller(outcome.plan))
+    for _ in range(most):
+        if (plan := next(plans, None)) is None:
+            break
+        tried = run(replace(best.schedule, plan=plan), plant)
+        if promises & {violation.promise for violation in tried.violations}:
+            best, plans = tried, iter(smaller(tried.plan))
     return best
 
 

@@ -58,8 +58,6 @@ def damaged(document: bytes, pick: int) -> tuple[str, bytes | None]:
 
     If the document is already too damaged for the chosen damage, a character is appended to it.
 
-    Examples
-    --------
     >>> damaged(b"{}", 0)
     ('is empty', b'')
     >>> damaged(b"[1,2,3]", tuple(DAMAGES).index("has no owners"))
@@ -82,8 +80,6 @@ PLACES = (
 def places(pick: int) -> tuple[str, ...]:
     """Return the keys to damage.
 
-    Examples
-    --------
     >>> places(0), places(len(DAMAGES))
     (('document',), ('heartbeats',))
     """
