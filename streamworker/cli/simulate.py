@@ -133,12 +133,9 @@ def _check(protocol: str, assignment: str | None, faults: str) -> None:
 def _run(schedule: "Schedule", count: int) -> "tuple[Summary, list[Outcome]]":
     from streamworker.sim.batch import run_many, summarise
 
-    outcomes = []
     with progress_bar() as bar:
-        task = bar.add_task(schedule.protocol, total=count)
-        for outcome in run_many(schedule, range(schedule.seed, schedule.seed + count)):
-            outcomes.append(outcome)
-            bar.advance(task)
+        runs = run_many(schedule, range(schedule.seed, schedule.seed + count))
+        outcomes = list(bar.track(runs, total=count, description=schedule.protocol))
     return summarise(schedule.protocol, outcomes), [each for each in outcomes if each.violations]
 
 
