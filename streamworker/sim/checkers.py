@@ -302,7 +302,6 @@ class Figures:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
-        self._partitions = 0
         self._there: set[str] = set()
         self._coming_back: set[str] = set()
         self._last: list[str] = []
@@ -316,7 +315,6 @@ class Figures:
 
     def grow(self, partitions: int) -> None:
         """Count additional partitions."""
-        self._partitions += partitions
         self._last += [""] * partitions
         self._since += [None] * partitions
 
@@ -325,7 +323,7 @@ class Figures:
         if worker in self._there or worker in self._coming_back:
             self._coming_back.discard(worker)
         elif self._there:
-            share = self._partitions // (len(self._there) + 1)
+            share = len(self._last) // (len(self._there) + 1)
             # Partitions without an owner so far do not move.
             self.minimum += max(0, share - self._last.count(""))
         else:
@@ -334,7 +332,10 @@ class Figures:
         self.happened()
 
     def went(self, worker: str, *, at_once: bool, comes_back: bool = False) -> None:
-        """Record that a worker was killed or asked to leave; if it comes back, no move is necessary."""
+        """Record that a worker was killed or asked to leave; if it comes back, no move is necessary.
+
+        Workers that never ``came``, since their configuration is wrong, do not count.
+        """
         if worker not in self._there or self.is_over:
             return
         if comes_back:

@@ -114,16 +114,14 @@ class SimulatedGroup(Ground):
     def stop(self, worker: SimWorker, *, comes_back: bool = False) -> None:
         """Ask a worker to leave."""
         self.note(f"{worker.name} is asked to leave")
-        if not worker.is_wrong:
-            self.checker.figures.went(worker.name, at_once=False, comes_back=comes_back)
+        self.checker.figures.went(worker.name, at_once=False, comes_back=comes_back)
         worker.stop()
 
     def kill(self, worker: SimWorker, *, comes_back: bool = False) -> None:
         """Kill a worker."""
         self.note(f"{worker.name} is killed; its connection closes")
         worker.kill()
-        if not worker.is_wrong:
-            self.checker.figures.went(worker.name, at_once=True, comes_back=comes_back)
+        self.checker.figures.went(worker.name, at_once=True, comes_back=comes_back)
 
     def refused(self, worker: SimWorker, error: ConfigurationError) -> None:
         """End a worker whose core raised an error about its configuration."""
@@ -133,8 +131,7 @@ class SimulatedGroup(Ground):
             self.checker.found("I4", f"{worker.name} has a lock, and another number of partitions")
         self.note(f"{worker.name} ends: {error}")
         worker.kill()
-        others = any(each.name == worker.name for each in self.staying)
-        if not others and not worker.is_wrong:
+        if all(each.name != worker.name for each in self.staying):
             self.checker.figures.went(worker.name, at_once=True)
         if self.is_healed and not self.staying:
             self.start()  # An operator notices that no worker runs.
@@ -217,20 +214,15 @@ class SimulatedGroup(Ground):
         """Whether the owner of each lock handles its partition, and the shares differ by at most one."""
         if any(w.alive and not w.finished for w in self.workers if w.stopping):
             return False
-        handled = {
-            (runner.partition, runner.owner, runner.epoch)
-            for worker in self.staying
-            for runner in worker.runners.values()
-            if not runner.ended and not runner.draining
-        }
-        locks = self.model.locks
-        if handled != {(p, lock.owner, lock.epoch) for p, lock in enumerate(locks)}:
-            return False
-        if any(r.draining and not r.ended for w in self.staying for r in w.runners.values()):
+        staying, locks = self.staying, self.model.locks
+        runners = [r for worker in staying for r in worker.runners.values() if not r.ended]
+        handled = {(r.partition, r.owner, r.epoch) for r in runners}
+        owned = {(p, lock.owner, lock.epoch) for p, lock in enumerate(locks)}
+        if handled != owned or any(r.draining for r in runners):
             return False
         if self.is_weighted:
             return True
-        counts = dict.fromkeys((worker.name for worker in self.staying), 0)
+        counts = dict.fromkeys((worker.name for worker in staying), 0)
         for lock in locks:
             counts[worker_of(lock.owner)] += 1
         most = max(counts.values())

@@ -76,7 +76,8 @@ class SimRunner:
         draw, conditions = world.random.random, world.conditions
         count = BATCHES[int(draw() * len(BATCHES))]
         read = world.model.read_events(self.partition, self.checkpoint, count)
-        records = self.behind_checkpoint(read)
+        # A read may begin within an entry some records of which are committed.
+        records = read[bisect_right(read, self.checkpoint, key=_id_of) :]
         if not records:
             return
         if len(records) > count:  # An entry holds many, and a batch may end within it.
@@ -86,17 +87,13 @@ class SimRunner:
         if conditions.stuck and draw() < conditions.stuck:
             batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
         aside = tuple(record.id for record in records if record.id in self.aside)
-        world.checker.executed(self.partition, [record for record in records if record.id not in aside])
-        sent = [record.number for record in records if record.id not in aside]
-        sends = self.outgoing.write(sent) if self.outgoing and sent else None
+        handled = [record for record in records if record.id not in aside]
+        world.checker.executed(self.partition, handled)
+        sends = self.outgoing.write(handled) if self.outgoing and handled else None
         commit = Commit(
             self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records), aside, sends=sends
         )
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
-
-    def behind_checkpoint(self, read: list[Record]) -> list[Record]:
-        """Return the records of a read that this runner has not committed: it may begin within an entry."""
-        return read[bisect_right(read, self.checkpoint, key=_id_of) :]
 
     def told(self) -> None:
         """Read the new entries, if the runner waits for entries."""
@@ -170,10 +167,10 @@ class Outgoing:
         self._runner.told()
         self._forward()
 
-    def write(self, numbers: Sequence[int]) -> OutboxWrite:
+    def write(self, records: Sequence[Record]) -> OutboxWrite:
         """Return the message of a batch, which follows the one before."""
-        data = ",".join(map(str, numbers)).encode()
-        through = self._mark.after(len(numbers), data)
+        data = ",".join(str(record.number) for record in records).encode()
+        through = self._mark.after(len(records), data)
         message = Message(self._number + 1, self._lane.to, self._mark, through, data)
         return OutboxWrite(self._last, [message], OUTBOX_MAX)
 
@@ -201,12 +198,8 @@ class Outgoing:
         self._delete(taken)
         if stopped is None:
             self._worker.later(0, self._again)
-        else:
-            self._compare(stopped.stands)
-
-    def _compare(self, stands: Mark) -> None:
-        """Compare where a target stands with all that the source still has for it."""
-        through = self._number
+            return
+        stands, through = stopped.stands, self._number
         self._ask(
             lambda: self._model.open_outbox(self._partition),
             lambda found: self._compared(stands, *found, through),
@@ -214,6 +207,7 @@ class Outgoing:
         )
 
     def _compared(self, stands: Mark, heads: Heads, chain: list[Message], through: int) -> None:
+        """Compare where a target stands with all that the source still has for it."""
         lane = self._lane
         taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
         self._delete(taken)

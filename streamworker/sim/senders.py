@@ -10,11 +10,6 @@ SIZES = (1, 1, 7, 2, 1, 20, 3)
 LARGE, LARGE_EVERY = 1_000, 499
 
 
-def size_of(number: int) -> int:
-    """Return how many records the entry holds whose first has a number."""
-    return SIZES[number % len(SIZES)] if number % LARGE_EVERY else LARGE
-
-
 class Senders:
     """Sends an entry to a random partition every ``every_ms``, on average; with None only what it is told to.
 
@@ -50,7 +45,9 @@ class Senders:
         if self._every_ms is not None:
             draw = self._ground.random.random
             partition = int(draw() * len(self._numbers))
-            self.send(partition, size_of(self._numbers[partition] + 1) if self.fills_entries else 1)
+            first = self._numbers[partition] + 1
+            size = SIZES[first % len(SIZES)] if first % LARGE_EVERY else LARGE
+            self.send(partition, size if self.fills_entries else 1)
             self._ground.clock.after(1 + int(draw() * 2 * self._every_ms), self._send_some)
 
     def send(self, partition: int, count: int = 1) -> None:
@@ -72,12 +69,10 @@ class Senders:
         self._sent(partition)
         if conditions.repeated and self._ground.random.random() < conditions.repeated:
             run = model.run
-
-            def again() -> None:
-                if model.run == run:
-                    model.append(partition, number, count)
-
-            self._ground.clock.after(self._ground.random.randint(1, LATEST_MS), again)
+            self._ground.clock.after(
+                self._ground.random.randint(1, LATEST_MS),
+                lambda: model.append(partition, number, count) if model.run == run else None,
+            )
         if chance < conditions.lost:
             self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
         else:
