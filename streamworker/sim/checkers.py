@@ -234,8 +234,7 @@ class Checker:
             numbers = [record.number for record in rows]
             where = f"partition {partition}"
             waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
-            missing = self._watched[partition].sent.difference(numbers, waiting, lock.dead)
-            if missing:
+            if missing := self._watched[partition].sent.difference(numbers, waiting, lock.dead):
                 self.found(
                     "I1",
                     f"{where}: confirmed entries are neither in the acked log nor waiting: {_few(missing)}",
@@ -243,8 +242,7 @@ class Checker:
             if repeated := _repeated([*numbers, *lock.dead]):
                 self.found("I2", f"{where}: entries are done twice: {_few(repeated)}")
             ticks = [commit.tick for commit in lock.log if commit.tick]
-            wrong = {later for tick, later in pairwise(ticks) if later != TIMER.after(tick)}
-            if wrong:
+            if wrong := {later for tick, later in pairwise(ticks) if later != TIMER.after(tick)}:
                 self.found("I2", f"{where}: a timer's planned times are not each done once: {_few(wrong)}")
             ids = [record.id for record in rows]
             if ids != sorted(ids) or numbers != sorted(numbers):
@@ -274,8 +272,7 @@ class Checker:
 
     def judge_calm(self, model: RedisModel) -> None:
         """Check a run in which workers only started and stopped: nothing is handled twice or refused."""
-        repeated = [where for where, times in self.executions.items() if times > 1]
-        if repeated:
+        if repeated := [where for where, times in self.executions.items() if times > 1]:
             self.found("calm", f"entries were handled twice: {repeated[:5]}")
         if model.fenced or model.overtaken:
             self.found("calm", f"{model.fenced} commits were fenced, {model.overtaken} owners overtaken")
@@ -283,8 +280,7 @@ class Checker:
     def judge_rest(self, model: RedisModel) -> None:
         """Check the heartbeats of a settled group (I8)."""
         membership = model.membership
-        extra = set(model.beats).difference(() if membership is None else membership.ids)
-        if extra:
+        if extra := set(model.beats).difference(() if membership is None else membership.ids):
             self.found("I8", f"heartbeats of those who are no members: {sorted(extra)}")
 
     def judge_end(self, model: RedisModel) -> None:
@@ -292,8 +288,8 @@ class Checker:
         for partition, lock in enumerate(model.locks):
             if lock.owner:
                 self.found("I8", f"partition {partition}: the lock is still {lock.owner}'s")
-        left = set(model.beats).union(() if model.membership is None else model.membership.present_ids)
-        if left:
+        membership = model.membership
+        if left := set(model.beats).union(() if membership is None else membership.present_ids):
             self.found("I8", f"members are left: {sorted(left)}")
 
 

@@ -148,13 +148,13 @@ def kinds_of(text: str) -> tuple[FaultKind, ...]:
     return tuple(found)
 
 
-def draw(random: Random, kinds: Collection[FaultKind], during_ms: int, most: int = 12) -> tuple[Fault, ...]:
-    """Draw a plan of up to ``most`` faults."""
+def draw(random: Random, kinds: Collection[FaultKind], during_ms: int) -> tuple[Fault, ...]:
+    """Draw a plan of up to a dozen faults."""
     if not kinds:
         return ()
     choices = tuple(kinds)
     faults: list[Fault] = []
-    for _ in range(random.randint(1, most)):
+    for _ in range(random.randint(1, 12)):
         kind = random.choice(choices)
         span_ms = random.choice(SPANS_MS.get(kind, (0,)))
         faults.append(Fault(random.randrange(during_ms), kind, random.randrange(1_000), span_ms))

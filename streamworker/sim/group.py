@@ -96,7 +96,7 @@ class SimulatedGroup(Ground):
         self._coordination = coordination or self.protocol.settings()
         self._static = static
         self._load_seed = seed
-        self.senders = Senders(self, partitions, entry_every_ms, self._told)
+        self.senders = Senders(self, entry_every_ms, self._told)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -185,14 +185,12 @@ class SimulatedGroup(Ground):
         """The live workers with a right configuration that were not asked to leave."""
         return [w for w in self.workers if w.alive and not w.stopping and not w.is_wrong]
 
-    # -- the network ---------------------------------------------------------------------------
+    # -- the network and the senders -----------------------------------------------------------
 
     def _spread_the_word(self) -> None:
         for worker in self.workers:
             if worker.alive and not worker.finished:
                 worker.poll_soon()
-
-    # -- senders -------------------------------------------------------------------------------
 
     def _told(self, partition: int) -> None:
         for worker in self.workers:
@@ -203,7 +201,6 @@ class SimulatedGroup(Ground):
         """Add partitions to the stream, for the protocols that read their number."""
         more = partitions - len(self.model.locks)
         self.note(f"the stream has {partitions} partitions now")
-        self.senders.grow(more)
         self.model.locks.extend(Lock() for _ in range(more))
         self.checker.grow(more)
 

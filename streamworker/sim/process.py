@@ -1,7 +1,4 @@
-"""A process of the simulator: its loop, its clock and its connection, on virtual time.
-
-A network that may lose requests and answers leads to the server.
-"""
+"""A process of the simulator, on virtual time: its loop, its clock, and its connection that loses calls."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -104,8 +104,7 @@ class SimRunner:
     def drain(self) -> None:
         """Finish the current batch and stop."""
         self.draining = True
-        if not self.busy and not self.ended:
-            self._end(ev.RunnerStopped(self.partition, self.epoch))
+        self.begin()
 
     def cancel(self) -> None:
         """Stop at once, unless the handler cannot be cancelled."""

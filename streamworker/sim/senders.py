@@ -1,5 +1,6 @@
 """The senders of the simulator: entries that are sent until they are confirmed."""
 
+from collections import Counter
 from collections.abc import Callable
 
 from streamworker.sim.ground import Ground
@@ -16,24 +17,19 @@ class Senders:
     It calls ``sent`` with the partition of each entry that reached the server.
     """
 
-    def __init__(
-        self, ground: Ground, partitions: int, every_ms: int | None, sent: Callable[[int], None]
-    ) -> None:
+    def __init__(self, ground: Ground, every_ms: int | None, sent: Callable[[int], None]) -> None:
         self._ground, self._every_ms, self._sent = ground, every_ms, sent
-        self._numbers = [0] * partitions
+        self._numbers: Counter[int] = Counter()
+        """The number of the last record of each partition."""
         self._sending: set[int] = set()
         self.fills_entries = False
         """Whether entries hold many records."""
         ground.clock.after(0, self._send_some)
 
-    def grow(self, more: int) -> None:
-        """Send to more partitions."""
-        self._numbers += [0] * more
-
     def stop(self) -> None:
         """Send a last entry to each partition, and no more."""
         self._every_ms = None
-        for partition in range(len(self._numbers)):
+        for partition in range(len(self._ground.model.locks)):
             self.send(partition)
 
     @property
@@ -44,7 +40,7 @@ class Senders:
     def _send_some(self) -> None:
         if self._every_ms is not None:
             draw = self._ground.random.random
-            partition = int(draw() * len(self._numbers))
+            partition = int(draw() * len(self._ground.model.locks))
             first = self._numbers[partition] + 1
             size = SIZES[first % len(SIZES)] if first % LARGE_EVERY else LARGE
             self.send(partition, size if self.fills_entries else 1)

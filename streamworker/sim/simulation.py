@@ -283,13 +283,11 @@ def shrink(outcome: Outcome, plant: Plant = SOUND, most: int = SHRINK_RUNS) -> O
 
 
 def explain(outcome: Outcome, plant: Plant = SOUND, lines: int = 60) -> str:
-    """Return a report: the violations, how to repeat them, and the transcript of the smallest failure."""
+    """Return a report of a failure: what it broke, how to repeat it, and the smallest one's transcript."""
     small = shrink(outcome, plant)
     trace = Transcript()
     run(small.schedule, plant, trace)
-    shown = trace.lines
-    if small.violations:
-        shown = list(takewhile(lambda line: _time_of(line) <= small.violations[0].at_ms, shown))
+    shown = list(takewhile(lambda line: _time_of(line) <= small.violations[0].at_ms, trace.lines))
     seed = outcome.schedule.seed
     head = f"seed {seed}, {outcome.workers} workers, {outcome.partitions} partitions"
     return "\n".join(

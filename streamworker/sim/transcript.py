@@ -36,9 +36,6 @@ class Transcript:
         """Add an incident of a worker or the server."""
         self.lines.append(f"{now_ms - self.start_ms:>6} ms  ({text})")
 
-    def __str__(self) -> str:
-        return "\n".join(self.lines)
-
 
 def _folded(head: str, words: str) -> list[str]:
     lines = [head]

@@ -91,7 +91,6 @@ class SimWorker(Process):
         self._watch_deadline()
 
     def _watch_deadline(self) -> None:
-        """Schedule the core's next deadline."""
         deadline_ms = self.core.next_deadline_ms()
         if deadline_ms is None:
             return
@@ -106,7 +105,6 @@ class SimWorker(Process):
             self.later(wait_ms, lambda: self._look(look_ms))
 
     def _look(self, look_ms: int) -> None:
-        """Pass ``DeadlinePassed`` to the core, if its deadline has come."""
         if look_ms != self._look_ms or self.finished:
             return
         self._look_ms = None
