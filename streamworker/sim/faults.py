@@ -1,8 +1,7 @@
 """Faults: their kinds, and plans that are drawn from a seed and shrunk.
 
-``Conditions`` holds for all workers. A ``Fault`` happens at one time. A plan is a list of faults in the
-order of their times, which the simulator applies to a group. The worker of a fault is chosen among the
-live ones when the fault happens.
+``Conditions`` holds for all workers. A plan is a list of faults in the order of their times. The worker of
+a fault is chosen among the live ones when it happens.
 """
 
 from collections.abc import Collection, Sequence

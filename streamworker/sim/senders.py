@@ -55,9 +55,8 @@ class Senders:
 
     def _send(self, partition: int, number: int, count: int) -> None:
         """Send an entry until it is confirmed; after a lost answer the server gets it twice."""
-        model, conditions, chance = self._ground.model, self._ground.conditions, 1.0
-        if conditions.lost:
-            chance = self._ground.random.random()
+        model, conditions = self._ground.model, self._ground.conditions
+        chance = self._ground.random.random() if conditions.lost else 1.0
         if chance < conditions.lost / 2:
             self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
             return

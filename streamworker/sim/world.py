@@ -179,10 +179,8 @@ class World(SimulatedGroup):
             )
             return
         self.note(f"Redis restarts {'without' if fault.kind is FaultKind.FLUSH else 'with'} its data")
-        if fault.kind is FaultKind.FLUSH:
-            model.flush()
-        else:
-            model.restart()
+        restart = model.flush if fault.kind is FaultKind.FLUSH else model.restart
+        restart()
         self._reconnect(fault.span_ms)
 
     def _fail_over(self, snapshot: Snapshot, lag_ms: int, behind_ms: int, away_ms: int, alone: str) -> None:
@@ -300,10 +298,8 @@ class World(SimulatedGroup):
             self.note(f"{worker.name}: paused for {fault.span_ms} ms, and taken for dead")
             self._return(worker)
             return
-        if how == 1:
-            self.kill(worker, comes_back=bool(worker.static_id))
-        else:
-            self.stop(worker, comes_back=bool(worker.static_id))
+        end = self.kill if how == 1 else self.stop
+        end(worker, comes_back=bool(worker.static_id))
         self.clock.after(fault.span_ms, lambda: self._return(worker))
 
     def _return(self, worker: SimWorker) -> None:

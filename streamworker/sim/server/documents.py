@@ -175,8 +175,8 @@ class Documents:
             if loads is not None and not self.stored.no_loads:
                 self.stored.loads[member] = dict(loads)
         beats = {} if lost else dict(self.beats)
-        drawn = not lost and _drawn(f"{member}{self._clock()}") % len(beats) < LOOKS
-        seen = self._fingerprint() if drawn else ""
+        digest = hashlib.sha1(f"{member}{self._clock()}".encode(), usedforsecurity=False).hexdigest()
+        seen = self._fingerprint() if not lost and int(digest[:7], 16) % len(beats) < LOOKS else ""
         return calls.HeartbeatDone(member, lost, generation, sent_ms, run_id, beats, seen)
 
     @property
@@ -196,7 +196,3 @@ class Documents:
     def _generation(self) -> int:
         found = _GENERATION.match((self.stored.document or b"")[:64])
         return 0 if found is None else int(found[1])
-
-
-def _drawn(text: str) -> int:
-    return int(hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()[:7], 16)
