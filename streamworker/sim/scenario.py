@@ -161,7 +161,7 @@ class ScriptedWorld(World):
     def __init__(self, given: Sequence[str], plant: Plant = SOUND) -> None:
         self._given = list(given)
         protocol, assignment = self._take("|".join(PROTOCOLS)), self._take("sticky|weighted") or "range"
-        if protocol is None or (partitions := self._take(r"(\d+) partitions?")) is None:
+        if protocol is None or (partitions := self._take(r"([1-9]\d*) partitions?")) is None:
             raise _unclear(", ".join(given), "Name the protocol and the number of partitions.")
         self._story = Transcript()
         super().__init__(
@@ -178,14 +178,14 @@ class ScriptedWorld(World):
         )
         self._hidden_at: int | None = None
         self._dice, self.random = self.random, _Highest()
-        batch_ms = int(self._take(r"batches of (\d+) ms") or 0) or BATCH_MS
+        batch_ms = int(self._take(r"batches of ([1-9]\d*) ms") or BATCH_MS)
         self.usual = self.conditions = replace(QUIET, latency_ms=CALL_MS, batch_ms=batch_ms)
         self._lives: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
         self.model.tells_connections = not self._take("the server does not tell of connections")
         if self._take("commits are shown"):
             assert isinstance(self.model, _TellingModel)
             self.model.tell = self.say
-        every = self._take(r"entries every (\d+) ms")
+        every = self._take(r"entries every ([1-9]\d*) ms")
         if every is not None:
             every_ms = int(every)
             self.clock.after(every_ms, lambda: self._send_to_all(every_ms))

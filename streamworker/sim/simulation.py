@@ -42,7 +42,7 @@ STATIC = (0, 0, 0.5, 1)
 HOLD_MS = 4_000
 """How long a place is held: some workers restart within it, and others do not."""
 GRACE_MS = (500, 8_000)
-"""Grace periods: the default, and one so short that handlers are often cancelled."""
+"""Grace periods: one so short that handlers are often cancelled, and the default."""
 GRACE_TO_DRAIN_MS = 4_000
 """From the grace period to the drain deadline."""
 WORKERS = (1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6, 7, 8)
