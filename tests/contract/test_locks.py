@@ -11,6 +11,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
+from streamworker.redisio.group.orders import give_order
 from streamworker.runtime.watch.watchdog import STALLED
 from tests.contract.support import GENERATION, GROUP, Group, Raw, everything, request
 from tests.helpers import wait_for_async
@@ -48,6 +49,24 @@ async def test_the_owner_that_acquires_again_keeps_its_epoch(group: Group, raw: 
     assert await group.own(generation=7) == first
     assert await group.own(generation=9) == first
     assert raw.hget(GROUP.lock(0), "generation") == b"9"
+
+
+async def test_an_acquisition_after_an_order_fences_what_its_owner_began_before(group: Group) -> None:
+    """The call may be an old one that arrives late: no batch is committed once a pause shows as obeyed.
+
+    Its owner does not know the new epoch, and releases the lock all the same; an owner before it does not.
+    """
+    first = await group.own("w1")
+    assert await group.release("w1", first.epoch)
+    held, entries = await group.own("w1"), await group.send(1)
+    await give_order(group.backend, group.keys, [0], "pause", who="ann", why="")
+    late = await group.own("w1")
+    assert (late.is_paused, late.epoch > held.epoch) == (True, True)
+    assert await group.own("w1") == late, "once an order"
+    assert (await group.commit(request(held, entries))).code is CommitCode.FENCED
+    assert not await group.release("w1", first.epoch)
+    assert await group.release("w1", held.epoch)
+    assert (await group.lock()).owner == ""
 
 
 async def test_a_live_owner_keeps_its_lock(group: Group) -> None:

@@ -29,6 +29,7 @@ SOAK = pytest.mark.soak
     ("first", "count"),
     [
         pytest.param(0, 100, id="hundred"),
+        pytest.param(3_036_839, 1, id="an_acquisition_that_arrives_late_after_an_order"),
         # Each timeout is for a machine that is slow and busy: it ends what hangs, and judges nothing.
         pytest.param(0, 1_000, id="thousand", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
         # As `make soak` asks for it: three minutes on two fast cores.

@@ -106,8 +106,12 @@ class RedisModel(Documents, Outboxes):
                 at, deaths = lock.deaths
                 lock.deaths = (lock.checkpoint, deaths + 1 if at == lock.checkpoint else 1)
             lock.owner, lock.epoch, lock.wanted_since = owner, self.raised(lock.epoch), None
-        elif lock.generation < generation and generation >= lock.wanted_in:
-            lock.wanted_since = None
+            lock.from_epoch = lock.epoch
+        else:
+            if lock.generation < generation and generation >= lock.wanted_in:
+                lock.wanted_since = None
+            if lock.obeyed != lock.ordered:
+                lock.epoch = self.raised(lock.epoch)
         lock.generation = generation
         self._changed(partition, "acquire", owner, before)
         rows = sum(len(commit.rows) for commit in lock.log)
@@ -154,7 +158,8 @@ class RedisModel(Documents, Outboxes):
         """``release.lua``: return whether the owner held the lock, or has released it before."""
         self.calls += 1
         lock = self.locks[partition]
-        if lock.epoch != epoch or lock.owner not in (owner, ""):
+        is_known = epoch == lock.epoch or 0 < lock.from_epoch <= epoch <= lock.epoch
+        if not is_known or lock.owner not in (owner, ""):
             return False
         before = (lock.owner, lock.epoch, lock.generation)
         lock.owner, lock.wanted_since = "", None

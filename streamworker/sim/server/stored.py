@@ -55,6 +55,8 @@ class Lock:
 
     owner: str = ""
     epoch: int = 0
+    from_epoch: int = 0
+    """The epoch at which its owner acquired it."""
     generation: int = 0
     wanted_since: int | None = None
     wanted_at: int = 0

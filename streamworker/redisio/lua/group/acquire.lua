@@ -1,7 +1,9 @@
 -- uses: register epoch
 -- Acquires a partition's lock if it is free, if its owner is no longer a member, or if members have waited
 -- for it longer than the drain deadline. Acquiring it raises the epoch, so that later calls of the last
--- owner are refused. A member that acquires a lock that it holds changes nothing.
+-- owner are refused. A member that acquires a lock that it holds changes nothing, unless an operator has given
+-- an order since: then the epoch is raised, too. The call may be an old one that arrives late, while its
+-- member goes on at the last epoch, and nothing may be committed once the lock shows that the order is obeyed.
 --
 -- The server's clock measures the wait, from the first refused try, and the wait continues when another
 -- member asks: otherwise a group that changes often would never take the lock of a stuck owner. The wait
@@ -65,7 +67,10 @@ if holder == owner then
     end
     redis.call('HSET', lock, 'generation', ARGV[2])
   end
-  return granted(held[2])
+  local orders = redis.call('HMGET', lock, 'ordered', 'obeyed')
+  if orders[1] == orders[2] then return granted(held[2]) end
+  begin_writes(lock)
+  return granted(raise_epoch(lock, held[2]))
 end
 
 local live = false
@@ -93,5 +98,6 @@ if holder ~= '' and not live then
   end
 end
 local epoch = raise_epoch(lock, held[2])
-redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running')
+redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running',
+  'from_epoch', epoch)
 return granted(epoch)
