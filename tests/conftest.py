@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pytest
 import structlog
+from hypothesis import settings
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
@@ -17,6 +18,10 @@ from tests.cluster import roles
 from tests.helpers import WorkerProcess
 from tests.raw import close_clusters, opened
 from tests.sentinel.trio import QUIET_MS, Trio
+
+# A test judges no times: on a busy machine an example may take a second.
+settings.register_profile("busy", settings(), deadline=None)
+settings.load_profile("busy")
 
 REDIS_SERVER = shutil.which("redis-server")
 NO_REDIS_SERVER = (

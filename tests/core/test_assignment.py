@@ -69,7 +69,6 @@ def fewest_moves(ids: list[str], count: int, before: Owners) -> int:
 
 
 @pytest.mark.parametrize("strategy", [range_assignment, sticky_assignment])
-@settings(deadline=None)
 @given(ids=members, count=partitions, before=previous)
 def test_every_partition_has_an_owner_and_nobody_has_two_more_than_another(
     strategy: Strategy, ids: list[str], count: int, before: Owners
@@ -81,7 +80,6 @@ def test_every_partition_has_an_owner_and_nobody_has_two_more_than_another(
     assert spread(owners, ids) <= 1
 
 
-@settings(deadline=None)
 @given(members, partitions)
 def test_each_member_has_one_contiguous_run_in_join_order(ids: list[str], count: int) -> None:
     """Runs follow each other as the members joined."""
@@ -90,7 +88,6 @@ def test_each_member_has_one_contiguous_run_in_join_order(ids: list[str], count:
     assert ranks == sorted(ranks)
 
 
-@settings(deadline=None)
 @given(members, partitions, previous, previous)
 def test_history_does_not_change_a_range_assignment(
     ids: list[str], count: int, before: Owners, other: Owners
@@ -121,7 +118,6 @@ def test_a_second_worker_takes_the_upper_half() -> None:
     assert moves(before, after) == (4, 5, 6, 7)
 
 
-@settings(deadline=None)
 @given(members, members, partitions)
 def test_moves_are_exactly_the_partitions_with_a_new_owner(
     before_ids: list[str], after_ids: list[str], count: int
@@ -139,7 +135,7 @@ def test_every_strategy_is_known_by_the_name_it_has_in_documents() -> None:
     assert STRATEGIES["weighted"] is weighted_assignment
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(small_ids, st.integers(1, 6), small_previous)
 def test_sticky_moves_no_more_than_the_best_of_all_balanced_assignments(
     ids: list[str], count: int, before: Owners
@@ -151,7 +147,7 @@ def test_sticky_moves_no_more_than_the_best_of_all_balanced_assignments(
     assert fewest_moves(ids, count, before) == fewest
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(large_histories())
 @example(([f"w{rank}" for rank in range(64)], 1_024, ()))
 def test_sticky_moves_the_minimum_for_up_to_64_members_and_1024_partitions(
@@ -164,7 +160,6 @@ def test_sticky_moves_the_minimum_for_up_to_64_members_and_1024_partitions(
     assert spread(after, ids) <= 1
 
 
-@settings(deadline=None)
 @given(large_histories())
 def test_sticky_moves_nothing_when_nothing_has_changed(history: tuple[list[str], int, Owners]) -> None:
     """What was balanced stays as it is, whatever way led there."""
@@ -173,7 +168,6 @@ def test_sticky_moves_nothing_when_nothing_has_changed(history: tuple[list[str],
     assert sticky_assignment(ids, count, after) == after
 
 
-@settings(deadline=None)
 @given(large_histories())
 def test_sticky_takes_from_nobody_when_a_member_goes(history: tuple[list[str], int, Owners]) -> None:
     """Only what the dead or leaving member had moves, and to several members."""
@@ -185,7 +179,6 @@ def test_sticky_takes_from_nobody_when_a_member_goes(history: tuple[list[str], i
     assert moves(settled, sticky_assignment(ids[1:], count, settled)) == orphans
 
 
-@settings(deadline=None)
 @given(members, partitions)
 def test_without_a_history_sticky_and_range_agree(ids: list[str], count: int) -> None:
     """A group that begins has nothing to keep."""
@@ -231,7 +224,6 @@ def levels(owners: Owners, ids: list[str], weights: Weights) -> dict[str, float]
     }
 
 
-@settings(deadline=None)
 @given(st.integers(1, 30), partitions, st.lists(st.integers(0, 29), max_size=40))
 def test_with_equal_weights_every_history_of_joins_and_leaves_stays_balanced_to_one(
     first: int, count: int, changes: list[int]
@@ -259,7 +251,6 @@ def test_with_equal_weights_every_history_of_joins_and_leaves_stays_balanced_to_
             )
 
 
-@settings(deadline=None)
 @given(members, partitions, weights_of, capacities_of, st.randoms(use_true_random=False))
 def test_a_leave_moves_only_what_the_member_had(
     ids: list[str], count: int, heavy: tuple[int, ...], capacities: list[int], rng: random.Random
@@ -273,7 +264,6 @@ def test_a_leave_moves_only_what_the_member_had(
         assert moves(before, after) == tuple(p for p, owner in enumerate(before) if owner == "gone")
 
 
-@settings(deadline=None)
 @given(members, partitions, weights_of, capacities_of, st.randoms(use_true_random=False))
 def test_a_newcomer_gets_its_share_at_most_and_stands_lower_than_whoever_gave(
     ids: list[str], count: int, heavy: tuple[int, ...], capacities: list[int], rng: random.Random
@@ -293,7 +283,6 @@ def test_a_newcomer_gets_its_share_at_most_and_stands_lower_than_whoever_gave(
         assert giver is not None and now["new"] < was[giver]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 6))
 def test_a_worker_of_capacity_two_is_given_twice_the_load(count: int, n: int) -> None:
     """To one partition, when all weigh the same."""

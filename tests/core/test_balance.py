@@ -99,7 +99,6 @@ def scales(membership: Membership, heavy: Sequence[int]) -> Scales:
 # -- one plan --------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(groups(), st.integers(0, 12))
 def test_each_move_leaves_the_taker_lower_than_the_giver_was(
     group: tuple[Membership, list[int]], most: int
@@ -117,7 +116,6 @@ def test_each_move_leaves_the_taker_lower_than_the_giver_was(
     assert before.owners() == after.owners()
 
 
-@settings(deadline=None)
 @given(groups())
 def test_nothing_moves_from_a_worker_that_stands_less_than_the_threshold_above_the_mean(
     group: tuple[Membership, list[int]],
@@ -167,7 +165,7 @@ def test_a_step_moves_a_part_of_what_is_too_much() -> None:
 # -- look after look -------------------------------------------------------------------------
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(groups())
 def test_under_a_constant_load_it_comes_to_rest_for_ever(group: tuple[Membership, list[int]]) -> None:
     """And then nobody who stands too high could give anything that helps."""
@@ -182,7 +180,7 @@ def test_under_a_constant_load_it_comes_to_rest_for_ever(group: tuple[Membership
     assert plan(scales(looks.membership, looks.membership.weighed), RULES, 100) == {}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(groups(), st.integers(0, 11), st.integers(0, 2**32))
 def test_noise_of_eleven_percent_never_brings_back_what_was_left(
     group: tuple[Membership, list[int]], percent: int, seed: int
@@ -211,7 +209,7 @@ def test_noise_moves_nothing_in_a_balanced_group(percent: int) -> None:
     assert looks.run(1_000) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(groups(), st.integers(0, 2**32), st.integers(1, 6))
 def test_whatever_the_load_does_no_minute_has_more_moves_than_the_cap(
     group: tuple[Membership, list[int]], seed: int, cap: int

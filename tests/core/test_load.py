@@ -1,7 +1,7 @@
 """What a partition asks of its owner."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.load import GROWTH_MOST, Counters, LoadMeter
@@ -68,7 +68,6 @@ def test_a_partition_that_came_back_is_measured_anew() -> None:
     assert meter.look({0: Counters(2, 6_000, 110, 0, 0)}) == {0: 100}
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 1_000), st.integers(0, 100), st.integers(0, 1_000)), min_size=1))
 def test_a_load_is_never_negative_and_never_more_than_the_limit(steps: list[tuple[int, int, int]]) -> None:
     """Whatever the counters do."""

@@ -190,7 +190,5 @@ class ForwardedOnce(RuleBasedStateMachine):
         assert set(self.sent).difference(self.states[-1][1]) <= self.told <= self.gone
 
 
-ForwardedOnce.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, phases=PHASES
-)
+ForwardedOnce.TestCase.settings = settings(max_examples=200, stateful_step_count=40, phases=PHASES)
 TestForwardedOnce = ForwardedOnce.TestCase

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
@@ -65,14 +65,12 @@ def test_a_string_and_its_enum_member_are_the_same_key() -> None:
     assert canonical_key(Level.HIGH) == canonical_key(3)
 
 
-@settings(deadline=None)
 @given(st.datetimes(timezones=st.timezones(), min_value=dt.datetime(1900, 1, 1)))  # noqa: DTZ001
 def test_one_moment_is_one_key_in_every_time_zone(moment: dt.datetime) -> None:
     """A key that is a time does not depend on the zone in which it was written."""
     assert canonical_key(moment) == canonical_key(moment.astimezone(dt.UTC))
 
 
-@settings(deadline=None)
 @given(st.decimals(-(10**15), 10**15, places=4))
 def test_equal_decimals_are_one_key(number: Decimal) -> None:
     """Trailing zeros and exponents do not change a key."""
@@ -82,7 +80,6 @@ def test_equal_decimals_are_one_key(number: Decimal) -> None:
     assert Decimal(key.decode()) == number
 
 
-@settings(deadline=None)
 @given(st.tuples(SCALARS, SCALARS), st.tuples(SCALARS, SCALARS))
 def test_different_pairs_are_different_keys(one: Any, other: Any) -> None:
     """Parts cannot run into one another: ("a", "bc") is not ("ab", "c")."""
@@ -90,7 +87,6 @@ def test_different_pairs_are_different_keys(one: Any, other: Any) -> None:
     assert (canonical_key(one) == canonical_key(other)) == same_parts
 
 
-@settings(deadline=None)
 @given(SCALARS, st.integers(1, 1000))
 def test_every_key_has_a_partition(value: Any, partitions: int) -> None:
     """A canonical key is None or bytes, and bytes lead to a partition that exists."""

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError, RecordError
@@ -50,7 +50,6 @@ def plain(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(rows=st.lists(VALUES, max_size=4))
 def test_every_kind_of_record_comes_back_from_arrow(kind: Any, rows: list[dict[str, Any]]) -> None:
     """Records of each kind, with all types, come back as the same values."""
@@ -91,7 +90,6 @@ BRANCHES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(BRANCHES, max_size=6))
 def test_nested_records_come_back_at_any_depth(branches: list[Branch]) -> None:
     """Nulls between lists, structs and maps stay where they were."""
@@ -102,7 +100,6 @@ def test_nested_records_come_back_at_any_depth(branches: list[Branch]) -> None:
         assert row | {"by_name": dict(row["by_name"])} == expected
 
 
-@settings(deadline=None)
 @given(st.datetimes(dt.datetime(1900, 1, 1), timezones=st.timezones()))  # noqa: DTZ001
 def test_a_moment_keeps_its_instant_in_every_time_zone(moment: dt.datetime) -> None:
     """A value in any zone becomes that instant in UTC, summer time or not."""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pydantic
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.entries import Entry, EntryId
@@ -40,7 +40,6 @@ def entries(*payloads: bytes) -> list[Entry]:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(values=VALUES)
 def test_every_kind_of_record_survives_every_codec(kind: Any, codec: Codec, values: Any) -> None:
     """Encoded and decoded, a record is equal to what it was, to the microsecond and the last digit."""
@@ -53,7 +52,6 @@ def test_every_kind_of_record_survives_every_codec(kind: Any, codec: Codec, valu
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(values=VALUES)
 def test_a_json_payload_is_an_object_with_the_fields_as_keys(kind: Any, values: Any) -> None:
     """Producers in other languages need to know no more than the names of the fields."""
@@ -64,7 +62,6 @@ def test_a_json_payload_is_an_object_with_the_fields_as_keys(kind: Any, values: 
     assert document["number"] == values["number"]
 
 
-@settings(deadline=None)
 @given(st.floats(allow_nan=True, allow_infinity=True))
 def test_msgpack_and_fields_keep_every_float(value: float) -> None:
     """NaN and infinities travel where the codec has them."""
@@ -136,7 +133,6 @@ def test_an_entry_that_is_no_record_is_a_decode_error(fields: dict[bytes, bytes]
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(data=st.binary(max_size=60))
 def test_no_payload_breaks_a_decoder(kind: Any, codec: Codec, data: bytes) -> None:
     """Random bytes are a DecodeError, and nothing else, for every kind."""

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.entries import EntryId
@@ -86,7 +86,6 @@ def test_each_record_has_an_id_and_its_own_payload(codec: Codec, count: int) -> 
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
-@settings(deadline=None)
 def test_any_cut_gives_each_record_once(sizes: list[int], data: st.DataObject) -> None:
     """Batches cut entries anywhere; entries of one record stand between them."""
     reply: list[Any] = []

@@ -125,7 +125,7 @@ def outcome(record_type: RecordType, records: list[Any]) -> object:
 
 
 @pytest.mark.parametrize("hint", USUAL, ids=str)
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(data=st.data(), nullable=st.booleans())
 def test_the_quick_way_gives_what_the_general_way_gives(hint: Any, data: Any, nullable: bool) -> None:
     """Values of the usual type, with odd ones at any place: the same bytes, or the same words."""

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.entries import EntryId
@@ -50,7 +50,6 @@ SIZES = st.lists(st.sampled_from([0, 1, 60, 3_000, 40_000, ENTRY_BYTES_MAX, 90_0
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-@settings(deadline=None)
 @given(parts=st.lists(SIZES, min_size=1, max_size=4))
 def test_runs_that_are_joined_leave_in_order_and_in_entries_within_the_bounds(
     codec: Codec, parts: list[list[int]]

@@ -51,7 +51,7 @@ def one_column(hint: Any, array: pa.Array) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(rows=st.lists(VALUES, max_size=4))
 def test_rows_of_every_kind_become_the_records_that_they_were(
     kind: Callable[..., Any], rows: list[dict[str, Any]]

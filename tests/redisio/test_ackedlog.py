@@ -71,7 +71,6 @@ def entry(acked: AckedBatch, **changes: bytes) -> dict[bytes, bytes]:
     return stored(acked) | {name.encode(): value for name, value in changes.items()}
 
 
-@settings(deadline=None)
 @given(ROWS, st.sampled_from(["auto", *CODECS]))
 def test_a_batch_comes_back_as_it_was_written(rows: list[dict[str, Any]], codec: Any) -> None:
     """Every codec gives back the same rows under the same schema."""
@@ -86,7 +85,6 @@ def test_a_batch_comes_back_as_it_was_written(rows: list[dict[str, Any]], codec:
     assert fields[b"first"] == b"5-1"
 
 
-@settings(deadline=None)
 @given(ROWS, st.integers(0, 40), st.integers(0, 40))
 def test_a_slice_of_a_batch_carries_only_its_own_rows(rows: list[Any], one: int, other: int) -> None:
     """A batch that was cut from a larger one comes back as the cut."""
@@ -126,7 +124,7 @@ def test_types_that_need_more_than_the_schema_are_refused(column: pa.Array) -> N
 # -- damage ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.sampled_from(CODECS), st.integers(1, 200))
 def test_any_flipped_bit_of_a_batch_is_noticed(data: st.DataObject, codec: Codec, count: int) -> None:
     """One changed bit anywhere in the payload is an error, never other rows and never a crash."""
@@ -317,7 +315,6 @@ def test_schemas_that_pyarrow_calls_equal_have_fingerprints_of_their_own() -> No
     assert first == again != second
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_a_changed_schema_is_noticed(data: st.DataObject) -> None:
     """A stored schema is verified against its name before it is read."""
@@ -337,7 +334,6 @@ def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
 # -- rows ------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 20), min_size=1), st.integers(0, 300), st.integers(0, 300))
 def test_slices_of_all_entries_are_the_range_that_was_asked_for(
     sizes: list[int], one: int, other: int

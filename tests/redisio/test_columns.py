@@ -33,7 +33,7 @@ def rows(count: int = 200) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("compression", CODECS)
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(values=st.lists(VALUES, min_size=1, max_size=20))
 def test_rows_of_all_types_come_back_as_they_were(
     compression: Codec, values: list[dict[str, object]]

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker import App, Stream
@@ -88,7 +88,6 @@ FIELDS = st.tuples(
 @pytest.mark.parametrize("partitions", [1, 5])
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 @pytest.mark.parametrize("kind", [Order, Plain])
-@settings(deadline=None)
 @given(fields=st.lists(FIELDS, max_size=5))
 def test_what_the_quick_way_gives_is_what_the_ordinary_way_gives(
     kind: type, codec: Codec, partitions: int, fields: list[tuple[Any, ...]]

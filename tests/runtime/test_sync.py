@@ -177,8 +177,11 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_is_away(own_server: EmbeddedServ
     shop.orders.sync.send(Order(1))
     own_server.kill()
 
+    def is_under_way() -> bool:
+        return any(lane.under_way for lane in lanes._lanes.values())
+
     def press() -> None:
-        wait_for(lambda: any(lane.under_way for lane in lanes._lanes.values()), "the send is under way")
+        wait_for(is_under_way, "the send is under way")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     ((_, producers),) = shop.app._producers._opened.values()
@@ -191,6 +194,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_is_away(own_server: EmbeddedServ
             shop.orders.sync.send(Order(2))
     finally:
         signal.signal(signal.SIGINT, before)
+    wait_for(lambda: not is_under_way(), "a try that has begun before has ended")
     own_server.start()
     shop.orders.sync.send(Order(3))
     shop.app.close()

@@ -70,7 +70,7 @@ def assert_routed_alike(spec: StreamSpec, records: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", KEYS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_row_goes_to_the_partition_of_its_record(name: str, data: st.DataObject) -> None:
     """For keys of every type; whether it was sent alone or in a table."""
@@ -79,7 +79,7 @@ def test_a_row_goes_to_the_partition_of_its_record(name: str, data: st.DataObjec
     assert_routed_alike(spec, [spec.record.python_type(value) for value in data.draw(st.lists(values))])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.none() | TEXT, st.integers(-3, 3), st.none() | st.dates())),
     partitions=st.integers(1, 64),
