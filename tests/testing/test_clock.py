@@ -73,10 +73,10 @@ async def test_a_processor_paused_for_an_hour_goes_on_where_it_stood(*, is_pause
     ):
         await orders.send_many(Order("ann", number) for number in range(10))
         await worker.until_drained()
-        before = (await worker.snapshot()).processors["take"]
         if is_paused:
             await give_order(backend, keys, partitions, "pause", who="ann", why="the mail server moves")
             await worker.until(lambda now: {v.state for v in now.processors["take"].partitions} == {"paused"})
+        before = (await worker.snapshot()).processors["take"]
         await orders.send_many(Order("ann", number) for number in range(10, 20))
         await worker.advance("1 hour")
         assert seen == list(range(10 if is_paused else 20))
