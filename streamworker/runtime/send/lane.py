@@ -61,10 +61,15 @@ class Part(msgspec.Struct, eq=False, gc=False):
     """Entries of one send for one partition.
 
     The garbage collector does not look at it: of thousands of concurrent sends it would look at each, again
-    and again. No cycle leads through it once its send has ended.
+    and again. No cycle leads through it once its send has ended. For the same reason one entry is held
+    without a list.
     """
 
     entries: Sequence[Encoded]
+    """Empty if there is only ``single``."""
+    single: Encoded | None
+    length: int
+    """Number of entries."""
     size: int
     on_full: OnFull
     done: "asyncio.Future[EntryId]"
@@ -96,23 +101,18 @@ class AppendSlice(msgspec.Struct, eq=False, gc=False):
     start: int
     size: int
     """Number of entries."""
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the part ends here."""
-        return self.start + self.size == len(self.part.entries)
-
-    @property
-    def records(self) -> int:
-        """How many records it holds. Where an entry has several, a part has one entry."""
-        return self.part.records if len(self.part.entries) == 1 else self.size
+    records: int
+    """How many records they hold."""
+    is_last: bool
+    """Whether the part ends here."""
 
     @property
     def entries(self) -> Sequence[Encoded]:
         """The entries of the slice."""
-        if self.size == len(self.part.entries):
-            return self.part.entries
-        return self.part.entries[self.start : self.start + self.size]
+        part = self.part
+        if part.single is not None:
+            return (part.single,)
+        return part.entries if self.size == part.length else part.entries[self.start : self.start + self.size]
 
 
 def check_on_full(value: str) -> None:
@@ -131,6 +131,8 @@ class Batch:
     """The append that it follows, which was in flight when this one was made. None if there was none, or
     if it does not matter any more."""
     slices: list[AppendSlice] = field(default_factory=list)
+    count: int = 0
+    """How many records it has."""
     size: int = 0
     unanswered: bool = False
     """Whether a try had no answer: it may have been written, or may still arrive."""
@@ -140,11 +142,6 @@ class Batch:
     """None while it is in flight."""
     answer: AppendReply | None = None
     """Its answer, kept while the outcome of the append that it follows is unknown."""
-
-    @property
-    def count(self) -> int:
-        """How many records it has."""
-        return sum(each.records for each in self.slices)
 
     @property
     def is_wide(self) -> bool:
@@ -171,8 +168,8 @@ class Batch:
         behind = self.count
         for each in self.slices:
             behind -= each.records
-            if each.is_last and not each.part.given_up:
-                each.part.done.set_result(EntryId(last_id.ms, last_id.seq - behind))
+            if each.is_last and not (done := each.part.done).done():
+                done.set_result(EntryId(last_id.ms, last_id.seq - behind))
 
     def end(self, outcome: AppendOutcome) -> None:
         """Set the outcome; call it once."""
@@ -217,7 +214,10 @@ class Lane:
         self.sends += 1
         if self.loop is None:
             self.loop = asyncio.get_running_loop()
-        part = Part(entries, size, on_full, self.loop.create_future(), self.sends, records)
+        length = len(entries)
+        single = entries[0] if length == 1 and not isinstance(entries, Run) else None
+        held = entries if single is None else ()
+        part = Part(held, single, length, size, on_full, self.loop.create_future(), self.sends, records)
         self.parts.append(part)
         return part
 
@@ -232,7 +232,7 @@ class Lane:
         if len(self.under_way) >= UNDER_WAY_MAX or self.under_way[-1].unanswered:
             return False
         first = self.parts[0]
-        return len(self.parts) >= AHEAD_ENTRIES or len(first.entries) - first.taken >= AHEAD_ENTRIES
+        return len(self.parts) >= AHEAD_ENTRIES or first.length - first.taken >= AHEAD_ENTRIES
 
     def take(self) -> Batch | None:
         """Make the next append from the queue; None if no sender waits any more."""
@@ -240,14 +240,17 @@ class Lane:
         count = 0
         while self.parts:
             part = self.parts[0]
-            left = 0 if part.given_up else len(part.entries) - part.taken
+            left = 0 if part.given_up else part.length - part.taken
             fits = min(left, self.room - count)
             if left and (fits <= 0 or (count and batch.size + part.size > APPEND_BYTES_MAX)):
                 break
             if count and fits < left <= self.room and isinstance(part.entries, Run):
                 break  # The next append has room for all of it, and a split run is encoded for nothing.
             if left:
-                batch.slices.append(AppendSlice(part, part.taken, fits))
+                # Where an entry has several records, a part has one entry.
+                records = part.records if part.length == 1 else fits
+                batch.slices.append(AppendSlice(part, part.taken, fits, records, fits == left))
+                batch.count += records
                 part.taken += fits
                 count += fits
                 batch.size += part.size

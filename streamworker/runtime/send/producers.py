@@ -20,9 +20,9 @@ class Producers:
     def of(self, spec: StreamSpec, settings: Settings, *, streams: int) -> Producer:
         """Return the producer of a stream for the running event loop; ``streams`` may need connections."""
         backend, producers = self._of_loop(spec.app, settings, streams)
-        if spec.name not in producers:
-            producers[spec.name] = Producer(backend, spec, settings)
-        return producers[spec.name]
+        if (producer := producers.get(spec.name)) is None:
+            producer = producers[spec.name] = Producer(backend, spec, settings)
+        return producer
 
     def backend(self, app: str, settings: Settings, *, streams: int) -> Backend:
         """Return the connections of the running event loop, for reads."""
@@ -30,13 +30,13 @@ class Producers:
 
     def _of_loop(self, app: str, settings: Settings, streams: int) -> tuple[Backend, dict[str, Producer]]:
         loop = asyncio.get_running_loop()
-        if loop not in self._opened:
+        if (opened := self._opened.get(loop)) is None:
             # A program may call ``asyncio.run`` several times to send, and never close the app.
             for ended in [each for each in list(self._opened) if each.is_closed()]:
                 self._opened.pop(ended, None)
             connections = max(CONNECTIONS, pipelines_of(settings) * streams)
-            self._opened[loop] = connected(settings, f"{app}:producer", connections), {}
-        return self._opened[loop]
+            opened = self._opened[loop] = connected(settings, f"{app}:producer", connections), {}
+        return opened
 
     async def aclose(self, settings: Settings) -> None:
         """Close the producers and connections of the running event loop; see ``App.aclose``."""
