@@ -2,23 +2,28 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
+from streamworker import App
 from streamworker.dev.bench.figures import BenchFigures
 from streamworker.dev.bench.ground import BenchGround
-from streamworker.dev.bench.task import events
-from streamworker.dev.flights import as_records, load_flights
+from streamworker.dev.bench.task import BenchEvent, events
+from streamworker.dev.flights import Flight, as_records, load_flights
 from streamworker.errors import ConfigurationError
 from streamworker.records.packs import pack
 
 PER_ENTRY = (10, 100, 1000)
+CODECS: tuple[Literal["json", "msgpack"], ...] = ("json", "msgpack")
 COMPRESSIONS = ("none", "lz4", "zstd")
 """``streamworker`` takes zstd; the others show what that saves."""
+KEYS: dict[Any, str] = {BenchEvent: "key", Flight: "carrier"}
+PARTITIONS = 12
+"""To which one ``send_many`` sends the records by their keys."""
 
 
 async def stored(contest: Contest) -> list[Row]:
@@ -30,7 +35,7 @@ async def stored(contest: Contest) -> list[Row]:
         contest.left_out.append(f"flights: {error}")
     rows = []
     for name, records in sets.items():
-        for codec in ("json", "msgpack"):
+        for codec in CODECS:
             contest.say(f"{name}, {codec}")
             encode = (msgspec.json if codec == "json" else msgspec.msgpack).Encoder().encode
             payloads = list(map(encode, records))
@@ -42,7 +47,21 @@ async def stored(contest: Contest) -> list[Row]:
                     what = f"{name}, {codec}, {per_entry:,} an entry, {compression}"
                     ours = await _bytes(contest.ground, entries, len(payloads))
                     rows.append(Row(f"stored-{what}", what, ours, single))
+            what = f"{name}, {codec}, one send_many to {PARTITIONS} partitions"
+            rows.append(Row(f"stored-{what}", what, await _sent(contest.ground, records, codec), single))
     return rows
+
+
+async def _sent(ground: BenchGround, records: list[Any], codec: Literal["json", "msgpack"]) -> BenchFigures:
+    """Send the records as a program does."""
+    app, kind = App(ground.name, redis_url=ground.url), type(records[0])
+    stream = app.stream("stored", kind, key=KEYS[kind], codec=codec, partitions=PARTITIONS)
+    async with app:
+        await stream.send_many(records)
+    keys = ground.keys("stored", PARTITIONS)
+    sizes = await ground.backend.pipeline([("MEMORY", "USAGE", key, "SAMPLES", 0) for key in keys])
+    await ground.remove_keys()
+    return BenchFigures("an entry each", "bytes", (sum(size or 0 for size in sizes) / len(records),))
 
 
 def _entry(payloads: Sequence[bytes], codec: str, compression: str) -> list[bytes]:
