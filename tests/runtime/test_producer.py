@@ -121,6 +121,28 @@ async def test_a_full_partition_raises_or_waits_as_asked(
         assert 12 not in await desk.numbers()
 
 
+async def test_nothing_of_a_list_is_sent_later_once_its_send_has_failed(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The iterable fails while two chunks of it wait for room, and the first of them has no more time."""
+    monkeypatch.setattr("streamworker.runtime.send.producer.CHUNK_ENTRIES", 3)
+
+    def failing() -> Iterator[Order]:
+        yield from map(Order, range(10, 16))
+        raise LookupError
+
+    async with bench(redis_url, run=False, stream={"records_max": 10}) as desk:
+        await desk.acquire(0, "w1")
+        await desk.send(range(10))
+        with pytest.raises(StreamFull):
+            await desk.producer.send_many(failing(), timeout=0.1)
+        await desk.start(desk.spec(ignore))
+        desk.tasks.start_soon(desk.fetcher.run)
+        desk.tasks.start_soon(desk.committer.run)
+        await asyncio.wait_for(desk.producer.send(Order(99)), PATIENCE_S)
+        assert not set(range(10, 16)) & set(await desk.numbers())
+
+
 async def ignore(batch: list[Order]) -> None:
     """Do nothing."""
 

@@ -277,12 +277,14 @@ class _Sender:
 
     async def end(self, error: BaseException) -> None:
         """Send the records before an error of a record or of the iterable, and cancel all others."""
-        if isinstance(error, Exception) and not self._failed:
-            await self.finish()
-        for chunk in self._under_way:
-            for _, part in chunk:
-                part.done.cancel()
-        self._under_way.clear()
+        try:
+            if isinstance(error, Exception) and not self._failed:
+                await self.finish()
+        finally:
+            for chunk in self._under_way:
+                for _, part in chunk:
+                    part.done.cancel()
+            self._under_way.clear()
 
 
 class ManySender(_Sender):
