@@ -1,6 +1,6 @@
 # Every target makes what it needs: .venv with the exact versions of constraints.txt.
 #
-#   make demo           the whole system on real data, about a minute
+#   make demo           the whole system on real data, in 40 seconds
 #   make test           the tests that decide while you work, in five minutes; without root and without redis-server
 #   make test-full      all tests but the soak tests, in twenty minutes; on Redis too where there is a redis-server
 #   make test-no-spark  what of `make test` needs no Spark, on Python 3.13 and without PySpark
