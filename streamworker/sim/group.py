@@ -83,6 +83,8 @@ class SimulatedGroup(Ground):
         """When a lock last changed."""
         self.measurable_ms = start_ms
         """When the loads of all workers can be read again, after damage."""
+        self.known_ms = start_ms
+        """When each worker knows the document that was put back."""
         self.may_be_uneven = False
         """Whether another program gave all partitions to one member, in a valid document. If a failover loses
         the repair, the group follows it until the next join or leave, as if a person had written it."""
@@ -168,7 +170,12 @@ class SimulatedGroup(Ground):
 
     @property
     def has_come_to_rest(self) -> bool:
-        """Whether the balancer has had time to see the loads, and has moved no partition since."""
+        """Whether each worker knows a document that was put back.
+
+        And whether the balancer has had time to see the loads, and has moved no partition since.
+        """
+        if self.clock.now_ms < self.known_ms:
+            return False
         document = self.model.membership
         if not self.is_weighted or document is None:
             return True

@@ -27,6 +27,8 @@ LOADS_AWAY_MS = 20_000
 """Time until damaged loads are repaired by hand: workers do not repair them."""
 LATER_AWAY_MS = 6_000
 """Time until a document of a later release is replaced by hand: workers do not touch it."""
+KNOWN_MS = 2_000
+"""Time until each worker has read the document that was put back: it looks once a second."""
 ORDERS_LOOK_MS = 5_000
 """How often a worker looks for orders, once there was one."""
 LATER_LOOKS = 3
@@ -234,6 +236,7 @@ class World(SimulatedGroup):
         if is_of_later_release(self.model.stored.document or b""):
             self.note("the document of a later release is taken away again")
             self.checker.figures.happened()
+            self.known_ms = self.clock.now_ms + KNOWN_MS
             self.model.damage(self._before_later)
 
     def _reconnect(self, away_ms: int) -> None:

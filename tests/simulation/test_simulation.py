@@ -30,6 +30,7 @@ SOAK = pytest.mark.soak
     [
         pytest.param(0, 100, id="hundred"),
         pytest.param(3_036_839, 1, id="an_acquisition_that_arrives_late_after_an_order"),
+        pytest.param(5_075_747, 1, id="a_document_of_a_later_release_that_goes_just_before_the_rest"),
         # Each timeout is for a machine that is slow and busy: it ends what hangs, and judges nothing.
         pytest.param(0, 1_000, id="thousand", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
         # As `make soak` asks for it: three minutes on two fast cores.
