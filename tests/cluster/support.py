@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -28,15 +29,27 @@ def is_primary(node: ClusterNode) -> bool:
 
 
 def primary_of(cluster: EmbeddedCluster, key: str) -> ClusterNode:
+    """Return which node has a key, once all that run say the same: some learn of a move later."""
     slot = slot_of(key)
-    for node in cluster.nodes:
-        if not node.running:
-            continue
-        with client_of(node) as client:
-            for first, last, (_, port, *_), *_ in client.execute_command("CLUSTER SLOTS"):
-                if first <= slot <= last:
-                    return next(each for each in cluster.nodes if each.port == port)
-    raise AssertionError(f"nobody has the slot of {key}")
+
+    def told() -> int | None:
+        ports = {
+            port
+            for node in cluster.nodes
+            if node.running
+            for first, last, (_, port, *_), *_ in slots_of(node)
+            if first <= slot <= last
+        }
+        return ports.pop() if len(ports) == 1 else None
+
+    port = wait_for(told, f"all nodes agree on who has {key}")
+    return next(node for node in cluster.nodes if node.port == port)
+
+
+def slots_of(node: ClusterNode) -> list[Any]:
+    """Return what a node says of where the slots are."""
+    with client_of(node) as client:
+        return list(client.execute_command("CLUSTER SLOTS"))
 
 
 def another_primary(cluster: EmbeddedCluster, than: ClusterNode) -> ClusterNode:

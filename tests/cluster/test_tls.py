@@ -238,7 +238,7 @@ async def test_workers_producers_and_readers_go_through_tls_to_every_node(
         await moving
         await sender.send(50)
         await sender.drained()
-    assert tls.primary_of(KEYS.events(0)) is target
+    wait_for(lambda: tls.primary_of(KEYS.events(0)) is target, "the first node knows it, too")
     tls.certify("both")
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", scene.url)
     assert sorted(read_all()) == list(range(sender.sent))
