@@ -91,7 +91,7 @@ async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: flo
         still = list(partitions)
         with anyio.move_on_after(wait_s):
             while still:
-                still = await calls_asked_for(backend, keys, partitions, timer.name)
+                still = await calls_asked_for(backend, keys, partitions, timer.name, at_ms)
                 await anyio.sleep(POLL_S if still else 0)
     done, is_of_app = len(partitions) - len(still), not group.stream.has_records
     if done:

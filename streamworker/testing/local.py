@@ -296,7 +296,7 @@ class LocalWorker:
         await give_order(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
 
         async def has_run(_: int) -> bool:
-            if await calls_asked_for(self._backend, keys, partitions, timer.name):
+            if await calls_asked_for(self._backend, keys, partitions, timer.name, at_ms):
                 return False
             at_rest = await take_snapshot(self._backend, keys.app, keys.stream, keys.group)
             return not at_rest.outbox

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Literal
 
 import anyio
@@ -297,3 +298,25 @@ async def test_a_call_that_is_asked_for_moves_no_planned_time(redis_url: str) ->
         await worker.run(report, at=past)
         await worker.run(report, at=future)
     assert seen == [past, past, future]
+
+
+async def test_a_call_asked_for_while_one_runs_is_made_after_it(redis_url: str) -> None:
+    """What began before the order does not count as its call."""
+    app = App("shop", redis_url=redis_url)
+    seen: list[datetime] = []
+    go_on = anyio.Event()
+
+    @app.timer(every="1 day", missed="once")
+    async def report(at: datetime) -> None:
+        seen.append(at)
+        await go_on.wait()
+
+    first, second = (datetime(year, 11, 2, 5, 0, tzinfo=UTC) for year in (2050, 2020))
+    state, order = "sw:{shop.streamworker-timers.0}:state:timers", f"\0run:report/{second.timestamp():.0f}000"
+    async with local_worker(app, url=redis_url) as worker, anyio.create_task_group() as tasks:
+        tasks.start_soon(partial(worker.run, report, at=first))
+        await until(lambda: seen, "the first call has begun")
+        tasks.start_soon(partial(worker.run, report, at=second))
+        await until(lambda: worker._backend.execute("HEXISTS", state, order), "the second was asked for")
+        go_on.set()
+    assert seen == [first, second]

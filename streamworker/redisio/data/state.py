@@ -19,7 +19,8 @@ already (``commit.lua``)."""
 RAN = "\0ran:"
 """Prefix of the fields that tell of a timer's last call, as JSON."""
 RUN = "\0run:"
-"""Prefix of the fields by which somebody asks for a call now: the time to call it for (ms)."""
+"""Prefix of the fields by which somebody asks for a call now: the time to call it for (ms). The name of a
+field ends with that time, too: the end of a call takes away no order that came while it ran."""
 
 
 class Ran(msgspec.Struct, frozen=True):
@@ -44,14 +45,15 @@ async def ask_for_calls(
     backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str, at_ms: int
 ) -> None:
     """Ask for a call of a timer now, in some partitions; their owners see it when they read the state."""
-    all_answered(await backend.pipeline([("HSET", keys.state(p), RUN + timer, at_ms) for p in partitions]))
+    asked = [("HSET", keys.state(p), f"{RUN}{timer}/{at_ms}", at_ms) for p in partitions]
+    all_answered(await backend.pipeline(asked))
 
 
 async def calls_asked_for(
-    backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str, at_ms: int
 ) -> list[int]:
-    """Return the partitions where a call of a timer was asked for and is not done."""
-    asked = [("HEXISTS", keys.state(p), RUN + timer) for p in partitions]
+    """Return the partitions where the call of a timer that was asked for at a time is not done."""
+    asked = [("HEXISTS", keys.state(p), f"{RUN}{timer}/{at_ms}") for p in partitions]
     replies = all_answered(await backend.pipeline(asked))
     return [p for p, is_open in zip(partitions, replies, strict=True) if is_open]
 

@@ -56,16 +56,17 @@ class _Timer:
         self.attempts = 0
         self.pauses = Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS)
         self.not_before_ms = 0
-        wanted = stored.get(RUN + spec.name)
-        self.wanted_ms = None if wanted is None else int(wanted)
-        """The time that somebody asked it to be called for now."""
+        self.orders = {
+            field: int(stored[field]) for field in stored if field.partition("/")[0] == RUN + spec.name
+        }
+        """The fields by which somebody asked for a call now, and the times to call it for."""
 
     def due(self, now_ms: int) -> Due | None:
         if self.last_ms < 0:
             return Due(now_ms, False)  # Nothing was missed before it was first deployed.
         if now_ms < self.not_before_ms:
             return None
-        if self.wanted_ms is not None:
+        if self.orders:
             return Due(self.last_ms, True)  # What is planned comes at its own time, besides.
         return due(self.spec.schedule, self.spec.missed, self.last_ms, now_ms)
 
@@ -142,11 +143,11 @@ class Timers:
         mark = b"%d" % found.at_ms
         marks: Changes = {TICK + name: mark}
         at_ms = found.at_ms
-        if timer.wanted_ms is not None and found.runs:
-            at_ms = timer.wanted_ms
+        if timer.orders and found.runs:
+            at_ms = max(timer.orders.values())
             # A call that was asked for moves no planned time, and must differ from the one before.
             mark += b"/%d" % now_ms
-            marks = {TICK + name: mark, RUN + name: None}
+            marks = {TICK + name: mark, **dict.fromkeys(timer.orders)}
         changes: Changes = {}
         sends: Routed = {}
         if found.runs:
@@ -167,7 +168,7 @@ class Timers:
         if timer.attempts > 1:
             self.on_trouble("")
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
-        timer.wanted_ms = None if found.runs else timer.wanted_ms
+        timer.orders = {} if found.runs else timer.orders
         timer.pauses.reset()
         before, timer.mark = timer.mark, mark
         return Tick(marks, before, changes, sends)
