@@ -41,7 +41,7 @@ async def ask(question: Order) -> None:
 def request(number: int) -> None:  # in a thread, as in a web service without an event loop
     sent = orders.sync.send(Order("ann", number), id=f"request-{number}")
     if not sent.duplicate:
-        questions.sync.schedule(Order("ann", number), id=f"ask-{number}", after="1 second")
+        questions.sync.schedule(Order("ann", number), id=f"ask-{number}", after="3 seconds")
 
 
 async def main() -> None:

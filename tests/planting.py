@@ -35,11 +35,12 @@ def planted(copy: Path, name: str, right: str, wrong: str) -> Iterator[None]:
 def outcome(folder: Path, tests: Sequence[str]) -> int:
     """Run some tests of the copy; return 0 if they pass, and 1 if one fails."""
     command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.returncode
 
 
+@pytest.mark.timeout(300)  # A mistake by which something never happens is found when the wait for it ends.
 class PlantedMistakes:
     """Runs tests in a copy of the project: as it is, and with each of some mistakes."""
 

@@ -144,7 +144,7 @@ async def test_the_documented_rights_are_enough_for_a_worker(own_server: Embedde
         user_url = re.sub(r"//:[^@]*@", "//shop-worker:PASSWORD@", own_server.url)
         async with local_worker(app, url=user_url) as worker:
             await orders.send_many([order("ann", 5), order("bob", -1), order("ann", 6)])
-            await worker.until_drained(10)
+            await worker.until_drained()
             await worker.until(lambda now: now.processors["check"].members[0].beat_age_ms is not None)
             assert len(await worker.rows("check")) == 2
             assert len(await worker.dead_letters("check")) == 1

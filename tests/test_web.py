@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE_S, wait_for
 from tests.raw import opened
 
 WEB = Path(__file__).parent / "target" / "web.py"
@@ -43,7 +43,7 @@ def service(redis_url: str, tmp_path: Path) -> Iterator["subprocess.Popen[bytes]
 def client(service: "subprocess.Popen[bytes]", tmp_path: Path) -> Iterator[httpx.Client]:
     del service
     transport = httpx.HTTPTransport(uds=str(tmp_path / "web.sock"))
-    with httpx.Client(transport=transport, base_url="http://web") as made:
+    with httpx.Client(transport=transport, base_url="http://web", timeout=PATIENCE_S) as made:
         yield made
 
 

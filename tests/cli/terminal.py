@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.helpers import PATIENCE_S
+
 
 class Terminal:
     """A process with a terminal of its own, 100 x 30."""
@@ -44,7 +46,7 @@ class Terminal:
         """Type something."""
         os.write(self._master, keys.encode())
 
-    def wait(self, timeout_s: float = 20) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for its end, reading on, and return its exit code."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

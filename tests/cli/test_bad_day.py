@@ -111,10 +111,13 @@ def test_what_is_there(desk: Desk, worker: WorkerProcess) -> None:
             r"alerts x4 ──► tell ",
         ],
     )
-    kept = rf"stream +orders +52 +[\d.]+ kB +{TIME} +7 days"
-    wait_for(
-        lambda: bool(re.search(kept, desk.types("status", "shop:app"))), "a worker has looked what is oldest"
-    )
+    kept = [rf"stream +{name} +52 +[\d.]+ kB +{TIME} +7 days" for name in ("orders", "priced")]
+
+    def looked() -> bool:
+        text = desk.types("status", "shop:app")
+        return all(re.search(fact, text) for fact in kept)
+
+    wait_for(looked, "workers have looked what is oldest")
     desk.reads(
         "status",
         "shop:app",
@@ -168,7 +171,7 @@ def test_a_service_is_away_and_one_order_is_poison(desk: Desk, worker: WorkerPro
     (folder / "away").unlink()
     desk.sends((88124, "eve", "bad", 1))
     such = ("shop:price", "--error", "HTTPStatusError", "--since", "2 hours")
-    wait_for(lambda: "500" in desk.types("dead", "list", *such), "the service has refused five times", 40)
+    wait_for(lambda: "500" in desk.types("dead", "list", *such), "the service has refused five times")
     desk.reads("dead", "list", *such, facts=[rf"\d+/{ENTRY} +{TIME} +5 +HTTPStatusError: .*500"])
     replayed = r'Replayed 1 of 1 dead letter to the group "price", and to no other: \S+/s\.'
     desk.reads("dead", "replay", *such, facts=[replayed])

@@ -31,9 +31,9 @@ from tests.helpers import wait_for
 
 QUICK = {
     "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "100",
-    "STREAMWORKER_CALL_TIMEOUT_MS": "500",
+    "STREAMWORKER_CALL_TIMEOUT_MS": "1000",
     "STREAMWORKER_DEAD_AFTER_MS": "300",
-    "STREAMWORKER_SESSION_TIMEOUT_MS": "1500",
+    "STREAMWORKER_SESSION_TIMEOUT_MS": "3000",
     "STREAMWORKER_FOUNDING_PAUSE_MS": "1",
 }
 """A member counts as silent soon, so that the test need not wait."""
@@ -70,7 +70,7 @@ def silent(raw: "redis.Redis") -> bool:
     seconds, micros = raw.time()
     beats: Any = raw.hvals("sw:{shop.orders:price}:beats")
     (beat,) = beats
-    return seconds * 1000 + micros // 1000 - int(beat.split(b"|")[0]) > 1_500
+    return seconds * 1000 + micros // 1000 - int(beat.split(b"|")[0]) > 3_000
 
 
 def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(

@@ -102,7 +102,7 @@ def check(shown: str) -> str:
     return text
 
 
-SOON = ["--wait", "100 milliseconds"]
+SOON = ["--wait", "1 second"]
 """The worker that would obey is dead."""
 
 LOOKS = {
@@ -245,6 +245,7 @@ def test_no_command_passes_on_to_a_pipe_what_a_terminal_obeys(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_no_command_writes_to_a_terminal_what_it_obeys(
     hostile: dict[str, str], terminal: OpenTerminal
 ) -> None:

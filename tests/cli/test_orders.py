@@ -155,7 +155,7 @@ def test_an_order_that_no_worker_confirms_is_not_said_to_be_done(
     """It stands, and the worker obeys it once it is back."""
     worker.pause()
     try:
-        result = streamworker("pause", "shop:price", "--wait", "300 ms")
+        result = streamworker("pause", "shop:price", "--wait", "1 second")
         assert result.exit_code == ExitCode.FAILED
         assert "Partition 0: w1 has not confirmed it yet" in result.output
         assert "Paused" not in result.stdout

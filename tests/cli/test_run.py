@@ -27,7 +27,7 @@ BLOCKING = SHOP.replace(
 
 
 def started(worker: WorkerProcess) -> None:
-    """Wait until a worker has joined."""
+    """Wait until a worker has begun; it joins its groups next."""
     wait_for(lambda: "worker_started" in worker.log(), "the worker has started")
 
 
@@ -80,11 +80,13 @@ def test_only_the_named_processor_runs_under_the_given_name(streamworker: Invoke
     """The other group has no member."""
     worker = spawn("run", "shop:app", "--processor", "price", "--name", "price-1")
     started(worker)
-    taken = json.loads(streamworker("status", "shop:app", "--json").stdout)
-    assert {s["processor"]: [m["name"] for m in s["members"]] for s in taken} == {
-        "audit": [],
-        "price": ["price-1"],
-    }
+
+    def members() -> dict[str, list[str]]:
+        taken = json.loads(streamworker("status", "shop:app", "--json").stdout)
+        return {s["processor"]: [m["name"] for m in s["members"]] for s in taken}
+
+    wait_for(lambda: any(members().values()), "it has joined")
+    assert members() == {"audit": [], "price": ["price-1"]}
 
 
 def test_log_lines_can_be_json(streamworker: Invoke, spawn: SpawnWorker) -> None:

@@ -23,6 +23,7 @@ def table(frame):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_run_with_spark_writes_the_table_and_ends_both(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:

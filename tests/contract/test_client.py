@@ -314,12 +314,12 @@ async def test_a_read_on_a_slow_network_has_time_to_connect_and_to_answer(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round trip takes longer than a read may take beyond its wait: at 1 s nothing was read."""
-    monkeypatch.setattr("streamworker.redisio.wire.client.BLOCK_MARGIN_MS", 150)
+    monkeypatch.setattr("streamworker.redisio.wire.client.BLOCK_MARGIN_MS", 500)
     read = ("XREAD", "BLOCK", 20, "STREAMS", "none", "$")
     async with proxied(own_server.url) as proxy, Backend.open(proxy.url, name="slow") as backend:
         connection = backend.blocking()
         assert await connection.execute(*read, block_ms=20) is None
-        proxy.delay_ms = 150
+        proxy.delay_ms = 500
         with pytest.raises(BackendUnavailable, match="gave no answer"):
             await connection.execute(*read, block_ms=20)
         # It has learnt how long a round trip takes by connecting.
@@ -362,7 +362,7 @@ async def test_connections_that_a_rush_needed_are_closed_when_it_is_over(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker's start uses all that it may have; at rest it keeps what it needs."""
-    monkeypatch.setattr("streamworker.redisio.wire.node.SURPLUS_S", 0.05)
+    monkeypatch.setattr("streamworker.redisio.wire.node.SURPLUS_S", 0.5)
 
     async def are_ours(count: int) -> bool:
         listed: bytes = await backend.execute("CLIENT", "LIST")

@@ -125,12 +125,12 @@ async def test_a_process_is_waited_for_as_long_as_its_streams_move(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A busy machine makes it slow, which is no failure; one that stands still is given up."""
-    monkeypatch.setattr(programs_module, "STALL_S", 0.4)
+    monkeypatch.setattr(programs_module, "STALL_S", 2)
     async with open_ground(redis_url) as ground:
         keys = await ground.fill_packed("events", 10)
         async with Bench(ground).started(SLEEPS, keys) as process:
             waiting = asyncio.create_task(process.told(Begun))
-            for _ in range(20):
+            for _ in range(30):
                 await asyncio.sleep(0.1)
                 await ground.backend.execute("XADD", keys[0], "*", "v", "1")
             assert not waiting.done()

@@ -133,8 +133,8 @@ def test_it_ends_with_its_parent_however_that_ends(number: signal.Signals) -> No
         parent.send_signal(number)
         parent.wait()
 
-        wait_for(lambda: process_is_gone(int(pid)), "the server has ended with its parent", timeout_s=5)
-        wait_for(lambda: not Path(directory).exists(), "its directory is gone", timeout_s=5)
+        wait_for(lambda: process_is_gone(int(pid)), "the server has ended with its parent")
+        wait_for(lambda: not Path(directory).exists(), "its directory is gone")
 
 
 def test_it_outlives_the_thread_that_started_it() -> None:

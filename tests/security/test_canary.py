@@ -52,7 +52,7 @@ async def crash(order: Order) -> None:
 """
 RECORDS = '{"customer": "ann", "amount": 1}\n{"customer": "bob", "amount": -1}\nno record\n'
 URL = "STREAMWORKER_REDIS_URL"
-FEW_S = 30
+FEW_S = 60
 
 
 def canary_of(url: str) -> str:

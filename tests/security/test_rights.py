@@ -144,7 +144,7 @@ async def worked(url: str, coordination: str = "membership") -> None:
     app = shop_app(url, coordination)
     async with local_worker(app, url=url) as worker:
         await app.streams["orders"].send_many([Order("ann", 5), Order("bob", -1), Order("ann", 6)])
-        await worker.until_drained(10)
+        await worker.until_drained()
         await worker.until(lambda now: sum(p.dead for p in now.processors["price"].partitions) == 1)
 
 

@@ -15,6 +15,15 @@ from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.processes import START_S, ConnectServer
 
+HANGS_S = 300
+"""Where a machine is slow, some of these tests start Spark for a minute: later than this one hangs."""
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(HANGS_S))
+
+
 Connect = Callable[[str, str], None]
 
 

@@ -123,8 +123,8 @@ def test_a_log_that_was_never_trimmed_is_read_at_once(
 def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
     here: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of tasks that have not begun, too: seven steps of half a limit, then another task."""
-    monkeypatch.setattr(readers, "HOLD_MS", 400)
+    """Those of tasks that have not begun, too: seven steps that take longer than the limit, then a task."""
+    monkeypatch.setattr(readers, "HOLD_MS", 1_500)
     monkeypatch.setattr(datasource, "coalesce", lambda batches: batches)
     monkeypatch.setattr(logs, "FIRST_COUNT", 1)
     monkeypatch.setattr(logs, "MOST_COUNT", 1)
@@ -135,7 +135,7 @@ def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
     found: list[int] = []
     for batch in reader.read(first):
         found += batch["n"].to_pylist()
-        time.sleep(0.2)
+        time.sleep(0.4)
         work_trims(here, redis_url)
     assert found == list(range(6, 20))
     assert rows_of(reader, [second]) == here.numbers(1)
@@ -146,13 +146,13 @@ def test_after_its_limit_a_hold_is_gone_and_trimming_goes_on(
     here: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has to clean up after a read that was killed; who comes too late is told why."""
-    monkeypatch.setattr(readers, "HOLD_MS", 300)
+    monkeypatch.setattr(readers, "HOLD_MS", 2_000)
     reader = batch_reader(here)
     tasks = reader.partitions()
     passed(here, 16)
     work_trims(here, redis_url)
     assert here.redis.xlen(here.keys.acked(0)) == 7
-    time.sleep(0.35)
+    time.sleep(2.05)
     work_trims(here, redis_url)
     assert here.redis.xlen(here.keys.acked(0)) == 2
     assert not here.redis.exists(here.keys.holds)

@@ -85,6 +85,7 @@ def test_a_connect_server_killed_under_three_pipelines_costs_no_row(
 
 NOBODY = """
 import sys, time
+import pyspark.sql.connect.session  # It takes seconds to load, which nobody waits for the server.
 from streamworker.errors import BackendUnavailable
 from streamworker.spark.driver.session import open_session
 

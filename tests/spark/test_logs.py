@@ -251,7 +251,7 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(
     import signal
 
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", own_server.url)
-    monkeypatch.setattr(connection, "CALL_TIMEOUT_S", 0.2)
+    monkeypatch.setitem(connection._POLICY, "socket_timeout", 1.0)
     with AckedLog(own_server.url, partitions=1) as log:
         log.fill(0, [1])
         reader = AckedLogs(OPTIONS)

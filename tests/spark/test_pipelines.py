@@ -274,7 +274,10 @@ def test_a_failed_query_is_started_again_from_its_checkpoint(
     assert running.end() == 0
     assert seen == [0, 1, 2]
     said = [each.error for each in running.told if each.state == "restarting"]
-    assert len(said) == len(errors) and said[-1] == "OSError: the disk is away"
+    is_busy = [error.startswith(TOO_BUSY) for error in said]
+    assert sum(is_busy) >= errors.count(TOO_BUSY)  # A busy machine adds some.
+    others = [text for text, busy in zip(said, is_busy, strict=True) if not busy]
+    assert others == [f"OSError: {error}" for error in errors if error != TOO_BUSY]
     assert failure_of(acked, "revenue") == "", "it has read since"
 
 
