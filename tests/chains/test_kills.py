@@ -33,6 +33,8 @@ def test_a_chain_whose_workers_are_killed_loses_and_doubles_nothing(
     # What a killed worker had forwarded and not deleted goes once its partitions have an owner again.
     wait_for(lambda: not any(each.outbox for each in scene.snapshots()), "the outboxes are empty", 60)
     for worker in workers:
+        # The others may be done before the last victim's successor has begun.
+        wait_for(lambda worker=worker: "worker_started" in worker.log(), "it heeds signals")  # type: ignore[misc]
         worker.terminate()
     assert [worker.wait() for worker in workers] == [0] * WORKERS
     assert [snapshot.outbox for snapshot in scene.snapshots()] == [0, 0, 0]

@@ -214,7 +214,7 @@ async def _filled_up(redis_url: str) -> AsyncIterator[tuple[Bench, Proxy]]:
     """Give a producer whose next try will have no answer, at a partition that others have filled."""
     async with (
         proxied(redis_url) as proxy,
-        bench(proxy.url, run=False, stream={"records_max": 10}, call_timeout_ms=200) as desk,
+        bench(proxy.url, run=False, stream={"records_max": 10}, call_timeout_ms=1_000) as desk,
     ):
         await desk.acquire(0, "w1")
         await desk.producer.send(Order(0))

@@ -68,7 +68,7 @@ async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot
 ) -> None:
     """The server gave no answer for a moment; something else stands in place of the other's lock."""
     keys = GroupKeys("shop", "orders", "price")
-    async with proxied(redis_url) as proxy, bench(proxy.url, partitions=2, call_timeout_ms=200) as desk:
+    async with proxied(redis_url) as proxy, bench(proxy.url, partitions=2, call_timeout_ms=1_000) as desk:
         locks = {p: await desk.acquire(p, "w1") for p in range(2)}
         await desk.backend.execute("DEL", keys.lock(1))
         await desk.backend.execute("SET", keys.lock(1), "x")
