@@ -149,7 +149,7 @@ class Judge:
     # -- a round -------------------------------------------------------------------------------
 
     @contextmanager
-    def flow(self) -> Iterator[None]:
+    def flow(self) -> Iterator[Told]:
         """Let records flow meanwhile from a sender that remembers what it was told."""
         scene, told = self.scene, Told()
 
@@ -159,7 +159,7 @@ class Judge:
             await remember(app, items, item, told, stop, PER_SECOND, scene.sent)
 
         with beside(send):
-            yield
+            yield told
         self._told, scene.sent = told, scene.sent + told.sent
         scene.send(TO_EACH)
 

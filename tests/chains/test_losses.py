@@ -31,10 +31,14 @@ def test_without_waits_each_loss_and_each_double_is_told(
         stream = list(CHAIN.values())[number % len(CHAIN)]
         partition = draw.randrange(PARTITIONS[stream])
         primary = primary_of(nodes, StreamKeys("chain", stream).events(partition))
-        with judge.flow():
-            time.sleep(0.5)
+        passed = scene.arrived()
+        with judge.flow() as told:
+            wait_for(lambda told=told: len(told.confirmed) > 100, "records flow")  # type: ignore[misc]
             with cut_off(primary, replica_of(nodes, primary)):
+                # Also on a busy machine some are confirmed and pass through the chain while it is cut off.
+                goal = passed + len(told.confirmed) + 50
                 time.sleep(0.2 + 0.3 * draw.random())
+                wait_for(lambda goal=goal: scene.arrived() > goal, "some pass meanwhile")  # type: ignore[misc]
                 fail_over(nodes, primary)
             make_whole(nodes)
         judge.settle()

@@ -239,7 +239,7 @@ def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
             wchan = Path(f"/proc/{worker.pid}/syscall")
             wait_for(lambda: wchan.read_text().startswith("1 0x2 "), "it waits for its log's reader")
             worker.send_signal(signal.SIGTERM)
-            assert worker.wait(10) == FORCED
+            assert worker.wait(25) == FORCED  # Without our setting it would be after 30 s.
         finally:
             worker.kill()
 
@@ -256,10 +256,11 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     _send(redis_url, "x")
     wait_for(lambda: b"halted" in _states(redis_url), "its call was given up")
     worker.terminate()
-    assert worker.wait(10) == 0
+    assert worker.wait() == 0
     assert "worker_left" in worker.log()
 
 
+@pytest.mark.timeout(600)  # It starts six processes, each of which may take ten seconds.
 def test_a_record_that_kills_its_process_ends_two_more_than_it_has_attempts(
     redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
 ) -> None:

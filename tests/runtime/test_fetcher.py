@@ -295,7 +295,7 @@ async def test_many_idle_partitions_cost_a_few_commands(
         await wait_for_async(many_rounds, "idle partitions were asked for a dozen times")
         assert await calls("xinfo|stream") - looks <= 8 * (await calls("exists") - rounds)
         await desk.backend.execute("DEL", desk.stream_keys.events(63))
-        await wait_for_async(lambda: bool(desk.regressed), "it is reported", 1)
+        await wait_for_async(lambda: bool(desk.regressed), "it is reported")
         assert desk.regressed[0][0] == 63
 
 
@@ -352,7 +352,7 @@ async def test_a_key_that_is_written_over_again_while_it_is_put_right_is_not_tak
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is missing at one look, of another type at the next and missing again: never for two looks."""
-    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 300)
+    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 750)
     async with bench(redis_url, fetch_block_ms=100) as desk:
         key = desk.stream_keys.events(0)
         spare = f"{key}:spare"
@@ -404,12 +404,17 @@ def test_regression_compares_ids_as_numbers() -> None:
 
 # -- no partition waits for ever ---------------------------------------------------------------
 
+NEVER_OVER_MS = 300_000
+"""How long a read blocks: one that leaves a partition out does so for longer than a test waits."""
+
 
 async def test_a_partition_whose_entries_were_large_is_still_read_while_another_is_stuck(
     redis_url: str,
 ) -> None:
     """Its next entry is thought to need more than what is free; it is asked for all the same."""
-    async with bench(redis_url, partitions=3, prefetch_bytes=2 * 1024 * 1024) as desk:
+    async with bench(
+        redis_url, partitions=3, prefetch_bytes=2 * 1024 * 1024, fetch_block_ms=NEVER_OVER_MS
+    ) as desk:
         large, stuck, _ = (desk.fetcher.add(p, ZERO) for p in range(3))
         await desk.add_raw(b"x", partition=1)
         await wait_for_async(lambda: stuck.waiting == 1, "one partition holds an entry that stays")
@@ -418,7 +423,7 @@ async def test_a_partition_whose_entries_were_large_is_still_read_while_another_
         large.release(1, sum(entry.size for entry in large.take(1, 1)))
         for n in range(10):
             await desk.add_raw(b"small", partition=0)
-            await wait_for_async(lambda: large.waiting == 1, f"entry {n} behind the large one came", 1)
+            await wait_for_async(lambda: large.waiting == 1, f"entry {n} behind the large one came")
             large.release(1, sum(entry.size for entry in large.take(1, 1)))
 
 
@@ -428,9 +433,11 @@ def _has_entry(buffer: PartitionBuffer) -> bool:
 
 async def test_idle_partitions_are_all_asked_however_many_there_are(redis_url: str) -> None:
     """What a first entry may cost is a guess, and no reason to leave partitions out of a read."""
-    async with bench(redis_url, partitions=100, prefetch_bytes=2 * 1024 * 1024) as desk:
+    async with bench(
+        redis_url, partitions=100, prefetch_bytes=2 * 1024 * 1024, fetch_block_ms=NEVER_OVER_MS
+    ) as desk:
         buffers = [desk.fetcher.add(p, ZERO) for p in range(100)]
         for p in range(0, 100, 9):
             await desk.add_raw(b"x", partition=p)
-            await wait_for_async(partial(_has_entry, buffers[p]), f"the entry of {p} came", 1)
+            await wait_for_async(partial(_has_entry, buffers[p]), f"the entry of {p} came")
         assert desk.fetcher.reads < 60

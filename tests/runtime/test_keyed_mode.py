@@ -173,11 +173,11 @@ async def test_a_timeout_does_not_count_the_wait_for_a_thread(redis_url: str) ->
     """No call begins before there is a thread for it."""
 
     def price(_: Order) -> None:
-        time.sleep(0.1)
+        time.sleep(0.2)
 
     async with bench(redis_url, handler_threads=2) as desk:
         await desk.send(range(20), KEYS)
-        running = await desk.start(desk.spec(price, concurrency=20, timeout_ms=600))
+        running = await desk.start(desk.spec(price, concurrency=20, timeout_ms=1_400))
         await desk.until_committed(20)
         assert running.halted == []
 
@@ -627,7 +627,7 @@ async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: st
 
 async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str) -> None:
     """Of the calls that run, the one that has been running for longest."""
-    app = App("stuck", redis_url=redis_url, max_processing_time_ms=200)
+    app = App("stuck", redis_url=redis_url, max_processing_time_ms=1_000)
     orders = app.stream("orders", Order, key="number", partitions=1)
     with capture_logs() as logs:
 
@@ -637,6 +637,7 @@ async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str
         @app.processor(orders, concurrency=4)
         async def price(order: Order) -> None:
             if order.number == 3:
+                logs.clear()  # Of what a busy machine held up before.
                 await wait_for_async(alarms, "the alarm is raised")
 
         async with local_worker(app, url=redis_url) as worker:
@@ -653,6 +654,7 @@ async def test_it_counts_as_work_while_any_call_runs(redis_url: str) -> None:
         await release.wait()
 
     async with bench(redis_url) as desk:
+        began_ms = time.monotonic_ns() // 1_000_000
         running = await desk.start(desk.spec(price, concurrency=4))
         await desk.send(range(2), KEYS)
         await wait_for_async(lambda: running.runner.activity.busy_since_ms is not None, "a call runs")
@@ -663,7 +665,7 @@ async def test_it_counts_as_work_while_any_call_runs(redis_url: str) -> None:
         release.set()
         await desk.until_committed(2)
         now_ms = time.monotonic_ns() // 1_000_000
-        assert 190 <= running.runner.activity.worked_ms(now_ms) < 1_000
+        assert 190 <= running.runner.activity.worked_ms(now_ms) <= now_ms - began_ms
         assert running.runner.activity.worked_ms(now_ms + 1_000) == running.runner.activity.worked_ms(now_ms)
 
 

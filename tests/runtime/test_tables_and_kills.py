@@ -107,6 +107,7 @@ async def test_a_worker_dies_again_and_again_and_each_record_is_counted_once(emp
         assert await numbers(app) == expected(orders)
 
 
+@pytest.mark.timeout(600)  # It starts 23 processes, each of which may take ten seconds.
 async def test_processes_are_killed_at_random_and_each_record_is_counted_once(
     emptied: str, spawn: SpawnWorker, tmp_path: Path
 ) -> None:

@@ -175,7 +175,7 @@ async def test_a_function_that_keeps_the_event_loop_is_named_while_it_does(redis
     """The event loop cannot tell that itself; `status` shows it meanwhile, too."""
 
     async def take(item: Item) -> None:
-        time.sleep(0.8)
+        time.sleep(2.5)
 
     async with scene(redis_url, take) as seen:
         line = await seen.stalled()
@@ -270,7 +270,7 @@ async def test_a_batch_that_gathers_and_a_partition_without_entries_are_no_stall
         taken.append(len(batch))
 
     async with scene(
-        redis_url, take, 3, settings={"max_processing_time_ms": 400}, batch=100, within=1.0
+        redis_url, take, 3, settings={"max_processing_time_ms": 1_500}, batch=100, within=2.5
     ) as seen:
         await seen.worker.until_drained()
         assert seen.told() == []
