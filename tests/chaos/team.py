@@ -41,9 +41,6 @@ READ_COUNT = 2_000
 KEYS = 97
 PATIENCE_S = 60.0
 """How long anything is waited for that must happen: on a busy machine a process may stand for seconds."""
-STEADY = {name: str(3 * int(value)) for name, value in FAST.items()}
-"""Three times as long, for what is done hundreds of times on a machine that may be busy with other work:
-where a process stands still for half a second, nobody answers in half a second."""
 
 
 def setting(environ: Mapping[str, str], name: str) -> int:
@@ -204,6 +201,7 @@ class Team:
         deadline = time.monotonic() + timeout_s
         value: Any = None
         while True:
+            self._start_again()
             try:
                 value = condition()
                 if hasattr(value, "__await__"):
@@ -220,7 +218,6 @@ class Team:
 
     async def settled(self) -> list[Lock]:
         async def look() -> list[Lock] | None:
-            self._start_again()
             locks = await self.locks()
             sizes = Counter(lock.name for lock in locks)
             share, more = divmod(self.partitions, len(self.workers))

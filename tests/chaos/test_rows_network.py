@@ -13,9 +13,9 @@ import pytest
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.client import Backend
 from tests.chaos.proxy import Proxy, proxied, running
-from tests.chaos.team import STEADY, Team, now_ms, setting
+from tests.chaos.team import Team, now_ms, setting
 from tests.chaos.yard import Yard, gathered, scene, sized
-from tests.rebalance.scene import FAST
+from tests.rebalance.scene import FAST, STEADY
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 

@@ -32,6 +32,9 @@ FAST = {
     "STREAMWORKER_DRAIN_DEADLINE_MS": "3000",
 }
 """Times short enough for tests that wait for them; the relations are those of the defaults."""
+STEADY = {name: str(3 * int(value)) for name, value in FAST.items()}
+"""Three times as long, for tests in which nobody may be thought dead who lives, on a machine that may be busy
+with other work: where a process stands still for half a second, nobody answers in half a second."""
 CLAIM = {
     **FAST,
     "COORDINATION": "claim",
