@@ -32,11 +32,9 @@ from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
 from tests.helpers import whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
-from tests.rebalance.scene import FAST
+from tests.rebalance.scene import FAST, UNREACHED
 
 POLL_S = 0.05
-UNREACHED = 4
-"""Exit code of a worker that did not reach the server when it began."""
 READ_COUNT = 2_000
 KEYS = 97
 PATIENCE_S = 60.0

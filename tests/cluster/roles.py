@@ -19,12 +19,12 @@ def make_whole(cluster: EmbeddedCluster) -> None:
 
 @contextlib.contextmanager
 def may_change(cluster: EmbeddedCluster) -> Iterator[None]:
-    """Empty the Cluster, and let it replace nodes that are silent for 1.5 s; all nodes are back afterwards.
+    """Empty the Cluster, for a test that ends nodes or changes their roles; all nodes are back afterwards.
 
     The client that :func:`tests.raw.opened` keeps is closed on both sides, because it remembers the roles.
     """
     make_whole(cluster)
-    _change_roles_after(cluster, NODE_TIMEOUT_MS)
+    close_clusters()
     with opened(cluster.url) as client:
         client.flushall()
         client.script_flush()
@@ -32,11 +32,25 @@ def may_change(cluster: EmbeddedCluster) -> Iterator[None]:
         yield
     finally:
         make_whole(cluster)
-        _change_roles_after(cluster, QUIET_MS)
+        close_clusters()
 
 
-def _change_roles_after(cluster: EmbeddedCluster, timeout_ms: int) -> None:
+@contextlib.contextmanager
+def quick_to_replace(cluster: EmbeddedCluster) -> Iterator[None]:
+    """Let nodes be replaced that are silent for 1.5 s, and as soon again; only while this is wanted.
+
+    Replicas that are told to take over need it as well: for two timeouts no node votes about the same one.
+    """
+    before_ms = cluster.nodes[0].node_timeout_ms
+    _replace_after(cluster, NODE_TIMEOUT_MS)
+    try:
+        yield
+    finally:
+        _replace_after(cluster, before_ms)
+
+
+def _replace_after(cluster: EmbeddedCluster, timeout_ms: int) -> None:
     for node in cluster.nodes:
         node.node_timeout_ms = timeout_ms  # For the next time that the node starts.
-        node.ask("CONFIG", "SET", "cluster-node-timeout", timeout_ms)
-    close_clusters()
+        if node.running:
+            node.ask("CONFIG", "SET", "cluster-node-timeout", timeout_ms)

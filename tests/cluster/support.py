@@ -9,11 +9,13 @@ from typing import Any
 import redis
 
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
+from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.topology import slot_of
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.slots import OneSlot
+from tests.cluster.roles import quick_to_replace
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE_S, wait_for
 from tests.rebalance.remembered import RememberingScene
 from tests.rebalance.scene import Scene
 
@@ -67,11 +69,12 @@ def replica_of(cluster: EmbeddedCluster, primary: ClusterNode) -> ClusterNode:
 def fail_over(cluster: EmbeddedCluster, primary: ClusterNode) -> float:
     """Kill a primary, wait until its replica has its place, and start it again; return how long it took."""
     replica = replica_of(cluster, primary)
-    began = time.monotonic()
-    primary.kill()
-    wait_for(lambda: is_primary(replica), "the replica takes over")
-    took_s = time.monotonic() - began
-    primary.start()
+    with quick_to_replace(cluster):
+        began = time.monotonic()
+        primary.kill()
+        wait_for(lambda: is_primary(replica), "the replica takes over")
+        took_s = time.monotonic() - began
+        primary.start()
     return took_s
 
 
@@ -118,6 +121,8 @@ def finish_move(
         # The target first: should it end in between, nobody has the slot twice.
         for client in (there, here):
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", target.id)
+    # A node that has not heard of it would lead a client back, which asks any of them.
+    wait_for(lambda: primary_of(cluster, key) is target, "the slot has moved")
     return moved
 
 
@@ -156,6 +161,19 @@ class ClusterScene(RememberingScene):
     def __init__(self, cluster: EmbeddedCluster, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
         super().__init__(cluster.url, spawn, folder, partitions)
         self.cluster = cluster
+
+    def wait_until_drained(self, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until all nodes tell that no record waits; of one that is away nobody knows."""
+
+        def is_drained() -> bool:
+            try:
+                snapshot = self.snapshot()
+            except StreamworkerError:
+                return False
+            # A partition whose node gave no answer is shown as halted, without lag.
+            return snapshot.lag == 0 and all(view.state != "halted" for view in snapshot.partitions)
+
+        wait_for(is_drained, "there is no lag", timeout_s)
 
 
 def moves_on(scene: Scene, since_s: float) -> bool:

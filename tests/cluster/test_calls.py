@@ -15,6 +15,7 @@ from streamworker.redisio.group import membership
 from streamworker.redisio.scripts import COUNT, MARK
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.info import check_server
+from tests.cluster.roles import quick_to_replace
 from tests.cluster.support import (
     another_primary,
     begin_move,
@@ -224,16 +225,17 @@ async def test_a_node_that_died_is_replaced_by_its_replica(nodes: EmbeddedCluste
     lost = [key for key in keys if await backend.place_of(key) == f"127.0.0.1:{victim.port}"]
     wait_for(lambda: _has_all(nodes, victim), "the replica has it all")
     replica = replica_of(nodes, victim)
-    victim.kill()
-    answers = await backend.pipeline([("GET", key) for key in keys])
-    for key, answer in zip(keys, answers, strict=True):
-        assert isinstance(answer, BackendUnavailable) if key in lost else answer == key.encode()
 
     async def get() -> bytes:
         value: bytes = await backend.execute("GET", keys[0])
         return value
 
-    assert await retrying(get, rng=random.Random(1), tries=60, pause_max_ms=200) == keys[0].encode()
+    with quick_to_replace(nodes):
+        victim.kill()
+        answers = await backend.pipeline([("GET", key) for key in keys])
+        for key, answer in zip(keys, answers, strict=True):
+            assert isinstance(answer, BackendUnavailable) if key in lost else answer == key.encode()
+        assert await retrying(get, rng=random.Random(1), tries=300, pause_max_ms=200) == keys[0].encode()
     assert is_primary(replica)
 
 
@@ -261,6 +263,6 @@ async def test_what_a_failover_lost_does_not_come_back(nodes: EmbeddedCluster, b
             str(entry.id) for entry in await streams.range_entries(backend, GROUP.events(0), ZERO, None, 99)
         ]
 
-    there = await retrying(ids, rng=random.Random(1), tries=60, pause_max_ms=200)
+    there = await retrying(ids, rng=random.Random(1), tries=300, pause_max_ms=200)
     assert there == [str(entry.id) for entry in kept]
     assert lost[0].id > kept[-1].id

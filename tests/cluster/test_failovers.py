@@ -57,7 +57,7 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
             wait_for(again, "every partition runs again", 60)
             resumed_s.append(time.monotonic() - killed_s)
             make_whole(scene.cluster)
-    wait_for(lambda: scene.snapshot().lag == 0, "there is no lag", 60)
+    scene.wait_until_drained()
     _, gone = scene.judged(told)
     reported = told.entries_reported
     print(

@@ -21,7 +21,6 @@ import pytest
 import redis
 
 from streamworker import App
-from streamworker.dev.server import free_port
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
@@ -36,6 +35,7 @@ from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER, SpawnWorker
 from tests.helpers import wait_for
 from tests.rebalance.ledger_app import Item
 from tests.rebalance.scene import KEYS, Scene
+from tests.sentinel.trio import free_ports
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -150,7 +150,8 @@ class TlsCluster:
 def tls(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsCluster]:
     if REDIS_SERVER is None:
         pytest.fail(NO_REDIS_SERVER)
-    nodes = [Node(free_port(), free_port(), certificates) for _ in range(NODES)]
+    ports = iter(free_ports(2 * NODES))
+    nodes = [Node(next(ports), next(ports), certificates) for _ in range(NODES)]
     with ExitStack() as stack:
         for node in nodes:
             home = tmp_path_factory.mktemp("node")

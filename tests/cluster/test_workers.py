@@ -119,6 +119,7 @@ def test_the_primary_of_the_membership_dies_while_events_flow(scene: ClusterScen
     )
 
 
+@pytest.mark.alone
 def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
     """Sends, reads and commits about other nodes do not wait for it."""
     scene.worker("w1", **FAST)

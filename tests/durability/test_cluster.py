@@ -12,6 +12,7 @@ from streamworker.errors import BackendUnavailable, ProducerError
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import check_durability
 from streamworker.settings import Settings
+from tests.cluster.roles import quick_to_replace
 from tests.cluster.support import is_primary, primary_of, replica_of
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Order, Priced, bench
@@ -40,7 +41,7 @@ async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(nodes: Em
         os.kill(replica.pid, signal.SIGSTOP)
         try:
             with pytest.raises(ProducerError, match="0 of 1 replicas had it"):
-                await desk.producer.send(Order(100, where[there]), timeout=0.5)
+                await desk.producer.send(Order(100, where[there]), timeout=2)
             await desk.producer.send(Order(101, where[elsewhere]), timeout=5)
             here = await desk.start(desk.spec(price, batch=500), there)
             other = await desk.start(desk.spec(price, batch=500), elsewhere)
@@ -63,8 +64,9 @@ async def test_who_begins_in_a_failover_is_not_told_that_its_durability_does_not
         await check_durability(backend, settings)
         old = primary_of(nodes, "a")
         new = replica_of(nodes, old)
-        new.ask("CLUSTER", "FAILOVER")
-        await wait_for_async(lambda: is_primary(new) and not is_primary(old), "they have changed places")
+        with quick_to_replace(nodes):
+            new.ask("CLUSTER", "FAILOVER")
+            await wait_for_async(lambda: is_primary(new) and not is_primary(old), "they have changed places")
         with pytest.raises(BackendUnavailable, match="it is a replica by now"):
             await check_durability(backend, settings)
 

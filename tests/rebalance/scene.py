@@ -4,9 +4,10 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tests.rebalance.ledger_app import Item
 
 HERE = Path(__file__).parent
 KEYS = GroupKeys("ledger", "items", "record")
+UNREACHED = 4
+"""Exit code of a worker that did not reach the server when it began."""
 FAST = {
     "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "200",
     "STREAMWORKER_CALL_TIMEOUT_MS": "500",
@@ -71,11 +74,22 @@ class Scene:
         self.ledger.mkdir()
         self.sent = 0
         self._spawn = spawn
+        self._started: list[tuple[WorkerProcess, Callable[[], WorkerProcess]]] = []
+        """All workers, and what starts each again."""
 
     def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
         variables = {"LEDGER": str(self.ledger), "PARTITIONS": str(self.partitions), **environ}
         command = ("run", "ledger_app:app", "--name", name, *arguments)
-        return self._spawn(*command, cwd=HERE, environ=variables)
+        start = partial(self._spawn, *command, cwd=HERE, environ=variables)
+        self._started.append((start(), start))
+        return self._started[-1][0]
+
+    def _start_again(self) -> None:
+        """Start whoever did not reach the server when it began, as a supervisor would."""
+        for worker, start in self._started:
+            if worker.process.poll() == UNREACHED and "worker_started" not in worker.log():
+                again = start()
+                worker.process, worker.log_path = again.process, again.log_path
 
     def bystander(self) -> None:
         """Start a process that loads what a worker loads, and takes no part."""
@@ -117,6 +131,7 @@ class Scene:
 
     def owners(self) -> dict[str, int]:
         """Return how many partitions each worker's locks hold, by name."""
+        self._start_again()  # Who waits for workers looks here again and again.
         snapshot = self.snapshot()
         names = {member.id: member.name for member in snapshot.members}
         held: dict[str, int] = {}

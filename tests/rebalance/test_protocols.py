@@ -8,11 +8,11 @@ import redis
 
 from streamworker.redisio.keys import StreamKeys
 from tests.helpers import wait_for
-from tests.rebalance.scene import CLAIM, FAST, KEYS, LEASE, Scene
+from tests.rebalance.scene import CLAIM, KEYS, LEASE, STEADY, Scene
 
 pytestmark = pytest.mark.timeout(180)
 
-STICKY = {**FAST, "ASSIGNMENT": "sticky"}
+STICKY = {**STEADY, "ASSIGNMENT": "sticky"}
 
 
 def moved(scene: Scene) -> list[tuple[str, int]]:
@@ -20,7 +20,7 @@ def moved(scene: Scene) -> list[tuple[str, int]]:
     return [(each.cause, len(each.moved)) for each in scene.snapshot().rebalances]
 
 
-@pytest.mark.parametrize("environ", [FAST, STICKY, CLAIM, LEASE], ids=["range", "sticky", "claim", "lease"])
+@pytest.mark.parametrize("environ", [STEADY, STICKY, CLAIM, LEASE], ids=["range", "sticky", "claim", "lease"])
 def test_partitions_follow_joins_a_leave_and_a_death_and_nothing_is_lost_or_repeated_in_the_log(
     scene: Scene, environ: Mapping[str, str]
 ) -> None:
@@ -39,12 +39,12 @@ def test_partitions_follow_joins_a_leave_and_a_death_and_nothing_is_lost_or_repe
         assert w1.wait() == 0, w1.log()
         scene.wait_until_even("w2", "w3")
         w2.kill()
-        scene.wait_for_owners({"w3": 8}, 30)
+        scene.wait_for_owners({"w3": 8})
         after = {view.partition: view.epoch for view in scene.held_by("w3")}
     scene.wait_until_drained()
     scene.check_acked_log()
     causes = ["join", "join", "join", "leave", "left", "death"]
-    if environ is FAST:
+    if environ is STEADY:
         assert [cause for cause, _ in moved(scene)] == causes
     if environ is STICKY:
         assert moved(scene) == list(zip(causes, (8, 4, 2, 3, 0, 4), strict=True))

@@ -35,6 +35,8 @@ class FailoverScene(RememberingScene):
         super().__init__(trio.url, spawn, folder, partitions)
         self.trio, self.replicas = trio, REPLICAS
         self.workers: list[WorkerProcess] = []
+        self.flow = Told()
+        """What the sender was told so far."""
         self._read_up_to: dict[Path, int] = {}
         self._ran_at: dict[int, float] = {}
         """When each partition began its last batch."""
@@ -72,6 +74,10 @@ class FailoverScene(RememberingScene):
                 partition, start = call["partition"], call["start"]
                 self._ran_at[partition] = max(start, self._ran_at.get(partition, 0.0))
         return sum(start > moment for start in self._ran_at.values()) == self.partitions
+
+    def was_confirmed_since(self, moment_ms: float) -> bool:
+        """Whether a send was confirmed that was written after a moment."""
+        return any(sent.entry_id.ms > moment_ms for sent in list(self.flow.confirmed.values()))
 
     # -- judging -------------------------------------------------------------------------------
 

@@ -183,6 +183,7 @@ async def test_what_leads_to_a_primary_that_was_cut_off_is_closed(trio: Trio) ->
         blocked = long_read(waiting)
         await asyncio.sleep(1.5)  # It listens by then: LISTEN_WITHIN_S
         old = trio.primary
+        trio.let_sentinels_talk(5_000)  # It is not to be told soon that it was replaced.
         old.pause()
         try:
             began = time.monotonic()

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from streamworker.dev.children import Child
 from streamworker.dev.server import find_server
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE_S, wait_for
 
 SERVICE = "orders"
 QUORUM = 2
@@ -312,7 +312,7 @@ class Trio:
                 return
         raise AssertionError("no failover that was asked for was done")
 
-    def wait_for_other_primary(self, than: Instance, timeout_s: float = 20.0) -> Instance:
+    def wait_for_other_primary(self, than: Instance, timeout_s: float = PATIENCE_S) -> Instance:
         """Wait until most of the sentinels name another server, and it says that it is one."""
 
         def found() -> Instance | None:
