@@ -19,7 +19,7 @@ from tests.helpers import wait_for
 from tests.rebalance.remembered import Told
 from tests.rebalance.scene import KEYS
 from tests.sentinel.scene import FailoverScene
-from tests.sentinel.trio import DOWN_AFTER_MS, QUIET_MS, Instance, Trio
+from tests.sentinel.trio import Instance, Trio
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -49,6 +49,7 @@ def killed(scene: FailoverScene, rng: random.Random) -> Instance:
             wait_for(lambda: scene.was_confirmed_since(since_ms), "a send is confirmed")
             wait_for(lambda: acked_rows(primary) > rows, "a batch is committed")
         primary.kill()
+    scene.trio.replace(primary)
     return primary
 
 
@@ -77,7 +78,7 @@ def stopped(scene: FailoverScene, rng: random.Random) -> Instance:
     primary = scene.trio.primary
     primary.pause()
     try:
-        scene.trio.wait_for_other_primary(primary)
+        scene.trio.replace(primary)
         time.sleep(0.3 * rng.random())
     finally:
         primary.resume()
@@ -114,14 +115,11 @@ def run(
     with scene.trio.switches() as switches, scene.remembered_load(PER_SECOND) as flow:
         scene.flow = flow
         wait_for(partial(scene.every_partition_ran_since, 0.0), "every partition runs")
-        if {killed, stopped} & set(faults):  # Else no failovers but those: a busy machine has some.
-            scene.trio.let_primary_be_silent(DOWN_AFTER_MS)
         for fault in faults:
             scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)
             named, ran = fail_over(scene, fault, rng)
             print(f"{fault.__name__}: another primary after {named:.2f} s, all ran {ran:.2f} s later")
             took.append((named, ran))
-        scene.trio.let_primary_be_silent(QUIET_MS)
         scene.switches = switches()
         print(f"replaced {len(scene.switches)} times, for {scene.failovers} wanted")
     scene.wait_until_all_is_committed()

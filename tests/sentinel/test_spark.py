@@ -20,7 +20,7 @@ from streamworker.spark.source.offsets import Offset, from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
 from tests.helpers import wait_for
-from tests.sentinel.trio import DOWN_AFTER_MS, QUIET_MS, Instance, Trio
+from tests.sentinel.trio import Instance, Trio
 from tests.spark.acked import ORDER, AckedLog
 
 EVERYTHING = ReadAllAvailable()
@@ -79,10 +79,8 @@ def test_a_primary_that_was_cut_off_is_left_once_the_sentinels_name_another(
     patient = Connection("trio", 20_000)
     old = steady.primary
     assert patient.call(port_of) == old.port
-    steady.let_primary_be_silent(for_ms=DOWN_AFTER_MS)
     old.pause()
-    steady.wait_for_other_primary(old)
-    steady.let_primary_be_silent(for_ms=QUIET_MS)
+    steady.replace(old)
     old.resume()
     time.sleep(0.5)
     assert patient.call(port_of) != old.port
@@ -158,10 +156,8 @@ def failover_that_loses(steady: Trio) -> Iterator[None]:
     """Let the primary die, and with it what is written to it in this block."""
     with steady.replicas_cut_off() as old:
         yield
-        steady.let_primary_be_silent(for_ms=DOWN_AFTER_MS)
         old.kill()
-    steady.wait_for_other_primary(old)
-    steady.let_primary_be_silent(for_ms=QUIET_MS)
+    steady.replace(old)
 
 
 def rows(batches: list[pa.RecordBatch]) -> int:

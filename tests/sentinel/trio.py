@@ -312,6 +312,24 @@ class Trio:
                 return
         raise AssertionError("no failover that was asked for was done")
 
+    def replace(self, silent: Instance) -> Instance:
+        """Let the sentinels replace the primary, which gives no answer any more, and return the new one.
+
+        Nobody else is replaced: on a busy machine the new primary may give no answer for as long at first.
+        """
+
+        def is_under_way() -> bool:
+            flat = [each for one in self.sentinels for each in one.ask("SENTINEL", "REPLICAS", SERVICE)]
+            replicas = [dict(zip(each[::2], each[1::2], strict=True)) for each in flat]
+            # Whoever led the last failover may not be done with that: there the silent one was chosen.
+            chosen = {int(each["port"]) for each in replicas if "promoted" in each["flags"]}
+            return bool(chosen - {silent.port}) or self.named != silent.port
+
+        self.let_primary_be_silent(DOWN_AFTER_MS)
+        wait_for(is_under_way, "a replica is chosen")
+        self.let_primary_be_silent(QUIET_MS)
+        return self.wait_for_other_primary(silent)
+
     def wait_for_other_primary(self, than: Instance, timeout_s: float = PATIENCE_S) -> Instance:
         """Wait until most of the sentinels name another server, and it says that it is one."""
 
