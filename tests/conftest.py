@@ -1,5 +1,6 @@
 """Fixtures for all tests: real servers and real worker processes."""
 
+import logging
 import os
 import shutil
 from collections import Counter
@@ -240,9 +241,15 @@ def pytest_runtest_teardown() -> Generator[None]:
 
 
 @pytest.fixture(autouse=True)
-def lines_of_all_levels() -> None:
+def lines_of_all_levels() -> Iterator[None]:
     """Tests look at lines of level debug, which a worker in the process leaves out by itself."""
+    handlers, level = list(logging.root.handlers), logging.root.level
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+    yield
+    # A command in the process sends log lines to its stderr, which has ended with it.
+    structlog.reset_defaults()
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="session")
