@@ -1,6 +1,5 @@
 """Fixtures for all tests: real servers and real worker processes."""
 
-import logging
 import os
 import shutil
 from collections import Counter
@@ -16,7 +15,7 @@ from hypothesis import settings
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from tests.cluster import roles
-from tests.helpers import WorkerProcess
+from tests.helpers import WorkerProcess, logging_set_back
 from tests.raw import close_clusters, opened
 from tests.sentinel.trio import QUIET_MS, Trio
 
@@ -243,13 +242,9 @@ def pytest_runtest_teardown() -> Generator[None]:
 @pytest.fixture(autouse=True)
 def lines_of_all_levels() -> Iterator[None]:
     """Tests look at lines of level debug, which a worker in the process leaves out by itself."""
-    handlers, level = list(logging.root.handlers), logging.root.level
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
-    yield
-    # A command in the process sends log lines to its stderr, which has ended with it.
-    structlog.reset_defaults()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
+    with logging_set_back():
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import inspect
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import psutil
+import structlog
 
 from streamworker.core.snapshot import PartitionView
 from streamworker.testing import LocalWorker, Snapshot
@@ -63,6 +65,18 @@ async def wait_for_async(
         if time.monotonic() > deadline:
             raise AssertionError(f"Waited {timeout_s} s in vain until {description}; last: {value!r}")
         await asyncio.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def logging_set_back() -> Iterator[None]:
+    """Set logging back: a command in this process sends log lines to its stderr, which ends with it."""
+    handlers, level = list(logging.root.handlers), logging.root.level
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+        logging.root.handlers[:] = handlers
+        logging.root.setLevel(level)
 
 
 async def until_shown(

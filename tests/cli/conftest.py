@@ -1,17 +1,16 @@
 """An app on disk, and the command line in this process."""
 
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from streamworker.cli.root import app
 from tests.cli.terminal import Terminal
+from tests.helpers import logging_set_back
 
 SHOP = """
 import msgspec
@@ -71,16 +70,10 @@ def shop(folder: Path) -> Path:
 def invoke(shop: Path) -> Invoke:
     """Run ``streamworker ARGUMENTS`` in this process, without Redis."""
     del shop
-    handlers, level = list(logging.root.handlers), logging.root.level
 
     def run(*arguments: str, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
-        try:
+        with logging_set_back():
             return CliRunner().invoke(app, list(arguments), input=input, env=env, prog_name="streamworker")
-        finally:
-            # A command sends log lines to its stderr, and that ends with it.
-            structlog.reset_defaults()
-            logging.root.handlers[:] = handlers
-            logging.root.setLevel(level)
 
     return run
 
