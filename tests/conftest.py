@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
@@ -22,6 +23,9 @@ from tests.sentinel.trio import QUIET_MS, Trio
 # A test judges no times: on a busy machine an example may take a second.
 settings.register_profile("busy", settings(), deadline=None)
 settings.load_profile("busy")
+
+# A shell starts what it runs in the background with SIGINT ignored, and all that tests start inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REDIS_SERVER = shutil.which("redis-server")
 NO_REDIS_SERVER = (

@@ -5,6 +5,10 @@ process at once with ``FORCED``. Nothing may block this forced end: neither an e
 blocks, nor a log that nobody reads, where a writer waits while it holds the log's lock. So a separate
 thread waits for the signals and watches the deadline. It starts before any signal arrives: a signal
 handler interrupts the main thread anywhere, and can neither log nor start a thread safely.
+
+The one gap is Python's own: it runs the signal handler in the main thread. If that thread is in a system
+call that blocks, and the signal came just before the call, or another thread got it, as may happen after
+SIGSTOP, the handler runs when the call returns. Only SIGKILL ends the process before.
 """
 
 import asyncio
