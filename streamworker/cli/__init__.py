@@ -3,9 +3,26 @@
 ``streamworker --help`` loads neither pyarrow nor pyspark: commands import such packages when they run.
 """
 
+import os
+import sys
+from pathlib import Path
+
 
 def main() -> None:
     """Run the command line; the process exits with one of ``cli.exit_codes``."""
+    _open_closed_streams()
     from streamworker.cli.root import app
 
     app(prog_name="streamworker")
+
+
+def _open_closed_streams() -> None:
+    """Open the null device for each standard stream that the parent has closed, as some supervisors do.
+
+    Otherwise a connection may get the descriptor 1 or 2, and what a library prints there would go to Redis.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = Path(os.devnull).open(mode, encoding="utf-8")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)

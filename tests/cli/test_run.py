@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -41,6 +43,18 @@ def test_a_worker_that_is_told_to_stop_ends_with_0(
     worker.send_signal(number)
     assert worker.wait() == ExitCode.OK
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
+
+
+@pytest.mark.full
+def test_a_worker_runs_where_the_standard_streams_are_closed(streamworker: Invoke, shop: Path) -> None:
+    """Some supervisors close all three for what they start."""
+    command = f"exec {sys.executable} -m streamworker run shop:app <&- >&- 2>&-"
+    worker = subprocess.Popen(["bash", "-c", command], cwd=shop)
+    try:
+        wait_for(lambda: f" {worker.pid} " in streamworker("status", "shop:audit").stdout, "it is a member")
+    finally:
+        worker.terminate()
+    assert worker.wait(60) == ExitCode.OK
 
 
 def test_a_worker_that_is_told_twice_ends_with_5(
