@@ -1,13 +1,16 @@
 """What holds for every script: foreign types, forgotten scripts, no undeclared keys."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.membership.mending import fingerprint
+from streamworker.errors import BackendError
 from streamworker.redisio import scripts
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
@@ -17,7 +20,7 @@ from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument, Link
-from tests.contract.support import GROUP, STREAM, Group, Raw, batch_of, everything, url_of_user
+from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, batch_of, everything, url_of_user
 
 pytestmark = pytest.mark.anyio
 
@@ -251,3 +254,87 @@ def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster() -> None:
     """They share their hash tag."""
     for name, call in CALLS.items():
         assert len({key[key.index("{") : key.index("}")] for key in call.keys}) == 1, name
+
+
+LOCK_FIELDS = (
+    *("owner", "epoch", "generation", "checkpoint", "entries", "rows", "log", "state", "reason", "aside"),
+    *("deaths", "tries", "ordered", "obeyed", "paused_at", "wanted_since", "wanted_at", "wanted_in"),
+    *("from_epoch", "reset", "tail", "gone", "retry"),
+)
+FIELDS = {
+    LOCK: LOCK_FIELDS,
+    OTHER_GROUP.lock(0): ("checkpoint", "entries"),
+    COUNTS: ("extra", "before", "folded", "retained", "chosen", "oldest"),
+    GROUPS: ("price", "audit", "#trimmed"),
+    OUTBOX.heads: ("#", "priced/0"),
+    STREAM.taken(0): ("orders/0/audit",),
+    GROUP.delayed(0): ("due", "id"),
+    GROUP.of_group("claims"): ("0", "1", "last"),
+    GROUP.of_group("grab"): ("1", "3", "5", "last"),
+    GROUP.of_group("allocation"): ("3", "4", "5"),
+    GROUP.tables(0, ["totals"])[0]: ("ann",),
+}
+"""The fields of hashes that scripts read; ``OTHER_GROUP`` and ``GROUPS`` are read by all that trim."""
+HIGHEST = f"{2**64 - 1}-{2**64 - 1}"
+STRANGE = ("", "x", "-1", "nan", "1e400", "1-", "007-1", HIGHEST, None)
+"""Values that streamworker does not write there; None removes the field."""
+STRANGE_ENTRIES: list[dict[str, str]] = [
+    {"x": ""},
+    {"rows": "x", "at": "x"},
+    {"sw:first": "x"},
+    {"sw:first": "5-0", "extra": "nan", "n": "x", "crc": ""},
+]
+_TRIMS = replace(_COMMIT, acked_limit=1)
+_COLUMNS = ["sw:first", "", "extra", "", "n", 3, "crc", "", "v", "x"]
+VARIANTS = [
+    *CALLS.values(),
+    Call(scripts.COMMIT, *commit.commit_call(GROUP, _TRIMS)),
+    Call(scripts.TRIM, CALLS["data/trim"].keys, (5, 100, "price", 10, 1, 10, 1, 1)),
+    Call(scripts.APPEND, CALLS["data/append"].keys, (1, "", 5, 3, "p", 3, 6, *_COLUMNS[4:])),
+]
+
+
+def _meddle(raw: Raw, key: str, field: str, value: str | None) -> None:
+    if value is None:
+        raw.hdel(key, field)
+    else:
+        raw.hset(key, field, value)
+
+
+def _meddlings(raw: Raw, call: Call) -> Iterator[Callable[[], object]]:
+    """Return all that another program may do to what a call reads, one at a time."""
+    near = {*call.keys, *((OTHER_GROUP.lock(0), GROUPS, COUNTS) if EVENTS in call.keys else ())}
+    for key in sorted(near & set(FIELDS)):
+        for field, value in product(FIELDS[key], STRANGE):
+            yield partial(_meddle, raw, key, field, value)
+    for key in {EVENTS, ACKED, DEAD, OUTBOX.messages} & near:
+        yield partial(raw.delete, key)
+        for entry in STRANGE_ENTRIES:
+            yield partial(raw.xadd, key, entry, id="5-0" if key == EVENTS else "11-0")  # type: ignore[arg-type]
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("name", sorted(CALLS))
+async def test_no_script_fails_after_its_first_write_whatever_stands_there(
+    group: Group, raw: Raw, name: str
+) -> None:
+    """Another program may write over a field, remove it, or add an entry."""
+    await prepare(group)
+    raw.hset(OTHER_GROUP.lock(0), mapping={"checkpoint": "1-0", "entries": "1"})
+    raw.hset(COUNTS, mapping={"extra": "3", "folded": "1"})
+    raw.hset(GROUPS, mapping={"price": "0", "audit": "0"})
+    prepared, failed = everything(raw), []
+    for call in VARIANTS:
+        for meddle in _meddlings(raw, call) if call.script.name == name else ():
+            raw.delete(*raw.keys())
+            for key, dumped in prepared.items():
+                raw.restore(key, 0, dumped)
+            meddle()
+            before = everything(raw)
+            try:
+                await group.backend.run(call.script, call.keys, call.args)
+            except BackendError as error:
+                if everything(raw) != before or "user_script" in str(error):
+                    failed.append((meddle, str(error)))
+    assert not failed

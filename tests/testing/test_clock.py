@@ -9,9 +9,11 @@ from typing import Any
 import anyio
 import anyio.to_thread
 import msgspec
+import pyarrow as pa
 import pytest
 
 from streamworker import App, Context, DeadLetter, Retry
+from streamworker.core.data.entries import EntryId
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys
@@ -338,3 +340,23 @@ async def test_what_a_service_refuses_is_set_aside_after_its_attempts() -> None:
     assert letter.error.startswith("ValueError")
     assert letter.attempts == 5
     assert time.monotonic() - began_s < 20
+
+
+async def test_tables_that_are_sent_while_the_clock_stands_still_have_ids_of_that_time() -> None:
+    """Each is a millisecond behind the one before, however many there are."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1, codec="arrow")
+    seen: list[EntryId] = []
+
+    @app.processor(orders)
+    async def take(order: Order, ctx: Context) -> None:
+        seen.append(ctx.entry_id)
+
+    rows = pa.table({"customer": ["ann"] * 7, "number": list(range(7))})
+    async with local_worker(app, clock="virtual") as worker:
+        for _ in range(200):
+            assert await orders.send_table(rows) == 7
+        await worker.until_drained()
+    assert len(seen) == len(set(seen)) == 1400
+    assert seen == sorted(seen)
+    assert seen[-1].ms - seen[0].ms < 10_000

@@ -64,7 +64,7 @@ if held[3] == new and not (is_tick and ticked ~= ARGV[15]) then
   return reply('DUP')
 end
 if held[3] ~= previous or is_tick and ticked ~= ARGV[12] then
-  if held[3] and not string.find(held[3], '^%d+%-%d+$') then return {'BADTYPE', lock} end
+  if held[3] and not is_id(held[3]) then return {'BADTYPE', lock} end
   return reply('GAP')
 end
 

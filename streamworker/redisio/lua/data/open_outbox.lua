@@ -3,9 +3,11 @@
 -- that is in the outbox; a commit that nobody has confirmed may have left messages.
 --
 -- KEYS  1 outbox (stream)  2 heads (hash)
--- reply [OK, fields and values of the heads] | [BADTYPE, key]
+-- reply [OK, fields and values of the heads] | [BADTYPE, key] for a key of another type, and for heads that
+--       another program wrote
 local messages, heads = KEYS[1], KEYS[2]
 local last, known = stream_position(messages), redis.call('HGET', heads, '#')
+if known and not is_id(known) then return {'BADTYPE', heads} end
 if last ~= '0-0' then
   redis.call('HDEL', heads, '')  -- changes nothing, and makes Redis accept HSET when memory is full
   if known and id_less(known, last) then

@@ -31,7 +31,7 @@ local PAUSE_MS = 3000
 local lock, owner = KEYS[1], ARGV[1]
 local generation, deadline = tonumber(ARGV[2]), tonumber(ARGV[3])
 local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows')
-if has[1] and not (string.find(has[1], '^%d+%-%d+$') and is_count(has[2]) and is_count(has[3])) then
+if has[1] and not (is_id(has[1]) and is_count(has[2]) and is_count(has[3])) then
   return {'BADTYPE', lock}
 end
 register(lock, KEYS[2], KEYS[3], ARGV[4], '0-0', ARGV[5])

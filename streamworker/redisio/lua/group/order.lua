@@ -12,7 +12,7 @@ local ASIDE = 100
 local lock, order, id = KEYS[1], ARGV[1], ARGV[4]
 local held = redis.call('HMGET', lock, 'checkpoint', 'owner', 'ordered', 'paused_at', 'aside')
 if not held[1] then return {'MISSING'} end
-if not string.find(held[1], '^%d+%-%d+$') then return {'BADTYPE', lock} end
+if not is_id(held[1]) then return {'BADTYPE', lock} end
 local now, last = server_ms(), tonumber(held[3] or '') or 0
 if (order == 'resume' and not held[4]) or (order == 'put' and not id_less(held[1], id)) then
   return {'KEPT', held[3] or '0', held[2] or ''}

@@ -61,9 +61,11 @@ local function add_records(events, counts, count, from)
     if next_id == '*' then next_id = string.match(last, '^%d+') .. '-*' end
   end
   local function choose_id(of, add_many)
-    local now, chosen = redis.call('TIME'), redis.call('HGET', counts, 'chosen') or '0-0'
+    local now, chosen = redis.call('TIME'), redis.call('HGET', counts, 'chosen')
+    if not is_id(chosen) or #chosen > 32 then chosen = '0-0' end  -- another program wrote it
     local us = tonumber(now[2])
     local ms, first = tonumber(now[1]) * 1000 + math.floor(us / 1000), (us % 1000 + 1) * 1e9
+    ms = math.max(ms, tonumber(string.match(chosen, '^%d+')))  -- the clock may stand still, or have gone back
     local later = 0
     while true do
       local at = text(ms + later)

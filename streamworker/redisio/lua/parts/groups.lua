@@ -37,7 +37,8 @@ local function fold_counts(events)
   if extra == folded or redis.call('EXISTS', events) == 0 then return end
   local info = pairs_of(redis.call('XINFO', 'STREAM', events))
   local added = info['entries-added'] + extra - folded
-  redis.call('XSETID', events, info['last-generated-id'], 'ENTRIESADDED', string.format('%.0f', added))
+  local set = redis.pcall('XSETID', events, info['last-generated-id'], 'ENTRIESADDED', text(added))
+  if set.err then return end  -- another program wrote the counts
   redis.call('HSET', beside(events, 'counts'), 'folded', string.format('%.0f', extra))
 end
 
@@ -69,7 +70,7 @@ local function left_after(events, id, length, first)
   local left, entries, last = 0, 0, id
   repeat
     -- Few at a time: an entry of many records may have 64 kB.
-    local slice = redis.call('XRANGE', events, '(' .. last, '+', 'COUNT', extra == 0 and COUNTED_MAX or 100)
+    local slice = redis.pcall('XRANGE', events, '(' .. last, '+', 'COUNT', extra == 0 and COUNTED_MAX or 100)
     for _, entry in ipairs(slice) do left = left + records_after(entry, id) end
     entries = entries + #slice
     last = #slice > 0 and slice[#slice][1]
@@ -85,6 +86,7 @@ local function settle(lock, events, group)
   local deleted = deleted_by_others(events, added, length)
   if redis.call('HGET', groups_key(events), group) == text(deleted) then return 0 end
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
+  if not (is_id(held[1]) and tonumber(held[2] or '')) then return 0 end
   local left = left_after(events, held[1], length, first)
   if not left then return 0 end
   local entries = math.max(0, records_added(events, added) - left)  -- as in `register`

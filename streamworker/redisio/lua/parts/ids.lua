@@ -1,6 +1,11 @@
 -- An entry id is two whole numbers of up to 64 bits. As text, '10-1'
 -- would sort before '9-1'; as Lua numbers, they would lose digits above 2^53.
 
+-- Another program may have written anything where an id is expected.
+local function is_id(value)
+  return value and string.find(value, '^%d+%-%d+$') ~= nil
+end
+
 local function digits_less(a, b)
   if #a ~= #b then return #a < #b end
   return a < b

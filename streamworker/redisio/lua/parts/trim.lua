@@ -21,11 +21,12 @@ local function keep_from(events)
   names[TRIMMED] = nil
   for name, is_listed in pairs(names) do
     local held = redis.pcall('HMGET', beside(events, 'lock:' .. name), 'checkpoint', 'entries')
-    if held.err or is_listed and not held[1] then return '0-0', 0 end
     local group = shown[name]
-    if held[1] then
+    if is_id(held[1]) then
       needs(successor(held[1]), held[2])
       show_group(events, name, group, held[1], held[2])
+    elseif held.err or held[1] or is_listed then
+      needs('0-0', 0)
     else
       local read = (group['entries-read'] or 0) - group['pending']
       needs(successor(group['last-delivered-id']), read)
@@ -110,7 +111,7 @@ end
 local function note_oldest(lock, acked)
   local first = redis.call('XRANGE', acked, '-', '+', 'COUNT', 1)[1]
   redis.call('HDEL', lock, 'oldest')  -- and so Redis accepts HSET when memory is full
-  local dropped = redis.call('HGET', lock, 'rows')
+  local dropped = redis.call('HGET', lock, 'rows') or '0'
   if first then
     local fields = pairs_of(first[2])
     dropped = text(tonumber(string.match(first[1], '^%d+')) - (tonumber(fields['rows'] or '') or 0))
@@ -125,6 +126,6 @@ local function waiting_entries(acked, total, past)
   local entries = redis.call('XLEN', acked)
   local first = past > 0 and redis.call('XRANGE', acked, '-', '+', 'COUNT', 1)[1]
   if not first then return entries end
-  local held = total - tonumber(string.match(first[1], '^%d+')) + tonumber(pairs_of(first[2])['rows'] or '1')
+  local held = total - tonumber(string.match(first[1], '^%d+')) + (tonumber(pairs_of(first[2])['rows'] or '') or 1)
   return math.ceil(entries * math.min(1, math.max(0, total - past) / held))
 end

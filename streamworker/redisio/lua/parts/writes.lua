@@ -9,7 +9,7 @@ end
 -- Begins a change of ownership in a hash, and returns its version: the server's time, or the last version
 -- plus one if that is greater, so that it grows even if the hash is lost.
 local function next_version(hash)
-  local last = tonumber(redis.call('HGET', hash, 'last') or '0')
+  local last = tonumber(redis.call('HGET', hash, 'last') or '') or 0
   local version = text(math.max(server_ms(), last + 1))
   begin_writes(hash)
   redis.call('HSET', hash, 'last', version)
