@@ -36,7 +36,9 @@ from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.settings import AT_MOST, RULES, Settings
 from streamworker.sim.scenario import HAPPENINGS, play, read
+from streamworker.core.text import TEXT_MAX, storable
 from tests.core.vectors import VECTORS
+from tests.runtime.texts import ESCAPED, REFUSED, TEXTS
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
 from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 
@@ -327,6 +329,23 @@ def happenings() -> str:
     return "\n".join(["```text", *forms, "```"])
 
 
+def kinds_of_text() -> str:
+    """Return what is stored in place of each kind of text, by the function that stores it."""
+    rows = []
+    for kind, (text, _) in TEXTS.items():
+        kept = storable(text)
+        kept = f"its first {TEXT_MAX:,} characters" if len(kept) == TEXT_MAX else f"`{kept}`"
+        rows.append(f"| {kind} | {kept} |")
+    return "\n".join(["| text | is kept as |", "|---|---|", *rows])
+
+
+def ways_of_text() -> str:
+    """Return where text comes from, and where it goes or is refused; a test runs each line."""
+    rows = [f"| {way} | {place} |" for way, place in ESCAPED.items()]
+    rows += [f"| {way} | refused, if UTF-8 cannot hold it: {error} |" for way, error in REFUSED.items()]
+    return "\n".join(["| text | goes to |", "|---|---|", *rows])
+
+
 def parts() -> dict[str, str]:
     """Return everything that stands in a page between marks, by name."""
     told = {f"transcript of {name}": text for name, text in transcripts().items()}
@@ -339,6 +358,8 @@ def parts() -> dict[str, str]:
         "spark options": spark_options(),
         "vectors": vectors(),
         "rights": rights(),
+        "kinds of text": kinds_of_text(),
+        "ways of text": ways_of_text(),
         "lines of the ACL": acl_lines(),
         "decisions": decisions(),
         **told,

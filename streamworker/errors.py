@@ -109,16 +109,6 @@ class InternalError(StreamworkerError):
         super().__init__(message, remedy="This is a bug in streamworker; please report it with the log.")
 
 
-def in_words(error: BaseException, *, named: bool = True) -> str:
-    """Return an error's class name and message in one line; the name alone without a message."""
-    name = " ".join(type.__dict__["__name__"].__get__(type(error)).split())  # A metaclass may redefine it.
-    try:
-        text = " ".join(str(error).split())
-    except BaseException:  # noqa: BLE001 - the class is somebody's
-        text = "str() of it raises an error, too"
-    return (f"{name}: {text}" if named else text) if text else name
-
-
 def _again(kind: type[StreamworkerError], message: str, remedy: str) -> StreamworkerError:
     error = kind.__new__(kind, message, remedy)
     StreamworkerError.__init__(error, message, remedy=remedy)

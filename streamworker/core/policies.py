@@ -7,6 +7,7 @@ that handles one record may also raise a policy about it.
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
+from streamworker.core.text import storable
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, DecodeError, ProcessingError
 
@@ -18,8 +19,8 @@ class Policy(Exception):
     """
 
     def __init__(self, reason: str = "") -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = storable(reason)
+        super().__init__(self.reason)
         """Why, for the log, the dead letter or the halted partition; it may be empty."""
 
     def __repr__(self) -> str:

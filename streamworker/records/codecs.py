@@ -19,7 +19,8 @@ from typing import Any, Literal, get_origin
 import msgspec
 
 from streamworker.core.data.entries import Entry
-from streamworker.errors import ConfigurationError, DecodeError, RecordError, in_words
+from streamworker.core.text import in_words, storable
+from streamworker.errors import ConfigurationError, DecodeError, RecordError
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
 from streamworker.records.packs import FIRST, unreadable
@@ -405,7 +406,7 @@ def _decoder(record_type: Declared, codec: Codec, wanted: Any) -> Callable[[byte
 
 def short(value: object) -> str:
     """Return a value's type and the beginning of its text, for messages."""
-    text = repr(value)
+    text = storable(value, repr)
     return f"a {type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import anyio
 
-from streamworker.errors import ProcessingError, in_words
+from streamworker.core.text import in_words
+from streamworker.errors import ProcessingError
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Resource, Scope
 from streamworker.log import get_logger

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from streamworker.core.control import OrderGiven
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.text import storable
 from streamworker.errors import BackendError, CoordinationError
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import answered
@@ -49,7 +50,7 @@ async def give_order(
     A partition where the group never ran is missing in the result. ``record`` is what ``put`` sets aside: the
     commit that passes it adds it to the dead letters in place of the function's results.
     """
-    who, why = _one_line(who), _one_line(why)
+    who, why = storable(who)[:TEXT_MAX], storable(why)[:TEXT_MAX]
     calls = [((keys.lock(p),), (order, who, why, str(record))) for p in partitions]
     replies = answered(partitions, await backend.run_many(ORDER, calls), _given)
     given = {partition: reply for partition, reply in replies if reply is not None}
@@ -72,10 +73,6 @@ def _given(reply: Any) -> Given | None:
             return Given(int(version), owner.decode("utf-8", "replace"), code == b"OK")
         case _:
             return None
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:TEXT_MAX]
 
 
 async def read_versions(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:

@@ -16,6 +16,7 @@ from redis.credentials import CredentialProvider
 from redis.exceptions import ReadOnlyError, RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from streamworker.core.text import in_words
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.attempts import ConnectAttempts, gate_of
 from streamworker.redisio.wire.failures import tls_remedy, translate
@@ -149,7 +150,8 @@ class Endpoint:
             return cast(tuple[str, ...], await ask(provider))
         except Exception as error:  # noqa: BLE001 - whatever the provider raises
             raise BackendUnavailable(
-                f"Redis at {self.address} cannot be reached: the credential provider failed: {error!r}.",
+                f"Redis at {self.address} cannot be reached: the credential provider failed: "
+                f"{in_words(error)}.",
                 remedy="Every new connection asks it again.",
             ) from None
 
@@ -262,7 +264,11 @@ async def ask(target: Endpoint, commands: Sequence[Sequence[Argument]]) -> list[
 def pack(arguments: Sequence[Argument]) -> bytes:
     """Return a command in Redis' protocol."""
     # The stub of pack_command allows only one word.
-    return cast(bytes, pack_command(tuple(arguments)))  # type: ignore[arg-type]
+    try:
+        return cast(bytes, pack_command(tuple(arguments)))  # type: ignore[arg-type]
+    except UnicodeEncodeError:  # Text of others. Keys and records are checked where they are made.
+        escaped = [a.encode("utf-8", "backslashreplace") if isinstance(a, str) else a for a in arguments]
+        return cast(bytes, pack_command(tuple(escaped)))  # type: ignore[arg-type]
 
 
 def pack_all(commands: Sequence[Sequence[Argument]]) -> bytes:

@@ -25,7 +25,8 @@ import pyarrow as pa
 from streamworker.context import Call, Context, IdsOf, Place, Sending
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
-from streamworker.errors import DecodeError, RecordError, StreamworkerError, in_words
+from streamworker.core.text import in_words, printable
+from streamworker.errors import DecodeError, RecordError, StreamworkerError
 from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
@@ -36,8 +37,9 @@ from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.threads import registered
 
-ERROR_TEXT_MAX = 1_000
-"""Characters of an error that a dead letter or a lock's reason shows."""
+TRACE_MAX = 16_000
+"""Characters of a traceback in a log line: 40 frames have half as many. Of a longer one the middle is left
+out, which is the text of an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -418,13 +420,16 @@ def describe_error(error: BaseException) -> str:
     ]
     theirs = [(path, line) for path, line in frames if "streamworker" not in path]
     where = "".join(f" ({path[-1]}:{line})" for path, line in (theirs or frames)[-1:])
-    return in_words(error)[:ERROR_TEXT_MAX] + where
+    return in_words(error) + printable(where)
 
 
 def traceback_of(error: BaseException) -> str:
     """Return an error with the innermost 40 frames of its traceback: a recursion has a thousand."""
     try:
-        return "".join(traceback.format_exception(error, limit=-40))
+        text = "".join(traceback.format_exception(error, limit=-40))
+        if len(text) > TRACE_MAX:
+            text = f"{text[: TRACE_MAX // 2]}\n[...]\n{text[-TRACE_MAX // 2 :]}"
+        return text.encode("utf-8", "backslashreplace").decode()
     except BaseException:  # noqa: BLE001 - its class is somebody's, as for ``in_words``
         return describe_error(error)
 

@@ -114,10 +114,11 @@ class StateView(MutableMapping[str, Any]):
             )
         try:
             encoded = _encode(value)
+            key.encode()
         except (TypeError, ValueError, OverflowError) as error:
             raise RecordError(
                 f"ctx.state[{key!r}] cannot hold a {type(value).__name__}: {error}.",
-                remedy="Store plain values: numbers, text, bytes, datetimes, lists and dicts of them.",
+                remedy="Store plain values: numbers, UTF-8 text, bytes, datetimes, lists and dicts of them.",
             ) from error
         self.changes[key] = encoded
 

@@ -19,6 +19,7 @@ from functools import partial
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
+from streamworker.core.text import in_words
 from streamworker.errors import (
     BackendError,
     BackendUnavailable,
@@ -202,7 +203,7 @@ class Lanes:
             # For any error: no sender may wait for ever, and the append may already have been sent.
             for batch in charge:
                 batch.unanswered = True
-            self._fail_all(charge, InternalError(f"An append failed: {error!r}."))
+            self._fail_all(charge, InternalError(f"An append failed: {in_words(error)}."))
             raise
         finally:
             for batch in charge:

@@ -26,7 +26,8 @@ from streamworker.context import Context, Place, is_set_aside, show_only, take_f
 from streamworker.core.data.batching import BatchLimits, Halving, prefix_within
 from streamworker.core.data.entries import Entry
 from streamworker.core.policies import Policy
-from streamworker.errors import DecodeError, RecordError, in_words
+from streamworker.core.text import in_words
+from streamworker.errors import DecodeError, RecordError
 from streamworker.processors import FunctionMode, ProcessorSpec, Takes
 from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint

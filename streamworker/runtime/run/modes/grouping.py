@@ -14,7 +14,8 @@ from typing import Any
 import anyio
 
 from streamworker.core.data.entries import Entry
-from streamworker.errors import RecordError, in_words
+from streamworker.core.text import in_words
+from streamworker.errors import RecordError
 from streamworker.records.entries import joined_entries
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.invoke import NOTHING, Effects

@@ -24,6 +24,7 @@ from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
 from streamworker.core.policies import CHOICES, DeadLetter, Halt, Policy, Retry, Skip
+from streamworker.core.text import storable
 from streamworker.errors import RecordError
 from streamworker.processors import FunctionMode
 from streamworker.records.entries import REPLAYED_FOR
@@ -180,7 +181,7 @@ class Mode(ABC):
             is_one = self.spec.mode is FunctionMode.RECORD
         if isinstance(error, CHOICES) and not is_one:
             wrong = RecordError(
-                f"Processor {self.spec.name!r} raised {error!r} about several records.",
+                f"Processor {self.spec.name!r} raised {storable(error, repr)} about several records.",
                 remedy='Name the record instead: ctx.skip(record, "why") or ctx.dead_letter(record, "why").',
             )
             error = wrong.with_traceback(error.__traceback__)
@@ -213,7 +214,7 @@ class Mode(ABC):
             "handler_failed",
             entries=span(entries) if entries else "none",
             attempt=failed.attempts,
-            policy=repr(self.policy(failed)),
+            policy=storable(self.policy(failed), repr),
             error=describe_error(failed.error),
             **details,
         )

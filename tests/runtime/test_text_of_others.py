@@ -1,0 +1,363 @@
+"""Text of others ends no worker: it is escaped and cut where it is described, or refused where it is a name.
+
+The tables are in ``texts``. One worker of a way meets all kinds of text, among records that are well.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from streamworker import App, Context, DeadLetter, Halt, Policy, Retry, Skip
+from streamworker.core.text import TEXT_MAX
+from streamworker.errors import BackendUnavailable, ConfigurationError, RecordError
+from streamworker.records.statetables import TableForm
+from streamworker.redisio.group.locks import LockView, read_locks
+from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.link import Endpoint, Link
+from streamworker.runtime.run.invoke import TRACE_MAX
+from streamworker.runtime.worker import Worker
+from streamworker.testing import local_worker
+from tests.helpers import wait_for_async
+from tests.runtime.texts import ESCAPED, TEXTS
+
+pytestmark = pytest.mark.anyio
+
+KINDS = list(TEXTS)
+WELL = len(KINDS)
+"""The record about which nothing is wrong; the others name a kind of text."""
+KEYS = GroupKeys("shop", "items", "handle")
+
+
+class Item(msgspec.Struct):
+    kind: int
+
+
+class Fragile(Item):
+    """One with code of its own that runs when it is decoded."""
+
+    def __post_init__(self) -> None:
+        if self.kind != WELL:
+            raise RuntimeError(TEXTS[KINDS[self.kind]][0])
+
+
+class Reversed:
+    """A codec of somebody."""
+
+    name = "reversed"
+
+    def encode(self, record: Item) -> bytes:
+        return msgspec.json.encode(record)
+
+    def decode(self, payload: bytes) -> Item:
+        item = msgspec.json.decode(payload, type=Item)
+        if item.kind != WELL:
+            raise ValueError(TEXTS[KINDS[item.kind]][0])
+        return item
+
+
+def raising(make: Callable[[Any], BaseException]) -> Callable[..., Any]:
+    """Return a function that raises what is made of the text that its record names."""
+
+    async def handle(item: Item) -> None:
+        if item.kind != WELL:
+            raise make(TEXTS[KINDS[item.kind]][0])
+
+    return handle
+
+
+def caused(text: Any) -> BaseException:
+    error = ValueError("outer")
+    error.__cause__ = ValueError(text)
+    with suppress(TypeError):
+        error.add_note(text)
+    return error
+
+
+def named(text: Any) -> BaseException:
+    """Return an error of a class of that name, as far as Python takes it."""
+    try:
+        return type(str(text), (Exception,), {})("x")
+    except ValueError:  # Python refuses the name.
+        return ValueError(text)
+
+
+async def from_a_file(item: Item) -> None:
+    if item.kind != WELL:
+        text = TEXTS[KINDS[item.kind]][0]
+        try:
+            code = compile(f"raise ValueError({text!r})", f"{text[:200]}.py", "exec")
+        except (ValueError, TypeError, SyntaxError):  # Python refuses the name, or the text.
+            raise ValueError(text) from None
+        exec(code)
+
+
+async def by_context(item: Item, ctx: Context) -> None:
+    if item.kind != WELL:
+        ctx.dead_letter(item, TEXTS[KINDS[item.kind]][0])
+
+
+async def passed_over(item: Item, ctx: Context) -> None:
+    if item.kind != WELL:
+        ctx.skip(item, TEXTS[KINDS[item.kind]][0])
+
+
+async def returned(item: Item) -> Item:
+    return item if item.kind == WELL else TEXTS[KINDS[item.kind]][0]
+
+
+async def nothing(_: Item) -> None: ...
+
+
+async def state(item: Item, ctx: Context) -> None:
+    ctx.state[TEXTS[KINDS[item.kind]][0] if item.kind != WELL else "well"] = 1
+
+
+async def table(item: Item, ctx: Context) -> None:
+    TableForm("words", str, int).field(TEXTS[KINDS[item.kind]][0] if item.kind != WELL else "well")
+
+
+DEAD = "record_dead"
+WAYS: dict[str, tuple[Callable[..., Any], Policy | None, str]] = {
+    "an exception, under `DeadLetter()`": (raising(ValueError), DeadLetter(), DEAD),
+    "an exception, under `Skip()`": (raising(ValueError), Skip(), "record_skipped"),
+    "a cause and a note of an exception": (raising(caused), DeadLetter(), DEAD),
+    "the name of an exception's class": (raising(named), DeadLetter(), DEAD),
+    "the name of a file of code": (from_a_file, DeadLetter(), DEAD),
+    "`raise DeadLetter(text)`": (raising(DeadLetter), None, DEAD),
+    "`raise Skip(text)`": (raising(Skip), None, "record_skipped"),
+    "`ctx.dead_letter(record, text)`": (by_context, None, DEAD),
+    "`ctx.skip(record, text)`": (passed_over, None, "record_skipped"),
+    "a record's class that does not decode it": (nothing, None, DEAD),
+    "a codec of your own": (nothing, None, DEAD),
+    "a middleware": (nothing, DeadLetter(), DEAD),
+    "a value of the wrong type that is returned": (returned, DeadLetter(), DEAD),
+}
+"""What a function does with the text, its policy, and what is logged then."""
+HALTED: dict[str, tuple[Callable[..., Any], Policy | None]] = {
+    "an exception, under `Halt()`": (raising(ValueError), Halt()),
+    "an exception, under `Retry()`": (raising(ValueError), Retry(backoff=30)),
+    "`raise Halt(text)`": (raising(Halt), None),
+}
+ELSEWHERE = {
+    "a cause and a note of an exception": "ValueError: outer",  # The text is in the traceback.
+    "a value of the wrong type that is returned": "forwarded a ",  # Its repr() follows.
+}
+BY_HAND = {
+    "`errors=DeadLetter(text)`",
+    "a timer",
+    "`--why` of an operator, and the operator's name",
+    "a credential provider",
+}
+
+
+def check(text: object, expected: str, most: int = 2 * TEXT_MAX) -> None:
+    """Insist that a text can be stored and printed, says what is expected, and is short."""
+    assert isinstance(text, str)
+    text.encode()
+    assert len(text) < most and text.isprintable()
+    assert expected in text, (text[:200], expected)
+
+
+def declared(way: str, function: Callable[..., Any], policy: Policy | None, partitions: int = 1) -> App:
+    app = App("shop")
+    kind = Fragile if way == "a record's class that does not decode it" else Item
+    codec: Any = Reversed() if way == "a codec of your own" else "json"
+    stream = app.stream("items", kind, partitions=partitions, codec=codec, validate=False)
+    if way == "a middleware":
+
+        @app.middleware
+        async def around(ctx: Context) -> AsyncIterator[None]:
+            [item] = ctx._call.records
+            if item.kind != WELL:
+                raise ValueError(TEXTS[KINDS[item.kind]][0])
+            yield
+
+    function.__annotations__["item" if "item" in function.__annotations__ else "_"] = kind
+    returns = function is returned
+    app.processor(stream, name="handle", errors=policy, **({"output": Item} if returns else {}))(function)
+    return app
+
+
+async def send(app: App, kinds: list[int]) -> None:
+    """Send a record for each; a class that does not decode itself cannot be made either."""
+    stream = app.streams["items"]
+    for number in kinds:
+        item = stream.spec.record.python_type(WELL)
+        item.kind = number
+        await stream.send(item)
+
+
+def test_the_tables_name_each_way_once() -> None:
+    """A way that is documented is run."""
+    assert WAYS.keys() | HALTED.keys() | BY_HAND == ESCAPED.keys()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_kind_of_text_follows_the_policy_and_is_stored_with_escapes(way: str) -> None:
+    """One worker handles them all, and the record behind them."""
+    app = declared(way, *WAYS[way][:2])
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await send(app, [*range(WELL), WELL])
+            await worker.until_drained()
+            letters = await worker.dead_letters("handle")
+    said = [log for log in logs if log["event"] == WAYS[way][2]]
+    assert len(said) == WELL, said
+    for kind, log in zip(KINDS, said, strict=True):
+        check(log["error"], ELSEWHERE.get(way, TEXTS[kind][1]))
+    for kind, letter in zip(KINDS, letters, strict=True) if WAYS[way][2] == DEAD else ():
+        assert letter.error == said[KINDS.index(kind)]["error"]
+        letter.traceback.encode()
+        assert len(letter.traceback) <= TRACE_MAX
+        if "cause" in way and kind == KINDS[0]:
+            assert letter.traceback.count(TEXTS[kind][1]) == 2
+    for log in logs:
+        log.get("exception", "").encode()
+        assert len(log.get("exception", "")) < TRACE_MAX + 100
+    assert not [log for log in logs if log["event"] in ("runner_failed", "commit_refused")]
+
+
+@pytest.mark.parametrize("way", HALTED)
+async def test_each_kind_of_text_is_in_the_reason_of_a_lock(way: str) -> None:
+    """Each stands in a partition of its own."""
+    app = declared(way, *HALTED[way], partitions=WELL)
+    async with local_worker(app) as worker:
+        await send(app, list(range(WELL)))  # In turn, since they have no key.
+        shown = await worker.until(
+            lambda now: all(view.reason for view in now.processors["handle"].partitions)
+        )
+    views = shown.processors["handle"].partitions
+    assert {view.state for view in views} == {"retrying" if "Retry" in way else "halted"}
+    for kind in KINDS:  # The stream has no key, so that each is in a partition of its own.
+        [reason] = [view.reason for view in views if TEXTS[kind][1] in view.reason]
+        check(reason, TEXTS[kind][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_reason_of_a_declared_policy(kind: str) -> None:
+    """It stands behind the error."""
+    app = declared("", raising(lambda _: ValueError("bad")), DeadLetter(TEXTS[kind][0]))
+    async with local_worker(app) as worker:
+        await send(app, [0])
+        await worker.until_drained()
+        [letter] = await worker.dead_letters("handle")
+    check(letter.error, TEXTS[kind][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_timer_that_fails(kind: str) -> None:
+    """Its partition shows why, and goes on with its records."""
+    app = declared("", nothing, None)
+
+    @app.timer(every=0.1)
+    async def sweep() -> None:
+        raise ValueError(TEXTS[kind][0])
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            failed = await wait_for_async(
+                lambda: [log for log in logs if log["event"] == "timer_failed"], "the timer has failed"
+            )
+            await send(app, [WELL])
+            await worker.until_drained()
+    check(failed[0]["error"], TEXTS[kind][1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_an_operator_says(kind: str) -> None:
+    """It is in the lock, as the worker obeys it."""
+    app = declared("", nothing, None)
+    async with local_worker(app) as worker:
+        text = TEXTS[kind][0]
+        await give_order(worker._backend, KEYS, [0], "pause", who=text, why=text)
+
+        async def paused() -> Any:
+            lock = (await read_locks(worker._backend, KEYS, [0]))[0]
+            return lock.pause if isinstance(lock, LockView) else None
+
+        pause = await wait_for_async(paused, "the pause stands in the lock")
+    for said in (pause.why, pause.by):
+        check(said, TEXTS[kind][1][:400])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_what_a_credential_provider_raises(kind: str) -> None:
+    """It is an error of the connection, which is tried again."""
+
+    class Broken:
+        def get_credentials(self) -> tuple[str]:
+            raise ValueError(TEXTS[kind][0])
+
+    endpoint = Endpoint("redis://localhost:1", "test")
+    endpoint.credentials = Broken()
+    with pytest.raises(BackendUnavailable) as raised:
+        await endpoint._asked_for(endpoint.credentials)
+    check(str(raised.value), TEXTS[kind][1])
+
+
+class Word(msgspec.Struct):
+    word: str
+
+
+# -- names ---------------------------------------------------------------------------------------
+
+HALF = TEXTS[KINDS[0]][0]
+
+
+def test_the_names_of_things() -> None:
+    """They are parts of keys, and refused where they are declared."""
+    app = App("shop")
+    items = app.stream("items", Item)
+    for declare in (
+        lambda: App(HALF),
+        lambda: app.stream(HALF, Item),
+        lambda: app.table(HALF, int),
+        lambda: app.processor(items, name=HALF)(nothing),
+        lambda: Worker(app, name=HALF),
+        lambda: Worker(app, static_id=HALF),
+    ):
+        with pytest.raises(ConfigurationError, match=r"name 'caf\\ud83d'|The static id name"):
+            declare()
+
+
+async def test_a_host_that_no_dns_can_have_is_one_that_cannot_be_reached() -> None:
+    """Sentinels and Clusters name hosts, too."""
+    for host in (HALF, "a\0b", "a" * 64, "a..b"):
+        with pytest.raises(BackendUnavailable, match="cannot be reached"):
+            await Link(Endpoint("redis://localhost:1", "test").at(host, 1)).ready()
+
+
+@pytest.mark.parametrize("function", [state, table])
+async def test_a_key_that_utf_8_cannot_hold_is_an_error_of_its_record(function: Callable[..., Any]) -> None:
+    """It would be found again under another name."""
+    app = declared("", function, DeadLetter())
+    async with local_worker(app) as worker:
+        await send(app, [0, WELL])
+        await worker.until_drained()
+        [letter] = await worker.dead_letters("handle")
+    check(letter.error, r"'caf\ud83d'")
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda app: app.streams["words"].send(Word(HALF)),
+        lambda app: app.streams["words"].send(Word("a"), headers={HALF: "a"}),
+        lambda app: app.streams["words"].send(Word("a"), headers={"a": HALF}),
+        lambda app: app.streams["words"].send(Word("a"), id=HALF),
+        lambda app: app.streams["words"].schedule(Word("a"), id=HALF, after=1),
+    ],
+)
+async def test_names_of_what_is_sent(use: Callable[[App], Any]) -> None:
+    """The sender is told."""
+    app = App("shop")
+    app.stream("words", Word, key="word")
+    app.processor(app.streams["words"], name="handle")(lambda word: None)
+    async with local_worker(app):
+        with pytest.raises(RecordError):
+            await use(app)
