@@ -46,12 +46,15 @@ async def test_headers_and_plain_fields_are_kept_as_they_are(group: Group) -> No
 async def test_repeats_of_the_last_two_appends_each_get_their_own_answer(group: Group) -> None:
     """Two are under way; the answers to both are lost, and both are sent again, the first one first."""
     await append_many(group.backend, STREAM, [Append(0, "p", 3, 0, [b"x"])])
-    pair = [Append(0, "p", 4, 0, [b"a", b"b"]), Append(0, "p", 5, 0, [b"c"], follows=4)]
+    pair = [
+        Append(0, "p", 4, 0, [b"a", b"b"], confirmed=3),
+        Append(0, "p", 5, 0, [b"c"], follows=4, confirmed=3),
+    ]
     first = await append_many(group.backend, STREAM, pair)
     again = await append_many(group.backend, STREAM, pair)
     assert [reply.code for reply in first + again] == [AppendCode.OK] * 2 + [AppendCode.DUP] * 2
     assert [reply.last_id for reply in first] == [reply.last_id for reply in again]
-    assert [reply.before for reply in first + again] == [3, 4, 3, 4]
+    assert [reply.marks for reply in first + again] == [(3, 0), (4, 3), (3, 3), (4, 3)]
     assert again[-1].length == 4
 
 

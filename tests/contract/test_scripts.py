@@ -290,7 +290,7 @@ VARIANTS = [
     *CALLS.values(),
     Call(scripts.COMMIT, *commit.commit_call(GROUP, _TRIMS)),
     Call(scripts.TRIM, CALLS["data/trim"].keys, (5, 100, "price", 10, 1, 10, 1, 1)),
-    Call(scripts.APPEND, CALLS["data/append"].keys, (1, "", 5, 3, "p", 3, 6, *_COLUMNS[4:])),
+    Call(scripts.APPEND, CALLS["data/append"].keys, (1, "", 0, 5, 3, "p", 3, 6, *_COLUMNS[4:])),
 ]
 
 

@@ -16,11 +16,12 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import DataLoss, StreamFull
 from streamworker.redisio.data import streams
+from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.run.rollback import rollback_of
-from streamworker.runtime.send.ledger import APPENDS_REMEMBERED, Ledger
+from streamworker.runtime.send.ledger import APPENDS_REMEMBERED, Ledger, LostSends
 from streamworker.runtime.worker import Worker
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice, find_losses
@@ -93,6 +94,41 @@ async def test_a_loss_is_noticed_though_the_answer_that_tells_of_it_is_lost(dura
         assert (lost.records, lost.first) == (1, gone.entry_id)
 
 
+@pytest.mark.parametrize("how", ["the next send", "asked"])
+@pytest.mark.parametrize("given_up", [0, 1, 2, 5])
+async def test_sends_that_were_given_up_hide_no_loss(redis_url: str, given_up: int, how: str) -> None:
+    """They were written after a failover and nobody heard of it: the numbers behind them still tell."""
+    async with bench(redis_url) as desk:
+        keys, ledger, number = desk.stream_keys, Ledger(), 0
+
+        async def append(*, is_heard: bool = True) -> tuple[int, ...]:
+            nonlocal number
+            number += 1
+            its = Append(0, "p", number, 0, [b"x"], confirmed=ledger.confirmed)
+            (reply,) = await append_many(desk.backend, keys, [its])
+            assert reply.last_id is not None
+            if is_heard:
+                losses.append(ledger.behind("orders", 0, reply.marks))
+                ledger.confirm(number, 1, reply.last_id)
+            return reply.marks
+
+        losses = list[LostSends | None]()
+        for _ in range(3):
+            await append()
+        kept = await desk.backend.execute("GET", keys.producer(0, "p"))
+        for _ in range(3):
+            await append()
+        await desk.backend.execute("SET", keys.producer(0, "p"), kept)  # What a failover leaves.
+        for _ in range(given_up):
+            await append(is_heard=False)
+        if how == "asked":
+            marks = (await streams.last_numbers(desk.backend, keys, "p", [0]))[0]
+            losses.append(ledger.behind("orders", 0, marks))
+        for _ in range(4):
+            await append()
+        assert [lost.records for lost in losses if lost] == [3]
+
+
 async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) -> None:
     """Nor is a send that was given up, nor one that found no room."""
     async with bench(durable.url, stream={"records_max": 3}) as desk:
@@ -114,7 +150,7 @@ async def test_a_send_that_overtakes_the_question_is_not_taken_for_lost(
     true_numbers = streams.last_numbers
     async with bench(redis_url) as desk:
 
-        async def late(*arguments: Any) -> Mapping[int, int | None]:
+        async def late(*arguments: Any) -> Mapping[int, tuple[int, ...]]:
             numbers = await true_numbers(*arguments)
             await desk.producer.send(Order(2))
             return numbers
@@ -130,7 +166,7 @@ def test_a_ledger_that_is_full_says_that_there_may_be_more() -> None:
     ledger = Ledger()
     for number in range(1, APPENDS_REMEMBERED + 3):
         ledger.confirm(number, 2, EntryId(number, 1))
-    lost = ledger.behind("orders", 0, 1)
+    lost = ledger.behind("orders", 0, (1, 0))
     assert lost is not None
     assert (lost.records, lost.is_all, str(lost.first)) == (2 * APPENDS_REMEMBERED, False, "3-0")
 

@@ -1,17 +1,21 @@
 """A send or a commit counts when it is as safe as was asked for, and not before."""
 
 import asyncio
+from itertools import product
 from typing import Any
 
 import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.outbox import ForwardCode, OutboxLane
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, ProducerError
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
+from streamworker.redisio.data.outbox import forward_many
 from streamworker.redisio.data.streams import Append, AppendCode, append_many
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability, NotDurable
+from tests.contract.support import TO, chain
 from tests.durability.pair import Pair, raw
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.bench import Bench, Order, bench
@@ -96,29 +100,64 @@ async def until_dup(url: str, desk: Bench, request: CommitRequest) -> None:
     await wait_for_async(confirmed, "the replica has it")
 
 
-@pytest.mark.parametrize(("what", "full_memory"), [("commit", False), ("commit", True), ("append", False)])
+@pytest.mark.parametrize(
+    ("what", "full_memory"),
+    [("commit", False), ("commit", True), ("append", False), *product(("DUP", "OTHER"), (False, True))],
+)
 async def test_a_repeat_writes_what_is_there_once_more(pair: Pair, what: str, full_memory: bool) -> None:
     """So the wait behind it is for a write of its own. A commit may always write that."""
     async with bench(pair.primary.url) as desk:
         request = await first_commit(desk)
         append = Append(0, "p", 1, 0, [b"x"])
 
-        async def do() -> CommitCode | AppendCode:
+        async def do() -> CommitCode | AppendCode | ForwardCode:
             if what == "commit":
                 return (await commit_many(desk.backend, desk.keys, [request]))[0].code
-            return (await append_many(desk.backend, desk.stream_keys, [append]))[0].code
+            if what == "append":
+                return (await append_many(desk.backend, desk.stream_keys, [append]))[0].code
+            return (await forward_many(desk.backend, "shop", [("orders/0/price", its[what])]))[0].code
 
-        assert (await do()).value == "OK"
+        first, second = chain(2)
+        its = {"DUP": second, "OTHER": first}
+        await forward_many(desk.backend, "shop", [("orders/0/price", each) for each in (first, second)])
+        await do()
         with raw(pair.primary) as client:
             try:
                 if full_memory:
                     client.config_set("maxmemory", 1)
                 before = client.info("replication")["master_repl_offset"]
-                assert (await do()).value == "DUP"
+                assert (await do()).value == {"DUP": "taken", "OTHER": "OTHER"}.get(what, "DUP")
                 written = client.info("replication")["master_repl_offset"] - before
             finally:
                 client.config_set("maxmemory", "1gb")
         assert written > 30
+
+
+async def test_messages_that_no_replica_has_are_not_deleted_at_their_source(pair: Pair) -> None:
+    """Also if the target says to one of them that it has both by now: a failover may still lose them."""
+    async with bench(pair.primary.url) as desk:
+        lane = OutboxLane(TO)
+        for each in chain(2):
+            lane.put(each)
+        pair.pause_replica()
+
+        async def forward(most: int, durability: Durability) -> list[EntryId]:
+            its = [("orders/0/price", each) for each in lane.begin(most)]
+            taken, _ = lane.answered(await forward_many(desk.backend, "shop", its, durability))
+            lane.is_busy = False
+            return taken
+
+        assert await forward(10**6, REPLICA) == []
+        for _ in range(2):
+            assert await forward(1, REPLICA) == []
+        pair.resume_replica()
+        taken: list[EntryId] = []
+
+        async def confirmed() -> bool:
+            taken.extend(await forward(1, REPLICA))
+            return len(taken) == 2
+
+        await wait_for_async(confirmed, "the replica has both")
 
 
 async def test_a_send_that_cannot_be_repeated_by_writing_is_unknown(pair: Pair) -> None:

@@ -202,8 +202,8 @@ def _reply(reply: Any) -> ForwardReply:
         return ForwardReply(ForwardCode.REFUSED, error=reply)
     if isinstance(reply, Undurable):
         found = _reply(reply.reply)
-        # A refused message wrote nothing that could be lost.
-        if found.code is ForwardCode.TAKEN:
+        # A refused message wrote nothing that could be lost. OTHER may say that the message is there.
+        if found.code in (ForwardCode.TAKEN, ForwardCode.OTHER):
             return ForwardReply(ForwardCode.UNKNOWN, error=reply.error())
         return found
     match reply:

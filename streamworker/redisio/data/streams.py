@@ -84,6 +84,8 @@ class Append:
     still be in progress. 0 skips this check. Redis recognises repeats of the last two appends only."""
     pack: Packing = ""
     """How the payloads are encoded, if many of them may go into one entry; empty if none may."""
+    confirmed: int = 0
+    """Number of the last append that was confirmed to the producer; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +100,9 @@ class AppendReply:
     error: BackendError | None = None
     wrote: bool = True
     """Whether this call wrote something. Only then does a WAIT after it prove that the append is durable."""
-    before: int | None = None
-    """Number of this producer's previous append that Redis remembers; None if it remembers none."""
+    marks: tuple[int, ...] = ()
+    """Numbers of this producer's appends before it that Redis remembers, the newest first; 0 at the end if
+    there was none before. Redis has lost what was confirmed and lies between two of them."""
 
 
 async def declare(
@@ -219,8 +222,9 @@ async def append_many(
 def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
     p = append.partition
-    args = (append.seq, append.follows or "", append.limit, *records_args(append.entries, append.pack))
-    return (keys.events(p), keys.producer(p, append.producer), keys.counts(p)), args
+    head = (append.seq, append.follows or "", append.confirmed, append.limit)
+    names = (keys.events(p), keys.producer(p, append.producer), keys.counts(p))
+    return names, (*head, *records_args(append.entries, append.pack))
 
 
 def records_args(entries: Sequence[bytes | tuple[Payload, Headers]], packing: Packing) -> list[Argument]:
@@ -337,9 +341,9 @@ def _append_reply(reply: Any) -> AppendReply:
     code, last, length, *more = reply
     if not more:
         return AppendReply(AppendCode(code.decode()), None, int(length))
-    before = int(more[0]) if more[0] else None
+    marks = (int(more[0] or 0), int(more[2] or 0))
     last_id = EntryId.parse(last)
-    return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), before=before)
+    return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), marks=marks)
 
 
 def unproven() -> BackendError:
@@ -349,11 +353,11 @@ def unproven() -> BackendError:
 
 async def last_numbers(
     backend: Backend, keys: StreamKeys, producer: str, partitions: Sequence[int]
-) -> dict[int, int | None]:
-    """Return a producer's last number that Redis remembers in each partition, or None."""
+) -> dict[int, tuple[int, ...]]:
+    """Return a producer's numbers that Redis remembers in each partition, as the marks of a reply."""
     asked = [("GET", keys.producer(p, producer)) for p in partitions]
     replies = zip(partitions, all_answered(await backend.pipeline(asked)), strict=True)
-    return {p: None if reply is None else whole(reply.partition(b":")[0]) for p, reply in replies}
+    return {p: tuple(whole(each) or 0 for each in (reply or b"").split(b":")[::2]) for p, reply in replies}
 
 
 # -- reading ---------------------------------------------------------------------------------

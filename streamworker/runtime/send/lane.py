@@ -161,7 +161,8 @@ class Batch:
         elif others:
             first = [entry for each in pieces for entry in each]
         follows = 0 if self.before is None else self.before.number
-        return Append(self.lane.partition, producer, self.number, limit, first, follows, pack)
+        confirmed = self.lane.ledger.confirmed
+        return Append(self.lane.partition, producer, self.number, limit, first, follows, pack, confirmed)
 
     def confirm(self, last_id: EntryId) -> None:
         """Report the ids to the senders: the entries of one append have one time and consecutive numbers."""

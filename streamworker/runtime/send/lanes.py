@@ -311,12 +311,12 @@ class Lanes:
         self._end(batch, AppendOutcome.WRITTEN)
 
     def _compare(self, lane: Lane, reply: AppendReply) -> None:
-        """Check whether Redis still knows the append before the one that it answers."""
+        """Check whether Redis still knows the appends before the one that it answers."""
         if reply.last_id is not None:
-            self.losses.note(lane.ledger.behind(self._spec.name, lane.partition, reply.before))
+            self.losses.note(lane.ledger.behind(self._spec.name, lane.partition, reply.marks))
 
     async def verify(self) -> list[LostSends]:
-        """Ask Redis for the last number of each lane, and compare it with the ledger."""
+        """Ask Redis for the last numbers of each lane, and compare them with the ledger."""
         known = {
             lane.partition: (lane, lane.number)
             for lane in self._lanes.values()

@@ -2,11 +2,12 @@
 
 A server that lost its last second, or a replica that took over without it, does not report what is lost.
 But Redis stores the last number of each producer and partition (decision 0008), and loses it together with
-the entries. The answer to each append contains the number before it. If the producer has confirmed higher
-numbers, it knows which of its sends are lost.
+the entries. The answer to each append contains the numbers before it. If the producer has confirmed others
+between or above these, it knows which of its sends are lost.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -68,32 +69,41 @@ class Ledger:
             self._dropped = self._appends.popleft().number
 
     @property
+    def confirmed(self) -> int:
+        """Number of the last append that was confirmed; 0 for none."""
+        return self._appends[-1].number if self._appends else 0
+
+    @property
     def may_be_asked(self) -> bool:
         """Whether Redis should still know a number of this producer."""
         return bool(self._appends) and monotonic_s() - self._at_s < REMEMBERED_FOR_S
 
-    def behind(self, stream: str, partition: int, known: int | None) -> LostSends | None:
-        """Return and forget the appends after ``known``, the last number that Redis knows (None if none).
+    def behind(self, stream: str, partition: int, marks: Sequence[int]) -> LostSends | None:
+        """Return and forget the appends that Redis does not know, by the numbers that it knows.
+
+        These are in order, the newest first; at the end 0 says that Redis knows of none before.
 
         >>> ledger = Ledger()
         >>> ledger.confirm(1, 10, EntryId(5, 9))
         >>> ledger.confirm(2, 3, EntryId(6, 2))
-        >>> ledger.behind("orders", 0, 2)
-        >>> lost = ledger.behind("orders", 0, 1)
+        >>> ledger.behind("orders", 0, (2, 1))
+        >>> lost = ledger.behind("orders", 0, (4, 1))
         >>> lost.records, str(lost.first), str(lost.last), lost.is_all
         (3, '6-0', '6-2', True)
         """
-        if not self._appends or self._appends[-1].number <= (known or 0):
+        if marks[-1] == 0 and not self.may_be_asked:
+            self._appends.clear()  # Redis has forgotten them.
+        lost, known = list[_Confirmed](), list[_Confirmed]()
+        while self._appends and self._appends[-1].number > marks[-1]:
+            append = self._appends.pop()
+            (known if append.number in marks else lost).append(append)
+        self._appends.extend(reversed(known))
+        if not lost:
             return None
-        if known is None and not self.may_be_asked:
-            return None
-        lost: list[_Confirmed] = []
-        while self._appends and self._appends[-1].number > (known or 0):
-            lost.append(self._appends.pop())
         records = sum(append.records for append in lost)
-        is_all = bool(self._appends) or self._dropped <= (known or 0)
         # The entries of one append have one time and consecutive numbers.
-        _, count, (ms, seq) = lost[-1]
+        number, count, (ms, seq) = lost[-1]
+        is_all = self._dropped <= next(mark for mark in marks if mark < number)
         return LostSends(stream, partition, records, is_all, EntryId(ms, seq - count + 1), lost[0].last)
 
 
