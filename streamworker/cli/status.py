@@ -56,7 +56,11 @@ async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Mo
 
 async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
     """Return what the streams and processors of a selection hold."""
-    streams = {spec.stream.name: spec.stream.partitions for spec in selection.processors}
+    specs = [spec.stream for spec in selection.processors]
+    if len(specs) == len(selection.app.processors):
+        # Of a whole app also the streams that none of its processors reads.
+        specs += (stream.spec for stream in selection.app.streams.values())
+    streams = {spec.name: spec.partitions for spec in specs}
     groups = [(spec.stream.name, spec.name) for spec in selection.processors]
     return await take_holdings(backend, selection.app.name, streams, groups)
 
@@ -82,6 +86,8 @@ def _print_holdings(holdings: Holdings) -> None:
 
 def kept(holding: Holding, now_ms: int) -> str:
     """Return in words what stays of a stream or a log."""
+    if holding.is_endless:
+        return "everything: no group reads it"
     if not holding.retention:
         return {"stream": "what a group has not read", "acked log": "what a reader has not read"}.get(
             holding.kind, ""
@@ -112,7 +118,7 @@ def _as_json(shown: model.Model, holdings: Holdings) -> dict[str, object]:
         "holdings": [
             each
             for each in holdings.held
-            if each.name == (group.stream if each.kind == "stream" else group.processor)
+            if each.name == (group.stream if each.kind == "stream" else group.processor) or not each.is_read
         ],
         "memory_used": holdings.used,
         "memory_limit": holdings.limit,

@@ -1,5 +1,6 @@
 """What an app holds in Redis, how far back it can be read again, and when the memory will be full."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -26,27 +27,36 @@ class Holding:
     retention: str = ""
     """The declared retention; empty if there is none."""
     oldest_ms: int | None = None
-    """The time of the oldest record that can be read again; None without retention, or if there is none."""
+    """The time of the oldest record that can be read again; None if there is none, or if only groups or
+    readers end what is kept."""
+    is_read: bool = True
+    """Whether a stream has a group."""
+
+    @property
+    def is_endless(self) -> bool:
+        """Whether neither a group nor a retention ends what it keeps."""
+        return not self.is_read and not self.retention
 
     def is_early(self, now_ms: int) -> bool:
         """Return whether what it holds is too young to tell how it grows."""
-        if not self.retention or self.oldest_ms is None:
+        if self.oldest_ms is None:
             return False
-        kept_ms = Retention.parse(self.retention).ms
+        kept_ms = Retention.parse(self.retention).ms if self.retention else None
         return now_ms - self.oldest_ms < min(EARLY_MS, (kept_ms or 10 * EARLY_MS) / 10)
 
     def growth(self, now_ms: int) -> "Growth":
         """Return how it grows at the rate of the time that it holds."""
-        if not self.retention or self.oldest_ms is None or self.is_early(now_ms):
+        if self.oldest_ms is None or self.is_early(now_ms):
             return Growth(self.size, 0.0, self.size)
         rate = self.size / (now_ms - self.oldest_ms) * 1000
-        kept = Retention.parse(self.retention)
+        kept = Retention.parse(self.retention) if self.retention else Retention()
         limits = [
             kept.ms and rate * kept.ms / 1000,
             kept.size,
             kept.records and self.size * kept.records / max(1, self.records),
         ]
-        return Growth(self.size, rate, max(self.size, min(limit for limit in limits if limit is not None)))
+        most = min((limit for limit in limits if limit is not None), default=math.inf)
+        return Growth(self.size, rate, max(self.size, most))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
 """Reads what an app holds in Redis: lengths and estimates of memory, no payloads."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from streamworker.core.data.entries import EntryId
 from streamworker.core.holdings import Holding, Holdings, Kind
 from streamworker.errors import BackendError
 from streamworker.redisio.data import retention
@@ -18,10 +20,19 @@ async def take_holdings(
     ``groups`` are pairs of a stream and a processor. What the user may not ask for counts as nothing.
     """
     held: list[Holding] = []
+    read = {stream for stream, _ in groups}
     for stream, partitions in streams.items():
         keys = GroupKeys(app, stream, stream)
         here = await retention.measure_stream(backend, keys, partitions, size=True)
-        held.append(_sum("stream", stream, here, str((await retention.read(backend, keys)).stream or "")))
+        holding = _sum("stream", stream, here, str((await retention.read(backend, keys)).stream or ""))
+        events = [keys.events(p) for p in range(partitions)]
+        asked = [] if stream in read else await backend.pipeline([("XINFO", "GROUPS", key) for key in events])
+        if asked and not any(isinstance(each, list) and each for each in asked):
+            # No trim has noted the time of the oldest entry, so the first entries tell it.
+            firsts = await backend.pipeline([("XRANGE", key, "-", "+", "COUNT", 1) for key in events])
+            times = [EntryId.parse(each[0][0]).ms for each in firsts if isinstance(each, list) and each]
+            holding = replace(holding, is_read=False, oldest_ms=min(times, default=None))
+        held.append(holding)
     for stream, group in groups:
         keys, count = GroupKeys(app, stream, group), range(streams[stream])
         here = await retention.measure_log(backend, keys, len(count), size=True)

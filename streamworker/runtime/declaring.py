@@ -6,8 +6,25 @@ from structlog.stdlib import BoundLogger
 from streamworker.processors import ProcessorSpec
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
+from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
+
+
+async def declare_retention(
+    backend: Backend,
+    keys: GroupKeys,
+    partitions: int,
+    mine: Retentions,
+    log: BoundLogger,
+    again: bool = False,
+) -> None:
+    """Declare the retention of a stream and of a group's acked log, and log what that changes."""
+    before = await retention.declare(backend, keys, partitions, mine, again=again)
+    names = (f"stream {keys.stream}", f"acked log of {keys.group}")
+    for of, was, now in zip(names, before, mine, strict=True):
+        if was and now and was != now and not again:
+            log.warning("retention_changed", of=of, before=str(was), now=str(now))
 
 
 async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
@@ -26,13 +43,8 @@ async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, ag
         await streams.declare(
             backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name
         )
-    mine = retention.Retentions(stream.retention, spec.log_retention)
-    before = await retention.declare(backend, keys, stream.partitions, mine, again=again)
-    for of, was, now in zip(
-        (f"stream {stream.name}", f"acked log of {spec.name}"), before, mine, strict=True
-    ):
-        if was and now and was != now and not again:
-            log.warning("retention_changed", of=of, before=str(was), now=str(now))
+    mine = Retentions(stream.retention, spec.log_retention)
+    await declare_retention(backend, keys, stream.partitions, mine, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
         # when partitions wait.

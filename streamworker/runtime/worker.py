@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
@@ -28,19 +28,21 @@ from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Override
 from streamworker.log import get_logger
-from streamworker.processors import ProcessorSpec, TimerSpec
-from streamworker.redisio.keys import check_name
+from streamworker.processors import ProcessorSpec, StreamSpec, TimerSpec
+from streamworker.redisio.data.retention import Retentions
+from streamworker.redisio.keys import GroupKeys, check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import check_server
 from streamworker.runtime.clock import CLOCK
 from streamworker.runtime.connecting import connected
-from streamworker.runtime.declaring import declare
+from streamworker.runtime.declaring import declare, declare_retention
 from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
 from streamworker.runtime.listener import Listener
 from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.invoke import describe_error
+from streamworker.runtime.run.trims import keep_unread
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.runtime.watch.stages import UNTOLD, TwoStages
 from streamworker.runtime.watch.watchdog import Watchdog
@@ -64,6 +66,7 @@ class Application(Protocol):
     name: str
     assignment: str
     settings: Settings
+    streams: dict[str, Any]
     processors: dict[str, ProcessorSpec]
     layers: list[Layer]
     timers: dict[str, TimerSpec]
@@ -101,6 +104,9 @@ class Worker:
         self._static_id = check_name("static id", static_id) if static_id else ""
         app.load()
         self._specs = [*_chosen(app, processors), *app.timers_group()]
+        read = {spec.stream.name for spec in app.processors.values()}
+        streams = [stream.spec for name, stream in app.streams.items() if name not in read]
+        self._unread: list[StreamSpec] = [spec for spec in streams if spec.retention]
         self._resources = Resources(app.layers, {each.resource: each.value for each in overrides})
         self._groups: list[Group] = []
         self._stopping = False
@@ -134,6 +140,7 @@ class Worker:
             try:
                 async with anyio.create_task_group() as background:
                     background.start_soon(listener.run)
+                    background.start_soon(keep_unread, backend, self._unread, settings, self._has_first)
                     if CLOCK.is_virtual:  # It stands still during calls: none delays a heartbeat or stalls.
                         background.start_soon(keeper.run)
                     async with anyio.create_task_group() as groups:
@@ -162,6 +169,9 @@ class Worker:
         for group in self._groups:
             group.stop()
 
+    def _has_first(self) -> bool:
+        return any(0 in group.core.held for group in self._groups)
+
     def _tell_cycles(self) -> None:
         specs = self._app.processors.values()
         for ring in cycles((spec.stream.name, target.name) for spec in specs for target in spec.targets):
@@ -184,6 +194,9 @@ class Worker:
                 await check_durability(backend, self._settings)
                 for spec in (*self._app.processors.values(), *self._app.timers_group()):
                     await declare(backend, spec, log)
+                for its in self._unread:
+                    keys, kept = GroupKeys(its.app, its.name, its.name), Retentions(its.retention, None)
+                    await declare_retention(backend, keys, its.partitions, kept, log)
             except BackendUnavailable as error:
                 if anyio.current_time() > until:
                     raise

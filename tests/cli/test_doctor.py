@@ -24,6 +24,7 @@ from streamworker.redisio.group.locks import foreign_lock
 from streamworker.redisio.scripts import wrong_type
 from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.spark.source.logs import INSPECT_REMEDY, LOSS_REMEDY
+from streamworker.tui.figures import memory
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.contract.support import everything, url_of_user
@@ -263,6 +264,36 @@ def test_no_remedy_advises_to_delete_what_may_hold_committed_rows(raw: "redis.Re
     for remedy in remedies:
         advised = remedy.replace("Do not delete", "").replace("Delete nothing", "")
         assert not re.search(r"\b([Dd]elete|DEL|UNLINK|FLUSH\w*)\b", advised), remedy
+
+
+def test_a_stream_that_nothing_ends_is_named_with_its_rate(
+    raw: "redis.Redis", shop: Path, streamworker: Invoke
+) -> None:
+    """No group reads it, it has no retention, and so it grows until the memory is full."""
+    module, more = shop / "shop.py", 'app.stream("billed", Order, partitions=2)\n'
+    module.write_text(module.read_text("utf-8") + more, "utf-8")
+    raw.xadd("sw:{shop.orders.0}:events", {"v": "1"}, id="1-0")
+    assert "stream billed: unread" not in checks(), "it is empty"
+    now_ms, key = raw.time()[0] * 1000, "sw:{shop.billed.1}:events"
+    for age_ms in range(7_200_000, 0, -7_200):
+        raw.xadd(key, {"v": "x" * 1_000}, id=f"{now_ms - age_ms}-0")
+    found = checks()
+    assert "stream orders: unread" not in found, "its processors will read it"
+    said, size = found["stream billed: unread"], memory(raw.memory_usage(key))
+    begin = f"no group reads it, and no retention ends what it keeps: {size}, "
+    assert (said.verdict, said.found.startswith(begin), said.found[-11:]) == ("warn", True, " more a day")
+    assert "Full at today's rate: in" in found["memory forecast"].found
+    lines = streamworker("status", "shop:app").stdout.splitlines()
+    (line,) = [line for line in lines if line.startswith("stream") and "billed" in line]
+    assert line.endswith("everything: no group reads it")
+    assert "Full at today's rate: in" in lines[-1]
+    (told, _) = json.loads(streamworker("status", "shop:app", "--json").stdout)
+    assert [each["name"] for each in told["held"]["holdings"] if each["kind"] == "stream"] == [
+        "orders",
+        "billed",
+    ]
+    raw.xgroup_create(key, "theirs", id="0")
+    assert "stream billed: unread" not in checks(), "a group of another program reads it"
 
 
 def test_a_repair_goes_on_where_the_history_cannot_be_written_and_says_so(

@@ -49,7 +49,7 @@ async def test_what_all_have_read_stays_until_it_is_old(group: Group, raw: Raw) 
     assert (await trim(group, Keep())).events == 2, "without retention nothing stays"
 
 
-@pytest.mark.parametrize("keep", [Keep(0), Keep(HOUR_MS), Keep(ANY_AGE, 99), Keep(HOUR_MS, 99)])
+@pytest.mark.parametrize("keep", [Keep(0), Keep(HOUR_MS), Keep(ANY_AGE, 0), Keep(HOUR_MS, 0)])
 async def test_no_limit_drops_what_a_group_has_not_read(group: Group, raw: Raw, keep: Keep) -> None:
     """However old it is, and however much there is."""
     await aged(group, raw, *range(10 * HOUR_MS, 0, -HOUR_MS))
@@ -68,15 +68,38 @@ async def test_what_another_program_has_not_acknowledged_stays(group: Group, raw
     raw.xgroup_create(EVENTS, "theirs", id="0")
     raw.xreadgroup("theirs", "c", {EVENTS: ">"}, count=8)
     raw.xack(EVENTS, "theirs", *map(str, ids[:3]))
-    assert (await trim(group, Keep(HOUR_MS, 99))).events == 3
+    assert (await trim(group, Keep(HOUR_MS, 0))).events == 3
 
 
 async def test_the_oldest_go_first_if_there_is_too_much(group: Group, raw: Raw) -> None:
     ids = await aged(group, raw, *range(10_000, 0, -1_000))
     await commit_all(group)
-    assert (await trim(group, Keep(ANY_AGE, 3))).events == 3
-    assert (await trim(group, Keep(ANY_AGE, 0))).events == 0
+    assert (await trim(group, Keep(ANY_AGE, 7))).events == 3
+    assert (await trim(group, Keep(ANY_AGE, 7))).events == 0, "a worker that measured before the first trim"
+    assert (await trim(group, Keep(ANY_AGE))).events == 0
     assert (await streams.range_entries(group.backend, EVENTS, ZERO, None, 1))[0].id == ids[3]
+
+
+@pytest.mark.parametrize(("keep", "dropped"), [(Keep(HOUR_MS), 8), (Keep(ANY_AGE, 4), 6), (Keep(), 0)])
+async def test_a_stream_without_a_group_keeps_what_its_retention_says(
+    group: Group, raw: Raw, keep: Keep, dropped: int
+) -> None:
+    """And everything without retention: nothing says what a reader to come will need."""
+    await aged(group, raw, *(hours * HOUR_MS for hours in range(9, 1, -1)), 1_000, 0)
+    assert (await trim(group, keep)).events == dropped
+    assert (await trim(group, keep)).events == 0
+    assert await left(group) == 10 - dropped
+
+
+@pytest.mark.parametrize("keep", [Keep(HOUR_MS), Keep(ANY_AGE, 0)])
+async def test_a_group_that_was_removed_from_the_lists_still_keeps_what_it_has_not_read(
+    group: Group, raw: Raw, keep: Keep
+) -> None:
+    await aged(group, raw, 3 * HOUR_MS, 2 * HOUR_MS)
+    await group.own()
+    raw.delete(GROUP.groups(0))
+    raw.xgroup_destroy(EVENTS, GROUP.group)
+    assert (await trim(group, keep)).events == 0
 
 
 async def test_senders_do_not_wait_for_what_is_retained(group: Group) -> None:
@@ -144,8 +167,8 @@ async def test_rows_that_all_have_read_stay_until_they_are_old(
 
 async def test_no_limit_drops_rows_that_a_reader_has_not_read(group: Group, raw: Raw) -> None:
     await log_of(group, raw, *([2 * HOUR_MS] * 10))
-    assert (await trim(group, Keep(acked_ms=HOUR_MS, acked_surplus=99, acked_max=1), 0)).acked == 0
-    assert (await trim(group, Keep(acked_ms=HOUR_MS, acked_surplus=99, acked_max=1), 45)).acked == 4
+    assert (await trim(group, Keep(acked_ms=HOUR_MS, acked_max=0), 0)).acked == 0
+    assert (await trim(group, Keep(acked_ms=HOUR_MS, acked_max=0), 45)).acked == 4
 
 
 async def test_the_time_is_found_by_bisection(group: Group, raw: Raw) -> None:

@@ -91,6 +91,57 @@ async def test_a_number_of_records_stays_and_senders_do_not_wait(raw: "redis.Red
     assert seen == list(range(120))
 
 
+def chain(redis_url: str, **arguments: object) -> App:
+    """A chain whose last stream no processor reads."""
+    app = App("kept", redis_url=redis_url, trim_interval_ms=50)
+    taken = app.stream("taken", Order)
+    orders = app.stream("orders", Order, partitions=1, single_entries=True, **arguments)  # type: ignore[arg-type]
+
+    @app.processor(taken, into=orders, forward=False)
+    async def handle(order: Order) -> Order:
+        return order
+
+    return app
+
+
+@pytest.mark.parametrize(
+    ("kept", "stay"), [("1 hour", [2, 3]), ("3 records", [1, 2, 3]), (None, [0, 1, 2, 3])]
+)
+async def test_a_stream_that_nobody_reads_keeps_its_retention(
+    raw: "redis.Redis", redis_url: str, kept: str | None, stay: list[int]
+) -> None:
+    """Any worker of the app trims it; without retention everything stays."""
+    write(raw, 5 * HOUR_MS, 2 * HOUR_MS, 1_000)
+    app = chain(redis_url, retention=kept)
+    async with local_worker(app, url=redis_url) as worker:
+        await app.streams["taken"].send(Order(3))
+        await worker.until_drained()
+        await wait_for_async(lambda: raw.xlen(EVENTS) == len(stay), "what the retention keeps")
+        numbers = [msgspec.json.decode(fields[b"v"])["number"] for _, fields in raw.xrange(EVENTS)]
+    assert numbers == stay
+    async with Backend.open(redis_url, name="looks") as backend:
+        (held, *_) = (await take_holdings(backend, "kept", {"orders": 1}, [])).held
+    assert (held.retention, held.records, held.is_endless) == (kept or "", len(stay), not kept)
+    assert held.oldest_ms is not None
+    now_ms = held.oldest_ms + 5 * HOUR_MS
+    assert kept == "1 hour" or held.growth(now_ms).rate == pytest.approx(held.size / (5 * 3600))
+
+
+async def test_a_group_of_another_program_keeps_what_it_has_not_read_of_such_a_stream(
+    raw: "redis.Redis", redis_url: str
+) -> None:
+    """No processor of the app reads the stream, and a group does: it is asked as any group is."""
+    write(raw, 5 * HOUR_MS, 4 * HOUR_MS, 3 * HOUR_MS)
+    keys, ids = GroupKeys("kept", "orders", "theirs"), [entry.decode() for entry, _ in raw.xrange(EVENTS)]
+    async with Backend.open(redis_url, name="theirs") as backend:
+        await streams.register(backend, keys, 1, ids[0])
+    async with local_worker(chain(redis_url, retention="1 hour"), url=redis_url):
+        await wait_for_async(lambda: raw.xlen(EVENTS) == 2, "what the group has passed was dropped")
+        raw.hset(keys.lock(0), "checkpoint", ids[1])
+        await wait_for_async(lambda: raw.xlen(EVENTS) == 1, "and the next")
+    assert [entry.decode() for entry, _ in raw.xrange(EVENTS)] == ids[2:]
+
+
 async def test_a_changed_retention_takes_effect_and_both_programs_are_told(
     raw: "redis.Redis", redis_url: str
 ) -> None:

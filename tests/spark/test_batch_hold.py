@@ -74,7 +74,7 @@ def work_trims(acked: AckedLog, url: str, rows: int | None = None) -> None:
         backend = Backend.open(url, name="worker")
         if rows is None:
             log = structlog.stdlib.get_logger()
-            keeping = Keeping(backend, acked.keys, price.spec, Settings(), log)
+            keeping = Keeping(backend, acked.keys, price.spec.stream, Settings(), log, has_log=True)
             await trim_once(keeping, {0: Trims(0)})
         else:
             await trim_many(backend, acked.keys, {0: rows})

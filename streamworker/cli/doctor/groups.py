@@ -342,7 +342,15 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str) -> Check:
 def _history(holdings: Holdings) -> Iterator[Check]:
     """Say what retention keeps of each stream and log, and when the memory is full."""
     for each in holdings.held:
-        if each.retention:
+        if each.is_endless and each.records:
+            rate = each.growth(holdings.taken_ms).rate * 86_400
+            yield warn(
+                f"stream {each.name}: unread",
+                f"no group reads it, and no retention ends what it keeps: {memory(each.size)}"
+                f"{f', {memory(rate)} more a day' if rate else ''}",
+                "Declare its retention, which a worker of the app keeps, or a processor that reads it.",
+            )
+        elif each.retention:
             since = f", since {local_time(each.oldest_ms)}" if each.oldest_ms else ""
             yield ok(
                 f"history of {each.name}", f"{kept(each, holdings.taken_ms)}: {memory(each.size)}{since}"

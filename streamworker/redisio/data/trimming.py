@@ -29,12 +29,11 @@ class Keep(NamedTuple):
 
     events_ms: int | None = None
     """How old a source entry gets; ``ANY_AGE`` without a limit, None without retention."""
-    events_surplus: int = 0
-    """Source entries to drop although they are younger."""
+    events_max: int | None = None
+    """How many source entries stay at most, however young; None for any number. It is no number to drop, so
+    that of two workers that measured at the same time the second drops nothing."""
     acked_ms: int | None = None
-    acked_surplus: int = 0
-    acked_max: int = 0
-    """Entries that the acked log may hold; 0 for any number."""
+    acked_max: int | None = None
 
 
 ANY_AGE = -1

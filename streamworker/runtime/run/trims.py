@@ -4,14 +4,16 @@ A trim reads the checkpoints of all groups of the stream. Without this, a thousa
 traffic were trimmed a thousand times a second, with one call each, and mostly nothing was dropped.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import anyio
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.retention import Retention
 from streamworker.errors import BackendError
-from streamworker.processors import ProcessorSpec
+from streamworker.log import get_logger
+from streamworker.processors import StreamSpec
 from streamworker.redisio.data import retention, trimming
 from streamworker.redisio.data.trimming import ANY_AGE, TRIM_ENTRIES, Keep, Trimmed
 from streamworker.redisio.group import readers
@@ -20,6 +22,8 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
+
+_log = get_logger("streamworker.trims")
 
 LOOK_MS, LOOK_MS_PER_PARTITION = 10_000, 100
 """How often a worker reads the retention, and trims by it: every 10 s, with more than 100 partitions more
@@ -113,16 +117,18 @@ class Keeping:
 
     backend: Backend
     keys: GroupKeys
-    spec: ProcessorSpec
+    stream: StreamSpec
     settings: Settings
     log: BoundLogger
+    log_retention: Retention | None = None
+    has_log: bool = False
 
     def __post_init__(self) -> None:
         self._looked_ms: int | None = None
-        self._mine = retention.Retentions(self.spec.stream.retention, self.spec.log_retention)
+        self._mine = retention.Retentions(self.stream.retention, self.log_retention)
         self._stored = self._mine
         self._told: retention.Retentions | None = None
-        self._surplus: dict[int, tuple[int, int]] = {}
+        self._most: dict[int, tuple[int | None, int | None]] = {}
         self._due: set[int] = set()
         self.rows: dict[int, int] = {}
         """By partition the rows of the acked log that all readers have read, or all rows without a reader."""
@@ -131,8 +137,8 @@ class Keeping:
 
     async def look(self) -> None:
         """Read how far the readers are, and after ``LOOK_MS`` the retention and how much is held."""
-        count = self.spec.stream.partitions
-        logs = range(count if self.spec.forward else 0)
+        count = self.stream.partitions
+        logs = range(count if self.has_log else 0)
         self.rows, self.is_read = await readers.slowest_rows(self.backend, self.keys, logs)
         now_ms, every_ms = monotonic_ms(), max(LOOK_MS, count * LOOK_MS_PER_PARTITION)
         if self._looked_ms is not None and now_ms - self._looked_ms < every_ms:
@@ -141,9 +147,9 @@ class Keeping:
         self._follow(await retention.read(self.backend, self.keys))
         if self._stream or self._acked:
             self._due = set(range(count))
-            above = await self._above(self._stream, retention.measure_stream)
-            above_acked = await self._above(self._acked, retention.measure_log)
-            self._surplus = dict(enumerate(zip(above, above_acked, strict=True)))
+            most = await self._allowed(self._stream, retention.measure_stream)
+            most_acked = await self._allowed(self._acked, retention.measure_log)
+            self._most = dict(enumerate(zip(most, most_acked, strict=True)))
 
     @property
     def _stream(self) -> Retention | None:
@@ -153,7 +159,7 @@ class Keeping:
     @property
     def _acked(self) -> Retention | None:
         kept = self._stored.log or (None if self.is_read else UNREAD)
-        return None if kept is None or kept.keeps_nothing or not self.spec.forward else kept
+        return None if kept is None or kept.keeps_nothing or not self.has_log else kept
 
     def _follow(self, found: retention.Retentions) -> None:
         """Follow what Redis has: another program may have declared it later."""
@@ -171,22 +177,23 @@ class Keeping:
                         reason="another program declared it later, and what was declared last counts",
                     )
 
-    async def _above(
+    async def _allowed(
         self, kept: Retention | None, measure: Callable[..., Awaitable[list[retention.Amount]]]
-    ) -> list[int]:
-        """Return how many entries of each partition are above the limits by size and number."""
-        count = self.spec.stream.partitions
+    ) -> list[int | None]:
+        """Return how many entries each partition may hold by the limits of size and number; None for any."""
+        count = self.stream.partitions
         if kept is None or not kept.is_of_size:
-            return [0] * count
+            return [None] * count
         held = await measure(self.backend, self.keys, count, size=kept.size is not None)
         excess = kept.excess(size=sum(each.size for each in held), records=sum(each.records for each in held))
-        return [round(each.entries * excess) for each in held]
+        return [round(each.entries * (1 - excess)) if excess else None for each in held]
 
     def take(self, partition: int) -> Keep:
         """Return what to keep of a partition. What is to be dropped by size is returned once."""
-        above, above_acked = self._surplus.pop(partition, (0, 0))
-        most = self.settings.acked_entries_max if self._acked is UNREAD else 0
-        return Keep(_age(self._stream), above, _age(self._acked), above_acked, most)
+        most, most_acked = self._most.pop(partition, (None, None))
+        if self._acked is UNREAD:
+            most_acked = self.settings.acked_entries_max
+        return Keep(_age(self._stream), most, _age(self._acked), most_acked)
 
     def is_due(self, partition: int) -> bool:
         """Whether to trim a partition although nobody has moved: its entries get older."""
@@ -226,6 +233,26 @@ async def trim_once(keeping: Keeping, partitions: Mapping[int, Trims]) -> None:
                 tell_of_deleted(keeping.log.bind(partition=partition), trimmed.gone)
     except BackendError as error:
         warn(keeping.log, "trim_failed", error)
+
+
+async def keep_unread(
+    backend: Backend, streams: Sequence[StreamSpec], settings: Settings, has_first: Callable[[], bool]
+) -> None:
+    """Trim streams that no processor of the app reads, while this worker has a first partition of a group.
+
+    So few workers do. They may do it at the same time, and beside groups of other programs: a trim may be
+    repeated, and keeps what any group needs.
+    """
+    kept = []
+    for stream in streams:
+        keys = GroupKeys(stream.app, stream.name, stream.name)
+        keeping = Keeping(backend, keys, stream, settings, _log.bind(stream=stream.name))
+        kept.append((keeping, {p: Trims(settings.trim_interval_ms) for p in range(stream.partitions)}))
+    while kept:
+        await anyio.sleep(settings.trim_interval_ms / 1000)
+        if has_first():
+            for keeping, trims in kept:
+                await trim_once(keeping, trims)
 
 
 def tell_of_deleted(log: BoundLogger, entries: int) -> None:

@@ -66,17 +66,19 @@ local function count_retained(events, passed)
 end
 
 -- Drops source entries that no group needs and no retention keeps: those older than `keep_ms`, if it is not
--- negative; and the oldest, up to `surplus` entries.
-local function trim_retained(events, limit, keep_ms, surplus)
+-- negative; and the oldest, if there are more than `most`. A stream without a group keeps what the retention
+-- keeps, if the caller knows of none either (`is_unread`).
+local function trim_retained(events, limit, keep_ms, most, is_unread)
   if redis.call('EXISTS', events) == 0 then return 0 end
   local keep, passed = keep_from(events)
+  keep = keep or is_unread and successor((stream_position(events)))
   if not keep then return 0 end
   local dropped = 0
   if keep_ms >= 0 then
     local oldest = text(math.max(0, server_ms() - keep_ms)) .. '-0'
     dropped = trim_to(events, '~', id_less(oldest, keep) and oldest or keep, 'LIMIT', limit)
   end
-  surplus = math.min(surplus, limit) - dropped
+  local surplus = most and math.min(redis.call('XLEN', events) - most, limit - dropped) or 0
   if surplus > 0 then dropped = dropped + trim_to(events, '~', keep, 'LIMIT', surplus) end
   count_retained(events, passed)
   return dropped
