@@ -37,6 +37,7 @@ from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.settings import AT_MOST, RULES, Settings
 from streamworker.sim.scenario import HAPPENINGS, play, read
 from streamworker.core.text import TEXT_MAX, storable
+from tests.callables import table as callables
 from tests.core.vectors import VECTORS
 from tests.runtime.texts import ESCAPED, REFUSED, TEXTS
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
@@ -362,6 +363,7 @@ def parts() -> dict[str, str]:
         "ways of text": ways_of_text(),
         "lines of the ACL": acl_lines(),
         "decisions": decisions(),
+        "callables": callables(),
         **told,
     }
 

@@ -20,8 +20,8 @@ from streamworker.declare import check_codec, check_source, check_whole, describ
 from streamworker.declaring.processor import Into, Processor
 from streamworker.declaring.timers import TIMERS_STREAM, O, TimerApp
 from streamworker.errors import ConfigurationError
+from streamworker.injection.callables import P, R
 from streamworker.injection.declaring import Injecting
-from streamworker.injection.parameters import P, R
 from streamworker.processors import Codec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
@@ -305,8 +305,6 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
                     remedy="Give one of them another name: @app.processor(..., name=...).",
                 )
             self.processors[spec.name] = replace(spec, tables=written(tables, spec))
-            if forward is False:
-                self.silent.add(spec.name)
             return Processor(self, spec.name, function)
 
         return bind

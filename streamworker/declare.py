@@ -7,7 +7,6 @@ what it forwards. This module refuses invalid declarations when the program is i
 names the function and what to write instead.
 """
 
-import inspect
 import sys
 import types
 import typing
@@ -19,6 +18,7 @@ from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors, Policies
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
+from streamworker.injection.callables import look
 from streamworker.injection.parameters import Resource, label, read_parameters
 from streamworker.processors import (
     FunctionMode,
@@ -66,14 +66,14 @@ def describe(
     resources: Mapping[str, Resource[..., Any]] | None = None,
 ) -> ProcessorSpec:
     """Read a processor function's annotations and check them against the decorator's arguments."""
-    name = check_name("processor", name or function.__name__)
-    parameters = read_parameters(function, f"Processor {name!r}", resources or {})
+    looked = look(function, "Processor", name)
+    name = check_name("processor", looked.name)
+    parameters = read_parameters(looked, resources or {})
     taken, returns = parameters.hints.get(parameters.record), parameters.hints.get("return")
     takes = _columns(taken)
     mode = FunctionMode.BATCH if takes else _mode(taken, stream, batch, name)
     one_by_one = mode is FunctionMode.RECORD and concurrency == 1
-    is_async = inspect.iscoroutinefunction(function)
-    if mode is FunctionMode.STREAM and not is_async:
+    if mode is FunctionMode.STREAM and not looked.is_async:
         raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
     if timeout is not None and mode is FunctionMode.STREAM:
         raise _wrong(
@@ -97,9 +97,9 @@ def describe(
     return ProcessorSpec(
         name=name,
         stream=stream,
-        function=function,
+        function=looked.function,
         mode=mode,
-        is_async=is_async,
+        is_async=looked.is_async,
         takes_context=bool(parameters.context),
         batch=batch or (ROWS_DEFAULT if takes else RECORDS_DEFAULT if one_by_one else BATCH_DEFAULT),
         takes=takes or "records",
@@ -108,6 +108,7 @@ def describe(
         errors=_policies(name, errors),
         timeout_ms=None if timeout is None else duration_ms(timeout, "timeout", least_ms=1),
         forward=forwards,
+        drops_rows=forward is False,
         output=_output_type(produced, stream, name) if forwards else None,
         into=into,
         log_retention=None if log_retention is None else Retention.of(log_retention, "log_retention"),

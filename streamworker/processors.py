@@ -140,6 +140,8 @@ class ProcessorSpec:
     """What is done about a record whose handling fails."""
     forward: bool
     """Whether acked rows go to the acked log."""
+    drops_rows: bool = False
+    """Whether the program says that rows do not go to the acked log."""
     output: RecordType | None
     """Type of the forwarded rows; the stream's type if the records themselves are forwarded."""
     into: Targets = None

@@ -1,7 +1,7 @@
 """What the errors of wrong declarations and wrong calls say, word for word, and what they tell to do."""
 
 import datetime as dt
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any
 
@@ -44,6 +44,11 @@ async def sum_up(batch: list[Order]) -> None:
 
 async def named_nowhere(order: Order, ctx: "Nowhere") -> None:  # type: ignore[name-defined]  # noqa: F821
     """Ask for what is nowhere."""
+
+
+async def made_for_a_call() -> AsyncIterator[int]:
+    """Live for as long as a call, if it could."""
+    yield 1
 
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
@@ -96,8 +101,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         ),
     ),
     "a resource that lives for a call": (
-        lambda: APP.resource(each="call")(named_nowhere),  # type: ignore[call-overload]
-        "Resource 'named_nowhere' has each='call'. Use one of: worker, partition.",
+        lambda: APP.resource(each="call")(made_for_a_call),  # type: ignore[call-overload]
+        "Resource 'made_for_a_call' has each='call'. Use one of: worker, partition.",
     ),
     "a field of a type that is nowhere": (
         lambda: RecordType.of(Unresolved).arrow_schema(),

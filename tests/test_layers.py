@@ -48,7 +48,9 @@ MAY_IMPORT = {
     "stream": {"core", "processors", "redisio", "runtime", "settings"},
     "table": {"core", "records", "redisio", "processors", "context", "settings", "stream"},
     "declaring": {"core", "records", "redisio", "runtime", "injection", "processors", "declare", "stream"},
-    "spark": {"core", "redisio", "records", "processors", "declaring", "settings", "urls", "variables"},
+    "spark": {
+        "core", "redisio", "records", "injection", "processors", "declaring", "settings", "urls", "variables"
+    },
     "tui": {"core"},
     "sim": {"core", "redisio"},
 }  # fmt: skip

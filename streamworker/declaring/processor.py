@@ -9,7 +9,8 @@ from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
-from streamworker.injection.parameters import P, R, Resource, Wrapper
+from streamworker.injection.callables import P, R, Wrapper
+from streamworker.injection.parameters import Resource
 from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend

@@ -1,6 +1,5 @@
 """The decorators of timers: ``@app.timer``, ``@app.cron`` and ``@processor.timer``."""
 
-import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -11,7 +10,8 @@ from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration
 from streamworker.declare import check_into, describe, returned_type
 from streamworker.errors import ConfigurationError
-from streamworker.injection.parameters import P, R, Resource, Wrapper, label, read_parameters
+from streamworker.injection.callables import P, R, Wrapper, look
+from streamworker.injection.parameters import Resource, label, read_parameters
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
@@ -172,9 +172,10 @@ def describe_timer(
     into: Stream[Any] | ByType | None,
 ) -> TimerSpec:
     """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
-    name = check_name("timer", function.__name__)
+    looked = look(function, "Timer")
+    name = check_name("timer", looked.name)
     check_missed(missed, name)
-    parameters = read_parameters(function, f"Timer {name!r}", resources, at_time=True)
+    parameters = read_parameters(looked, resources, at_time=True)
     given = parameters.hints.get(parameters.record)
     if parameters.record and given not in (None, datetime):
         raise ConfigurationError(
@@ -191,14 +192,15 @@ def describe_timer(
         )
     call = replace(
         group,
-        function=function,
+        function=looked.function,
         mode=FunctionMode.RECORD,
-        is_async=inspect.iscoroutinefunction(function),
+        is_async=looked.is_async,
         takes="records",
         takes_context=bool(parameters.context),
         parameters=parameters,
         timeout_ms=None,
         forward=False,
+        drops_rows=False,
         output=None,
         into=targets,
         timers=(),

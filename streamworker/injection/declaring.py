@@ -1,14 +1,14 @@
 """The decorators ``@app.resource`` and ``@app.middleware``."""
 
 import importlib
-import inspect
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from typing import Any, cast, overload
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, overload
 
 from streamworker.errors import ConfigurationError
+from streamworker.injection.callables import P, R, look, no_generator
 from streamworker.injection.middleware import Layer
-from streamworker.injection.parameters import P, R, Resource, Scope, hints_of, read_parameters
+from streamworker.injection.parameters import Resource, Scope, read_parameters
 
 
 class Injecting:
@@ -81,28 +81,27 @@ class Injecting:
         """
 
         def bind(function: Callable[P, AsyncIterator[R]]) -> Resource[P, R]:
-            whose = f"Resource {function.__name__!r}"
+            looked = look(function, "Resource", yields="X")
+            name, whose = looked.name, looked.whose
             if each not in typing.get_args(Scope):
                 raise ConfigurationError(
                     f"{whose} has each={each!r}.", remedy=f"Use one of: {', '.join(typing.get_args(Scope))}."
                 )
-            yields = typing.get_args(hints_of(function, whose).get("return"))
-            if not inspect.isasyncgenfunction(function) or not yields:
-                raise _no_generator(whose, "X")
-            parameters = read_parameters(
-                function, whose, self.resources, takes_record=False, takes_context=False
-            )
+            yields = typing.get_args(looked.hints.get("return"))
+            if not yields:
+                raise no_generator(whose, "X")
+            parameters = read_parameters(looked, self.resources, takes_record=False, takes_context=False)
             for other in parameters.resources.values():
                 if other.each != each == "worker":
                     raise ConfigurationError(
                         f"{whose} is made for each worker, and takes {other.name}, one for each partition.",
                         remedy='Declare it with @app.resource(each="partition").',
                     )
-            if function.__name__ in self.resources:
+            if name in self.resources:
                 raise ConfigurationError(
-                    f"The app has two resources named {function.__name__!r}.", remedy="Rename one of them."
+                    f"The app has two resources named {name!r}.", remedy="Rename one of them."
                 )
-            self.resources[function.__name__] = made = Resource(function, yields[0], each, parameters)
+            self.resources[name] = made = Resource(name, looked.function, yields[0], each, parameters)
             return made
 
         return bind if function is None else bind(function)
@@ -134,17 +133,7 @@ class Injecting:
         ...     if ctx.elapsed > 1:
         ...         ctx.log.warning("slow", records=ctx.count)
         """
-        whose = f"Middleware {function.__name__!r}"
-        if not inspect.isasyncgenfunction(function):
-            raise _no_generator(whose, "None")
-        parameters = read_parameters(function, whose, self.resources, takes_record=False)
-        generator = cast(Callable[..., AsyncGenerator[None, None]], function)
-        self.layers.append(Layer(function.__name__, generator, parameters))
+        looked = look(function, "Middleware", yields="None")
+        parameters = read_parameters(looked, self.resources, takes_record=False)
+        self.layers.append(Layer(looked.name, looked.function, parameters))
         return function
-
-
-def _no_generator(whose: str, kind: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{whose} is no async generator that says what it yields.",
-        remedy=f"Write `async def ...() -> AsyncIterator[{kind}]:` with one yield.",
-    )

@@ -6,17 +6,14 @@ The record is the first parameter that nothing else fills. ``Context`` fills any
 """
 
 import functools
-import inspect
 import typing
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal
 
 from streamworker.context import Context
 from streamworker.errors import ConfigurationError
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from streamworker.injection.callables import Looked, P, R, Wrapper
 
 Scope = Literal["worker", "partition"]
 """How often a resource is made: once in each worker, or once for each partition that a worker runs."""
@@ -34,6 +31,16 @@ class Parameters:
     hints: Mapping[str, Any] = field(default_factory=dict)
     """The annotations."""
 
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The names for the record and the context, if it takes them."""
+        return tuple(name for name in (self.record, self.context) if name)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether these come first, so that they need not be passed by name."""
+        return self.names[: len(self.asked)] == self.asked
+
     def bind(
         self, function: Callable[..., Any], values: "Mapping[Resource[..., Any], Any]"
     ) -> Callable[..., Any]:
@@ -45,9 +52,8 @@ class Parameters:
         if self.resources:
             made = {name: values[resource] for name, resource in self.resources.items()}
             bound = functools.partial(function, **made)
-        asked = tuple(name for name in (self.record, self.context) if name)
-        if self.names[: len(asked)] != asked:
-            by_name = bound
+        if not self.in_order:
+            by_name, asked = bound, self.asked
 
             def bound(*given: Any) -> Any:
                 return by_name(**dict(zip(asked, given, strict=True)))
@@ -55,30 +61,18 @@ class Parameters:
         return bound if bound is function else functools.update_wrapper(bound, function)
 
 
-class Wrapper(Generic[P, R]):
-    """What a decorator makes of a function; calling it calls the function itself."""
-
-    def __init__(self, function: Callable[P, R]) -> None:
-        functools.update_wrapper(self, function)
-        self._function = function
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function itself, for instance from a test."""
-        return self._function(*args, **kwargs)
-
-
 class Resource(Wrapper[P, AsyncIterator[R]]):
     """What ``@app.resource`` makes of an async generator; calling it calls the generator itself."""
 
     def __init__(
-        self, function: Callable[P, AsyncIterator[R]], yields: Any, each: Scope, parameters: Parameters
+        self, name: str, function: Callable[P, AsyncIterator[R]], yields: Any, each: Scope, needs: Parameters
     ) -> None:
         super().__init__(function)
-        self.name = function.__name__
+        self.name = name
         self.yields = yields
         """The type that it yields."""
         self.each = each
-        self.parameters = parameters
+        self.parameters = needs
 
     def override(self, value: R) -> "Override":
         """Return a value for tests to use in place of this resource: ``local_worker(app, resources=[...])``.
@@ -100,8 +94,7 @@ class Override:
 
 
 def read_parameters(
-    function: Callable[..., Any],
-    whose: str,
+    looked: Looked,
     known: "Mapping[str, Resource[..., Any]]",
     *,
     takes_record: bool = True,
@@ -110,14 +103,14 @@ def read_parameters(
 ) -> Parameters:
     """Read what fills a function's parameters; one that nothing fills is a ConfigurationError.
 
-    ``whose`` names the function in errors: ``Processor 'price'``. ``at_time`` is for functions that are
-    called by time: in place of a record they are given the planned time, if they ask for it.
+    ``at_time`` is for functions that are called by time: in place of a record they are given the planned
+    time, if they ask for it.
     """
-    hints = hints_of(function, whose)
+    whose, hints = looked.whose, looked.hints
     record = context = ""
     resources: dict[str, Resource[..., Any]] = {}
     filled: list[str] = []
-    for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+    for place, parameter in enumerate(looked.signature.parameters.values()):
         name, hint = parameter.name, hints.get(parameter.name)
         if takes_context and not context and (hint is Context or (hint is None and place == 1 and record)):
             context = name
@@ -143,18 +136,19 @@ def read_parameters(
         raise ConfigurationError(
             f"{whose} takes no record.", remedy="Let it take the record, a list of records, or Records."
         )
-    return Parameters(tuple(filled), record, context, resources, hints)
-
-
-def hints_of(function: Callable[..., Any], whose: str) -> Mapping[str, Any]:
-    """Return a function's annotations; one that names nothing is a ConfigurationError."""
+    parameters = Parameters(tuple(filled), record, context, resources, hints)
+    by_name, asked = dict.fromkeys(resources), parameters.asked
     try:
-        return typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+        if parameters.in_order:
+            looked.signature.bind(*asked, **by_name)
+        else:
+            looked.signature.bind(**by_name, **dict.fromkeys(asked))
+    except TypeError as error:
         raise ConfigurationError(
-            f"{whose} has an annotation that names nothing: {error}.",
-            remedy="Define or import the type at the top of the module.",
+            f"{whose} cannot be called with what it takes: {error}.",
+            remedy="Let the record and the context come first, without a `*` before or a `/` after them.",
         ) from error
+    return parameters
 
 
 def label(of: Any) -> str:

@@ -7,7 +7,6 @@ decides what to do about it.
 """
 
 import asyncio
-import inspect
 import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
 import pyarrow as pa
@@ -26,7 +26,8 @@ from streamworker.context import Call, Context, IdsOf, Place, Sending
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
 from streamworker.core.text import in_words, printable
-from streamworker.errors import DecodeError, RecordError, StreamworkerError
+from streamworker.errors import DecodeError, ProcessingError, RecordError, StreamworkerError
+from streamworker.injection.callables import NOT_RUN
 from streamworker.injection.middleware import around
 from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
@@ -35,7 +36,7 @@ from streamworker.records.rows import first_id
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
-from streamworker.runtime.run.threads import registered
+from streamworker.runtime.run.threads import name_of, registered
 
 TRACE_MAX = 16_000
 """Characters of a traceback in a log line: 40 frames have half as many. Of a longer one the middle is left
@@ -99,7 +100,6 @@ class Invoker:
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = list not in getattr(self._row_type, "__mro__", ())
-        self._warned = False
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
         is_plain = spec.is_async and spec.timeout_ms is None and not self.has_view
@@ -221,7 +221,7 @@ class Invoker:
         context = Context(self.place, call)
         arguments = (argument, context) if spec.takes_context else (argument,)
         if not spec.is_async:
-            function = partial(self.in_thread, entries, function, timeout_ms=spec.timeout_ms)
+            function = partial(self.in_thread, entries, _here, function, timeout_ms=spec.timeout_ms)
         try:
             if spec.layers:
                 result = await around(spec.layers, context, lambda: function(*arguments))
@@ -238,12 +238,12 @@ class Invoker:
         """Call a ``def`` function in this thread."""
         function = self.spec.function
         if not self.spec.takes_context:
-            return self._effects(function(argument), (), None, records)
+            return self._effects(settled(function(argument)), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
         try:
-            result = function(argument, Context(self.place, call))
+            result = settled(function(argument, Context(self.place, call)))
         finally:
             call.is_over = True
             view.close()
@@ -278,12 +278,10 @@ class Invoker:
             rows = records if self.forwards_input else ()
         elif self._takes_rows:
             rows = self._forwarded(result, own)
-        else:
+        elif self.spec.drops_rows and not isinstance(result, NOT_RUN):
             rows = ()
-            if not self._warned:
-                self._warned = True
-                reason = "the processor has no output type: annotate what it returns, or set forward=True"
-                self.place.log.warning("rows_not_forwarded", reason=reason)
+        else:
+            raise untaken(self.spec.function, own[0] if result is None else result)
         return Effects([*rows, *sendings] if sendings else rows, changes)
 
     def put_out(self, outputs: Sequence[Any], records: Sequence[Any]) -> Sequence[Any]:
@@ -408,8 +406,7 @@ def forwards_input(spec: ProcessorSpec) -> bool:
     """
     if not spec.forward or spec.into is not None or spec.output not in (None, spec.stream.record):
         return False
-    returns = inspect.signature(spec.function).return_annotation
-    return returns in (inspect.Signature.empty, None, type(None), "None")
+    return spec.parameters.hints.get("return") in (None, type(None))
 
 
 def describe_error(error: BaseException) -> str:
@@ -432,6 +429,30 @@ def traceback_of(error: BaseException) -> str:
         return text.encode("utf-8", "backslashreplace").decode()
     except BaseException:  # noqa: BLE001 - its class is somebody's, as for ``in_words``
         return describe_error(error)
+
+
+def untaken(function: Callable[..., Any], result: object) -> ProcessingError:
+    """Return the error for a result that goes nowhere: its code has not run, or nobody asked for it."""
+    return ProcessingError(
+        f"{name_of(function)} returned {short(result)}, which nothing takes.",
+        remedy="Annotate what it returns or set into=, so that it goes somewhere; return None or set "
+        "forward=False, if it should not.",
+    )
+
+
+def settled(result: Any) -> Any:
+    """Return the result of a ``def`` function; wait in its thread for an awaitable, which the loop runs."""
+    if not hasattr(type(result), "__await__"):
+        return result
+
+    async def wait() -> Any:
+        return await result
+
+    return anyio.from_thread.run(wait)
+
+
+def _here(function: Callable[..., Any], *args: Any) -> Any:
+    return settled(function(*args))
 
 
 def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from streamworker.declaring.processor import Processor
 from streamworker.errors import ConfigurationError
+from streamworker.injection.callables import look, takes_one
 from streamworker.processors import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.redisio.keys import check_name
 from streamworker.settings import Settings
@@ -24,8 +25,6 @@ class Pipelines:
     def __init__(self) -> None:
         self.processors: dict[str, ProcessorSpec] = {}
         self.pipelines: dict[str, PipelineSpec] = {}
-        self.silent: set[str] = set()
-        """Processors that were declared with ``forward=False``, which a pipeline does not change."""
 
     def pipeline(
         self,
@@ -59,14 +58,20 @@ class Pipelines:
         """
 
         def bind(function: Callable[P, R]) -> Callable[P, R]:
-            label = check_name("pipeline", name or function.__name__)
+            looked = look(function, "Pipeline", name)
+            label = check_name("pipeline", looked.name)
+            if looked.is_async or not takes_one(looked):
+                raise ConfigurationError(
+                    f"{looked.whose} is async, or does not take one DataFrame.",
+                    remedy="Write it as `def ...(rows)`: Spark's driver calls it once, at the start.",
+                )
             if label in self.pipelines:
                 raise ConfigurationError(
                     f"App {self.name!r} has two pipelines named {label!r}.",
                     remedy="Give one of them another name: @app.pipeline(..., name=...).",
                 )
             source = processor.spec
-            if not source.forward and source.name not in self.silent:
+            if not source.forward and not source.drops_rows:
                 if has_several_types(source.into):
                     raise rows_of_several_types(f"Processor {source.name!r}")
                 target = source.targets[0] if source.targets else source.stream
@@ -76,7 +81,7 @@ class Pipelines:
             spec = PipelineSpec(
                 name=label,
                 processor=source,
-                function=function,
+                function=looked.function,
                 trigger=trigger,
                 path=path,
                 format=format,

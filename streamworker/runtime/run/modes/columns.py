@@ -34,7 +34,7 @@ from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.forward.routing import Routes
-from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker
+from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker, settled
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
 from streamworker.runtime.run.state import Changes, PartitionState
@@ -121,7 +121,7 @@ class ColumnsInvoker(Invoker):
             gathered = _Gathered()
             for entry, record in pairs:
                 show_only(context, [(entry, record)])
-                gathered += self._rows_of_one(function(record, *context), context, record)
+                gathered += self._rows_of_one(settled(function(record, *context)), context, record)
             show_only(context, pairs)
             return gathered
 

@@ -12,7 +12,7 @@ from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.policies import Halt, Retry
 from streamworker.errors import RecordError
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.invoke import Effects, failure
+from streamworker.runtime.run.invoke import Effects, failure, untaken
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.work import ids_of
@@ -98,7 +98,9 @@ class StreamMode(GroupingMode):
             arguments.append(Context(self.invoker.place, self._seen))
         with anyio.CancelScope() as self._scope:
             try:
-                await self.spec.function(*arguments)
+                result = await self.spec.function(*arguments)
+                if result is not None:
+                    raise untaken(self.spec.function, result)
                 self._ack()
                 if not self._asked and not self.intake.draining:
                     raise RuntimeError("the function returned without asking for a record")

@@ -1,0 +1,116 @@
+"""What kind of callable a decorator was given. It is read once, where the function is declared.
+
+All decorators ask :func:`look`, so that whatever one of them accepts can be run by whatever calls it.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from streamworker.errors import ConfigurationError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NOT_RUN = (Generator, AsyncGenerator, Awaitable)
+"""The types of objects whose code has not run, or not to its end, when a call returns them."""
+
+
+class Wrapper(Generic[P, R]):
+    """What a decorator makes of a function; calling it calls the function itself."""
+
+    def __init__(self, function: Callable[P, R]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function itself, for instance from a test."""
+        return self._function(*args, **kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A callable, as a decorator sees it."""
+
+    function: Callable[..., Any]
+    """What is to be called."""
+    name: str
+    whose: str
+    """Names it in errors: ``Processor 'price'``."""
+    is_async: bool
+    """Whether a call returns a coroutine. A plain function that returns an awaitable is not known to."""
+    hints: Mapping[str, Any]
+    """The annotations."""
+    signature: inspect.Signature
+
+
+def look(function: Any, noun: str, name: str | None = None, *, yields: str = "") -> Looked:
+    """Read a callable; raise ConfigurationError for one that cannot be run, which names it and the remedy.
+
+    ``yields`` is for functions that have to be async generators, and says what of.
+    """
+    while isinstance(function, Wrapper):
+        function = function._function  # noqa: SLF001
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    called = inner if inspect.isroutine(inner) else getattr(inner, "__call__", None)  # noqa: B004
+    label = name or getattr(inner, "__name__", type(inner).__name__)
+    whose = f"{noun} {label!r}"
+    if called is None or isinstance(inner, type):
+        what = "is a class" if isinstance(inner, type) else "is no function"
+        raise _refused(whose, f"{what}.", "Decorate a function, or an object that is called like one.")
+    if label == "<lambda>":
+        remedy = "Write it with `def`. A processor or a pipeline may have name= instead."
+        raise _refused(noun, "is a lambda, which has no name.", remedy)
+
+    def is_(test: Callable[[Any], bool]) -> bool:
+        return test(inner) or test(called)
+
+    if yields and not is_(inspect.isasyncgenfunction):
+        raise no_generator(whose, yields)
+    if not yields and (is_(inspect.isasyncgenfunction) or is_(inspect.isgeneratorfunction)):
+        raise _refused(
+            whose,
+            "is a generator: it has a `yield`, so a call would not run its body.",
+            "Return what it yields, as a list if there are several.",
+        )
+    try:
+        signature = inspect.signature(function)
+        hints = typing.get_type_hints(inner if hasattr(inner, "__wrapped__") else called, include_extras=True)
+    except NameError as error:
+        raise _refused(
+            whose,
+            f"has an annotation that names nothing: {error}.",
+            "Define or import the type at the top of the module.",
+        ) from error
+    except (TypeError, ValueError) as error:  # Some functions in C say nothing about their parameters.
+        raise _refused(
+            whose, f"does not tell its parameters: {error}.", "Write a function with `def` that calls it."
+        ) from error
+    return Looked(function, label, whose, is_(inspect.iscoroutinefunction), hints, signature)
+
+
+def takes_one(looked: Looked) -> bool:
+    """Return whether it can be called with one argument."""
+    try:
+        looked.signature.bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+def no_generator(whose: str, kind: str) -> ConfigurationError:
+    """Return the error for what has to be an async generator and is none, or does not say of what."""
+    return _refused(
+        whose,
+        "is no async generator that says what it yields.",
+        f"Write `async def ...() -> AsyncIterator[{kind}]:` with one yield.",
+    )
+
+
+def _refused(whose: str, what: str, remedy: str) -> ConfigurationError:
+    return ConfigurationError(f"{whose} {what}", remedy=remedy)
