@@ -40,6 +40,7 @@ from streamworker.core.text import TEXT_MAX, storable
 from tests.callables import table as callables
 from tests.core.vectors import VECTORS
 from tests.runtime.texts import ESCAPED, REFUSED, TEXTS
+from tests.records.cells import table as codecs_and_types
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
 from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 
@@ -358,6 +359,7 @@ def parts() -> dict[str, str]:
         "metrics": metrics(),
         "spark options": spark_options(),
         "vectors": vectors(),
+        "codecs and types": codecs_and_types(),
         "rights": rights(),
         "kinds of text": kinds_of_text(),
         "ways of text": ways_of_text(),

@@ -105,7 +105,6 @@ class _Place:
 
 def columns_of(record: Declared) -> StructColumn:
     """Compile a record type; raise ConfigurationError for a field whose type has no Arrow type."""
-    record.check_single("a table")
     return _struct_column(record, False, _Place(record.name, "", ()))
 
 
@@ -132,6 +131,14 @@ def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructCol
         raise place.refuse(
             f"holds {record.name} within {record.name}",
             "Arrow has no recursive types: use a list of ids, or a str with JSON in it.",
+        )
+    record.check_single("a table")
+    names = {field.name.lower(): field.name for field in record.declared}
+    if clash := [field.name for field in record.declared if names[field.name.lower()] != field.name]:
+        both = f"{clash[0]!r} and {names[clash[0].lower()]!r}"
+        raise place.refuse(
+            f"has the fields {both}, which differ in case only",
+            "Rename one: Spark cannot tell such columns apart.",
         )
     is_dict = record.kind is RecordKind.TYPED_DICT
     members = []
@@ -235,7 +242,9 @@ def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column
     values = [member.value for member in base]
     arrow_type, _, _ = _type_of_values(values, place)
     wanted = f"{base.__name__} has {', '.join(map(repr, values))}"
-    is_allowed, value_of = _is_one_of(values, arrow_type), attrgetter("_value_")
+    # A Flag is any combination of its members, which the decoder checks.
+    is_allowed = None if issubclass(base, enum.Flag) else _is_one_of(values, arrow_type)
+    value_of = attrgetter("_value_")
     return Leaf(arrow_type, nullable, (base,), prepare=value_of, wanted=wanted, allowed=is_allowed)
 
 

@@ -22,6 +22,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.text import in_words, storable
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
+from streamworker.records.fitting import make_check
 from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
 from streamworker.records.packs import FIRST, unreadable
 from streamworker.records.types import Declared, Field, RecordKind, kind_of, read_hint
@@ -55,13 +56,15 @@ def make_encoder(record_type: Declared, codec: Codec = "json", *, validate: bool
 
     The function raises RecordError for an object of another type, and for values that the codec cannot
     represent (NaN in JSON). With ``validate`` it decodes the payload as a consumer will, and refuses a record
-    whose fields have other types than declared: Python does not check them. A codec of the program's own is
-    left alone.
+    whose fields have other types than declared, which would be changed, or which no acked log can hold. A
+    codec of the program's own is left alone.
     """
     _check_codec(codec)
     dump = _dumper(record_type, codec)
     load: Callable[[Any], Any] | None = None
+    check = None
     if validate and isinstance(codec, str):
+        check = make_check(record_type, codec)
         load = _field_loader(record_type) if codec == "fields" else payload_loader(record_type, codec)
     name, kind = record_type.name, record_type.kind
     python_type = record_type.built_type
@@ -89,12 +92,14 @@ def make_encoder(record_type: Declared, codec: Codec = "json", *, validate: bool
             ) from error
         if load is not None:
             try:
-                load(payload)
+                decoded = load(payload)
             except Exception as error:
                 raise RecordError(
                     f"This is no {name}: {one_line(error)}.",
                     remedy="Send what the record type declares, or declare the stream with validate=False.",
                 ) from error
+            if check is not None:
+                check((record,), (decoded,))
         return payload
 
     return encode

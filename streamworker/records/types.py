@@ -243,11 +243,16 @@ class Declared:
         return dict if self.kind is RecordKind.TYPED_DICT else self.python_type
 
     def check_single(self, what: str) -> None:
-        """Raise ConfigurationError for a union, where something needs the fields of one class."""
+        """Raise ConfigurationError for a union or a RootModel, where something needs a class's fields."""
         if self.kind is RecordKind.UNION:
             raise ConfigurationError(
                 f"{self.name} is a union, and {what} has the fields of one class.",
                 remedy='Use codec="json" or "msgpack", or one class whose fields may be None.',
+            )
+        if getattr(self.python_type, "__pydantic_root_model__", False):
+            raise ConfigurationError(
+                f"{self.name} is a RootModel, which has no fields, and {what} has the fields of a class.",
+                remedy='Use codec="json" or "msgpack", or a model with a field.',
             )
 
     @property

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from streamworker.core.data.entries import EntryId
 from streamworker.records.codecs import Codec
-from streamworker.records.lists import make_list_encoder
+from streamworker.records.lists import Run, joined, make_list_encoder
 from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, Pack
-from streamworker.records.runs import Run, joined
 from streamworker.records.types import Declared, RecordKind
 from streamworker.redisio.data.streams import records_args
 

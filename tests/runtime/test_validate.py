@@ -1,5 +1,7 @@
 """A sender is told that a field has another type than declared: Python does not check it, consumers do."""
 
+import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -8,8 +10,9 @@ import attrs
 import msgspec
 import pytest
 
-from streamworker import App, RecordError
+from streamworker import App, ConfigurationError, Halt, RecordError, Retry
 from streamworker.testing import local_worker
+from tests.records.cells import AT_IMPORT, BY_SEND, CELLS, CODECS, KEPT, NAIVE, NOON, outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -83,3 +86,132 @@ async def test_without_the_check_the_entry_is_a_dead_letter_of_its_consumer() ->
         await items.send_many([wrong])
         await worker.until_drained()
         assert len(await worker.dead_letters("take")) == 2
+
+
+# -- each codec and type -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_what_is_sent_is_what_consumers_and_logs_get_or_is_refused_before(
+    codec: Literal["json", "msgpack", "fields", "arrow"],
+) -> None:
+    """The table of docs/types.md: a record is handled as it was sent, and in the log; or nobody gets it."""
+    app, got = App("shop"), dict[str, list[Any]]()
+    said = {name: outcome(*cell, codec) for name, cell in CELLS.items()}
+    for at, (name, (kind, _)) in enumerate(CELLS.items()):
+        with pytest.raises(ConfigurationError) if said[name] == AT_IMPORT else nullcontext():
+            stream = app.stream(f"s{at}", kind, partitions=1, codec=codec)
+
+            async def take(batch: list[Any], name: str = name) -> None:
+                got.setdefault(name, []).extend(batch)
+
+            app.processor(stream, name=f"s{at}", forward=said[name] == KEPT)(take)
+    async with local_worker(app) as worker:
+        for at, (name, (_, record)) in enumerate(CELLS.items()):
+            if said[name] != AT_IMPORT:
+                stream = app.streams[f"s{at}"]
+                sends: Any = (
+                    (stream.send, record),
+                    (stream.send_many, [record]),
+                    (stream.send_many, [record] * 3),
+                )
+                for send, given in sends:
+                    with pytest.raises(RecordError) if said[name] == BY_SEND else nullcontext():
+                        await send(given)
+        await worker.until_drained()
+        for at, (name, (_, record)) in enumerate(CELLS.items()):
+            if said[name] == AT_IMPORT:
+                continue
+            expected = [] if said[name] == BY_SEND else [record] * 5
+            assert (name, await worker.dead_letters(f"s{at}")) == (name, [])
+            assert (name, *map(as_text, got.get(name, []))) == (name, *map(as_text, expected))
+            if said[name] == KEPT:
+                rows = app.streams[f"s{at}"].spec.record.to_arrow(expected).to_pylist()
+                assert (name, repr(await worker.rows(f"s{at}"))) == (name, repr(rows))
+
+
+def as_text(record: Any) -> str:
+    """Return a record as text: NaN is not equal to itself, and each codec has its own class for UTC."""
+    text = repr(getattr(record, "model_dump", lambda: record)())
+    return re.sub(r"tzinfo=(TzInfo|zoneinfo)[^)]*\)", "tzinfo=datetime.timezone.utc", text).replace(
+        "0" * 16 + "')", "')"
+    )
+
+
+class Note(msgspec.Struct):
+    """A record whose rows may have no place in a log."""
+
+    n: int
+    at: datetime
+
+
+@pytest.mark.parametrize("mode", ["record", "batch"])
+@pytest.mark.parametrize("errors", [None, Retry(), {ValueError: Halt()}])
+async def test_a_row_that_fits_no_log_is_a_dead_letter_and_is_not_tried_for_ever(
+    mode: str, errors: Any
+) -> None:
+    """As an entry that holds no record: it cannot heal. The records beside it are committed in order."""
+    app, calls = App("shop"), list[int]()
+    notes = app.stream("notes", Note, partitions=1)
+
+    async def one(note: Note) -> Note:
+        calls.append(note.n)
+        return Note(note.n, NAIVE if note.n == 3 else note.at)
+
+    async def many(batch: list[Note]) -> list[Note]:
+        return [await one(note) for note in batch]
+
+    app.processor(notes, name="copy", errors=errors)(one if mode == "record" else many)
+    async with local_worker(app) as worker:
+        await notes.send_many([Note(n, NOON) for n in range(6)])
+        await worker.until_drained()
+        assert [row["n"] for row in await worker.rows("copy")] == [0, 1, 2, 4, 5]
+        [dead] = await worker.dead_letters("copy")
+        assert "a datetime needs a time zone" in dead.error and calls.count(3) < 10
+
+
+@pytest.mark.parametrize("errors", [Halt(), {RecordError: Halt()}, Retry(attempts=2)])
+async def test_a_policy_that_ends_applies_to_such_a_row(errors: Any) -> None:
+    """Who wants to stop at each error stops at this one, too."""
+    app = App("shop")
+    notes = app.stream("notes", Note, partitions=1)
+
+    async def copy(note: Note) -> Note:
+        return Note(note.n, NAIVE)
+
+    app.processor(notes, name="copy", errors=errors)(copy)
+    async with local_worker(app) as worker:
+        await notes.send(Note(1, NOON))
+        await worker.until(
+            lambda now: any(view.state == "halted" for view in now.processors["copy"].partitions)
+        )
+        assert await worker.dead_letters("copy") == []
+
+
+async def test_a_result_of_another_type_is_a_fault_of_the_function_and_waits_for_the_next_deploy() -> None:
+    """No record is at fault, so none goes to the dead letters."""
+    app = App("shop")
+    notes = app.stream("notes", Note, partitions=1)
+
+    async def copy(note: Note) -> Note:
+        return "text"  # type: ignore[return-value]
+
+    app.processor(notes, name="copy")(copy)
+    async with local_worker(app) as worker:
+        await notes.send(Note(1, NOON))
+        await worker.until(lambda now: bool(now.processors["copy"].retrying))
+        assert await worker.dead_letters("copy") == []
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_fields_that_differ_by_case_only_are_refused_where_spark_would_read_them(inside: bool) -> None:
+    """Spark takes the columns of such a table for one; a stream that nobody forwards may have them."""
+    clash: Any = msgspec.defstruct("Clash", [("Name", str), ("name", str)])
+    kind = msgspec.defstruct("Outer", [("clash", list[clash])]) if inside else clash
+    app = App("shop")
+    items = app.stream("items", kind, partitions=1)
+    app.processor(items, name="take", forward=False)(_take)
+    with pytest.raises(ConfigurationError, match=r"'Name' and 'name', which differ in case only.*Rename"):
+        app.processor(items, name="copy", forward=True)(_take)
+    with pytest.raises(ConfigurationError, match="'Name' and 'name'"):
+        app.stream("columns", kind, codec="arrow")

@@ -14,6 +14,7 @@ import msgspec
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
+from streamworker.records.lists import Run
 from streamworker.records.packs import (
     ENTRY_BYTES_MAX,
     ENTRY_RECORDS_MAX,
@@ -24,7 +25,6 @@ from streamworker.records.packs import (
     pack_headers,
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
-from streamworker.records.runs import Run
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, checked, wrong_type

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from streamworker.context import Sending
 from streamworker.core.data.partitioner import canonical_key, partition_for
-from streamworker.errors import RecordError
+from streamworker.errors import ProcessingError, RecordError
 from streamworker.processors import StreamSpec, Targets
 from streamworker.records.codecs import short
 from streamworker.records.lists import make_list_encoder
@@ -41,7 +41,7 @@ class Routes:
         return other
 
     def routed(self, rows: Sequence[Any], sendings: Sequence[Sending]) -> Routed:
-        """Return encoded rows by where they go; raise RecordError for a row that cannot go anywhere."""
+        """Return encoded rows by where they go; raise an error for a row that cannot go anywhere."""
         found: Routed = {}
         into = self._into
         if isinstance(into, StreamSpec):
@@ -53,7 +53,7 @@ class Routes:
                 by_type.setdefault(type(row), []).append(row)
             for kind, its in by_type.items():
                 if kind not in into:
-                    raise RecordError(
+                    raise ProcessingError(
                         f"The function returned {short(its[0])}, and into= names no stream for that type.",
                         remedy=f"It has: {', '.join(sorted(each.__name__ for each in into))}.",
                     )

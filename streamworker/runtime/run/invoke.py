@@ -295,7 +295,7 @@ class Invoker:
         elif isinstance(result, list) and self._returns_rows_as_list:
             returned = result
         elif self.spec.mode is FunctionMode.BATCH:
-            raise RecordError(
+            raise ProcessingError(
                 f"Processor {self.spec.name!r} returned a {type(result).__name__} for a batch.",
                 remedy=f"Return a list of {self._row_name()}, or None.",
             )
@@ -332,11 +332,11 @@ class Invoker:
         return None
 
     def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the rows; raise RecordError for the first that is not of the output type."""
+        """Return the rows; raise ProcessingError for the first that is not of the output type."""
         row_type = self._row_type
         for row in rows:
             if type(row) is not row_type and not isinstance(row, row_type):
-                raise RecordError(
+                raise ProcessingError(
                     f"Processor {self.spec.name!r} forwarded {short(row)}.",
                     remedy=f"Its output type is {self._row_name()}.",
                 )

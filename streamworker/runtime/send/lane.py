@@ -19,7 +19,7 @@ import msgspec
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
 from streamworker.errors import ConfigurationError, StreamworkerError
-from streamworker.records.runs import Run, joined
+from streamworker.records.lists import Run, joined
 from streamworker.redisio.data.streams import Append, AppendReply, Packing
 from streamworker.runtime.send.ledger import Ledger
 

@@ -12,8 +12,7 @@ from zlib import crc32
 
 from streamworker.core.data.partitioner import RoundRobin
 from streamworker.processors import StreamSpec
-from streamworker.records.lists import make_list_encoder
-from streamworker.records.runs import Run
+from streamworker.records.lists import Run, make_list_encoder
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
 
 CHUNK_BYTES = 1024 * 1024

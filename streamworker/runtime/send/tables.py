@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from streamworker.core.data.partitioner import RoundRobin
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.processors import StreamSpec
+from streamworker.records.fitting import make_check
 from streamworker.redisio.data.ackedlog import CODECS, Codec
 from streamworker.redisio.data.columns import Packer
 from streamworker.runtime.send.lane import Piece, bytes_of
@@ -33,6 +34,7 @@ class TablePacker:
         self._spec = spec
         self._router = Router(spec, deal)
         self._packer = Packer(spec.record.arrow_schema())
+        self._check = make_check(spec.record, "arrow") if spec.validate else None
         self._bytes_max = entry_bytes_max
         self._rows_max = spec.records_max or ROWS_PER_ENTRY_MAX
 
@@ -96,7 +98,7 @@ class TablePacker:
 
     def fields(self, records: Sequence[Any]) -> dict[bytes, bytes]:
         """Return the fields of one entry with these records."""
-        return self._packer.fields(self._spec.record.to_arrow(records), "lz4")
+        return self._packer.fields(self._rows(records), "lz4")
 
     def of_records(self, routed: Sequence[tuple[int, Any]]) -> list[Piece]:
         """Pack routed records into entries, in the order of the records within each partition."""
@@ -105,8 +107,15 @@ class TablePacker:
             by_partition.setdefault(partition, []).append(record)
         packets: list[Piece] = []
         for partition, records in by_partition.items():
-            self._pack(packets, partition, self._spec.record.to_arrow(records), len(records), "lz4")
+            self._pack(packets, partition, self._rows(records), len(records), "lz4")
         return packets
+
+    def _rows(self, records: Sequence[Any]) -> pa.RecordBatch:
+        record = self._spec.record
+        batch = record.to_arrow(records)
+        if self._check is not None:
+            self._check(records, record.from_arrow(record.fit_arrow(batch)))
+        return batch
 
 
 def as_table(table: object) -> pa.Table:

@@ -25,7 +25,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
 from streamworker.core.policies import CHOICES, DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.text import storable
-from streamworker.errors import RecordError
+from streamworker.errors import ProcessingError
 from streamworker.processors import FunctionMode
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
@@ -180,7 +180,7 @@ class Mode(ABC):
         if is_one is None:
             is_one = self.spec.mode is FunctionMode.RECORD
         if isinstance(error, CHOICES) and not is_one:
-            wrong = RecordError(
+            wrong = ProcessingError(
                 f"Processor {self.spec.name!r} raised {storable(error, repr)} about several records.",
                 remedy='Name the record instead: ctx.skip(record, "why") or ctx.dead_letter(record, "why").',
             )

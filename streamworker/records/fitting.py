@@ -1,0 +1,129 @@
+"""Whether a record that a consumer can decode is also what was sent, and fits the columns of an acked log.
+
+What can differ is decided once for each type: records of plain numbers and texts are not looked at. To find
+that a datetime with a zone fits takes no pyarrow, which a program that only sends need not load.
+"""
+
+import datetime as dt
+import decimal
+import types
+import typing
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from streamworker.errors import ConfigurationError, RecordError
+from streamworker.records.types import Declared, Precision, RecordKind, kind_of, read_hint
+
+if TYPE_CHECKING:
+    from streamworker.records.columns import StructColumn
+
+Check = Callable[[Sequence[Any], Sequence[Any]], None]
+"""Takes records and what a consumer decodes; raises RecordError for one that is changed or fits no column."""
+
+_UNSURE = {dt.datetime, dt.timedelta, decimal.Decimal}
+"""Types with values that a decoder returns and a column refuses: without a zone, too long or too exact."""
+_SEVERAL = {typing.Union, types.UnionType, Any, object}
+"""Types as which a text can be read in several ways."""
+_KEPT = {bool, int, float, str, bytes, dt.date, uuid.UUID, typing.Literal, Precision, *_UNSURE}
+"""Types of which a column returns each value as it was."""
+
+
+def make_check(record_type: Declared, codec: str) -> Check | None:
+    """Return the check of records that can be encoded; None if none of them can be changed or refused."""
+    parts = {field.name: set(_parts(record_type.hints[field.name])) for field in record_type.declared}
+    unsure = tuple(name for name, within in parts.items() if within & _UNSURE and codec != "arrow")
+    several = [name for name, within in parts.items() if within & _SEVERAL and codec == "fields"]
+    values_of = _values_of(record_type, several)
+    has_code = record_type.kind is RecordKind.ATTRS or hasattr(record_type.python_type, "__post_init__")
+    may_change = codec == "arrow" and (has_code or any(within - _KEPT for within in parts.values()))
+    if not (unsure or values_of or may_change):
+        return None
+    get: Callable[..., Any] = dict.get if record_type.kind is RecordKind.TYPED_DICT else getattr
+
+    def check(records: Sequence[Any], decoded: Sequence[Any]) -> None:
+        for record, found in zip(records, decoded, strict=True) if values_of is not None else ():
+            if _equal(record, found):
+                continue
+            before, after = values_of(record), values_of(found)
+            if changed := [name for name in before if not _same(before[name], after.get(name))]:
+                raise RecordError(
+                    f"Field {changed[0]!r} of this {record_type.name} is {before[changed[0]]!r:.60}, and "
+                    f"consumers would get {after.get(changed[0])!r:.60}.",
+                    remedy="Give it a type that the stream's codec keeps, or use another codec.",
+                )
+        for name in unsure:
+            for record in decoded:
+                value = get(record, name, None)
+                if value is not None and (type(value) is not dt.datetime or value.tzinfo is None):
+                    _check_columns(record_type, unsure, decoded)
+                    return
+
+    return check
+
+
+def _parts(hint: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Return the types that a hint consists of, and those of its annotations."""
+    read = read_hint(hint)
+    base, kind = read.base, kind_of(read.base)
+    yield from map(type, read.annotations)
+    # A decoder checks the zone itself where the type says whether there is one.
+    if base is not dt.datetime or all(getattr(each, "tz", None) is None for each in read.annotations):
+        yield typing.get_origin(base) or base
+    inner = () if typing.get_origin(base) is typing.Literal else typing.get_args(base)
+    if kind is not None and base not in inside:
+        inner = tuple(Declared(base, kind).hints.values())
+    for each in inner:
+        yield from _parts(each, (*inside, base))
+
+
+def _values_of(record_type: Declared, several: list[str]) -> Callable[[Any], dict[str, Any]] | None:
+    """Return what gets the values that a codec may change; None if there are none."""
+    match record_type.kind:
+        case RecordKind.PYDANTIC:  # Aliases, serializers and validators do what they like.
+            return lambda record: dict(record.model_dump())
+        case RecordKind.TYPED_DICT:
+            known = {field.name for field in record_type.declared}
+            return lambda record: {
+                name: record[name] for name in record if name in several or name not in known
+            }
+    return (lambda record: {name: getattr(record, name) for name in several}) if several else None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dt.datetime) and isinstance(other, dt.datetime) and one.tzinfo and other.tzinfo:
+        # A time that a clock shows twice is equal to none of another zone.
+        one, other = one.astimezone(dt.UTC), other.astimezone(dt.UTC)
+    return _equal(one, other) or not (_equal(one, one) or _equal(other, other))  # NaN differs from itself.
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return bool(one == other)
+    except Exception:  # noqa: BLE001 - such as numpy's arrays, of which nothing can be said
+        return True
+
+
+def _check_columns(record_type: Declared, names: tuple[str, ...], records: Sequence[Any]) -> None:
+    from streamworker.records.arrow import to_arrow
+
+    if (columns := _columns(record_type, names)) is not None:
+        to_arrow(columns, records)
+
+
+@cache
+def _columns(record_type: Declared, names: tuple[str, ...]) -> "StructColumn | None":
+    """Return the columns of some fields; None if no log can hold records of the type."""
+    from streamworker.records.arrow import StructColumn, columns_of
+
+    try:
+        all_of = columns_of(record_type)
+    except ConfigurationError:
+        return None
+    members = [member for member in all_of.members if member.name in names]
+    return StructColumn(all_of.name, members, nullable=False, accepts=all_of.accepts[0])

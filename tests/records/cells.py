@@ -1,0 +1,227 @@
+"""The table of codecs and types in docs/types.md: what becomes of a value of each type by each codec.
+
+`tests/runtime/test_validate.py` sends, consumes and forwards each.
+"""
+
+import datetime as dt
+import enum
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
+
+import attrs
+import msgspec
+import pydantic
+
+from streamworker import App, ConfigurationError, RecordError
+from streamworker.core.data.partitioner import RoundRobin
+from streamworker.runtime.send.tables import TablePacker
+
+CODECS: tuple[Literal["json", "msgpack", "fields", "arrow"], ...] = ("json", "msgpack", "fields", "arrow")
+
+NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
+NAIVE = dt.datetime(2026, 1, 1, 12)  # noqa: DTZ001 - that is the point
+
+
+class Colour(enum.Enum):
+    """Plain values."""
+
+    RED = "red"
+
+
+class Perm(enum.Flag):
+    """Values that are combined."""
+
+    READ = 1
+    WRITE = 2
+
+
+class Visit(msgspec.Struct):
+    """A record within another."""
+
+    at: dt.datetime
+
+
+@dataclass
+class Data:
+    """A kind of record."""
+
+    at: dt.datetime
+
+
+@attrs.define
+class Attrs:
+    """A kind of record."""
+
+    at: dt.datetime
+
+
+class Named(NamedTuple):
+    """A kind of record."""
+
+    at: dt.datetime
+
+
+class Typed(TypedDict):
+    """A kind of record."""
+
+    at: dt.datetime
+    note: NotRequired[str]
+
+
+class Checked(msgspec.Struct):
+    """Has code of its own."""
+
+    n: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Model(pydantic.BaseModel):
+    """A kind of record."""
+
+    at: dt.datetime
+    n: int = 0
+
+
+class Secret(pydantic.BaseModel):
+    """Shows asterisks."""
+
+    password: pydantic.SecretStr
+
+
+class Alias(pydantic.BaseModel):
+    """Has one name for both ways."""
+
+    user_id: int = pydantic.Field(alias="uid")
+
+
+class OneWay(pydantic.BaseModel):
+    """Is written by another name than it is read by."""
+
+    user_id: int = pydantic.Field(validation_alias="uid")
+
+
+class Open(pydantic.BaseModel):
+    """Takes what it does not declare."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+    n: int
+
+
+class Root(pydantic.RootModel[dict[str, int]]):
+    """Has no fields."""
+
+
+class Paid(msgspec.Struct, tag=True):
+    """One of two."""
+
+    n: int
+
+
+class Refunded(msgspec.Struct, tag=True):
+    """The other."""
+
+    n: int
+
+
+def _of(hint: Any, value: Any) -> Callable[[], tuple[Any, Any]]:
+    """Return a Struct with one field, and its record."""
+    kind = msgspec.defstruct("Record", [("v", hint)], kw_only=True)
+    return lambda: (kind, kind(v=value))
+
+
+_MADE: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "`bool`, `int`, `float`, `str`, `bytes`": lambda: (
+        (
+            kind := msgspec.defstruct(
+                "Record", [("a", bool), ("b", int), ("c", float), ("d", str), ("e", bytes)]
+            )
+        ),
+        kind(True, 2**62, 0.5, "1", b"\0\xff"),
+    ),
+    "`float` that is NaN": _of(float, float("nan")),
+    "`datetime` with a zone": _of(dt.datetime, NOON),
+    "`datetime` without a zone": _of(dt.datetime, NAIVE),
+    "`Annotated[datetime, Meta(tz=False)]`": _of(Annotated[dt.datetime, msgspec.Meta(tz=False)], NAIVE),
+    "`list[datetime]`, one of them without a zone": _of(list[dt.datetime], [NOON, NAIVE]),
+    "`date`, `timedelta`, `UUID`": lambda: (
+        (kind := msgspec.defstruct("Record", [("a", dt.date), ("b", dt.timedelta), ("c", uuid.UUID)])),
+        kind(NOON.date(), dt.timedelta(days=-1, microseconds=1), uuid.UUID(int=1)),
+    ),
+    "`timedelta` of 300,000 years": _of(dt.timedelta, dt.timedelta(days=300_000 * 365)),
+    "`Decimal`": _of(Decimal, Decimal("10.25")),
+    "`Decimal` with 30 digits after its point": _of(Decimal, Decimal("1E-30")),
+    "`Enum`": _of(Colour, Colour.RED),
+    "`Flag`, two of them": _of(Perm, Perm.READ | Perm.WRITE),
+    "`Literal`": _of(Literal["a", "b"], "a"),
+    "`int \\| None` that is None": lambda: (
+        (kind := msgspec.defstruct("Record", [("v", int | None), ("n", int)])),
+        kind(None, 1),
+    ),
+    "`int \\| str` that is 1": _of(int | str, 1),
+    "`int \\| str` that is `x`": _of(int | str, "x"),
+    "`list`, `tuple`, `set`, `dict` of these": lambda: (
+        (
+            kind := msgspec.defstruct(
+                "Record", [("a", list[int]), ("b", tuple[str, ...]), ("c", set[int]), ("d", dict[str, float])]
+            )
+        ),
+        kind([1], ("x",), {1}, {"x": 0.5}),
+    ),
+    "`list[int \\| str]`": _of(list[int | str], [1, "1"]),
+    "`Any` that is 1": _of(Any, 1),
+    "a number below its `Meta(ge=0)`": lambda: (Checked, Checked(-1)),
+    "a record in a record": _of(list[Visit], [Visit(NOON)]),
+    "a record in a record, with a `datetime` without a zone": _of(list[Visit], [Visit(NAIVE)]),
+    "dataclass": lambda: (Data, Data(NOON)),
+    "dataclass with a `datetime` without a zone": lambda: (Data, Data(NAIVE)),
+    "attrs class": lambda: (Attrs, Attrs(NOON)),
+    "attrs class with a `datetime` without a zone": lambda: (Attrs, Attrs(NAIVE)),
+    "`NamedTuple`": lambda: (Named, Named(NOON)),
+    "`NamedTuple` with a `datetime` without a zone": lambda: (Named, Named(NAIVE)),
+    "`TypedDict`": lambda: (Typed, {"at": NOON}),
+    "`TypedDict` with a `datetime` without a zone": lambda: (Typed, {"at": NAIVE}),
+    "`TypedDict` with a key that it lacks": lambda: (Typed, {"at": NOON, "other": 1}),
+    "pydantic model": lambda: (Model, Model(at=NOON)),
+    "pydantic model with a `datetime` without a zone": lambda: (Model, Model(at=NAIVE)),
+    "pydantic `alias`": lambda: (Alias, Alias(uid=1)),
+    "pydantic `validation_alias` without `serialization_alias`": lambda: (OneWay, OneWay(uid=1)),
+    "pydantic `SecretStr`": lambda: (Secret, Secret(password=pydantic.SecretStr("x"))),
+    'pydantic `extra="allow"`, with an extra': lambda: (Open, Open(n=1, other=2)),
+    "pydantic `RootModel`": lambda: (Root, Root({"a": 1})),
+    "a union of tagged Structs": lambda: (Paid | Refunded, Refunded(1)),
+}
+
+CELLS = {name: make() for name, make in _MADE.items()}
+"""Types and records, by what is said of them."""
+
+KEPT, NO_LOG, BY_SEND, AT_IMPORT = "yes", "yes, no log", "**`send` refuses it**", "**import refuses it**"
+
+
+def outcome(kind: Any, record: Any, codec: Literal["json", "msgpack", "fields", "arrow"]) -> str:
+    """Return what becomes of a record, without a server."""
+    try:
+        spec = App("cells").stream("cells", kind, codec=codec).spec
+    except ConfigurationError:
+        return AT_IMPORT
+    try:
+        if codec == "arrow":
+            TablePacker(spec, RoundRobin(0), 10**6).fields([record])
+        else:
+            spec.record.encoder(codec, validate=True)(record)
+    except RecordError:
+        return BY_SEND
+    with suppress(ConfigurationError):
+        spec.record.arrow_schema()
+        return KEPT
+    return NO_LOG
+
+
+def table() -> str:
+    """Return the table for docs/types.md."""
+    lines = [f"| the record has | {' | '.join(f'`{codec}`' for codec in CODECS)} |", "|---|---|---|---|---|"]
+    for name, (kind, record) in CELLS.items():
+        lines.append(f"| {name} | {' | '.join(outcome(kind, record, codec) for codec in CODECS)} |")
+    return "\n".join(lines)
