@@ -30,11 +30,13 @@ from streamworker.core import events
 from streamworker.core.ownership.lifecycle import diagram
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
-from streamworker.core.rules import Rule
+from streamworker.core.data.retention import RetentionLike
+from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, words_for
+from streamworker.core.units import Duration
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
-from streamworker.settings import AT_MOST, RULES, Settings
+from streamworker.settings import LIMITS, RULES, Settings
 from streamworker.sim.scenario import HAPPENINGS, play, read
 from streamworker.core.text import TEXT_MAX, storable
 from tests.callables import table as callables
@@ -46,6 +48,13 @@ from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 
 MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
 
+
+OF_UNITS: dict[Any, str] = {
+    Duration: "a duration: a number of seconds, a `timedelta`, or text",
+    Duration | None: "a duration, or None",
+    RetentionLike | None: "a duration, a size, a number of records, or a list of these, or None",
+}
+"""What ``duration_ms`` and others check, in words."""
 
 # -- whole pages -----------------------------------------------------------------------------
 
@@ -101,8 +110,19 @@ def settings_page() -> str:
         values |= settings.coordination.values()
         rules = RULES if entry.settings is type(DEFAULT) else entry.settings.RULES
         lines += [rule_row(rule, values) for rule in rules]
-    lines += ["", "| setting | must be at most |", "|---|---|"]
-    lines += [f"| `{name}` | {most:,} |" for name, most in AT_MOST.items()]
+    lines += [
+        "",
+        "## Arguments",
+        "",
+        "Arguments of functions are checked in the same way, where they are declared. `True` is no number, and neither",
+        'is `nan`, `2.0` or `"2"`.',
+        "",
+        "| what | argument | takes |",
+        "|---|---|---|",
+    ]
+    for what, kinds in sorted(CHECKED.items()):
+        told = {name: OF_UNITS.get(kind) or words_for(kind, limits) for name, (kind, limits) in kinds.items()}
+        lines += [f"| `{what}` | `{name}=` | {takes} |" for name, takes in told.items() if takes and name != "timer"]
     return "\n".join(lines) + "\n"
 
 
@@ -119,11 +139,12 @@ def settings_of(kind: type, prefix: str) -> list[str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
-    lines = ["| setting | default | for |", "|---|---|---|"]
+    lines = ["| setting | default | takes | for |", "|---|---|---|---|"]
     for field in fields(kind):
         default = f"{field.default:,}" if type(field.default) is int else str(field.default)
         default = f"`{default}`" if default else "none"
-        lines.append(f"| `{prefix}{field.name}` | {default} | {reasons[field.name]} |")
+        takes = words_for(field.type, LIMITS.get(field.name, ANY_NUMBER)) or "see there"
+        lines.append(f"| `{prefix}{field.name}` | {default} | {takes} | {reasons[field.name]} |")
     return lines
 
 

@@ -15,8 +15,9 @@ from streamworker.core.policies import Errors
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
+from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
-from streamworker.declare import check_codec, check_source, check_whole, describe
+from streamworker.declare import check_codec, check_source, describe
 from streamworker.declaring.processor import Into, Processor
 from streamworker.declaring.timers import TIMERS_STREAM, O, TimerApp
 from streamworker.errors import ConfigurationError
@@ -94,6 +95,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
     'record'
     """
 
+    @checked("App")
     def __init__(
         self,
         name: str,
@@ -121,6 +123,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             )
         self.assignment = assignment
 
+    @checked("Stream", partitions=(1, PARTITIONS_MAX))
     def stream(
         self,
         name: str,
@@ -177,9 +180,6 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             raise ConfigurationError(
                 f"App {self.name!r} has two streams named {name!r}.", remedy="Give one of them another name."
             )
-        check_whole(name, "partitions", partitions, PARTITIONS_MAX)
-        if max_records is not None:
-            check_whole(name, "max_records", max_records, None)
         check_codec(name, codec)
         kind = RecordType.of(record)
         if codec == "arrow":
@@ -309,6 +309,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
 
         return bind
 
+    @checked("Worker")
     def worker(
         self, *, name: str | None = None, processors: Sequence[str] | None = None
     ) -> "AbstractAsyncContextManager[Worker]":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.policies import DeadLetter, Policy, Skip
+from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.packs import HEADER_PREFIX
@@ -462,6 +463,7 @@ class Records(Generic[T]):
         record: T = records[0]
         return record
 
+    @checked("records.take")
     async def take(self, count: int, *, within: Duration | None = None) -> AsyncIterator[list[T]]:
         """Iterate over lists of records; all records of a list are acked together.
 
@@ -476,10 +478,8 @@ class Records(Generic[T]):
         Raises
         ------
         ConfigurationError
-            If ``count`` is not positive.
+            If ``count`` is no positive number.
         """
-        if count < 1:
-            raise ConfigurationError(f"records.take({count}) takes nothing.", remedy="Take 1 or more.")
         within_ms = -1 if within is None else duration_ms(within, "within")
         while records := await self._feed.next(count, within_ms):
             yield records

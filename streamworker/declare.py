@@ -11,11 +11,12 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from streamworker.context import Records
 from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors, Policies
+from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
 from streamworker.injection.callables import look
@@ -46,6 +47,7 @@ CONCURRENCY_MAX = 1_000
 repeated after a crash. For more concurrency, use more partitions."""
 
 
+@checked("Processor", concurrency=(1, CONCURRENCY_MAX))
 def describe(
     function: Callable[..., Any],
     stream: StreamSpec,
@@ -61,8 +63,8 @@ def describe(
     output: type | None = None,
     log_retention: RetentionLike | None = None,
     concurrency: int = 1,
-    ordered_by: str = "key",
-    start: str = "earliest",
+    ordered_by: OrderedBy = "key",
+    start: Start = "earliest",
     resources: Mapping[str, Resource[..., Any]] | None = None,
 ) -> ProcessorSpec:
     """Read a processor function's annotations and check them against the decorator's arguments."""
@@ -81,12 +83,6 @@ def describe(
             f"has timeout={timeout!r}.",
             "Leave it out: the one call of a function that takes Records lasts as long as the partition.",
         )
-    for setting, value in (("batch", 1 if batch is None else batch), ("batch_bytes", batch_bytes)):
-        if value < 1:
-            raise _wrong(name, f"has {setting}={value}.", f"{setting} must be 1 or more.")
-    for setting, given, kind in (("ordered_by", ordered_by, OrderedBy), ("start", start, Start)):
-        if given not in (known := typing.get_args(kind)):
-            raise _wrong(name, f"has {setting}={given!r}.", f"Use one of: {', '.join(known)}.")
     _check_concurrency(name, mode, stream, concurrency)
     returned = returned_type(returns)
     _check_columns(name, mode, stream, takes, returned)
@@ -113,8 +109,8 @@ def describe(
         into=into,
         log_retention=None if log_retention is None else Retention.of(log_retention, "log_retention"),
         concurrency=concurrency,
-        ordered_by=cast(OrderedBy, ordered_by),
-        start=cast(Start, start),
+        ordered_by=ordered_by,
+        start=start,
         parameters=parameters,
     )
 
@@ -168,10 +164,6 @@ def check_into(
 
 
 def _check_concurrency(name: str, mode: FunctionMode, stream: StreamSpec, concurrency: int) -> None:
-    if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
-        raise _wrong(
-            name, f"has concurrency={concurrency!r}.", f"Use a whole number from 1 to {CONCURRENCY_MAX}."
-        )
     if concurrency > 1 and mode is not FunctionMode.RECORD:
         raise _wrong(
             name,
@@ -313,13 +305,3 @@ def check_codec(stream: str, codec: object) -> None:
             remedy=f"Use one of {', '.join(CODECS)}, or an object with a name of its own, encode and decode.",
         )
     check_name("codec", name)
-
-
-def check_whole(stream: str, name: str, value: object, most: int | None) -> None:
-    """Raise ConfigurationError if a value is not a whole number from 1 to ``most``."""
-    if type(value) is int and value >= 1 and (most is None or value <= most):
-        return
-    raise ConfigurationError(
-        f"Stream {stream!r} has {name}={value!r}.",
-        remedy=f"Use a whole number from 1 to {most}." if most else "Use a whole number, 1 or more.",
-    )

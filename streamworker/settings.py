@@ -10,25 +10,24 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
 from streamworker.core.protocols.settings import Coordination
-from streamworker.core.rules import Rule, check_numbers, check_rules
+from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_rules, check_values
 from streamworker.errors import ConfigurationError
-from streamworker.urls import Credentials, refuse_plaintext, warn_of_unverified
+from streamworker.urls import Credentials, refuse_path, refuse_plaintext, warn_of_unverified
 from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, provider_of, read_value
 
 T = TypeVar("T")
 
-DURABILITIES = ("memory", "aof", "replicas")
-MAY_BE_ZERO = frozenset({"founding_pause_ms"})
-"""Settings that 0 turns off; all other settings must be greater than 0."""
-AT_MOST = {
-    "balance_threshold_percent": 99,
-    "balance_damping_percent": 100,
-    "capacity": 1_000,  # a larger ratio between machines is probably a mistake
+LIMITS: Mapping[str, Limits] = {
+    "founding_pause_ms": (0, NUMBER_MAX),
+    "balance_threshold_percent": (1, 99),
+    "balance_damping_percent": (1, 100),
+    "capacity": (1, 1_000),  # a larger ratio between machines is probably a mistake
 }
+"""The least and the largest value of some settings; those of all others are ``ANY_NUMBER``."""
 RULES = (
     # The last commit before a partition is released must have time to be confirmed.
     Rule("grace_period_ms", ">=", 1, "durability_timeout_ms", unless=("durability", "memory")),
@@ -74,7 +73,7 @@ class Settings:
     miss one call and still renew in time."""
 
     # -- durability --------------------------------------------------------------------------
-    durability: str = "memory"
+    durability: Literal["memory", "aof", "replicas"] = "memory"
     """How safe a send or a commit must be before it counts. ``memory``: Redis has it. ``aof``: it is
     on the server's disk. ``replicas``: it is at ``durability_replicas`` replicas. docs/durability.md
     says what each survives, and what it asks of the server."""
@@ -182,14 +181,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        check_numbers(values, MAY_BE_ZERO, AT_MOST)
-        if self.durability not in DURABILITIES:
-            raise ConfigurationError(
-                f"Setting durability is {self.durability!r}.",
-                remedy=f"It must be one of: {', '.join(DURABILITIES)}.",
-            )
+        kinds = {spec.name: (spec.type, LIMITS.get(spec.name, ANY_NUMBER)) for spec in fields(self)}
+        check_values(values, kinds)
         if not self.allow_plaintext:
             refuse_plaintext(self.redis_url, "The URL of Redis")
+        refuse_path(self.redis_url, "The URL of Redis")
         warn_of_unverified(self.redis_url, "The URL of Redis")
         provider_of(self.credential_provider, importing=False)
         check_rules(values | self.coordination.values(), (*RULES, *self.coordination.RULES))
@@ -223,10 +219,11 @@ class Settings:
             kind = entry_of(chosen).settings
             values["coordination"] = kind(**_values_of(kind, environ, given, f"{kind.name}_"))
             known |= _own_names()
-        unknown = sorted(set(given) - known)
-        if unknown:
+        for name in sorted(set(given) - known):
+            near = get_close_matches(name, known, n=1)
+            meant = f"Did you mean {near[0]!r}? " if near else ""
             raise ConfigurationError(
-                f"There is no setting {unknown[0]!r}.", remedy="docs/settings.md lists them."
+                f"There is no setting {name!r}.", remedy=f"{meant}`help(streamworker.Settings)` lists them."
             )
         return cls(**values)
 
@@ -242,7 +239,7 @@ def _values_of(
         if given.get(name) is not None:
             values[spec.name] = given[name]
         elif text is not None:
-            values[spec.name] = read_value(name, text, spec.default)
+            values[spec.name] = read_value(name, text, spec.type)
     return values
 
 

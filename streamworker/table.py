@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from streamworker.context import TablesInCall, tables_in_call
+from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.processors import ProcessorSpec, TableSpec
@@ -278,6 +279,7 @@ class TableApp(StreamApp):
     def table(
         self, name: str, value: type[V], *, key: type[K], ttl: Duration | None = None
     ) -> Table[K, V]: ...
+    @checked("Table")
     def table(
         self, name: str, value: Any, *, key: type | tuple[str, ...] = str, ttl: Duration | None = None
     ) -> Table[Any, Any]:

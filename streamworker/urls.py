@@ -33,6 +33,7 @@ class Credentials(Protocol):
 PLAINTEXT_VARIABLE = "STREAMWORKER_ALLOW_PLAINTEXT"
 
 _UNVERIFIED = {"ssl_cert_reqs": ("none",), "ssl_check_hostname": ("0", "f", "false", "n", "no")}
+_DATABASE = re.compile(r"/?|/[0-9]{1,9}/?")
 _END_OF_HOSTS = re.compile(r"[/?#]")
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]@\s]+)(?::([0-9]{1,5}))?")
 
@@ -224,6 +225,16 @@ def refuse_plaintext(url: str, what: str) -> None:
         remedy="Use rediss://, which is TLS. Where the network itself is trusted or encrypted, say so: "
         f"allow_plaintext=True or {PLAINTEXT_VARIABLE}=1.",
     )
+
+
+def refuse_path(url: str, what: str) -> None:
+    """Refuse a URL whose path is no number of a database: redis-py would take database 0."""
+    path = _taken_apart(url)[3].partition("?")[0]
+    if kind_of(url) != SENTINEL and not url.startswith("unix:") and not _DATABASE.fullmatch(path):
+        raise ConfigurationError(
+            f"{what} has a path that is no number of a database.",
+            remedy="Write redis://host:6379/0; characters such as / # @ in a password are percent-encoded.",
+        )
 
 
 def warn_of_unverified(url: str, what: str) -> None:

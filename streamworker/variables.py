@@ -30,7 +30,7 @@ _SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no
 
 def plaintext_allowed(environ: Mapping[str, str]) -> bool:
     """Return whether the environment allows plain text."""
-    return bool(read_value("allow_plaintext", environ.get(PLAINTEXT_VARIABLE, "0"), default=False))
+    return bool(read_value("allow_plaintext", environ.get(PLAINTEXT_VARIABLE, "0"), bool))
 
 
 def provider_of(value: object, *, importing: bool = True) -> Credentials | None:
@@ -56,13 +56,13 @@ def provider_of(value: object, *, importing: bool = True) -> Credentials | None:
     )
 
 
-def read_value(name: str, text: str, default: object) -> object:
-    """Return the value of a setting that a variable gives as text, of the type of its default."""
-    if isinstance(default, bool):
+def read_value(name: str, text: str, kind: object) -> object:
+    """Return the value of a setting that a variable gives as text, of the setting's type."""
+    if kind is bool:
         if text.lower() not in _SWITCH:
             raise ConfigurationError(f"{ENV_PREFIX}{name.upper()} is {text!r}.", remedy="It must be 1 or 0.")
         return _SWITCH[text.lower()]
-    if not isinstance(default, int):
+    if kind is not int:
         return text
     try:
         return int(text.replace("_", ""))

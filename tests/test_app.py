@@ -161,13 +161,13 @@ def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordinati
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
-        ("capacity", 0, "greater than 0"),
-        ("capacity", 1_001, "1000 at most"),
-        ("balance_threshold_percent", 100, "99 at most"),
-        ("balance_damping_percent", 101, "100 at most"),
+        ("capacity", 0, "from 1 to 1000"),
+        ("capacity", 1_001, "from 1 to 1000"),
+        ("balance_threshold_percent", 100, "from 1 to 99"),
+        ("balance_damping_percent", 101, "from 1 to 100"),
         ("balance_interval_ms", 999, "Raise balance_interval_ms to 1000 or more"),
-        ("balance_moves_per_minute", 0, "greater than 0"),
-        ("founding_pause_ms", -1, "0 or more"),
+        ("balance_moves_per_minute", 0, "from 1 to"),
+        ("founding_pause_ms", -1, "from 0 to"),
     ],
 )
 def test_a_setting_that_cannot_be_is_refused_with_its_remedy(name: str, value: int, remedy: str) -> None:

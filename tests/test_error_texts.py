@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "no attempts": (
         lambda: Retry(attempts=0),
-        "Retry has attempts=0. Use a whole number, 1 or more.",
+        "Retry has attempts=0. Use a whole number from 1 to 10**12, or None.",
     ),
     "a policy after attempts without end": (
         lambda: Retry(then=Skip()),

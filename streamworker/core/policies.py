@@ -7,6 +7,7 @@ that handles one record may also raise a policy about it.
 from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
+from streamworker.core.rules import checked
 from streamworker.core.text import storable
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
@@ -65,6 +66,7 @@ class Retry(Policy):
     Retry(attempts=5, then=DeadLetter())
     """
 
+    @checked("Retry")
     def __init__(
         self,
         *,
@@ -74,10 +76,6 @@ class Retry(Policy):
         then: Policy | None = None,
     ) -> None:
         super().__init__()
-        if attempts is not None and (type(attempts) is not int or attempts < 1):
-            raise ConfigurationError(
-                f"Retry has attempts={attempts!r}.", remedy="Use a whole number, 1 or more."
-            )
         if then is not None and attempts is None:
             raise ConfigurationError(
                 f"Retry has then={then!r} and no attempts=: it never gives up.",

@@ -1,10 +1,28 @@
-"""Rules between settings, as a table: what checks settings and what documents them read the same lines."""
+"""What settings and arguments may be: their types by annotations, and rules between settings as a table.
 
-from collections.abc import Collection, Iterable, Mapping
+What checks them and what documents them read the same lines.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
+from streamworker.core.text import storable
 from streamworker.errors import ConfigurationError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Limits: TypeAlias = tuple[int, int]
+"""The least and the largest number that are allowed."""
+NUMBER_MAX = 10**12
+"""As milliseconds 31 years, which all clocks and timers can count; as bytes a terabyte."""
+ANY_NUMBER = (1, NUMBER_MAX)
+Kinds: TypeAlias = Mapping[str, tuple[Any, Limits]]
+"""The annotated type of each setting or argument, and its limits if it is a number."""
+CHECKED: dict[str, Kinds] = {}
+"""The arguments of each function that ``checked`` has decorated, for the docs and the tests."""
+_UNIONS = (Union, type(int | str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +57,64 @@ class Rule:
             )
 
 
-def check_numbers(
-    values: Mapping[str, Any], may_be_zero: Collection[str] = (), at_most: Mapping[str, int] | None = None
-) -> None:
-    """Check that each whole number is greater than 0, or 0 where it may be, and not too large.
+def words_for(kind: Any, limits: Limits = ANY_NUMBER) -> str:
+    """Return in words what a value of an annotated type is; empty for a type that is checked elsewhere.
 
-    Raise ConfigurationError with the setting's name if one is not.
+    >>> words_for(int | None), words_for(Literal["key", "none"]), words_for(int, (1, 99))
+    ('a whole number from 1 to 10**12, or None', 'one of: key, none', 'a whole number from 1 to 99')
     """
-    for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool):
-            continue
-        if value < 0 or (value == 0 and name not in may_be_zero):
-            least = "0 or more" if name in may_be_zero else "greater than 0"
-            raise ConfigurationError(f"Setting {name} is {value}.", remedy=f"It must be {least}.")
-        most = (at_most or {}).get(name, value)
-        if value > most:
-            raise ConfigurationError(f"Setting {name} is {value}.", remedy=f"It must be {most} at most.")
+    if kind is int:
+        most = "10**12" if limits[1] == NUMBER_MAX else limits[1]
+        return f"a whole number from {limits[0]} to {most}"
+    if get_origin(kind) is Literal:
+        return f"one of: {', '.join(get_args(kind))}"
+    if get_origin(kind) in _UNIONS:
+        parts = [words_for(each, limits) for each in get_args(kind)]
+        return ", or ".join(parts) if all(parts) else ""
+    return {bool: "True or False", str: "text", type(None): "None"}.get(kind, "")
+
+
+def fits(value: object, kind: Any, limits: Limits = ANY_NUMBER) -> bool:
+    """Return whether a value is what ``words_for`` says: True is no number, nor are nan, 2.0 and "2"."""
+    if kind is int:
+        return type(value) is int and limits[0] <= value <= limits[1]
+    if get_origin(kind) is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if get_origin(kind) in _UNIONS:
+        return any(fits(value, each, limits) for each in get_args(kind))
+    return kind not in (bool, str, type(None)) or isinstance(value, kind)
+
+
+def check_values(values: Mapping[str, Any], kinds: Kinds, whose: str = "") -> None:
+    """Check settings, or what somebody's arguments are; raise ConfigurationError that names a wrong one."""
+    for name, (kind, limits) in kinds.items():
+        if name in values and not fits(values[name], kind, limits):
+            value = storable(values[name], repr)
+            what = f"{whose} has {name}={value}." if whose else f"Setting {name} is {value}."
+            raise ConfigurationError(what, remedy=f"Use {words_for(kind, limits)}.")
+
+
+def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have the arguments of a public function checked by their annotations before it runs.
+
+    An error says ``what`` has a wrong one, with its name or that of the function.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        hints = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
+        kinds = {name: (kind, limits.get(name, ANY_NUMBER)) for name, kind in hints.items()}
+        CHECKED[what], names = kinds, function.__code__.co_varnames
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
+            name = given.get("name") or getattr(given.get("function"), "__name__", None)
+            check_values(given, kinds, f"{what} {name!r}" if isinstance(name, str) else what)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
 
 
 def check_rules(values: Mapping[str, Any], rules: Iterable[Rule]) -> None:

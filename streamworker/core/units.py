@@ -10,6 +10,7 @@ import re
 from datetime import timedelta
 from typing import TypeAlias
 
+from streamworker.core.rules import NUMBER_MAX
 from streamworker.errors import ConfigurationError
 
 Duration: TypeAlias = float | timedelta | str
@@ -56,8 +57,9 @@ def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
             f"{what}={value!r} is no duration.",
             remedy='Write a number of seconds, a timedelta, or text such as "10 seconds" or "7 days".',
         )
-    if ms < least_ms:
-        raise ConfigurationError(f"{what}={value!r} is too short.", remedy=f"Use {least_ms} ms or more.")
+    if not least_ms <= ms <= NUMBER_MAX:
+        too = "short" if ms < least_ms else "long"
+        raise ConfigurationError(f"{what}={value!r} is too {too}.", remedy=f"Use {least_ms} to 10**12 ms.")
     return round(ms)
 
 
@@ -69,8 +71,8 @@ def size_bytes(value: Size, what: str) -> int:
     >>> size_bytes("10 GB", "retention"), size_bytes("64 KiB", "cache"), size_bytes(4096, "cache")
     (10000000000, 65536, 4096)
     """
-    size = _number(value, _BYTES) if isinstance(value, str) else value
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or size < 1:
+    size = _number(value, _BYTES) if isinstance(value, str) else value if type(value) is int else None
+    if size is None or not 1 <= size < math.inf:
         raise ConfigurationError(
             f"{what}={value!r} is no size.",
             remedy='Write a number of bytes, or text such as "64 KiB", "500 MB" or "10 GB".',

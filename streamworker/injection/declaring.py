@@ -15,7 +15,7 @@ class Injecting:
     """The part of an app that declares what functions are given, and what is around their calls."""
 
     def __init__(self, include: Sequence[str]) -> None:
-        if isinstance(include, str):  # It would be taken letter by letter.
+        if not isinstance(include, list | tuple):  # Text would be taken letter by letter.
             raise ConfigurationError(
                 f"include={include!r} is no list.", remedy=f"Write include=[{include!r}]."
             )

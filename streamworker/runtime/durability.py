@@ -1,13 +1,13 @@
 """The durability of commits and sends that the settings ask for, and a check that the server supports it."""
 
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.redisio.admin import health
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.durability import Durability, Mode, refusal, refusal_of_policy
+from streamworker.redisio.wire.durability import Durability, refusal, refusal_of_policy
 from streamworker.settings import Settings
 
 PIPELINES = 2
@@ -24,8 +24,7 @@ _log = get_logger("streamworker.durability")
 
 def durability_of(settings: Settings) -> Durability:
     """Return the durability that commits and sends wait for."""
-    mode = cast(Mode, settings.durability)
-    return Durability(mode, settings.durability_replicas, settings.durability_timeout_ms)
+    return Durability(settings.durability, settings.durability_replicas, settings.durability_timeout_ms)
 
 
 def pipelines_of(settings: Settings) -> int:

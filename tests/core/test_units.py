@@ -34,6 +34,12 @@ def test_a_duration_below_the_least_is_refused() -> None:
         duration_ms("1 ms", "every", least_ms=100)
 
 
+@pytest.mark.parametrize("value", [1e300, 1e308, timedelta.max, "9" * 400 + " days", 10**10])
+def test_a_duration_that_no_clock_can_count_is_refused(value: float | timedelta | str) -> None:
+    with pytest.raises(ConfigurationError, match="too long"):
+        duration_ms(value, "within")
+
+
 @pytest.mark.parametrize(
     ("value", "size"),
     [(1, 1), ("512 B", 512), ("64 KiB", 65_536), ("1 kB", 1_000), ("1.5 MB", 1_500_000), ("10 GB", 10**10)],
@@ -42,7 +48,9 @@ def test_a_size_is_bytes_or_text(value: int | str, size: int) -> None:
     assert size_bytes(value, "retention") == size
 
 
-@pytest.mark.parametrize("value", ["10", "10 gb", "10 G", "", 0, -1, True, None, "0 B"])
+@pytest.mark.parametrize(
+    "value", ["10", "10 gb", "10 G", "", 0, -1, True, None, "0 B", 1.5, float("nan"), float("inf")]
+)
 def test_what_is_no_size_is_refused_by_the_name_of_its_argument(value: object) -> None:
     with pytest.raises(ConfigurationError, match=r"retention=.* is no size"):
         size_bytes(value, "retention")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.wire.durability import Durability, Mode, refusal_of_policy
 from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.runtime.worker import Worker
-from streamworker.settings import DURABILITIES, Settings
+from streamworker.settings import Settings
 from tests.durability.pair import Pair, raw
 from tests.runtime.bench import Order, bench
 
@@ -33,7 +33,7 @@ def test_what_there_is_not_is_refused_by_name() -> None:
         Settings.from_env({"STREAMWORKER_DURABILITY": "AOF"})
     assert Settings.from_env({"STREAMWORKER_DURABILITY": "aof"}).durability == "aof"
     assert App("shop").settings.durability == "memory"
-    assert get_args(Mode) == DURABILITIES, "settings and redisio know nothing of each other"
+    assert Settings.__annotations__["durability"] == Mode, "settings and redisio know nothing of each other"
     for mode in get_args(Mode):
         assert bool(Durability(mode).command) is (mode != "memory")
 
@@ -154,7 +154,7 @@ def server(**info: Any) -> ServerInfo:
     ],
 )
 def test_what_remains_to_lose_is_said_in_words(
-    durability: str, replicas: int, verdict: str, words: str
+    durability: Mode, replicas: int, verdict: str, words: str
 ) -> None:
     check = remains(Settings(durability=durability), server(aof_enabled=1, connected_slaves=replicas))
     assert check.remedy or check.verdict == "ok"

@@ -81,9 +81,10 @@ def caused(text: Any) -> BaseException:
 def named(text: Any) -> BaseException:
     """Return an error of a class of that name, as far as Python takes it."""
     try:
-        return type(str(text), (Exception,), {})("x")
+        named_so: BaseException = type(str(text), (Exception,), {})("x")
     except ValueError:  # Python refuses the name.
-        return ValueError(text)
+        named_so = ValueError(text)
+    return named_so
 
 
 async def from_a_file(item: Item) -> None:
@@ -178,8 +179,8 @@ def declared(way: str, function: Callable[..., Any], policy: Policy | None, part
             yield
 
     function.__annotations__["item" if "item" in function.__annotations__ else "_"] = kind
-    returns = function is returned
-    app.processor(stream, name="handle", errors=policy, **({"output": Item} if returns else {}))(function)
+    output = Item if function is returned else None
+    app.processor(stream, name="handle", errors=policy, output=output)(function)
     return app
 
 

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
+from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms, duration_text
 from streamworker.errors import ConfigurationError
 
@@ -124,6 +125,7 @@ def every(period: Duration, timer: str) -> Every:
     return Every(duration_ms(period, f"{timer}: every", least_ms=EVERY_MIN_MS))
 
 
+@checked("Timer")
 def cron(spec: str, tz: str, timer: str) -> Cron:
     """Return the schedule of a cron expression; raise ConfigurationError if it is none."""
     try:

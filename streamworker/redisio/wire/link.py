@@ -59,7 +59,7 @@ class Endpoint:
             if option not in _URL_OPTIONS and not option.startswith("ssl_"):
                 raise ConfigurationError(
                     f"The URL of Redis has the option {option!r}, which streamworker does not take.",
-                    remedy="Leave it out; timeouts and connections are settings, see docs/settings.md.",
+                    remedy="Leave it out; timeouts are settings: see help(streamworker.Settings).",
                 )
         for option in _FILES:
             if option in given and not os.access(str(given[option]), os.R_OK):

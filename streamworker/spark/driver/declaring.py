@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from streamworker.core.rules import checked
 from streamworker.declaring.processor import Processor
 from streamworker.errors import ConfigurationError
 from streamworker.injection.callables import look, takes_one
@@ -26,6 +27,7 @@ class Pipelines:
         self.processors: dict[str, ProcessorSpec] = {}
         self.pipelines: dict[str, PipelineSpec] = {}
 
+    @checked("Pipeline")
     def pipeline(
         self,
         processor: Processor[..., Any],

@@ -59,6 +59,7 @@ from streamworker.urls import (
     kind_of,
     plaintext_host,
     read_sentinels,
+    refuse_path,
     refuse_plaintext,
     warn_of_unverified,
     without_login,
@@ -146,6 +147,7 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
     if url:
         if not plaintext_allowed(environ):
             refuse_plaintext(url, f"The URL of connection {name!r}")
+        refuse_path(url, f"The URL of connection {name!r}")
         warn_of_unverified(url, f"The URL of connection {name!r}")
         return url
     places = f'{variable_for(name)}, or {CONNECTIONS_VARIABLE} to a file with a line {name} = "redis://..."'

@@ -22,7 +22,7 @@ from msgspec import structs
 
 from streamworker.core.protocols.membership.assignment import STRATEGIES, Owners, moves
 from streamworker.core.protocols.membership.weights import Weights
-from streamworker.errors import ConfigurationError, CoordinationError
+from streamworker.errors import ConfigurationError, CoordinationError, InternalError
 
 RANKS_MAX = 8
 """A later member waits longer than an earlier one, up to this rank; all members beyond it wait equally
@@ -265,9 +265,14 @@ class Membership:
         """Return the document as JSON without its generation, which the script adds at the front."""
         position: dict[str | None, int | None] = {each.id: index for index, each in enumerate(self.members)}
         owners = tuple(position[owner] if owner is not None else None for owner in self.owners)
-        return msgspec.json.encode(
+        body = msgspec.json.encode(
             _Body(FORMAT, self.partitions, self.strategy, self.members, owners, self.weighed, self.balanced)
-        ).decode()
+        )
+        try:  # What the workers cannot read, they would repair again and again.
+            self.parse(b"%s1,%s" % (BEGINNING, body[1:]))
+        except CoordinationError as error:
+            raise InternalError(f"The document of generation {self.generation}: {error.message}") from error
+        return body.decode()
 
     @classmethod
     @lru_cache(maxsize=16)
