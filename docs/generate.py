@@ -55,6 +55,8 @@ OF_UNITS: dict[Any, str] = {
     RetentionLike | None: "a duration, a size, a number of records, or a list of these, or None",
 }
 """What ``duration_ms`` and others check, in words."""
+NOT_USERS = {"timer", "function", "resources"}
+"""Arguments that the decorators pass on."""
 
 # -- whole pages -----------------------------------------------------------------------------
 
@@ -122,7 +124,8 @@ def settings_page() -> str:
     ]
     for what, kinds in sorted(CHECKED.items()):
         told = {name: OF_UNITS.get(kind) or words_for(kind, limits) for name, (kind, limits) in kinds.items()}
-        lines += [f"| `{what}` | `{name}=` | {takes} |" for name, takes in told.items() if takes and name != "timer"]
+        shown = {name: takes for name, takes in told.items() if takes and name not in NOT_USERS}
+        lines += [f"| `{what}` | `{name}=` | {takes} |" for name, takes in shown.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -20,6 +20,8 @@ from streamworker.errors import InternalError
 from streamworker.settings import LIMITS
 from streamworker.spark.source.connection import resolve
 
+NOT_USERS = {"timer", "function", "resources"}
+
 
 class Order(msgspec.Struct):
     customer: str
@@ -44,6 +46,8 @@ NO_SWITCH = [*NEVER, 0, 1, "yes", "1"]
 def wrong_for(kind: Any, limits: tuple[int, int]) -> list[Any]:
     """Return values that a type does not take, by its words in the docs."""
     words = words_for(kind, limits)
+    if " a " in f" {words}" and "number" not in words:
+        return [5, 1.5, True]  # A mapping, a function, or what else a class tells.
     wrong = NO_NUMBER if "number" in words else NO_TEXT if "text" in words else NO_SWITCH
     if "number" in words:
         wrong = [*wrong, limits[0] - 1, limits[1] + 1]
@@ -93,7 +97,7 @@ def _pipeline(**given: Any) -> object:
     def handle(order: Order) -> Order:
         return order
 
-    return app.pipeline(handle, **given)
+    return app.pipeline(**{"processor": handle, **given})
 
 
 def tick() -> None: ...
@@ -115,7 +119,7 @@ DECLARED: dict[str, Callable[..., object]] = {
 @pytest.mark.parametrize("what", CHECKED)
 def test_an_argument_takes_its_type_and_nothing_else(what: str) -> None:
     """It is refused by its name where it is declared."""
-    tried = [(name, wrong) for name, wrong in cells(CHECKED[what]) if name != "timer"]
+    tried = [(name, wrong) for name, wrong in cells(CHECKED[what]) if name not in NOT_USERS]
     assert tried
     for name, wrong in tried:
         refused(DECLARED[what], name, wrong)
@@ -137,6 +141,20 @@ def test_a_duration_is_one(what: str, name: str, value: Any) -> None:
     """There is one parser of them."""
     with pytest.raises(ConfigurationError, match=f"{name}="):
         DECLARED[what](**{name: value})
+
+
+@pytest.mark.parametrize("value", [5, True, {}, [[]], object(), len, b"7 days"])
+@pytest.mark.parametrize(("what", "name"), [("Stream", "retention"), ("Processor", "log_retention")])
+def test_a_retention_is_one(what: str, name: str, value: Any) -> None:
+    """The same, for what it may be besides."""
+    with pytest.raises(ConfigurationError, match=f"{name}="):
+        DECLARED[what](**{name: value})
+
+
+@pytest.mark.parametrize("value", [5, [], {}, "none"])
+def test_a_coordination_is_one(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="There is no coordination"):
+        App("shop", coordination=value)
 
 
 def test_what_is_declared_is_named() -> None:

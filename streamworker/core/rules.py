@@ -63,25 +63,31 @@ def words_for(kind: Any, limits: Limits = ANY_NUMBER) -> str:
     >>> words_for(int | None), words_for(Literal["key", "none"]), words_for(int, (1, 99))
     ('a whole number from 1 to 10**12, or None', 'one of: key, none', 'a whole number from 1 to 99')
     """
+    origin = get_origin(kind)
     if kind is int:
         most = "10**12" if limits[1] == NUMBER_MAX else limits[1]
         return f"a whole number from {limits[0]} to {most}"
-    if get_origin(kind) is Literal:
+    if origin is Literal:
         return f"one of: {', '.join(get_args(kind))}"
-    if get_origin(kind) in _UNIONS:
+    if origin in _UNIONS:
         parts = [words_for(each, limits) for each in get_args(kind)]
         return ", or ".join(parts) if all(parts) else ""
+    if isinstance(origin, type):
+        return f"a {origin.__name__}"
     return {bool: "True or False", str: "text", type(None): "None"}.get(kind, "")
 
 
 def fits(value: object, kind: Any, limits: Limits = ANY_NUMBER) -> bool:
     """Return whether a value is what ``words_for`` says: True is no number, nor are nan, 2.0 and "2"."""
+    origin = get_origin(kind)
     if kind is int:
         return type(value) is int and limits[0] <= value <= limits[1]
-    if get_origin(kind) is Literal:
+    if origin is Literal:
         return isinstance(value, str) and value in get_args(kind)
-    if get_origin(kind) in _UNIONS:
+    if origin in _UNIONS:
         return any(fits(value, each, limits) for each in get_args(kind))
+    if isinstance(origin, type):
+        return isinstance(value, origin)
     return kind not in (bool, str, type(None)) or isinstance(value, kind)
 
 

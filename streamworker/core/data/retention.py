@@ -39,7 +39,7 @@ class Retention:
         Raise ConfigurationError if a limit is no duration, size or number of records, or if there are two of
         one kind.
         """
-        several = [value] if isinstance(value, (str, int, float, timedelta)) else list(value)
+        several = value if isinstance(value, (list, tuple)) else [value]
         limits = [_limit(each, what) for each in several]
         names = [name for name, _ in limits]
         if not names or len(names) != len(set(names)):

@@ -92,9 +92,9 @@ MESSAGES: dict[str, type[ControlMessage]] = {
 """Each kind of control message by the field ``kind`` of its entries."""
 
 
-def entry_of(name: str) -> ProtocolEntry:
+def entry_of(name: object) -> ProtocolEntry:
     """Return a protocol by its name; raise ConfigurationError if there is none."""
-    if name not in PROTOCOLS:
+    if not isinstance(name, str) or name not in PROTOCOLS:
         raise ConfigurationError(
             f"There is no coordination {name!r}.", remedy=f"Use one of: {', '.join(sorted(PROTOCOLS))}."
         )
