@@ -17,6 +17,7 @@ from streamworker import App, Claim, ConfigurationError, Lease, Records, Retry, 
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.rules import ANY_NUMBER, CHECKED, NUMBER_MAX, words_for
 from streamworker.errors import InternalError
+from streamworker.runtime.send.producer import Producer
 from streamworker.settings import LIMITS
 from streamworker.spark.source.connection import resolve
 
@@ -112,6 +113,7 @@ DECLARED: dict[str, Callable[..., object]] = {
     "Worker": lambda **given: App("shop").worker(**given),
     "Timer": lambda **given: App("shop").cron(**{"spec": "0 6 * * mon", **given})(tick),
     "Retry": Retry,
+    "send_table": lambda **given: Producer.send_table(cast(Any, None), None, **given),
     "records.take": lambda **given: Records(cast(Any, None)).take(**given),
 }
 

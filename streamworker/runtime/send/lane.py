@@ -32,6 +32,7 @@ Encoded = bytes | tuple[bytes | Mapping[bytes, bytes], Mapping[bytes, bytes] | N
 Piece = tuple[int, Sequence[Encoded], int, int]
 """A partition, entries for it, their bytes, and how many records they hold."""
 
+ROWS_PER_ENTRY_MAX = 10_000_000
 APPEND_ENTRIES_MAX = 1_000
 """Maximum entries of one append. It is one script run of 1.4 ms, which blocks Redis (measured)."""
 APPEND_BYTES_MAX = 1024 * 1024

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import RecordError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.send.lane import Encoded, OnFull, Part, Piece, bytes_of
+from streamworker.runtime.send.lane import ROWS_PER_ENTRY_MAX, Encoded, OnFull, Part, Piece, bytes_of
 from streamworker.runtime.send.lanes import Lanes
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.named import NamedSends, Scheduled
@@ -152,6 +153,7 @@ class Producer:
         kind = _RowSender if self._spec.codec == "arrow" else ManySender
         return kind(self, self._lanes, on_full, _seconds(timeout))
 
+    @checked("send_table", rows_per_entry=(1, ROWS_PER_ENTRY_MAX))
     async def send_table(
         self,
         table: object,
@@ -162,9 +164,9 @@ class Producer:
         timeout: Duration | None = None,
     ) -> int:
         """Append the rows of a table, many in each entry; return how many. See ``Stream.send_table``."""
-        from streamworker.runtime.send.tables import as_table, check_table_options
+        from streamworker.runtime.send.tables import as_table, check_takes_tables
 
-        check_table_options(self._spec, rows_per_entry, compression)
+        check_takes_tables(self._spec)
         rows = as_table(table)
         sender = _Sender(self._lanes, on_full, _seconds(timeout), WINDOWS_AHEAD)
         packed = 0

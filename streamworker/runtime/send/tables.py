@@ -14,9 +14,9 @@ from streamworker.core.data.partitioner import RoundRobin
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.processors import StreamSpec
 from streamworker.records.fitting import make_check
-from streamworker.redisio.data.ackedlog import CODECS, Codec
+from streamworker.redisio.data.ackedlog import Codec
 from streamworker.redisio.data.columns import Packer
-from streamworker.runtime.send.lane import Piece, bytes_of
+from streamworker.runtime.send.lane import ROWS_PER_ENTRY_MAX, Piece, bytes_of
 from streamworker.runtime.send.refusals import too_large
 from streamworker.runtime.send.routing import Router
 
@@ -24,7 +24,6 @@ WINDOW_BYTES = 64 * 1024 * 1024
 """Bytes that are sorted by partition at a time, and bytes of a table that are in flight meanwhile."""
 WINDOW_ENTRIES = 4
 """Entries of each partition in a window, if its bytes allow: the last entry of each is not full."""
-ROWS_PER_ENTRY_MAX = 10_000_000
 
 
 class TablePacker:
@@ -130,19 +129,10 @@ def as_table(table: object) -> pa.Table:
     )
 
 
-def check_table_options(spec: StreamSpec, rows_per_entry: int, compression: str) -> None:
-    """Raise ConfigurationError if the stream or the options do not allow sending a table."""
+def check_takes_tables(spec: StreamSpec) -> None:
+    """Raise ConfigurationError if the stream takes no tables."""
     if spec.codec != "arrow":
         raise ConfigurationError(
             f"Stream {spec.name!r} is written as {spec.codec_name!r}, and takes records; it takes no tables.",
             remedy='Declare a stream with codec="arrow", or send records with send_many.',
-        )
-    if type(rows_per_entry) is not int or not 1 <= rows_per_entry <= ROWS_PER_ENTRY_MAX:
-        raise ConfigurationError(
-            f"A table was sent with rows_per_entry={rows_per_entry!r}.",
-            remedy=f"Use a whole number from 1 to {ROWS_PER_ENTRY_MAX}.",
-        )
-    if compression not in CODECS:
-        raise ConfigurationError(
-            f"A table was sent with compression={compression!r}.", remedy=f"Use one of: {', '.join(CODECS)}."
         )
