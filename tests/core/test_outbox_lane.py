@@ -1,7 +1,7 @@
 """A lane of an outbox, whatever arrives when: each message is forwarded once, and deleted when it is there.
 
 The servers are lists. The target may go back to any of its states, its answers may be lost, and a round trip
-that was given up may arrive late. The source keeps what it has: tests/chains/test_model.py differs there.
+that was given up may arrive late. The source keeps what it has: tests/chains/model.py differs there.
 """
 
 from collections.abc import Sequence

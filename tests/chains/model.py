@@ -1,0 +1,805 @@
+"""The protocols of sends and of chains, in drawn schedules of faults.
+
+A producer appends to a partition, or the owners of an outbox forward to it, while requests and answers are
+lost or late, servers fail over, senders die, sends are given up, the partition is full, and an hour passes.
+Then the faults end, each sender sends once more, and the world compares what is in the partition with what
+was promised: each record once and in order, the right ids, nothing that was refused, and each loss told by
+its number.
+
+Marks, messages, ``OutboxLane``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does what
+``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what ``runtime/send/lanes.py`` does.
+
+A planted mistake has a name of ``PLANTS``; the place where the protocol keeps that rule asks for it.
+"""
+
+import json
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple, Protocol
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import (
+    START,
+    ForwardCode,
+    ForwardReply,
+    Mark,
+    Message,
+    OutboxLane,
+    Standing,
+    Target,
+)
+from streamworker.redisio.data.outbox import Heads
+from streamworker.runtime.send.ledger import Ledger
+
+STEPS = 150
+TICK_S = 36.0
+FORGOTTEN_TICKS = 100
+"""``append.lua`` remembers a producer for an hour."""
+TO = Target("priced", 0)
+
+PLANTS = (
+    # the target of a producer
+    "a lower number is written",
+    "only the last send is remembered",
+    "what a send follows is not compared",
+    "one number before is answered",
+    "the third number may be of a send that was given up",
+    # a producer
+    "a number is used again",
+    "what is put back goes to the end",
+    "EARLY is taken for written",
+    "a send without an answer is cut again",
+    "a repeat has a new number",
+    "losses are not compared",
+    "what is forgotten is taken for lost",
+    "a repeat is believed before it is durable",
+    # the target of an outbox, and its source
+    "only numbers of marks are compared",
+    "where a message begins is not compared",
+    "a message is deleted before it is taken",
+    "a message is forwarded before it is durable",
+    "TAKEN is believed before it is durable",
+    "OTHER is believed before it is durable",
+    "OTHER is taken for written",
+    "a loss of the target is not told",
+)
+
+FAULTS = {
+    "break": 0.8,
+    "fail_over": 0.5,
+    "give_up": 0.5,
+    "crash": 0.3,
+    "full": 0.5,
+    "fail_over_source": 0.4,
+    "rest": 0.3,
+}
+"""How often each fault may occur in a schedule."""
+ODDS = {
+    "go_on": 30,
+    "begin": 12,
+    "arrive": 20,
+    "hear": 18,
+    "break": 7,
+    "read": 3,
+    "fail_over": 3,
+    "give_up": 2,
+    "fail_over_source": 1,
+    "crash": 1,
+    "rest": 1,
+}
+"""How often each step is drawn."""
+DRAWN = [step for step, odds in ODDS.items() for _ in range(odds)]
+
+SOURCE = "S"
+Record = tuple[str, int]
+"""The name of its sender, and its number there."""
+
+
+class Try(Protocol):
+    """A request that is under way, or its answer."""
+
+    @property
+    def is_old(self) -> bool: ...
+    def arrive(self, *, durable: bool) -> None: ...
+    def hear(self) -> None: ...
+    def lose(self) -> None: ...
+
+
+class Broken(Exception):
+    """A promise does not hold."""
+
+
+class Clock:
+    """The ticks of the world that runs now, for all ledgers."""
+
+    ticks = 0
+    stands_still = False
+
+    @classmethod
+    def monotonic_s(cls) -> float:
+        """Replace the clock of the ledger."""
+        return 0 if cls.stands_still else cls.ticks * TICK_S
+
+
+# -- a partition ---------------------------------------------------------------------------------
+
+
+class Code(Enum):
+    """The answers of ``append.lua``, and no answer."""
+
+    OK, DUP, EARLY, FULL, UNKNOWN = range(5)
+
+
+class Answer(NamedTuple):
+    """An answer to an append."""
+
+    code: Code
+    marks: tuple[int, ...] = ()
+    last: int | None = None
+    """Id of the last record, if it is there."""
+
+
+UNANSWERED = Answer(Code.UNKNOWN)
+
+
+class Sent(NamedTuple):
+    """An append, as it is sent."""
+
+    number: int
+    follows: int
+    confirmed: int
+    records: list[Record]
+
+
+class Kept(NamedTuple):
+    """What a partition remembers of a producer."""
+
+    number: int
+    last: int
+    before: int
+    its_last: int
+    third: int
+    ticks: int
+
+
+class Partition:
+    """A partition, and the copies of it that a replica may have."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.log: list[tuple[int, Record]] = []
+        self.read = self.behind_ticks = self.durable = 0
+        self.sends: dict[str, Kept] = {}
+        self.stands = START
+        self.copies: list[tuple[int, dict[str, Kept], Mark]] = []
+        self.wrote()
+
+    def wrote(self) -> None:
+        self.copies.append((len(self.log), dict(self.sends), self.stands))
+
+    def waited(self) -> None:
+        """Let a replica have all that is there."""
+        self.durable = len(self.copies) - 1
+
+    def fail_over(self, draw: random.Random) -> None:
+        """Go on with what a replica has, whose clock may be behind."""
+        at = max(self.durable, len(self.copies) - 1 - draw.randint(0, 5))
+        length, sends, self.stands = self.copies[at]
+        self.log, self.sends, self.copies = self.log[:length], dict(sends), self.copies[: at + 1]
+        self.read, self.durable = min(self.read, length), at
+        self.behind_ticks += draw.randint(0, 3)
+
+    def add(self, records: Sequence[Record]) -> int | None:
+        """Add records with consecutive ids; return the last id, or None without room."""
+        if len(self.log) - self.read + len(records) > self.world.room:
+            return None
+        last = self.log[-1][0] if self.log else 0
+        first = max(last + 1, (self.world.now - self.behind_ticks) * 1000)
+        self.log += [(first + place, record) for place, record in enumerate(records)]
+        return self.log[-1][0]
+
+    def append(self, name: str, sent: "Sent") -> Answer:
+        """``append.lua``."""
+        number, plant = sent.number, self.world.plant
+        kept = self.sends.get(name)
+        if kept and self.world.now - kept.ticks > FORGOTTEN_TICKS:
+            kept = None
+        low = kept is not None and kept.number >= number
+        if kept and (kept.number == number if plant == "a lower number is written" else low):
+            self.sends[name] = kept._replace(ticks=self.world.now)
+            self.wrote()
+            if number != kept.number and kept.before and plant != "only the last send is remembered":
+                return Answer(Code.DUP, (kept.third, kept.third), kept.its_last)
+            return Answer(Code.DUP, (kept.before, kept.third), kept.last)
+        follows = 0 if plant == "what a send follows is not compared" else sent.follows
+        if follows and (kept is None or kept.number != follows):
+            return Answer(Code.EARLY)
+        if (last := self.add(sent.records)) is None:
+            return Answer(Code.FULL)
+        number_before, its_last, third = (kept.number, kept.last, kept.before) if kept else (0, 0, 0)
+        if kept and third > sent.confirmed and plant != "the third number may be of a send that was given up":
+            third = kept.third
+        if plant == "one number before is answered":
+            third = number_before
+        self.sends[name] = Kept(number, last, number_before, its_last, third, self.world.now)
+        self.wrote()
+        return Answer(Code.OK, (number_before, third), last)
+
+    def forward(self, message: Message) -> ForwardReply:
+        """``forward.lua``."""
+        plant = self.world.plant
+
+        def same(one: Mark, other: Mark) -> bool:
+            is_enough = plant == "only numbers of marks are compared"
+            return one.records == other.records if is_enough else one == other
+
+        if same(self.stands, message.through):
+            self.wrote()
+            return ForwardReply(ForwardCode.TAKEN)
+        if not same(self.stands, message.since) and plant != "where a message begins is not compared":
+            if plant != "OTHER is believed before it is durable":
+                self.wrote()
+            taken = plant == "OTHER is taken for written"
+            return ForwardReply(ForwardCode.TAKEN if taken else ForwardCode.OTHER, self.stands)
+        if self.add(records_in(message)) is None:
+            return ForwardReply(ForwardCode.FULL)
+        self.stands = message.through
+        self.wrote()
+        return ForwardReply(ForwardCode.TAKEN)
+
+
+def records_in(message: Message) -> list[Record]:
+    """Return the records that a message of the source holds."""
+    return [(SOURCE, number) for number in json.loads(message.data)["inputs"]]
+
+
+# -- a producer ----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Send:
+    """One record, and what its sender knows of it."""
+
+    record: Record
+    state: str = "waits"
+    """Or `confirmed`, `unknown` or `refused`."""
+    last: int | None = None
+    counts: bool = False
+    """Whether it is in an append that was confirmed, also if its sender had given it up."""
+
+
+@dataclass(eq=False)
+class Batch:
+    """One append."""
+
+    lane: "ProducerLane"
+    number: int
+    sends: list[Send]
+    before: "Batch | None"
+    written: bool | None = None
+    """Its outcome; None while it is under way, and after an unknown end, which `ended` tells."""
+    ended: bool = False
+    unanswered: bool = False
+    answer: Answer | None = None
+    tries: int = 0
+
+    @property
+    def sent(self) -> Sent:
+        follows = self.before.number if self.before else 0
+        records = [send.record for send in self.sends]
+        return Sent(self.number, follows, self.lane.ledger.confirmed, records)
+
+    @property
+    def is_wanted(self) -> bool:
+        return any(send.state == "waits" for send in self.sends)
+
+
+class ProducerLane:
+    """What a producer does with the sends to one partition."""
+
+    def __init__(self, world: "World", name: str) -> None:
+        self.world, self.name = world, name
+        self.sends: list[Send] = []
+        self.queue: deque[Send] = deque()
+        self.under_way: list[Batch] = []
+        self.ledger = Ledger()
+        self.number = self.told = 0
+        self.most, self.held, self.is_dead = 3, False, False
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.under_way and not self.queue
+
+    def send(self) -> None:
+        self.sends.append(Send((self.name, len(self.sends))))
+        self.queue.append(self.sends[-1])
+
+    def give_up(self, send: Send) -> None:
+        """Let a sender wait no longer; an append that is under way goes on."""
+        send.state = "refused" if send in self.queue else "unknown"
+        if send in self.queue:
+            self.queue.remove(send)
+        for batch in tuple(self.under_way):
+            if not batch.is_wanted and not batch.tries and batch.answer is None:
+                self.end(batch, written=None)
+
+    def go_on(self) -> None:
+        """Cut an append if one may begin, and send what is to be sent."""
+        last = self.under_way[-1] if self.under_way else None
+        may_follow = not (self.world.waits or self.held or len(self.under_way) > 1)
+        if self.queue and (last is None or (may_follow and not last.unanswered)):
+            count = min(self.most, self.world.draw.randint(1, 3), len(self.queue))
+            if self.world.plant == "a number is used again" and last is None:
+                self.number = self.ledger.confirmed
+            self.number += 1
+            its = [self.queue.popleft() for _ in range(count)]
+            self.under_way.append(Batch(self, self.number, its, last))
+            self.most = 3
+        for batch in self.under_way:
+            if not batch.tries and batch.answer is None:
+                if self.world.plant == "a repeat has a new number" and batch.unanswered:
+                    self.number = batch.number = self.number + 1
+                batch.tries += 1
+                self.world.send(AppendTry(self.world, batch))
+
+    def heard(self, batch: Batch, answer: Answer) -> None:
+        """Process an answer, or the end of the wait for one."""
+        batch.tries -= 1
+        if not batch.ended and not self.is_dead:
+            self.process(batch, answer)
+
+    def process(self, batch: Batch, answer: Answer) -> None:
+        """Process an answer; an append that needs a further try ends if no sender waits."""
+        if not self.is_through(batch, answer) and not batch.is_wanted:
+            self.end(batch, written=None)
+
+    def is_through(self, batch: Batch, answer: Answer) -> bool:
+        """Return whether an append needs no further try; as in ``Lanes._is_through``."""
+        plant = self.world.plant
+        if answer.code is Code.UNKNOWN:
+            batch.unanswered = True
+            self.compare(answer)
+            return False
+        if batch.unanswered and answer.code is Code.FULL:
+            if plant != "a send without an answer is cut again":
+                return False
+            self.most = 1
+            self.put_back(batch)
+            return True
+        if answer.code is Code.EARLY and plant == "EARLY is taken for written":
+            answer = Answer(Code.OK, (self.ledger.confirmed, 0), 0)
+        if answer.code is Code.EARLY and not batch.unanswered:
+            self.put_back(batch)
+            return True
+        if batch.before is not None and not batch.before.ended:
+            batch.answer = answer
+            return True
+        if answer.code is Code.EARLY:
+            if batch.before is not None and batch.before.written is False:
+                self.put_back(batch)
+                return True
+            batch.before = None
+            return False
+        if answer.code is Code.FULL:
+            self.most = 1
+            self.put_back(batch)
+        else:
+            assert answer.last is not None
+            self.settle(batch, answer, answer.last)
+        return True
+
+    def compare(self, answer: Answer) -> None:
+        if answer.last is not None and self.world.plant != "losses are not compared":
+            lost = self.ledger.behind("priced", 0, answer.marks)
+            self.told += lost.records if lost else 0
+
+    def settle(self, batch: Batch, answer: Answer, last: int) -> None:
+        self.compare(answer)
+        self.ledger.confirm(batch.number, len(batch.sends), EntryId(last, 0))
+        for behind, send in enumerate(reversed(batch.sends)):
+            send.counts = True
+            if send.state == "waits":
+                send.state, send.last = "confirmed", last - behind
+        self.end(batch, written=True)
+
+    def put_back(self, batch: Batch) -> None:
+        """Put what waits back to its position in the queue."""
+        self.queue.extend(send for send in batch.sends if send.state == "waits")
+        if self.world.plant != "what is put back goes to the end":
+            self.queue = deque(sorted(self.queue, key=lambda send: send.record))
+        self.end(batch, written=False)
+
+    def end(self, batch: Batch, *, written: bool | None) -> None:
+        batch.ended, batch.written, batch.before = True, written, None
+        self.under_way.remove(batch)
+        self.held = bool(self.under_way) and (self.held or not written)
+        for behind in tuple(self.under_way):
+            answer, behind.answer = behind.answer, None
+            if answer is not None:
+                behind.unanswered |= batch.unanswered and answer.last is not None
+                if not behind.unanswered:
+                    self.process(behind, answer)
+
+
+# -- an outbox -----------------------------------------------------------------------------------
+
+
+class Source:
+    """The slot of an outbox, and the copies of it that a replica may have."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.order = list(range(60))
+        """The inputs as they are handled. After a failover those that were lost come in another order."""
+        self.handled = self.number = self.salt = self.durable = 0
+        self.head = START
+        self.box: dict[int, Message] = {}
+        self.copies: list[tuple[int, int, Mark, dict[int, Message]]] = []
+        self.wrote()
+
+    def wrote(self) -> None:
+        self.copies.append((self.handled, self.number, self.head, dict(self.box)))
+        if self.world.waits:
+            early = self.world.plant == "a message is forwarded before it is durable"
+            self.durable = max(0, len(self.copies) - (4 if early else 1))
+
+    def commit(self) -> None:
+        """Handle some inputs, and put what they lead to into the outbox."""
+        its = self.order[self.handled : self.handled + self.world.draw.randint(1, 3)]
+        self.handled, self.number = self.handled + len(its), self.number + 1
+        data = json.dumps({"inputs": its, "salt": self.salt}).encode()
+        since, self.head = self.head, self.head.after(len(its), data)
+        self.box[self.number] = Message(self.number, TO, since, self.head, data)
+        self.wrote()
+
+    def delete(self, ids: Sequence[EntryId]) -> None:
+        """Delete by the ids, which hold the digests."""
+        for each in ids:
+            kept = self.box.get(each.ms)
+            if kept is not None and kept.id == each:
+                del self.box[each.ms]
+                self.wrote()
+
+    def fail_over(self, draw: random.Random) -> None:
+        at = max(self.durable, len(self.copies) - 1 - draw.randint(0, 5))
+        self.handled, self.number, self.head, box = self.copies[at]
+        self.box, self.copies, self.durable = dict(box), self.copies[: at + 1], at
+        self.salt += 1
+        again = self.order[self.handled :]
+        draw.shuffle(again)
+        self.order[self.handled :] = again
+
+
+class Owner:
+    """A worker that owns an outbox, or that still believes so."""
+
+    def __init__(self, world: "World") -> None:
+        self.world, self.source = world, world.source
+        self.lane = OutboxLane(TO)
+        self.read_up_to = 0
+
+    def go_on(self) -> None:
+        """Read what is new in the outbox, and forward what waits, as ``Forwarder`` does."""
+        for number, message in self.source.box.items():
+            if number > self.read_up_to:
+                self.lane.put(message)
+                self.read_up_to = number
+        messages = self.lane.begin(self.world.draw.choice([1, 60, 10**6]))
+        if not messages:
+            return
+        if self.world.plant == "a message is deleted before it is taken":
+            self.source.delete([message.id for message in messages])
+        self.world.send(ForwardTry(self.world, self, messages))
+
+    def heard(self, replies: Sequence[ForwardReply]) -> None:
+        """Process the replies to a round trip."""
+        taken, stopped = self.lane.answered(replies)
+        self.source.delete(taken)
+        if stopped is not None and stopped.code is ForwardCode.OTHER:
+            self.compare(stopped.stands)
+        self.lane.is_busy = False
+
+    def compare(self, stands: Mark) -> None:
+        """``Forwarder._compare``."""
+        source, partition = self.source, self.world.partition
+        taken, why = self.lane.compared(stands, list(source.box.values()), source.head, self.read_up_to)
+        source.delete(taken)
+        if why is Standing.GOES_ON or stands != partition.stands:
+            return
+        if why is Standing.DIVERGED:
+            self.world.is_halted = True
+            return
+        if self.world.plant != "a loss of the target is not told":
+            first, last = stands.records + 1, self.lane.messages[0].since.records
+            self.world.lost[TO, first] = max(last, self.world.lost.get((TO, first), 0))
+        self.lane.accept(stands)
+
+
+# -- what is under way ---------------------------------------------------------------------------
+
+
+class AppendTry:
+    """One try of an append."""
+
+    def __init__(self, world: "World", batch: Batch) -> None:
+        self.world, self.batch, self.sent = world, batch, batch.sent
+        self.answer = UNANSWERED
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the sender is through with it."""
+        return self.batch.ended
+
+    def arrive(self, *, durable: bool) -> None:
+        """Run at the server."""
+        self.answer = self.world.partition.append(self.batch.lane.name, self.sent)
+        self.world.seen[self.answer.code.name] += 1
+        if self.answer.last is not None and not durable:
+            plant = "a repeat is believed before it is durable"
+            if self.answer.code is not Code.DUP or self.world.plant != plant:
+                self.answer = self.answer._replace(code=Code.UNKNOWN)
+
+    def hear(self) -> None:
+        """Give the answer to its sender."""
+        self.batch.lane.heard(self.batch, self.answer)
+
+    def lose(self) -> None:
+        """Let its sender wait no longer."""
+        self.batch.lane.heard(self.batch, UNANSWERED)
+
+
+class ForwardTry:
+    """One round trip with messages of an outbox."""
+
+    def __init__(self, world: "World", owner: Owner, messages: Sequence[Message]) -> None:
+        self.world, self.owner, self.messages = world, owner, messages
+        self.replies: list[ForwardReply] = []
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the sender is through with it."""
+        return any(message.number not in self.owner.source.box for message in self.messages)
+
+    def arrive(self, *, durable: bool) -> None:
+        """Run at the server."""
+        for message in self.messages:
+            reply = self.world.partition.forward(message)
+            self.world.seen[reply.code.name] += 1
+            believed = self.world.plant == f"{reply.code.name} is believed before it is durable"
+            if reply.code is not ForwardCode.FULL and not durable and not believed:
+                reply = ForwardReply(ForwardCode.UNKNOWN)
+            self.replies.append(reply)
+
+    def hear(self) -> None:
+        """Give the replies to the owner."""
+        self.owner.heard(self.replies)
+
+    def lose(self) -> None:
+        """Let the owner wait no longer."""
+        self.owner.heard([ForwardReply(ForwardCode.UNKNOWN)] * len(self.messages))
+
+
+# -- a schedule ----------------------------------------------------------------------------------
+
+
+class World:
+    """One schedule, drawn from a seed, of a producer or of an outbox."""
+
+    def __init__(self, seed: int, plant: str = "") -> None:
+        draw = self.draw = random.Random(seed)
+        self.plant = plant
+        Clock.ticks, Clock.stands_still = 1, plant == "what is forgotten is taken for lost"
+        self.waits = draw.random() < 0.4
+        """Whether senders wait until a replica has what they send."""
+        self.of_producer = draw.random() < 0.6
+        self.faults = {fault for fault, odds in FAULTS.items() if draw.random() < odds}
+        if "rest" in self.faults and self.of_producer:
+            self.faults.discard("fail_over")  # After an hour nobody knows what a failover before it lost.
+        self.room = draw.randint(4, 6) if "full" in self.faults else 10**9
+        self.partition, self.source = Partition(self), Source(self)
+        self.lanes = [ProducerLane(self, "P0")]
+        self.owners = [Owner(self)]
+        self.sent: dict[Try, None] = {}
+        """Requests that have not arrived."""
+        self.answered: dict[Try, None] = {}
+        """Answers that nobody has heard."""
+        self.waiting: set[Try] = set()
+        """Tries whose senders wait for them."""
+        self.lost: dict[tuple[Target, int], int] = {}
+        """What owners told, as they note it in the heads of the outbox."""
+        self.failovers = 0
+        self.came_late = self.source_went_back = self.is_halted = self.is_calm = False
+        self.seen: Counter[str] = Counter()
+
+    @property
+    def now(self) -> int:
+        return Clock.ticks
+
+    @property
+    def told(self) -> int:
+        """Records that were told as lost."""
+        return Heads("", {}, self.lost).lost_records
+
+    def send(self, its: Try) -> None:
+        self.sent[its] = None
+        self.waiting.add(its)
+
+    def senders(self) -> Sequence[ProducerLane | Owner]:
+        if self.of_producer:
+            return [lane for lane in self.lanes if not lane.is_dead]
+        return [] if self.is_halted else self.owners
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def arrive(self, its: Try) -> None:
+        del self.sent[its]
+        durable = not self.waits or self.is_calm or self.draw.random() < 0.8
+        self.came_late |= self.failovers > 0 and (its.is_old or its not in self.waiting)
+        its.arrive(durable=durable)
+        if self.waits and durable:
+            self.partition.waited()
+        if its in self.waiting:
+            self.answered[its] = None
+
+    def hear(self, its: Try) -> None:
+        del self.answered[its]
+        self.waiting.discard(its)
+        its.hear()
+
+    def lose(self, its: Try) -> None:
+        """Lose an answer, or a request; or let a request arrive late."""
+        self.waiting.discard(its)
+        if its in self.answered or self.draw.random() < 0.4:
+            self.answered.pop(its, None)
+            self.sent.pop(its, None)
+        its.lose()
+
+    def step(self) -> None:
+        draw = self.draw
+        Clock.ticks += draw.random() < 0.3
+        what = draw.choice(DRAWN)
+        if what not in FAULTS or what in self.faults:
+            getattr(self, f"_{what}")()
+
+    def _go_on(self) -> None:
+        if senders := self.senders():
+            self.draw.choice(senders).go_on()
+
+    def _begin(self) -> None:
+        if self.of_producer:
+            if len(self.lanes[-1].sends) < 14:
+                self.lanes[-1].send()
+        elif self.source.handled < 16 and not self.is_halted:
+            self.source.commit()
+
+    def _arrive(self) -> None:
+        if self.sent:
+            self.arrive(self.draw.choice(list(self.sent)))
+
+    def _hear(self) -> None:
+        if self.answered:
+            self.hear(self.draw.choice(list(self.answered)))
+
+    def _break(self) -> None:
+        if waiting := [its for its in (*self.sent, *self.answered) if its in self.waiting]:
+            self.lose(self.draw.choice(waiting))
+
+    def _read(self) -> None:
+        self.partition.read = self.draw.randint(self.partition.read, len(self.partition.log))
+
+    def _fail_over(self) -> None:
+        self.failovers += 1
+        self.partition.fail_over(self.draw)
+
+    def _give_up(self) -> None:
+        lane = self.lanes[-1]
+        if waiting := [send for send in lane.sends if send.state == "waits"]:
+            lane.give_up(self.draw.choice(waiting))
+
+    def _fail_over_source(self) -> None:
+        if not self.of_producer:
+            self.source_went_back = True
+            self.source.fail_over(self.draw)
+
+    def _crash(self) -> None:
+        if self.of_producer:
+            self.lanes[-1].is_dead = True
+            self.lanes.append(ProducerLane(self, f"P{len(self.lanes)}"))
+        else:
+            self.owners = [*self.owners[-1:], Owner(self)]  # The one before goes on for a while.
+
+    def _rest(self) -> None:
+        """Let an hour pass without a send."""
+        if self.lanes[-1].is_idle and not self.sent:
+            Clock.ticks += self.draw.randint(FORGOTTEN_TICKS + 1, 2 * FORGOTTEN_TICKS)
+
+    # -- a run -----------------------------------------------------------------------------------
+
+    def run(self) -> "World":
+        """Run the schedule; raise Broken if a promise does not hold at its end."""
+        for _ in range(STEPS):
+            self.step()
+        self.is_calm = True
+        self.owners = [Owner(self)]
+        self.settle()
+        if self.of_producer:  # A partition that is sent nothing more tells no loss.
+            self.lanes[-1].send()
+        for _ in range(0 if self.is_halted else 4):
+            self.source.commit()
+        self.settle()
+        self.check_producers() if self.of_producer else self.check_outbox()
+        return self
+
+    def settle(self) -> None:
+        """Let all arrive, and each sender go on until it is done."""
+        for _ in range(3_000):
+            self.partition.read = len(self.partition.log)
+            is_idle = self.lanes[-1].is_idle if self.of_producer else self.is_halted or not self.source.box
+            if is_idle and not self.sent and not self.answered:
+                return
+            if self.draw.random() < 0.5:
+                self._go_on()
+            elif self.draw.random() < 0.5:
+                self._arrive()
+            else:
+                self._hear()
+        raise Broken("a sender waits for ever")
+
+    def check_producers(self) -> None:
+        ids = {record: its for its, record in self.partition.log}
+        self.check_order(lambda record: record[1])
+        for lane in self.lanes:
+            missing = sum(send.counts and send.record not in ids for send in lane.sends)
+            for send in lane.sends:
+                if send.state == "confirmed" and not self.failovers and ids.get(send.record) != send.last:
+                    raise Broken("a wrong id was told")
+                if send.state == "refused" and send.record in ids:
+                    raise Broken("a record that was refused is there")
+            if lane.is_dead and self.failovers and not self.waits:
+                continue  # Nobody remembers what it was told.
+            self.check_told(missing, lane.told)
+
+    def check_outbox(self) -> None:
+        if self.is_halted:
+            if self.waits or not self.source_went_back:
+                raise Broken("two histories, though the source never went back")
+            return
+        is_doubtful = self.source_went_back and not self.waits
+        if not (is_doubtful and self.told):
+            places = {number: place for place, number in enumerate(self.source.order)}
+            self.check_order(lambda record: places[record[1]])
+        there = {record for _, record in self.partition.log}
+        handled = self.source.order[: self.source.handled]
+        missing = sum((SOURCE, number) not in there for number in handled)
+        if not is_doubtful:
+            self.check_told(missing, self.told)
+        elif missing and not self.told:
+            raise Broken("a loss was not told")
+
+    def check_order(self, place: Callable[[Record], int]) -> None:
+        """Check that no record is there twice, and that those of each sender are in order."""
+        last: dict[str, int] = {}
+        for _, record in self.partition.log:
+            if last.get(record[0], -1) >= place(record):
+                raise Broken("a record is there twice, or out of order")
+            last[record[0]] = place(record)
+
+    def check_told(self, missing: int, told: int) -> None:
+        # What arrives late after a failover may bring back what was told as lost.
+        if told != missing and not (told > missing and self.came_late):
+            raise Broken(f"{missing} records are missing, and {told} were told as lost")
+        if told and self.waits:
+            raise Broken("a record that was waited for is lost")
+
+
+def violation(seed: int, plant: str = "") -> tuple[str, Counter[str]]:
+    """Run a schedule; return what it breaks, or nothing, and how often each answer was given."""
+    world = World(seed, plant)
+    try:
+        world.run()
+    except Broken as broken:
+        return str(broken), world.seen
+    return "", world.seen
