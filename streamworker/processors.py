@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.data.retention import Retention
-from streamworker.core.data.schedules import Missed, PlannedTimes
+from streamworker.core.data.schedules import Missed, PlannedTimes, When
 from streamworker.core.policies import Policies
 from streamworker.errors import ConfigurationError
 from streamworker.injection.middleware import Layer
@@ -191,6 +191,7 @@ class TimerSpec:
     name: str
     schedule: PlannedTimes
     missed: Missed
+    when: When | None
     call: ProcessorSpec
     """How the function is called: with the planned time in place of a record, if it takes that."""
 

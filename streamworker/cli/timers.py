@@ -118,7 +118,7 @@ async def _row(backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: 
     schedule, newest = timer.schedule, max(calls, key=lambda call: call.began, default=None)
     row = {
         "timer": timer.name,
-        "runs": str(schedule),
+        "runs": f"{schedule}{', when caught up' if timer.when else ''}",
         "on": "app" if not spec.stream.has_records else f"each partition of {spec.name}",
         "missed": timer.missed,
         "last": "",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import Missed
+from streamworker.core.data.schedules import Missed, When
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
@@ -72,13 +72,25 @@ class Processor(Wrapper[P, R]):
         return await wait_for_commit(self._app.backend(), keys, sent.partition, sent.entry_id, limit_s)
 
     @overload
-    def timer(self, *, every: Duration, into: Stream[O], missed: Missed = "skip") -> TimerInto[O]: ...
+    def timer(
+        self, *, every: Duration, into: Stream[O], missed: Missed = "skip", when: When | None = None
+    ) -> TimerInto[O]: ...
     @overload
     def timer(
-        self, *, every: Duration, into: ByType | None = None, missed: Missed = "skip"
+        self,
+        *,
+        every: Duration,
+        into: ByType | None = None,
+        missed: Missed = "skip",
+        when: When | None = None,
     ) -> Callable[[Callable[P2, R2]], Timer[P2, R2]]: ...
     def timer(
-        self, *, every: Duration, into: Stream[Any] | ByType | None = None, missed: Missed = "skip"
+        self,
+        *,
+        every: Duration,
+        into: Stream[Any] | ByType | None = None,
+        missed: Missed = "skip",
+        when: When | None = None,
     ) -> Any:
         """Call a function once a period in each partition, between two batches, with the partition's state.
 
@@ -95,6 +107,9 @@ class Processor(Wrapper[P, R]):
         missed
             What becomes of a planned time that nobody ran within a minute, or before the next one:
             ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first.
+        when
+            ``caught up``: a call waits until all that the partition held when its time had come is committed,
+            and keeps its planned time meanwhile. None: it runs between the next two batches.
 
         Raises
         ------
@@ -125,7 +140,7 @@ class Processor(Wrapper[P, R]):
                     remedy="Take a record or a list without concurrency, or use @app.timer.",
                 )
             made = describe_timer(
-                function, lambda name: _every(every, name), missed, spec, self._app.resources, into
+                function, lambda name: _every(every, name), missed, spec, self._app.resources, into, when
             )
             self._app.processors[self.name] = replace(spec, timers=(*spec.timers, made))
             return Timer(made, function)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import Missed, PlannedTimes, check_missed, cron
+from streamworker.core.data.schedules import MISSED, WHEN, Missed, PlannedTimes, When, check_choice, cron
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration
 from streamworker.declare import check_into, describe, returned_type
@@ -170,11 +170,13 @@ def describe_timer(
     group: ProcessorSpec,
     resources: Mapping[str, Resource[..., Any]],
     into: Stream[Any] | ByType | None,
+    when: When | None = None,
 ) -> TimerSpec:
     """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
     looked = look(function, "Timer")
     name = check_name("timer", looked.name)
-    check_missed(missed, name)
+    check_choice(name, "missed", missed, MISSED)
+    check_choice(name, "when", when, WHEN)
     parameters = read_parameters(looked, resources, at_time=True)
     given = parameters.hints.get(parameters.record)
     if parameters.record and given not in (None, datetime):
@@ -205,7 +207,7 @@ def describe_timer(
         into=targets,
         timers=(),
     )
-    return TimerSpec(name=name, schedule=schedule(name), missed=missed, call=call)
+    return TimerSpec(name=name, schedule=schedule(name), missed=missed, when=when, call=call)
 
 
 @dataclass

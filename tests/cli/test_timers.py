@@ -20,7 +20,7 @@ async def greet(at: datetime) -> None:
     Path("greeted").write_text(str(at))
 
 
-@pricing.timer(every="1 hour")
+@pricing.timer(every="1 hour", when="caught up")
 async def flush() -> None: ...
 """
 
@@ -49,7 +49,7 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     lines = streamworker("timers", "shop:app").output.splitlines()
     assert lines[0].split() == ["timer", "runs", "on", "last", "next", "took", "failing"]
     assert "At 06:00 on January 1, Europe/Paris" in lines[1] and "-01-01 06:00:00+0100" in lines[1]
-    assert "every hour" in lines[2] and "each partition of price" in lines[2]
+    assert "every hour, when caught up" in lines[2] and "each partition of price" in lines[2]
     assert "(4 of 4 partitions)" in lines[2]
     greet, flush = json.loads(streamworker("timers", "list", "shop:app", "--json").stdout)
     assert (greet["timer"], greet["on"], greet["missed"]) == ("greet", "app", "once")

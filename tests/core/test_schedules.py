@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from streamworker.core.data.schedules import (
     LATE_MS,
+    MISSED,
     Cron,
     Every,
     Missed,
     PlannedTimes,
-    check_missed,
+    check_choice,
     cron,
     due,
     every,
@@ -108,4 +109,4 @@ def test_what_is_no_schedule_is_refused_with_the_timer_and_an_example() -> None:
     with pytest.raises(ConfigurationError, match=r"sweep: every=.* is too short"):
         every(0.01, "sweep")
     with pytest.raises(ConfigurationError, match="Timer 'sweep' has missed="):
-        check_missed("never", "sweep")
+        check_choice("sweep", "missed", "never", MISSED)

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 import msgspec
@@ -148,6 +148,34 @@ async def test_a_timer_runs_between_records_too(redis_url: str) -> None:
     assert [each for each in seen if not each.startswith("timer")] == ["ann", "bob", "cid"]
 
 
+async def test_a_timer_that_waits_for_the_backlog_runs_under_constant_load(redis_url: str) -> None:
+    """It has seen what was sent before its time. What comes later does not count, so it need not be empty."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    sent, seen = dict[float, datetime](), set[float]()
+    calls: list[tuple[datetime, set[float]]] = []
+
+    @app.processor(orders)
+    async def audit(order: Order, ctx: Context) -> None:
+        if len(calls) < 4:  # While one is handled, another waits.
+            number = order.amount + 20
+            await orders.send(Order("ann", number))
+            sent[number] = datetime.now(UTC)
+        seen.add(order.amount)
+
+    @audit.timer(every=0.1, when="caught up")
+    async def tell(at: datetime) -> None:
+        calls.append((at, {number for number, done in sent.items() if done < at} - seen))
+
+    async with local_worker(app, url=redis_url) as worker:
+        await orders.send_many([Order("ann", number) for number in range(20)])
+        await until(lambda: len(calls) >= 4, "it has run")
+        await worker.until_drained()
+    assert [missing for _, missing in calls] == [set()] * len(calls)
+    times = [at for at, _ in calls]
+    assert times == sorted(set(times))
+
+
 async def test_a_timer_that_fails_is_called_again_and_stores_nothing_before(redis_url: str) -> None:
     """Meanwhile batches go on, and the partition says what fails."""
     app = App("shop", redis_url=redis_url)
@@ -226,11 +254,21 @@ def test_what_cannot_be_called_by_time_is_refused_at_import() -> None:
         @app.timer(every="1 hour")
         async def clean(at: datetime, when: int) -> None: ...
 
+    @app.processor(orders)
+    async def audit(order: Order) -> None: ...
+
     @app.timer(every="1 hour")
     async def mop() -> None: ...
 
     with pytest.raises(ConfigurationError, match="App 'shop' has two timers named 'mop'"):
         app.timer(every="1 hour")(mop)
+
+    async def rinse() -> None: ...
+
+    wrong: Any
+    for wrong in ("empty", True, ["caught up"]):
+        with pytest.raises(ConfigurationError, match="Timer 'rinse' has when="):
+            audit.timer(every="1 hour", when=wrong)(rinse)
 
 
 class Alert(msgspec.Struct):

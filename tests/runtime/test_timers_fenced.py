@@ -12,7 +12,7 @@ import pytest
 from streamworker import App, Context
 from streamworker.redisio.data.state import TICK, TIMERS, read_state
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.bench import bench
+from tests.runtime.bench import Order, bench
 
 pytestmark = pytest.mark.anyio
 
@@ -99,3 +99,32 @@ async def test_no_leader_stores_a_time_that_another_has_done(redis_url: str, tic
     assert [each for each in epochs if len(each) > 1] == [], "none is done twice"
     assert epochs == sorted(epochs), "and later ones by later leaders"
     assert len({epoch for [epoch] in epochs}) > kills / 2, "they led in turn"
+
+
+async def test_a_timer_waits_for_no_entry_that_somebody_deleted(redis_url: str) -> None:
+    """The newest entry goes before it is read; what is left is handled, and the timer runs."""
+    app, calls, go_on = App("shop"), list[int](), anyio.Event()
+    done: list[int] = []
+
+    @app.processor(app.stream("orders", Order, key="customer", partitions=1), name="price")
+    async def price(order: Order) -> None:
+        await go_on.wait()
+        done.append(order.number)
+
+    @price.timer(every="0.1 seconds", missed="once", when="caught up")
+    async def tell(at: datetime) -> None:
+        calls.append(len(done))
+
+    async with bench(redis_url, fetch_count=1, prefetch_bytes=2 * 1024 * 1024) as desk:
+        await desk.backend.execute("HSET", desk.keys.state(0), TICK + tell.name, 1)
+        for number in range(6):
+            await desk.producer.send(Order(number, "x" * 1_000_000))
+        ids = await desk.ids()
+        running = await desk.start(app.processors["price"])
+        [timer] = running.runner.intake.timers._timers
+        await wait_for_async(lambda: timer.held and str(timer.held[1]) == ids[-1], "a tick waits")
+        await desk.backend.execute("XDEL", desk.keys.events(0), *ids[-2:])
+        go_on.set()
+        await wait_for_async(lambda: calls, "it runs")
+        await running.drained()
+    assert calls[0] == 4

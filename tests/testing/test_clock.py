@@ -14,6 +14,7 @@ import pytest
 
 from streamworker import App, Context, DeadLetter, Retry
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.schedules import When
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys
@@ -119,6 +120,47 @@ async def test_time_stands_still_while_something_runs() -> None:
         await worker.until_drained()
         assert asyncio.get_running_loop().time() - at_s < 1
     assert elapsed == {"compute": 0, "block": 0, "hand_on": 0}
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+@pytest.mark.parametrize("when", [None, "caught up"])
+async def test_a_timer_that_waits_for_the_backlog_sees_what_was_sent_before_its_time(
+    when: When | None, batch: int | None
+) -> None:
+    """Eight sessions prove that they live while the partition is busy; without waiting they are closed."""
+    app = App("shop")
+    seen = app.stream("seen", Order, key="customer", partitions=1)
+    ended: list[tuple[str, datetime]] = []
+
+    async def one(order: Order, ctx: Context) -> None:
+        await anyio.sleep(order.number)
+        ctx.state[order.customer] = ctx.timestamp.timestamp()
+
+    async def many(orders: list[Order], ctx: Context) -> None:
+        for order in orders:
+            await one(order, ctx)
+
+    take = app.processor(seen, batch=batch, name="take")(many if batch else one)
+
+    @take.timer(every="5 seconds", when=when)
+    async def close(at: datetime, ctx: Context) -> None:
+        for customer, last in list(ctx.state.items()):
+            if at.timestamp() - last > 60:
+                ended.append((customer, at))
+                del ctx.state[customer]
+
+    customers = [f"customer-{n}" for n in range(8)]
+    async with local_worker(app, clock="virtual") as worker:
+        await seen.send_many([Order(customer, 0) for customer in customers])
+        await worker.advance("58 seconds")
+        await seen.send_many([Order("slow", 15), *(Order(customer, 0) for customer in customers)])
+        await worker.advance("20 seconds")
+        early = len(ended)
+        await worker.advance("70 seconds")
+    first = [at for customer, at in ended if customer != "slow"]
+    assert bool(early) == (when is None)
+    assert len(first) == early + 8, "each is closed in the end"
+    assert all(at.second % 5 == at.microsecond == 0 for at in first), "at a planned time"
 
 
 async def test_a_condition_is_looked_at_before_time_moves_on() -> None:

@@ -18,6 +18,10 @@ Missed = Literal["skip", "once", "all"]
 """What a timer does about planned times that no worker has run."""
 MISSED: tuple[str, ...] = ("skip", "once", "all")
 
+When = Literal["caught up"]
+"""What else a tick waits for: that what the partition held when the tick became due is committed."""
+WHEN: tuple[str | None, ...] = (None, "caught up")
+
 LATE_MS = 60_000
 """A run that begins so long after its time is not missed. A new leader takes a timer over within seconds,
 so a failure of one worker at the planned time skips nothing."""
@@ -146,9 +150,9 @@ def cron(spec: str, tz: str, timer: str) -> Cron:
     return Cron(spec, zone)
 
 
-def check_missed(missed: object, timer: str) -> None:
-    """Raise ConfigurationError if a value does not say what becomes of missed times."""
-    if missed not in MISSED:
+def check_choice(timer: str, what: str, value: object, choices: tuple[str | None, ...]) -> None:
+    """Raise ConfigurationError if the value of an argument is none of its choices."""
+    if value not in choices:
         raise ConfigurationError(
-            f"Timer {timer!r} has missed={missed!r}.", remedy=f"Use one of: {', '.join(MISSED)}."
+            f"Timer {timer!r} has {what}={value!r}.", remedy=f"Use one of: {', '.join(map(str, choices))}."
         )

@@ -73,7 +73,8 @@ class Commits:
         self._previous = lock.checkpoint
         self._committed = (lock.checkpoint, lock.rows)
         """Checkpoint and rows after the last confirmed commit."""
-        self._landed = Signal()
+        self.landed = Signal()
+        """Fires when a commit is confirmed."""
         self._ticket: Ticket | None = None
         """The last commit that was handed in."""
 
@@ -124,7 +125,7 @@ class Commits:
     async def flush(self) -> None:
         """Wait until no commit is in flight."""
         while self.is_committing:
-            await self._landed.wait()
+            await self.landed.wait()
 
     def withdraw(self) -> None:
         """Hear no more of the commit in flight: its outcome is unknown."""
@@ -147,7 +148,7 @@ class Commits:
         self.records_done += request.entries
         self.trims.committed(count, size)
         self.is_committing = self.is_full = False
-        self._landed.fire()
+        self.landed.fire()
         if self.activity.is_commit_held_up:
             self.activity.hinder("commit", "")
 

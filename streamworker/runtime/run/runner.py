@@ -141,6 +141,7 @@ class PartitionRunner:
                 for timer in spec.timers
             ],
             stored=self.state,
+            commits=self.commits,
             server_ms=partial(self.committer.backend.time_ms, self.committer.keys.lock(partition)),
             wake=self.buffer.wake,
             on_trouble=partial(self.activity.hinder, "timer"),

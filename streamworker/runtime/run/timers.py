@@ -14,14 +14,17 @@ import anyio
 import msgspec
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.pauses import Pauses
 from streamworker.core.policies import Skip
 from streamworker.errors import BackendError
 from streamworker.processors import TimerSpec
 from streamworker.redisio.data.state import RAN, RUN, TICK, Ran
+from streamworker.redisio.data.streams import newest_id
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
+from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.invoke import Invoker, describe_error, failure, traceback_of
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
@@ -56,12 +59,20 @@ class _Timer:
         self.attempts = 0
         self.pauses = Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS)
         self.not_before_ms = 0
+        self.held: tuple[Due, EntryId] | None = None
+        """What waits, and the entry that has to be committed first; it keeps its planned time meanwhile."""
         self.orders = {
             field: int(stored[field]) for field in stored if field.partition("/")[0] == RUN + spec.name
         }
         """The fields by which somebody asked for a call now, and the times to call it for."""
 
-    def due(self, now_ms: int) -> Due | None:
+    def due(self, now_ms: int, committed: EntryId) -> Due | None:
+        if self.held is not None:
+            return self.held[0] if self.held[1] <= committed else None
+        found = self.planned(now_ms)
+        return None if self.spec.when and found and found.runs else found
+
+    def planned(self, now_ms: int) -> Due | None:
         if self.last_ms < 0:
             return Due(now_ms, False)  # Nothing was missed before it was first deployed.
         if now_ms < self.not_before_ms:
@@ -83,6 +94,7 @@ class Timers:
 
     calls: Sequence[tuple[TimerSpec, Invoker]]
     stored: Mapping[str, bytes]
+    commits: Commits
     server_ms: Callable[[], Awaitable[int]]
     wake: Callable[[], None]
     on_trouble: Callable[[str], None]
@@ -105,19 +117,42 @@ class Timers:
         while self._timers:
             try:
                 self._ahead_ms = await self.server_ms() - monotonic_ms()
+                await self._hold()
             except BackendError as error:
                 warn(self.log, "timers_wait", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
             pauses.reset()
             now_ms = self._now_ms()
-            if any(timer.due(now_ms) for timer in self._timers):
+            if any(timer.due(now_ms, self._committed) for timer in self._timers):
                 self.are_due = True
                 self.wake()
                 await self._changed.wait()
                 continue
             next_ms = min(timer.next_ms(now_ms) for timer in self._timers)
-            await self._changed.wait(min(next_ms - now_ms, LOOK_AGAIN_MS) / 1000)
+            wait_s = min(next_ms - now_ms, LOOK_AGAIN_MS) / 1000
+            if not (held := [timer.held[1] for timer in self._timers if timer.held]):
+                await self._changed.wait(wait_s)
+                continue
+            with anyio.move_on_after(wait_s):
+                while self._committed < min(held):
+                    await self.commits.landed.wait()
+
+    async def _hold(self) -> None:
+        """Note what the partition holds for timers that are due and wait for it.
+
+        A look that finds an older end lowers it: another program has deleted the newest entries.
+        """
+        for timer in self._timers:
+            before, end = timer.held or (timer.planned(self._now_ms()), None)
+            if timer.spec.when and before and before.runs:
+                committer, partition = self.commits.committer, self.commits.start.partition
+                newest = await newest_id(committer.backend, committer.keys.events(partition))
+                timer.held = before, newest if end is None else min(end, newest)
+
+    @property
+    def _committed(self) -> EntryId:
+        return self.commits.committed.checkpoint
 
     def _now_ms(self) -> int:
         return monotonic_ms() + self._ahead_ms
@@ -130,7 +165,7 @@ class Timers:
         """
         for timer in self._round:
             now_ms = self._now_ms()
-            found = timer.due(now_ms)
+            found = timer.due(now_ms, self._committed)
             if found is not None and (tick := await self._tick(timer, found, now_ms)) is not None:
                 return tick
         self._round = iter(self._timers)
@@ -139,7 +174,7 @@ class Timers:
         return None
 
     async def _tick(self, timer: _Timer, found: Due, now_ms: int) -> Tick | None:
-        name, schedule = timer.spec.name, timer.spec.schedule
+        name, schedule, timer.held = timer.spec.name, timer.spec.schedule, None
         mark = b"%d" % found.at_ms
         marks: Changes = {TICK + name: mark}
         at_ms = found.at_ms
