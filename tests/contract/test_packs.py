@@ -247,6 +247,56 @@ async def test_a_limit_counts_records_and_refuses_an_append_as_a_whole(group: Gr
     assert (accepted.code, accepted.length) == (AppendCode.OK, 45)
 
 
+async def present(group: Group) -> tuple[int, int]:
+    """Return the number of records that the snapshot shows, and of those that are there."""
+    (view,) = (await take_snapshot(group.backend, "shop", "orders", "price")).partitions[:1]
+    return view.length, len(await records(group))
+
+
+@pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("seed", range(4))
+async def test_records_are_counted_wherever_those_that_share_entries_are(
+    group: Group, send: Sender, raw: Raw, seed: int
+) -> None:
+    """Behind hundreds of single ones, in front of them, and when all of either kind were trimmed."""
+    rng = random.Random(seed)
+    await group.register()
+    lock, previous = await group.own(), ZERO
+    for _ in range(12):
+        if rng.random() < 0.5:
+            await send(rng.randint(4, 150))
+        else:
+            for _ in range(rng.choice([1, 40, 120, 300])):
+                raw.xadd(KEY, {"v": '{"n":-1}'})
+        await trimming.trim_many(group.backend, GROUP, {0: 0})
+        shown, there = await present(group)
+        assert shown == there
+        left = [entry for entry in await records(group) if entry.id > previous]
+        if done := left[: rng.choice([0, 10, 100, 1_000])]:
+            assert (await group.commit(committing(lock, done, previous=previous))).code is CommitCode.OK
+            previous = done[-1].id
+            await trimming.trim_many(group.backend, GROUP, {0: 0})
+            shown, there = await present(group)
+            assert shown == there
+
+
+async def test_the_count_looks_at_no_entry_twice(group: Group, send: Sender, raw: Raw) -> None:
+    """Behind more single records than one call looks at, each call looks on where the last one ended."""
+    await group.register()
+    with raw.pipeline(transaction=False) as pipe:
+        for _ in range(10_300):
+            pipe.xadd(KEY, {"v": '{"n":-1}'})
+        ids = [each.decode() for each in pipe.execute()]
+    await send(50)
+    await trimming.trim_many(group.backend, GROUP, {0: 0})
+    single = raw.hget(STREAM.counts(0), "single")
+    assert single is not None and 10_000 <= ids.index(single.decode()) < 10_299  # type: ignore[union-attr]
+    await trimming.trim_many(group.backend, GROUP, {0: 0})
+    assert raw.hget(STREAM.counts(0), "single") > single  # type: ignore[operator]
+    (view,) = (await take_snapshot(group.backend, "shop", "orders", "price")).partitions[:1]
+    assert view.length == 10_350
+
+
 async def test_a_group_that_registers_late_counts_the_records_that_are_there(
     group: Group, send: Sender
 ) -> None:

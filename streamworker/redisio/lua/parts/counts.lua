@@ -1,7 +1,7 @@
 -- A hash beside a partition counts the records of entries that hold many, beyond one an entry: `extra` those
 -- ever added, `before` those of entries that were dropped from the front, `folded` those that the stream's own
--- entries-added includes; and `chosen`, the last id that the append script chose itself. A stream without such
--- entries and without retention has no hash.
+-- entries-added includes; `chosen`, the last id that the append script chose itself; and `single`. A stream
+-- without such entries and without retention has no hash.
 --
 -- With retention, `retained` counts the records that stay although every group has passed them, as of the last
 -- trim. The limit of a partition counts only the others: no sender waits for what is retained.
@@ -9,7 +9,7 @@
 -- `entries-added` and XLEN count entries, so the records ever added are entries-added + extra - folded, and
 -- those present are XLEN + extra - before.
 local FIRST, EXTRA, N, CRC = 'sw:first', 4, 6, 12  -- places in the fields of an entry of many records
-local LOOKED_MAX = 100
+local LOOKED_MAX = 10000
 
 local function beside(events, kind)
   return string.match(events, '^(.*):events$') .. ':' .. kind
@@ -32,20 +32,25 @@ local function records_after(entry, id)
   return math.min(n, tonumber(seq) - tonumber(id_seq))
 end
 
--- Stores how many records were dropped with the entries before the first one. The entry itself says that,
--- or the next one of many records does. If none is near, the count is too high, and the limit of
--- the partition is reached late.
+-- Stores how many records were dropped with the entries before the first one. The next entry of many records
+-- says that; `single` is the id up to which there is none, so that no entry is looked at twice. If there is none
+-- among LOOKED_MAX entries, a later call looks on; until then the count of the records present is too high.
 local function count_dropped(events)
   local extra, known = counts_of(events)
   if extra == known then return end
-  local before = extra
-  for _, count in ipairs({1, LOOKED_MAX}) do
-    for _, entry in ipairs(redis.call('XRANGE', events, '-', '+', 'COUNT', count)) do
-      if before == extra and entry[2][1] == FIRST then
+  local counts, before, looked, size = beside(events, 'counts'), nil, 0, 1
+  local single = redis.call('HGET', counts, 'single') or '0-0'
+  repeat
+    local slice = redis.call('XRANGE', events, '(' .. single, '+', 'COUNT', size)
+    for _, entry in ipairs(slice) do
+      if entry[2][1] == FIRST then
         before = (tonumber(entry[2][EXTRA]) or extra) - (tonumber(entry[2][N]) or 1) + 1
+        break
       end
+      single = entry[1]
     end
-    if before < extra then break end
-  end
-  redis.call('HSET', beside(events, 'counts'), 'before', string.format('%.0f', before))
+    if #slice < size then before = before or extra end
+    looked, size = looked + size, math.min(100, 4 * size)  -- few at first: an entry of many may have 64 kB
+  until before or looked > LOOKED_MAX
+  redis.call('HSET', counts, 'before', string.format('%.0f', before or known), 'single', single)
 end
