@@ -41,7 +41,7 @@ def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -
     for each in seen:
         _print_status(each.snapshot)
         say("")
-    _print_holdings(holdings)
+    _print_holdings(holdings, {each.snapshot.processor for each in seen if not each.snapshot.readers})
 
 
 async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Model], Holdings]:
@@ -65,7 +65,7 @@ async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
     return await take_holdings(backend, selection.app.name, streams, groups)
 
 
-def _print_holdings(holdings: Holdings) -> None:
+def _print_holdings(holdings: Holdings, unread: set[str]) -> None:
     print_table(
         ("", "name", "records", "memory", "oldest", "kept"),
         [
@@ -81,6 +81,12 @@ def _print_holdings(holdings: Holdings) -> None:
             if each.size or each.kind in ("stream", "acked log")
         ],
     )
+    for each in holdings.held:
+        if each.kind == "acked log" and each.records and each.name in unread:
+            say(
+                f"No reader has registered for the acked log of {each.name!r}, {memory(each.size)}: "
+                "forward=False ends it, log_retention= says how long rows stay."
+            )
     say("", memory_forecast(holdings))
 
 

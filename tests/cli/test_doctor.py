@@ -202,7 +202,8 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert set(verdicts.values()) == {"warn"}, verdicts
     assert "4 records" in said["stream orders: old"].found
     assert "w9.dead, no member any more: partitions 2" in said["locks price"].found
-    assert "nobody reads it: 8 entries" in said["log price"].found
+    assert "nobody reads it: 8 entries of " in said["log price"].found and " kB" in said["log price"].found
+    assert "forward=False" in said["log price"].remedy and "log_retention=" in said["log price"].remedy
     assert "no members, lag 4" in said["group price"].found
 
     assert [step["action"] for step in plan(streamworker)] == ["release locks"]

@@ -65,6 +65,8 @@ def test_status_tells_what_redis_holds_and_how_far_back(worker: WorkerProcess, s
     assert stream.endswith("what a group has not read")
     (log,) = [line for line in lines if line.startswith("acked log")]
     assert log.split()[2:4] == ["price", "50"]
+    (unread,) = [line for line in lines if "No reader has registered for the acked log of 'price'" in line]
+    assert "forward=False" in unread and "log_retention=" in unread
     assert "Full at today's rate: never" in lines[-1]
     told = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]["held"]
     assert {each["kind"] for each in told["holdings"]} == {"stream", "acked log", "state", "dead letters"}

@@ -20,6 +20,7 @@ from streamworker.redisio.admin.health import Holder
 from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting, read_heads
 from streamworker.redisio.admin.repair import logs_ahead
 from streamworker.redisio.data import later
+from streamworker.redisio.data.retention import measure_sizes
 from streamworker.redisio.group.membership import quarantined
 from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
@@ -152,9 +153,10 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         for table in snapshot.tables
     )
     if spec.forward:
+        log_bytes = await measure_sizes(backend, [keys.acked(view.partition) for view in snapshot.partitions])
         checks += [
             _schema(snapshot, keys.schemas, stored, settings.trim_interval_ms),
-            _log(snapshot, path, settings.acked_entries_max, str(spec.log_retention or "")),
+            _log(snapshot, path, settings.acked_entries_max, str(spec.log_retention or ""), log_bytes),
             *_readers(snapshot, path),
         ]
         for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():
@@ -314,14 +316,14 @@ def _schema(snapshot: GroupSnapshot, key: str, flat: Sequence[bytes], interval_m
     )
 
 
-def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str) -> Check:
+def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str, log_bytes: int) -> Check:
     name = f"log {snapshot.processor}"
     entries = sum(view.acked_length for view in snapshot.partitions)
     most = max((view.acked_length for view in snapshot.partitions), default=0)
-    share, size = most / limit, counted(entries, "entry", "entries")
+    share, size = most / limit, f"{counted(entries, 'entry', 'entries')} of {memory(log_bytes)}"
     text = f"{size}, the fullest partition has {most:,} of {limit:,}"
     verdict: Verdict = "fail" if share >= LOG_FAIL else "warn" if share >= LOG_WARN else "ok"
-    if kept:
+    if kept and (snapshot.readers or not entries):
         # What was read counts as well, so the entries do not say how far behind the readers are.
         return ok(name, f"{size}, keeps {kept}; readers: {len(snapshot.readers)}")
     if snapshot.readers:
@@ -333,9 +335,9 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str) -> Check:
     return warn(
         name,
         f"nobody reads it: {text}",
-        f"Rows go after a day, or at the limit. Start its pipeline: streamworker spark {path}. Or declare "
-        f"forward=False, or log_retention=.... Or drop them: streamworker repair {path} --trim-log "
-        f"{snapshot.processor}",
+        f"Rows go after {kept or 'a day, or at the limit'}. Start its pipeline: streamworker spark {path}. "
+        "Or declare forward=False, or another log_retention=. "
+        f"Or drop them: streamworker repair {path} --trim-log {snapshot.processor}",
     )
 
 

@@ -20,6 +20,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -31,7 +32,15 @@ Codec = Literal["none", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
 
 COMPRESS_ABOVE_BYTES = 4096
-"""A commit does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
+"""A producer does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
+
+DENSE = "dense"
+"""Codec of small batches: the numbers in the metadata of Arrow's message, and its buffers, without padding.
+The rest takes 60 bytes a column, which is most of an entry of one row."""
+_WIDTHS = {"B": 1 << 8, "H": 1 << 16, "Q": 1 << 64}
+"""What the numbers of such a batch are below, by how ``struct`` names their width."""
+DENSE_BYTES_MAX = 1024
+"""Larger batches are messages of Arrow, which a commit compresses: at ten rows that is smaller."""
 
 RAW_BYTES_MAX = 256 * 1024 * 1024
 """Maximum size of an entry after decompression. The worker's batch bounds a commit (32 MiB of entries by
@@ -45,7 +54,8 @@ would exhaust the memory."""
 _CONTINUATION = 0xFFFFFFFF
 _RECORD_BATCH = 3
 """``MessageHeader.RecordBatch`` in Arrow's Message.fbs."""
-_SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_COMPRESSION = 1, 2, 3
+_SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_BODY_SIZE = 1, 2, 3
+_SLOTS_ROWS, _SLOT_COMPRESSION = (0, 1, 2), 3
 """Slots of the fields in the tables ``Message`` and ``RecordBatch`` of Message.fbs."""
 
 
@@ -184,19 +194,24 @@ def _types_within(kind: pa.DataType) -> list[pa.DataType]:
 def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
     """Encode a batch of at least one row for a commit; the metadata of its schema is dropped.
 
-    The schema must be stored under its fingerprint before the commit. Above 4 KB the rows are compressed if
+    The schema must be stored under its fingerprint before the commit. Above 1 KB the rows are compressed if
     that saves bytes.
 
     >>> acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
-    >>> acked.rows, acked.codec
-    (3, 'none')
+    >>> acked.rows, acked.codec, acked.size
+    (3, 'dense', 29)
     """
     if batch.num_rows == 0:
         raise RecordError(
             "A record batch without rows cannot be an entry of an acked log.",
             remedy="Commit without a batch instead.",
         )
-    packed = pack(batch, "zstd", above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
+    message = batch.serialize()
+    if message.size - _body_at(message) <= DENSE_BYTES_MAX and _is_regular(batch.schema):
+        data = _dense(message)
+        packed = Packed(batch.num_rows, zlib.crc32(data), DENSE, len(data), data)
+    else:
+        packed = pack(batch, "zstd", if_smaller=True)
     return packed.acked(schema_fingerprint(batch.schema), first)
 
 
@@ -213,6 +228,81 @@ def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smalle
     if codec == "none" or (if_smaller and len(data) >= raw.size):
         codec, data = "none", bytes(raw.to_pybytes())
     return Packed(batch.num_rows, zlib.crc32(data), codec, raw.size, data)
+
+
+# -- small batches -----------------------------------------------------------------------------
+
+
+def _dense(message: pa.Buffer) -> bytes:
+    """Return what a message of rows says beyond its schema: numbers and buffers, without padding."""
+    view, body = memoryview(message), _body_at(message)
+    metadata = view[8:body]
+    _, nodes, spans = _vectors(metadata)
+    numbers = [*nodes, *spans[1::2]]
+    code = next(code for code, most in _WIDTHS.items() if max(numbers) < most)
+    buffers = [
+        view[body + start : body + start + size] for start, size in zip(spans[::2], spans[1::2], strict=True)
+    ]
+    return b"".join([code.encode(), struct.pack(f"<{len(numbers)}{code}", *numbers), *buffers])
+
+
+def _message(data: bytes, rows: int, schema: pa.Schema) -> pa.Buffer:
+    """Return the message of rows that :func:`_dense` was given, written into the message of another row."""
+    code = chr(data[0])
+    if code not in _WIDTHS or not _is_regular(schema):
+        raise ValueError("it is no small batch of ours")
+    metadata = bytearray(_metadata_of_a_row(schema))
+    places, nodes, spans = _vectors(metadata)
+    numbers = struct.unpack_from(f"<{len(nodes) + len(spans) // 2}{code}", data, 1)
+    place = 1 + struct.calcsize(f"<{len(numbers)}{code}")
+    body = bytearray()
+    for at, size in enumerate(numbers[len(nodes) :]):
+        spans[2 * at : 2 * at + 2] = len(body), size
+        body += data[place : place + size] + bytes(-size % 8)
+        place += size
+    if place != len(data):
+        raise ValueError(f"its columns take {place} bytes")
+    for at, values in zip(places, ([len(body)], [rows], numbers[: len(nodes)], spans), strict=True):
+        struct.pack_into(f"<{len(values)}q", metadata, at, *values)
+    return pa.py_buffer(struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata + body)
+
+
+def _vectors(metadata: memoryview | bytearray) -> tuple[list[int], list[int], list[int]]:
+    """Return where a message has the size of its body, its rows and its vectors, and what is in these.
+
+    The vectors hold the rows and nulls of each array, and the place and size of each buffer.
+    """
+    root = struct.unpack_from("<I", metadata, 0)[0]
+    header = _slot(metadata, root, _SLOT_HEADER) or 0
+    table = header + struct.unpack_from("<I", metadata, header)[0]
+    size, rows, *vectors = (
+        _slot(metadata, where, slot) or 0
+        for where, slot in ((root, _SLOT_BODY_SIZE), *((table, slot) for slot in _SLOTS_ROWS))
+    )
+    starts = [at + struct.unpack_from("<I", metadata, at)[0] for at in vectors]
+    nodes, spans = (
+        list(struct.unpack_from(f"<{2 * struct.unpack_from('<I', metadata, at)[0]}q", metadata, at + 4))
+        for at in starts
+    )
+    return [size, rows, *(at + 4 for at in starts)], nodes, spans
+
+
+def _body_at(message: pa.Buffer) -> int:
+    return 8 + int(struct.unpack_from("<i", message, 4)[0])
+
+
+@lru_cache
+def _is_regular(schema: pa.Schema) -> bool:
+    """Return whether all batches have equally many buffers, as those of views have not, and a body."""
+    kinds = [kind for field in schema for kind in _types_within(field.type)]
+    return not any(pa.types.is_null(kind) or "view" in str(kind) for kind in kinds)
+
+
+@lru_cache
+def _metadata_of_a_row(schema: pa.Schema) -> bytes:
+    nulls = [pa.nulls(1, field.type) for field in schema]
+    message = pa.RecordBatch.from_arrays(nulls, schema=schema).serialize()
+    return bytes(message.slice(8, _body_at(message) - 8).to_pybytes())
 
 
 # -- decoding --------------------------------------------------------------------------------
@@ -254,8 +344,10 @@ def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
     if packed.rows > max(ROWS_WITHOUT_BYTES, 8 * packed.size):
         raise Damaged(f"it declares {packed.rows} rows in {packed.size} bytes")
     try:
-        message = _checked_message(_decompress(packed))
-        batch = pa.ipc.read_record_batch(message, schema)
+        raw = _decompress(packed)
+        if packed.codec == DENSE:
+            raw = _message(packed.data, packed.rows, schema)
+        batch = pa.ipc.read_record_batch(_checked_message(raw), schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error) as error:
         raise Damaged(f"its batch cannot be read: {str(error).rstrip('.')}") from None
@@ -306,12 +398,12 @@ def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_ro
 
 def _decompress(packed: Packed) -> pa.Buffer:
     data, codec, size = packed.data, packed.codec, packed.size
-    if codec == "none":
+    if codec in ("none", DENSE):
         if len(data) != size:
             raise Damaged(f"it declares {size} bytes and holds {len(data)}")
         return pa.py_buffer(data)
     if codec not in CODECS:
-        raise Damaged(f"its codec {codec.encode()!r} is unknown")
+        raise Damaged(f"its codec {codec.encode()!r} is unknown, at least to this version of streamworker")
     return pa.Codec(codec).decompress(pa.py_buffer(data), decompressed_size=size)
 
 
@@ -334,7 +426,7 @@ def _checked_message(raw: pa.Buffer) -> pa.Message:
     return message
 
 
-def _slot(buffer: bytes, table: int, slot: int) -> int | None:
+def _slot(buffer: bytes | bytearray | memoryview, table: int, slot: int) -> int | None:
     """Return the position of a field in a flatbuffers table, or None if the table omits it."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     if vtable < 0:
