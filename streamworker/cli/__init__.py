@@ -4,13 +4,19 @@
 """
 
 import os
+import signal
 import sys
 from pathlib import Path
+
+from streamworker.handlers import handle
 
 
 def main() -> None:
     """Run the command line; the process exits with one of ``cli.exit_codes``."""
     _open_closed_streams()
+    if sys.argv[1:2] in (["run"], ["spark"]):
+        # Until it knows its app it owns nothing that it had to finish.
+        handle([signal.SIGTERM], lambda *_: os._exit(0))
     from streamworker.cli.root import app
 
     app(prog_name="streamworker")

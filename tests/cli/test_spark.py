@@ -1,9 +1,12 @@
 """`streamworker spark` and `run --spark`: the command around the pipelines, with real Spark."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import redis
@@ -59,6 +62,42 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     standing = spawn("spark", "shop:app", "--once")
     assert standing.wait(90) == ExitCode.FAILED, standing.log()
     assert re.search(r"Partition \d of price stands still: .*amount is negative", standing.log())
+    worker.terminate()
+
+
+SLOWLY = """
+    import time
+    from pathlib import Path
+    from pyspark.sql import functions
+
+    @functions.udf("long")
+    def slowly(number):
+        Path("begun").touch()
+        time.sleep(0.2)
+        return number
+
+    return frame.withColumn("slow", slowly("order_id"))
+"""
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_signal_to_the_whole_group_of_processes_lets_spark_finish_its_batch(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path
+) -> None:
+    """`timeout` and supervisors signal Spark's JVM, too, which ends after the driver has left it."""
+    (shop / "shop.py").write_text(SHOP + PIPELINE.replace("    return frame\n", SLOWLY), "utf-8")
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(40))).exit_code == 0
+    worker = spawn("run", "shop:app", "--processor", "price")
+    driver = spawn("spark", "shop:app")
+    wait_for((shop / "begun").exists, "a batch runs", 200)
+    family = psutil.Process(driver.pid).children(recursive=True)
+    os.killpg(driver.pid, signal.SIGTERM)
+    assert driver.wait(120) == ExitCode.OK, driver.log()
+    assert "Traceback" not in driver.log()
+    assert pq.read_table(shop / "lake" / "orders").num_rows == 40
+    wait_for(lambda: not any(each.is_running() for each in family), "all of Spark has ended", 60)
     worker.terminate()
 
 

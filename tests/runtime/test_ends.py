@@ -1,6 +1,7 @@
 """How a worker process ends: with 0 only when it drained, whatever the code does that it runs."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
@@ -242,6 +244,143 @@ def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
             assert worker.wait(25) == FORCED  # Without our setting it would be after 30 s.
         finally:
             worker.kill()
+
+
+IN_THE_WAY = {
+    "to_thread": ("await asyncio.to_thread(time.sleep, 120)", "thread (asyncio|uvloop)_0"),
+    "pool": ("running.append(ThreadPoolExecutor(1, 'mine').submit(time.sleep, 120))", "thread mine_0"),
+    "thread": ("threading.Thread(target=time.sleep, args=(120,), name='mine').start()", "thread mine"),
+    "process": ("FORK.Process(target=time.sleep, args=(120,), name='mine').start()", r"process \d+ \(mine\)"),
+    "atexit": ("atexit.register(time.sleep, 120)", ""),
+    "task": ("running.append(asyncio.create_task(stubborn()))", ""),
+    "nobody told it": ("await exit_in_a_task()", "thread mine"),
+}
+HELD = """
+async def handle(line: Line) -> None:
+    WAYS
+    Path("in the way").touch()
+"""
+HELPERS = """
+import multiprocessing
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+FORK = multiprocessing.get_context("fork")
+
+async def stubborn():
+    while True:
+        try:
+            await asyncio.sleep(120)
+        except asyncio.CancelledError:
+            pass
+
+async def exit_in_a_task():
+    threading.Thread(target=time.sleep, args=(120,), name="mine").start()
+    running.append(asyncio.create_task(leave(0)))
+    await asyncio.sleep(120)
+
+def last_words():
+    time.sleep(1)
+    Path("last words").touch()
+
+def child(ready):
+    ready.set()
+    time.sleep(120)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", IN_THE_WAY)
+def test_a_worker_ends_at_its_deadline_whatever_holds_it(
+    way: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """Python waits for what the user's code has started, for minutes or for ever; the log names it."""
+    code, holder = IN_THE_WAY[way]
+    if way in ("to_thread", "nobody told it"):  # These never return.
+        code = f'Path("in the way").touch()\n    {code}'
+    app = APP.replace('App("ends"', 'App("ends", grace_period_ms=1_000, shutdown_timeout_ms=3_000')
+    write_app("ends", HELPERS + app.replace("FUNCTION", HELD.replace("WAYS", code)))
+    worker = spawn("run", "ends:app")
+    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    with opened(redis_url) as raw:
+        raw.xadd("sw:{ends.lines.3}:events", {"v": '{"text": "x"}'})
+    wait_for((tmp_path / "in the way").exists, "something is in the way")
+    if way != "nobody told it":
+        worker.terminate()
+    assert worker.wait(60) == FORCED
+    [said] = [line for line in worker.log().splitlines() if "worker_forced_to_end" in line]
+    assert "shutdown_timeout" in said and re.search(holder, said), said
+    if way == "process":
+        pid = int(re.findall(r"process (\d+)", said)[0])
+        wait_for(lambda: not psutil.pid_exists(pid), "the child process has ended")
+
+
+WAITED_FOR = """
+async def handle(line: Line) -> None:
+    threading.Thread(target=last_words).start()
+"""
+
+
+@pytest.mark.full
+def test_a_worker_waits_for_threads_that_end_before_its_deadline(
+    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """It ends with 0, and what the app has registered for its end is run."""
+    write_app("ends", HELPERS + APP.replace("FUNCTION", WAITED_FOR))
+    worker = spawn("run", "ends:app")
+    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    _send(redis_url, "x")
+    wait_for(lambda: _left(redis_url) == 0, "all is handled")
+    worker.terminate()
+    assert worker.wait(60) == 0
+    assert (tmp_path / "last words").exists()
+    assert (tmp_path / "said").read_text() == "goodbye"
+
+
+FORKS = """
+KIND handle(line: Line) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        ready = FORK.Event()
+        process = FORK.Process(target=child, args=(ready,))
+        process.start()
+        ready.wait()
+        os.kill(process.pid, number)
+        process.join(20)
+        Path(f"{line.text} {number.name}").write_text(str(process.exitcode))
+        process.kill()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_process_that_a_function_forks_obeys_signals(
+    kind: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """It inherited the worker's handlers, and nothing in it acts on them."""
+    write_app("ends", HELPERS + APP.replace("FUNCTION", FORKS.replace("KIND", kind)))
+    worker = spawn("run", "ends:app")
+    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    with opened(redis_url) as raw:
+        raw.xadd("sw:{ends.lines.3}:events", {"v": '{"text": "x"}'})
+    wait_for(lambda: _left(redis_url) == 0, "all is handled")
+    assert (tmp_path / "x SIGTERM").read_text() == str(-signal.SIGTERM)
+    assert (tmp_path / "x SIGINT").read_text() == "1"  # KeyboardInterrupt
+    worker.terminate()
+    assert worker.wait() == 0
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("command", ["run", "spark"])
+def test_a_worker_that_is_told_to_end_while_it_imports_its_app_ends_with_0(
+    command: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """It owns nothing yet."""
+    write_app("ends", 'import pathlib, time\npathlib.Path("imports").touch()\ntime.sleep(120)\n')
+    worker = spawn(command, "ends:app")
+    wait_for((tmp_path / "imports").exists, "it imports its app")
+    worker.terminate()
+    assert worker.wait(60) == 0
 
 
 def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(

@@ -14,6 +14,7 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.output import say
 from streamworker.core.text import printable_lines
 from streamworker.dev.children import Child
+from streamworker.handlers import handle
 
 POLL_S = 0.1
 KILL_AFTER_S = 5.0
@@ -160,8 +161,7 @@ def two_stages(first: Callable[[], None], second: Callable[[], None]) -> Iterato
         count += 1
         (first if count == 1 else second)()
 
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, received) for number in numbers}
+    before = handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), received)
     try:
         yield
     finally:

@@ -1,6 +1,7 @@
 """``streamworker spark``: runs the app's pipelines."""
 
 import os
+import signal
 import threading
 from typing import Annotated
 
@@ -69,6 +70,7 @@ def spark(
         raise typer.BadParameter("Give either --master or --remote.")
     settings = _settings(conf, packages, remote)
     if forget is not None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A command that was cut short does not end with 0.
         run_async(_forget, resolve_app(app), forget)
         return
     logs.configure(log_level.value, log_format.value)

@@ -1,10 +1,14 @@
 """The two stages of a worker's shutdown after SIGTERM or SIGINT: graceful, then forced.
 
 On the first signal the worker drains and leaves. A second signal, or a deadline after the first, ends the
-process at once with ``FORCED``. Nothing may block this forced end: neither an event loop that a handler
-blocks, nor a log that nobody reads, where a writer waits while it holds the log's lock. So a separate
-thread waits for the signals and watches the deadline. It starts before any signal arrives: a signal
-handler interrupts the main thread anywhere, and can neither log nor start a thread safely.
+process at once with ``FORCED``. The deadline holds until the process has ended: after the worker has left,
+Python waits for threads and child processes that the user's code has started, and this may take for ever.
+A worker that ends without a signal starts the deadline, too.
+
+Nothing may block this forced end: neither an event loop that a handler blocks, nor a log that nobody reads,
+where a writer waits while it holds the log's lock. So a separate thread waits for the signals and watches
+the deadline. It starts before any signal arrives: a signal handler interrupts the main thread anywhere, and
+can neither log nor start a thread safely.
 
 The one gap is Python's own: it runs the signal handler in the main thread. If that thread is in a system
 call that blocks, and the signal came just before the call, or another thread got it, as may happen after
@@ -21,9 +25,14 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
+from streamworker.handlers import handle
 from streamworker.log import get_logger
 from streamworker.runtime.run.threads import running_calls
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
 
 log = get_logger("streamworker.worker")
 
@@ -38,10 +47,11 @@ LOG_S = 0.5
 
 
 class TwoStages:
-    """While entered, turns the first signal into a graceful end, and the second into a forced one.
+    """Turns the first signal into a graceful end, and the second into a forced one.
 
-    Enter it in the main thread, in the worker's event loop. ``stop`` starts the graceful end there; the
-    forced end comes ``timeout_ms`` after the first signal.
+    Enter it in the main thread, in the worker's event loop. ``stop`` starts the graceful end there. The
+    process has to end after the block: ``timeout_ms`` after the first signal, or after the block if no signal
+    came, this ends it by force.
     """
 
     def __init__(self, stop: Callable[[], None], *, name: str, timeout_ms: int) -> None:
@@ -50,47 +60,67 @@ class TwoStages:
         self._timeout_s = timeout_ms / 1000
         self._told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         """Signals that arrived; None when the worker has ended."""
-        self._before: dict[int, object] = {}
+        self._has_left = False
 
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._watch, name="streamworker-end", daemon=True).start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._received)
+        handle((signal.SIGTERM, signal.SIGINT), self._received)
 
     def __exit__(self, *_: object) -> None:
+        self._has_left = True
         self._told.put(None)
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
         self._told.put(number)  # Only this is safe here: SimpleQueue.put is reentrant.
 
     def _watch(self) -> None:
         number = self._told.get()
-        if number is None:
-            return
-        with contextlib.suppress(RuntimeError):  # The loop, and so the worker, has just ended.
-            self._loop.call_soon_threadsafe(self._stop)
         deadline_s = time.monotonic() + self._timeout_s
-        self._say(log.info, "worker_stopping", signal=signal.Signals(number).name)
+        if number is not None:
+            with contextlib.suppress(RuntimeError):  # The loop, and so the worker, has just ended.
+                self._loop.call_soon_threadsafe(self._stop)
+            self._say(log.info, "worker_stopping", signal=signal.Signals(number).name)
+        signals = int(number is not None)
         try:
-            again = self._told.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            while signals < 2:
+                again = self._told.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                signals += again is not None
         except queue.Empty:
             self._end("shutdown_timeout")
         else:
-            if again is not None:
-                self._end("told_twice")
+            self._end("told_twice")
 
     def _end(self, reason: str) -> None:
-        self._say(log.error, "worker_forced_to_end", worker=self._name, reason=reason)
-        os._exit(FORCED)
+        try:
+            children = _children()
+            held_by = [] if self._has_left else ["its event loop"]
+            held_by += [*_threads(), *(f"process {child.pid} ({child.name})" for child in children)]
+            self._say(log.error, "worker_forced_to_end", worker=self._name, reason=reason, held_by=held_by)
+            for child in children:
+                child.terminate()
+        finally:
+            os._exit(FORCED)
 
     @staticmethod
-    def _say(method: Callable[..., object], event: str, **fields: str) -> None:
+    def _say(method: Callable[..., object], event: str, **fields: object) -> None:
         words = threading.Thread(target=method, args=(event,), kwargs=fields, daemon=True)
         words.start()
         words.join(LOG_S)
+
+
+def _threads() -> list[str]:
+    """Return the calls that run in threads, and the threads that Python waits for at its end."""
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+    return [call.text for call in running_calls()] + [
+        f"thread {name}" for name in names if name != "MainThread"
+    ]
+
+
+def _children() -> "list[BaseProcess]":
+    """Return the processes that ``multiprocessing`` has started; Python waits for them, too."""
+    module = sys.modules.get("multiprocessing")
+    return [] if module is None else module.active_children()
 
 
 def end_despite_threads(code: int) -> None:

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.handlers import shielded_children
 from streamworker.spark.driver.java import find_java
 from streamworker.spark.driver.scratch import LOG_NAME, make_scratch, sweep
 from streamworker.spark.source.connection import DEFAULT_NAME, variable_for
@@ -225,7 +226,10 @@ def _start(
     log_path = log_path or scratch / LOG_NAME
     log_path.parent.mkdir(parents=True, exist_ok=True)
     log.info("starting Spark on %s; the JVM's output goes to %s", master, log_path)
-    with environment(_jvm_environment(java_home, redis_url, local)), log_path.open("ab") as output:
+    # SIGTERM often reaches the whole process group, and the JVM must live until the queries have finished
+    # their batches. It ends when this process closes the pipe to it, or ends itself.
+    ours = environment(_jvm_environment(java_home, redis_url, local))
+    with ours, shielded_children(), log_path.open("ab") as output:
         try:
             launch: Any = java_gateway.launch_gateway  # pyspark gives it no types
             files = {"stdout": output, "stderr": output, "pass_fds": (lock, *keep_open)}
