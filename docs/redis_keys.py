@@ -47,8 +47,8 @@ HOLDS = {
         "returned; from_epoch, the epoch at which the owner acquired it; paused_at, paused_by, paused_why while an "
         "operator's pause stands; aside, a line for each record to set aside; "
         "retry, the failed attempts of a record that is tried again, with the times of the first and the next; "
-        "tries, attempts at records that owners go on counting; deaths, how many owners died one after the other at "
-        "a checkpoint; "
+        "tries, attempts at records that owners go on counting, with 'alone' while a record is called alone; deaths, "
+        "a checkpoint at which an owner died, and how many died in a row in the call of the record behind it; "
         "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),
     "sw:{app.stream.P}:acked:GROUP": "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",

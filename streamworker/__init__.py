@@ -7,7 +7,14 @@ from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.units import Duration, Size
 from streamworker.declaring.processor import Processor
-from streamworker.errors import ConfigurationError, DecodeError, RecordError, StreamFull, StreamworkerError
+from streamworker.errors import (
+    ConfigurationError,
+    DecodeError,
+    ProcessDied,
+    RecordError,
+    StreamFull,
+    StreamworkerError,
+)
 from streamworker.injection.parameters import Override, Resource
 from streamworker.records import Precision, RecordCodec
 from streamworker.runtime.send.named import Scheduled
@@ -29,6 +36,7 @@ __all__ = [
     "Override",
     "Policy",
     "Precision",
+    "ProcessDied",
     "Processor",
     "RecordCodec",
     "RecordError",

@@ -251,7 +251,8 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             What is done about a record whose handling fails: one policy (``Retry()``, ``DeadLetter()``,
             ``Skip()``, ``Halt()``), or a mapping from exception types to policies, of which the nearest
             class wins. None is ``Retry()``: for ever, with backoff up to a minute, in order. An entry that
-            cannot be decoded goes to the dead letters, unless the mapping names ``DecodeError``. See
+            cannot be decoded goes to the dead letters, unless the mapping names ``DecodeError``; one that
+            kills its process halts its partition, unless it names ``ProcessDied``. See
             docs/errors.md.
         timeout
             How long one call may take; a longer call counts as failed. None sets no limit: a call

@@ -15,6 +15,7 @@
     ├── DataLoss                  a reader of the acked log found rows missing or changed
     ├── SchemaChanged             a running query lacks a column that newer rows have
     ├── ProcessingError           a processor function failed and its policy gave up
+    │   └── ProcessDied           worker after worker died in the call of one record
     └── InternalError             a broken invariant: a bug in streamworker
 
 Outcomes that are normal in a healthy system (a peer holds the lock, a commit was fenced) are
@@ -34,6 +35,8 @@ class StreamworkerError(Exception):
     """
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
+        if message.endswith("..") and not message.endswith("..."):
+            message = message[:-1]  # It ends with somebody's text, which has a full stop of its own.
         super().__init__(message, remedy)
         self.message = message
         self.remedy = remedy
@@ -100,6 +103,10 @@ class SchemaChanged(StreamworkerError):
 
 class ProcessingError(StreamworkerError):
     """A processor function failed and its error policy is to stop."""
+
+
+class ProcessDied(ProcessingError):
+    """Worker after worker died in the call of one record; a key of ``errors=``, and never raised."""
 
 
 class InternalError(StreamworkerError):

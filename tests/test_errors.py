@@ -23,6 +23,15 @@ def test_an_error_says_the_same_after_it_crossed_to_another_process(kind: type[S
     assert again.remedy == "Start a worker."
 
 
+@pytest.mark.parametrize(
+    ("text", "ends"), [("It is full.", "full."), ("It is full", "full."), ("and so on...", "on....")]
+)
+def test_an_error_that_ends_with_a_text_of_others_has_one_full_stop(text: str, ends: str) -> None:
+    """Servers and exceptions end their texts with a full stop, or do not."""
+    error = StreamworkerError(f"Redis refused: {text}.", remedy="Make room.")
+    assert str(error).endswith(f"{ends} Make room.") and error.message.endswith(ends)
+
+
 def test_a_broken_invariant_says_that_it_is_our_bug() -> None:
     """And asks for a report."""
     error = pickle.loads(pickle.dumps(InternalError("A lock has two owners.")))

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from streamworker.core.rules import checked
 from streamworker.core.text import storable
 from streamworker.core.units import Duration, duration_ms
-from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
+from streamworker.errors import ConfigurationError, DecodeError, ProcessDied, ProcessingError, RecordError
 
 
 class Policy(Exception):
@@ -113,9 +113,10 @@ class Policies:
     """The policies of one processor.
 
     An error that no policy names is retried for ever. An entry that cannot be decoded cannot heal, so it goes
-    to the dead letters unless the mapping names ``DecodeError``. So does a record with rows that fit no log,
-    unless a policy that ends applies to ``RecordError``. ``errors`` that are neither a policy nor a mapping
-    from exception types to policies raise ConfigurationError.
+    to the dead letters unless the mapping names ``DecodeError``. Where the policy of all errors has no end, a
+    record with rows that fit no log goes there, too, unless the mapping names ``RecordError``, and one that
+    kills its process halts its partition, unless it names ``ProcessDied``. ``errors`` that are neither a policy
+    nor a mapping from exception types to policies raise ConfigurationError.
     """
 
     def __init__(self, errors: Errors | None = None) -> None:
@@ -147,8 +148,9 @@ class Policies:
                 )
             self._plans.insert(0, (kind, _plan(policy)))
         self._plans.append((Exception, Retry()))
-        if self.attempts_of(RecordError) is None and RecordError not in (kind for kind, _ in self._plans):
-            self._plans.append((RecordError, _plan(DeadLetter())))
+        for its, policy in ((RecordError, DeadLetter()), (ProcessDied, Halt())):
+            if self.attempts_of(its) is None and all(named is not its for named, _ in self._plans):
+                self._plans.append((its, _plan(policy)))
 
     def after(self, error: Exception, attempts: int) -> Policy:
         """Return what to do about a record after so many failed calls: a ``Retry`` is another call.

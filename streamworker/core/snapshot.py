@@ -92,6 +92,8 @@ class PartitionView:
     """The operator's pause that stands, whoever owns the partition; ``pausing`` until the owner obeys it."""
     outbox: int = 0
     """Messages for other streams that these have not taken yet."""
+    deaths: int = 0
+    """How many workers died in a row in the call of the record that ``reason`` names."""
 
 
 @dataclass(frozen=True, slots=True)

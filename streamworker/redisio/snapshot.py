@@ -5,6 +5,7 @@ nothing that grows with the number of entries.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,7 +88,10 @@ async def take_snapshot(
     if not document:
         membership = _by_locks(looks)
         known_beats = {member: Beat(now_ms, 0, "", 0) for member in membership.ids}
-    partitions = tuple(_partition_view(look, membership) for look in looks)
+    partitions = tuple(_partition_view(look, membership, group) for look in looks)
+    members = _member_views(membership, known_beats, partitions, now_ms, silent_after_ms)
+    if members and all(member.state in ("silent", "held") for member in members):
+        partitions = await _silent(backend, keys, partitions)
     views: list[TableView] = []
     for table in tables:
         try:
@@ -100,7 +104,7 @@ async def take_snapshot(
         processor=group,
         generation=membership.generation,
         taken_ms=now_ms,
-        members=_member_views(membership, known_beats, partitions, now_ms, silent_after_ms),
+        members=members,
         partitions=partitions,
         readers=_reader_views(read_readers(readers or []), partitions),
         rebalances=rebalances(
@@ -217,11 +221,18 @@ async def _with_counted_lags(
     return [replace(look, lag=counted.get(look.partition, look.lag)) for look in looks]
 
 
-def _partition_view(look: _Look, membership: Membership) -> PartitionView:
+def _partition_view(look: _Look, membership: Membership, group: str) -> PartitionView:
     lock, owners = look.lock, membership.owners
     assigned = owners[look.partition] if look.partition < len(owners) else None
     owner = lock.owner or None
     state, reason = _state(look, owner, assigned, membership)
+    if lock.deaths:
+        suspect = f"{look.partition}/{lock.suspect}"
+        reason = reason or f"{lock.deaths} workers died in a row in the call of record {suspect}."
+        reason += (
+            f" Set it aside: `streamworker dead put MODULE:{group} {suspect}`. "
+            f"Or have it called again: `streamworker retry MODULE:{group} --partition {look.partition}`."
+        )
     return PartitionView(
         partition=look.partition,
         owner=owner,
@@ -241,6 +252,7 @@ def _partition_view(look: _Look, membership: Membership) -> PartitionView:
         since_ms=lock.since_ms,
         retry=lock.retry if state == "retrying" else None,
         pause=lock.pause,
+        deaths=lock.deaths,
     )
 
 
@@ -259,6 +271,22 @@ def _state(
             return state, look.lock.reason
         case _:
             return "running", look.lock.reason
+
+
+async def _silent(
+    backend: Backend, keys: GroupKeys, views: Sequence[PartitionView]
+) -> tuple[PartitionView, ...]:
+    """Say of the partitions why no member sends heartbeats: none lives, or the server takes no writes."""
+    is_written = True
+    with suppress(BackendError):
+        is_written = (await backend.info(keys.beats)).aof_written
+    reason = "no member is alive" if is_written else "Redis cannot write to its disk, and refuses all writes"
+    return tuple(
+        replace(view, state="unowned" if is_written else view.state, reason=view.reason or reason, retry=None)
+        if view.state in ("running", "retrying", "draining")
+        else view
+        for view in views
+    )
 
 
 def _by_locks(looks: Sequence[_Look]) -> Membership:

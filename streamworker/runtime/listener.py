@@ -80,14 +80,19 @@ class Listener:
         by_name = {keys.control: keys for keys in groups}
         connection = self._backend.blocking(groups[0].control)
         woken: deque[float] = deque(maxlen=CALM + round(PAUSE_BUSY_S / PAUSE_STEP_S))
+        is_lost, key = False, " ".join(by_name)
         try:
             while True:
                 try:
                     entries = await self._read(connection, groups)
                 except BackendError as error:
-                    warn(log, "control_stream_unreadable", error, key=" ".join(by_name))
+                    warn(log, "control_stream_unreadable", error, key=key)
+                    is_lost = True
                     await self._pause()
                     continue
+                if is_lost:
+                    is_lost = False
+                    log.info("control_stream_readable", key=key)
                 messages: dict[str, list[ControlMessage]] = {}
                 for name, entry_id, fields in entries:
                     self._positions[by_name[name]] = entry_id

@@ -194,6 +194,10 @@ class Partitions:
     ) -> Stopped | None:
         partition = effect.partition
         tell_of_deleted(log, effect.lock.gone)
+        if deaths := effect.lock.deaths:
+            log.warning("workers_died_in_call", deaths=deaths, record=str(effect.lock.tries[0][0]))
+        if effect.lock.reason:  # An earlier runner of this worker wrote it, or a rollback restored it.
+            self._show(effect, "")
         await self.witness.acquired(partition, effect.lock)
         async with AsyncExitStack() as stack:
 

@@ -6,7 +6,7 @@ import pytest
 
 from streamworker import ConfigurationError, DeadLetter, DecodeError, Halt, Policy, Retry, Skip
 from streamworker.core.policies import Policies
-from streamworker.errors import ProcessingError
+from streamworker.errors import ProcessDied
 
 
 class Refused(ConnectionError):
@@ -66,12 +66,27 @@ def test_a_policy_that_was_raised_comes_before_the_mapping() -> None:
     assert [kind(policies.after(again, count)) for count in (1, 2)] == [Retry, DeadLetter]
 
 
-def test_a_record_that_killed_its_processes_has_the_policy_for_all_errors() -> None:
-    """There is no exception whose type could be looked up."""
-    policies = Policies(Retry(attempts=3, then=DeadLetter()))
-    assert policies.attempts_of(ProcessingError) == 3
-    assert kind(policies.after(ProcessingError("died"), 0)) is DeadLetter
-    assert Policies({ValueError: Skip()}).attempts_of(ProcessingError) is None
+@pytest.mark.parametrize(
+    ("errors", "attempts", "then"),
+    [
+        (None, 1, Halt),
+        (Retry(), 1, Halt),
+        ({ValueError: Skip()}, 1, Halt),
+        (DeadLetter(), 1, DeadLetter),
+        (Retry(attempts=3, then=DeadLetter()), 3, DeadLetter),
+        ({Exception: Retry(attempts=3, then=Skip())}, 3, Skip),
+        ({Exception: Skip(), ProcessDied: DeadLetter()}, 1, DeadLetter),
+        ({ProcessDied: Retry(attempts=9, then=Skip())}, 9, Skip),
+        ({ProcessDied: Retry()}, None, Halt),
+    ],
+)
+def test_a_record_that_kills_its_process_halts_unless_a_policy_says_otherwise(
+    errors: Any, attempts: int | None, then: type[Policy]
+) -> None:
+    """The policy for `ProcessDied`; else that of all errors, if it has an end."""
+    policies = Policies(errors)
+    assert policies.attempts_of(ProcessDied) == attempts
+    assert kind(policies.after(ProcessDied("died"), 0)) is then
 
 
 @pytest.mark.parametrize(

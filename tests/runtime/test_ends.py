@@ -1,5 +1,6 @@
 """How a worker process ends: with 0 only when it drained, whatever the code does that it runs."""
 
+import json
 import os
 import re
 import signal
@@ -97,6 +98,60 @@ async def handle(batch: list[Line]) -> None:
     for _ in range(10_000):
         print("x" * 1_000, file=sys.stderr)
 """
+DEADLY = """
+import os
+from dataclasses import dataclass
+
+from streamworker import App, Context
+
+app = App("deadly", heartbeat_interval_ms=200, dead_after_ms=400)
+
+
+@dataclass
+class Line:
+    text: str
+
+
+lines = app.stream("lines", Line, partitions=3)
+
+
+@app.processor(lines)
+async def other(line: Line) -> Line:
+    return line
+
+
+@app.processor(lines, GIVEN)
+FUNCTION
+"""
+"""An app with two processors, of which one may end its worker."""
+
+DEADLY_FUNCTIONS = {
+    "record": (
+        "name='handle'",
+        """
+async def handle(line: Line) -> None:
+    if line.text == "bad":
+        os._exit(9)
+""",
+    ),
+    "batch": (
+        "name='handle'",
+        """
+async def handle(batch: list[Line]) -> None:
+    if any(line.text == "bad" for line in batch):
+        os._exit(9)
+""",
+    ),
+    "overlapping": (
+        "concurrency=4",
+        """
+async def handle(line: Line, ctx: Context) -> None:
+    if line.text == "bad":
+        os._exit(9)
+""",
+    ),
+}
+
 SLEEPY = """
 def handle(batch: list[Line]) -> None:
     time.sleep(120)
@@ -399,11 +454,11 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     assert "worker_left" in worker.log()
 
 
-@pytest.mark.timeout(600)  # It starts six processes, each of which may take ten seconds.
-def test_a_record_that_kills_its_process_ends_two_more_than_it_has_attempts(
+@pytest.mark.timeout(600)  # It starts five processes, each of which may take ten seconds.
+def test_a_record_that_kills_its_process_ends_one_more_than_it_has_attempts(
     redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
 ) -> None:
-    """Workers are started again as a supervisor would; the sixth sets the record aside, and lives."""
+    """Workers are started again as a supervisor would; the fifth sets the record aside, and lives."""
     policy = "Retry(attempts=3, then=DeadLetter())"
     app = APP.replace("DeadLetter()", policy).replace("DeadLetter, Halt", "DeadLetter, Retry")
     app = app.replace('App("ends"', 'App("ends", heartbeat_interval_ms=200, dead_after_ms=400')
@@ -420,7 +475,72 @@ def test_a_record_that_kills_its_process_ends_two_more_than_it_has_attempts(
         if worker.running:
             break
         deaths += 1
-    assert deaths == 5
+    assert deaths == 4
     with opened(redis_url) as raw:
         ((_, letter),) = raw.xrange("sw:{ends.lines.3}:dead:handle")
-        assert b"Its worker died in attempt 3 at this record." in letter[b"error"]
+        assert b"3 workers died in a row in the call of this record." in letter[b"error"]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)  # It starts up to ten processes, each of which may take ten seconds.
+@pytest.mark.parametrize("kind", DEADLY_FUNCTIONS)
+def test_a_record_that_kills_its_process_halts_its_partition_alone(
+    kind: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+) -> None:
+    """By default. A supervisor starts workers again; after at most eight deaths they live, and all is said.
+
+    Then an operator sets the record aside, and what is behind it is handled.
+    """
+    given, function = DEADLY_FUNCTIONS[kind]
+    environ = {**os.environ, "STREAMWORKER_REDIS_URL": redis_url, "COLUMNS": "400"}
+    write_app("deadly", DEADLY.replace("GIVEN", given).replace("FUNCTION", function))
+    workers = [spawn("run", "deadly:app", "--name", f"w{place}") for place in range(2)]
+    deaths = 0
+
+    def tells(*command: str) -> str:
+        return subprocess.run(
+            [sys.executable, "-m", "streamworker", *command],
+            check=False,
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def lags() -> dict[str, dict[str, int]]:
+        return {
+            each["processor"]: each["partitions"] for each in json.loads(tells("lag", "deadly:app", "--json"))
+        }
+
+    def lives() -> bool:
+        nonlocal deaths
+        for place, worker in enumerate(workers):
+            if not worker.running:
+                deaths += 1
+                workers[place] = spawn("run", "deadly:app", "--name", f"w{place}")
+        assert deaths <= 8, "it goes on for ever"
+        with opened(redis_url) as raw:
+            return raw.hget("sw:{deadly.lines.1}:lock:handle", "state") == b"halted"
+
+    with opened(redis_url) as raw:
+        wait_for(lambda: raw.hget("sw:{deadly.lines.2}:lock:handle", "state") == b"running", "they run")
+        for text in ["good"] * 40 + ["bad"] + ["fine"] * 40:
+            raw.xadd("sw:{deadly.lines.1}:events", {"v": f'{{"text": "{text}"}}'})
+        for partition in (0, 2):
+            for _ in range(40):
+                raw.xadd(f"sw:{{deadly.lines.{partition}}}:events", {"v": '{"text": "good"}'})
+        bad = raw.xrange("sw:{deadly.lines.1}:events", count=41)[40][0].decode()
+        wait_for(lives, "it is found", timeout_s=300)
+    others = {"0": 0, "1": 0, "2": 0}
+    wait_for(lambda: lags() == {"other": others, "handle": {**others, "1": 41}}, "all others are handled")
+    named = f"streamworker dead put MODULE:handle 1/{bad}"
+    logs = "".join(log.read_text() for log in tmp_path.glob("process-*.log"))
+    for said in (tells("status", "deadly:handle"), tells("doctor", "deadly:app"), logs):
+        assert "3 workers died in a row in the call of this record" in said
+    for said in (tells("status", "deadly:handle"), tells("doctor", "deadly:app")):
+        assert named in said and "streamworker retry MODULE:handle --partition 1" in said
+    assert "workers_died_in_call" in logs
+    assert "Done by worker" in tells(
+        "dead", "put", "deadly:handle", f"1/{bad}", "--yes", "--wait", "1 minute"
+    )
+    wait_for(lambda: lags() == {"other": others, "handle": others}, "all is handled")

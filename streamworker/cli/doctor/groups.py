@@ -246,7 +246,7 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             f"{len(failing)} retrying: {first}",
             "What heals goes on by itself; `streamworker retry` tries now: docs/errors.md.",
         )
-    slow = [view for view in snapshot.partitions if view.reason]
+    slow = [view for view in snapshot.partitions if view.reason and view.state != "unowned"]
     if slow:
         return warn(
             name,

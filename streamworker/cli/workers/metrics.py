@@ -34,6 +34,10 @@ METRICS = {
     "streamworker_partition_epoch": ("gauge", "Epoch of a partition's lock; goes up with each acquisition."),
     "streamworker_partition_halted": ("gauge", "1 if the partition stopped at a record."),
     "streamworker_partition_retrying": ("gauge", "1 while a failing record of the partition is tried again."),
+    "streamworker_partition_deaths": (
+        "gauge",
+        "Workers that died in a row in the call of the partition's next record.",
+    ),
     "streamworker_partition_held_up": (
         "gauge",
         "1 if the partition runs and something holds it up, such as a full acked log; `status` says what.",
@@ -66,6 +70,7 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[tuple[str, dict[str, str], int
         yield "streamworker_partition_epoch", one, view.epoch
         yield "streamworker_partition_halted", one, int(view.state == "halted")
         yield "streamworker_partition_retrying", one, int(view.state == "retrying")
+        yield "streamworker_partition_deaths", one, view.deaths
         yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state != "halted")
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for reader in snapshot.readers:

@@ -41,12 +41,13 @@ class Acquired:
     """Whether an operator's pause stands."""
     aside: Mapping[EntryId, str] = field(default_factory=dict)
     """The records that an operator wants set aside, and why."""
-    deaths: int = 0
-    """How many owners have died one after the other at this checkpoint, with records to handle."""
+    deaths: int | None = None
+    """How many owners have died one after the other in the call of the first record after the checkpoint, as
+    far as is known; None if no owner has died at this checkpoint with records to handle."""
     tries: tuple[tuple[EntryId, int], ...] = ()
     """Records that owners have tried again, and how many calls of each they began."""
-    alone: bool = False
-    """Whether the only one of them was called alone, so that a death is its doing."""
+    reason: str = field(default="", compare=False)
+    """What the lock shows as holding the partition up; this owner has not written it since it acquired it."""
 
     def __str__(self) -> str:
         return f"acquired, epoch {self.epoch}" + (", paused" if self.is_paused else "")

@@ -3,10 +3,10 @@
 The first call of a record writes nothing. Where a policy limits the attempts, each later call is written to
 the lock before it begins, so that the next owner goes on counting, however this one ends.
 
-A record that kills its process leaves nobody to count. So the acquisition of the lock counts the owners that
-died at one checkpoint. When they are too many for chance, the owner takes one record at a time, commits it
-before the next, and names it in the lock before its call. If the owner dies, the next one knows the record,
-and does what the policy says after the last attempt.
+A record that kills its process leaves nobody to count. So the acquisition of the lock notes that an owner
+died at a checkpoint. The next owner takes one record at a time, commits it before the next, and names it in
+the lock before its call. An owner that dies then has died in the call of that record, which counts against
+it. After too many such deaths in a row, the next owner calls it no more, and does what the policy says.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,35 +14,38 @@ from collections.abc import Mapping, Sequence
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.policies import Policies
-from streamworker.errors import ProcessingError
+from streamworker.errors import ProcessDied, ProcessingError
 
-DEATHS_MIN = 2
-"""Owners that must die at one checkpoint before records are named: one death is mostly chance."""
+DEATHS_MIN = 3
+"""Workers that must die in a row in the call of a record before it is not called again. A worker also dies of
+another cause while a call runs; three in one call are no chance, unless the call takes very long."""
 STORED_MAX = 100
 """Most records whose attempts are stored at a time, the oldest; with concurrency many may fail together."""
 
 
 class Tries:
-    """The attempts at records of one partition."""
+    """The attempts at records of one partition; ``window`` is how many an owner may have had in work."""
 
     def __init__(self, lock: Acquired, errors: Policies, window: int) -> None:
-        self._deaths = lock.deaths
-        self._limit = errors.attempts_of(ProcessingError)
+        self._deaths, self._epoch = lock.deaths or 0, lock.epoch
+        self._limit = errors.attempts_of(ProcessDied)
         # A call that was under way when its owner died may have nothing to do with that.
-        chance = 1 if lock.deaths and not lock.alone else 0
+        chance = 1 if lock.deaths == 0 else 0
         self.before = {each: count - chance for each, count in lock.tries if each > lock.checkpoint}
         """Calls that earlier owners have made, by record."""
         self._begun = dict(self.before)
-        self._named = lock.alone
-        self._alone = 0
+        self._alone = 0 if lock.deaths is None or self._limit is None else window
         """How many of the next records are taken one by one."""
-        if self._limit is not None and lock.deaths >= DEATHS_MIN:
-            self._alone = window
 
     @property
     def is_alone(self) -> bool:
         """Whether the next record is taken alone: it, or one after it, may have killed the last owner."""
-        return self._alone > 0 or (self._deaths > 0 and self._limit is not None and bool(self.before))
+        return self._alone > 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the last owner died in the call of the next record, which may be called again."""
+        return self.is_alone and self._deaths > 0 and not self._is_over(min(self.before, default=None))
 
     def made(self, entries: Sequence[Entry]) -> int:
         """Return how many calls with these records earlier owners have made."""
@@ -55,14 +58,18 @@ class Tries:
         return self._begun
 
     def suspect(self, entry: Entry) -> ProcessingError | Mapping[EntryId, int]:
-        """Name a record that is taken alone; return what to store, or its error if it killed its owner."""
-        self._alone -= 1
+        """Name a record that is taken alone; return what to store, or its error if it kills its owners."""
         self.before = {each: count for each, count in self.before.items() if each >= entry.id}
-        deaths, limit, count = self._deaths, self._limit or 0, self.before.get(entry.id, 0)
-        if deaths and self._named and count >= max(limit, DEATHS_MIN):
-            self._deaths = self._alone = 0
-            return ProcessingError(f"Its worker died in attempt {count} at this record.")
-        # Only calls of a named record count: an owner may also die before it calls anything.
-        self._named = False
-        self.before[entry.id] = count
-        return {**self.before, entry.id: count + 1}
+        deaths, is_over = self._deaths, self._is_over(entry.id)
+        self._deaths = 0
+        # What has come since the last owner died cannot have killed it.
+        self._alone = 0 if is_over or entry.id.ms > self._epoch else self._alone - 1
+        if is_over:
+            return ProcessDied(f"{deaths} workers died in a row in the call of this record.")
+        self.before.setdefault(entry.id, 0)
+        return {**self.before, entry.id: self.before[entry.id] + 1}
+
+    def _is_over(self, record: EntryId | None) -> bool:
+        """Whether a record is not called again, which the last owners were calling when they died."""
+        made = 0 if record is None else self.before.get(record, 0)
+        return made > 0 and self._deaths >= DEATHS_MIN and max(made, self._deaths) >= (self._limit or 0)

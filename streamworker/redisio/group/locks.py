@@ -17,7 +17,7 @@ from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.info import pairs_of
 
 ALONE = "alone"
-"""Ends the attempts of a record that was called alone."""
+"""Ends the attempts of a record that is called while nothing else is: its owner's death is its doing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,9 @@ class LockView:
     """What the state ``retrying`` is about; it stands there afterwards, too."""
     aside: Mapping[EntryId, str] = field(default_factory=dict)
     """The records that an operator wants set aside, and why."""
+    deaths: int = 0
+    """How many owners died in a row in the call of ``suspect``."""
+    suspect: EntryId | None = None
 
 
 async def acquire_many(
@@ -87,8 +90,8 @@ def _acquire_reply(reply: Any) -> AcquireReply:
             identity = log.decode("utf-8", "replace")
             counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
             orders = (whole(ordered) or 0, bool(paused_at), _aside(aside))
-            deaths, tries = died
-            tried = whole(deaths) or 0, *_tries(tries.decode("utf-8", "replace").split())
+            deaths, tries, reason = died
+            tried = whole(deaths), _tries(tries), reason.decode("utf-8", "replace")
             return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *orders, *tried)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
@@ -158,16 +161,14 @@ async def store_tries(
     checked(await backend.run(MARK, (keys.lock(partition),), (owner, epoch, "tries", text)))
 
 
-def _tries(stored: Sequence[str]) -> tuple[tuple[tuple[EntryId, int], ...], bool]:
+def _tries(stored: bytes) -> tuple[tuple[EntryId, int], ...]:
     """Parse what ``store_tries`` stored; anything else counts for nothing."""
-    alone = stored[-1:] == [ALONE]
-    pairs = stored[: len(stored) - alone]
+    pairs = [each for each in stored.decode("utf-8", "replace").split() if each != ALONE]
     try:
         counted = zip(pairs[::2], pairs[1::2], strict=True)
-        tries = tuple((EntryId.parse(entry_id), int(count)) for entry_id, count in counted)
+        return tuple((EntryId.parse(entry_id), int(count)) for entry_id, count in counted)
     except (ConfigurationError, ValueError):
-        return (), False
-    return tries, alone
+        return ()
 
 
 async def read_lock(backend: Backend, keys: GroupKeys, partition: int) -> LockView | None:
@@ -206,6 +207,8 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
     def number(name: bytes) -> int:
         return whole(fields.get(name, b"")) or 0
 
+    died_at, _, deaths = text(b"deaths").partition(" ")
+    tried = [each for each, _ in _tries(fields.get(b"tries", b"")) if each > checkpoint]
     return LockView(
         owner=text(b"owner"),
         epoch=number(b"epoch"),
@@ -225,6 +228,8 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         if b"paused_at" in fields
         else None,
         aside=_aside(fields.get(b"aside", b"")),
+        deaths=whole(deaths) or 0 if died_at == str(checkpoint) else 0,
+        suspect=min(tried, default=None),
     )
 
 

@@ -155,9 +155,7 @@ def translate(error: BaseException, address: str) -> BackendError:
     # A TimeoutError of asyncio has no text.
     said = (cause and (cause.strerror or str(cause))) or text or type(error).__name__
     reason = _OPENSSL_PLACE.sub("", said)
-    return BackendUnavailable(
-        f"Redis at {address} cannot be reached: {reason.rstrip('.')}.", remedy=_UNKNOWN_OUTCOME
-    )
+    return BackendUnavailable(f"Redis at {address} cannot be reached: {reason}.", remedy=_UNKNOWN_OUTCOME)
 
 
 def look_at_error(done: "asyncio.Future[Any]") -> None:

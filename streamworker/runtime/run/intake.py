@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from streamworker.core.data.batching import BatchLimits
-from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.tries import Tries
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
@@ -14,6 +15,12 @@ from streamworker.runtime.signals import Gate, Signal
 
 COMMIT_LOOK_S = 0.001
 """Interval of looks whether a record that was taken alone is committed; a commit takes a millisecond."""
+TURN_LOOK_S, TURN_MAX_S = 0.05, 60.0
+"""Interval of looks whether it is a suspect's turn, and how long it waits for it at most."""
+
+_suspects: list["Intake"] = []
+"""The partitions of this process whose next record may have killed the last owner, in the order of their
+turns. If two called theirs at the same time, a death would accuse both."""
 
 
 @dataclass(eq=False)
@@ -30,8 +37,9 @@ class Intake:
     aside: dict[EntryId, Exception]
 
     def __post_init__(self) -> None:
-        self._taken = ZERO
-        """The last entry that was taken alone."""
+        self._taken: EntryId | None = None
+        """The entry that was taken alone, until it is committed."""
+        self._waits_since_s = 0.0
         self.draining = False
         """Whether the partition drains or has ended."""
         self._drain = Signal()
@@ -51,6 +59,7 @@ class Intake:
         """Take nothing more. An abandoned thread sees this and handles no further record."""
         self.draining = True
         self.buffer.close()
+        self.end_turn()
 
     @property
     def may_start(self) -> bool:
@@ -93,36 +102,54 @@ class Intake:
         """
         buffer, activity = self.buffer, self.activity
         while await self.wait_may_start() and not (interrupted() or self.timers.are_due):
-            if self.tries.is_alone:
-                limits = replace(limits, records=1)
+            if self._taken is not None:
                 if self.commits.committed.checkpoint < self._taken:
                     await self._drain.wait(COMMIT_LOOK_S)
                     continue
+                self._taken = None
+                self.end_turn()
             if buffer.closed:
                 # No more entries arrive: the partition is lost, or is no longer fetched.
                 activity.rests()
                 await self._drain.wait()
                 continue
-            if buffer.is_ready(limits):
-                activity.works()
-                taken = buffer.take(limits.records, limits.bytes)
-                if self.tries.is_alone:
-                    await self._name(taken[0])
-                return taken
-            activity.rests()
-            await buffer.wait_ready(limits)
+            its = replace(limits, records=1) if self.tries.is_alone else limits
+            if not buffer.is_ready(its):
+                activity.rests()
+                await buffer.wait_ready(its)
+                continue
+            if self.tries.is_suspect and not self._has_turn():
+                await self._drain.wait(TURN_LOOK_S)
+                continue
+            activity.works()
+            taken = buffer.take(its.records, its.bytes)
+            if self.tries.is_alone:
+                await self._name(taken[0])
+            return taken
         activity.works()
         return []
 
     async def _name(self, entry: Entry) -> None:
-        self._taken = entry.id
         found = self.tries.suspect(entry)
         if isinstance(found, Exception):
-            self.aside[entry.id] = found
+            self.aside.setdefault(entry.id, found)  # An operator's order comes first.
         else:
+            self._taken = entry.id
             await self.commits.store_tries(found, alone=True)
+
+    def _has_turn(self) -> bool:
+        """Whether no other suspect of this process is called, or this one has waited for long enough."""
+        if self not in _suspects:
+            _suspects.append(self)
+            self._waits_since_s = monotonic_s()
+        return _suspects[0] is self or monotonic_s() - self._waits_since_s > TURN_MAX_S
+
+    def end_turn(self) -> None:
+        """Let the next suspect be called."""
+        if self in _suspects:
+            _suspects.remove(self)
 
     async def retry(self, entry: Entry, attempt: int) -> None:
         """Store that a call begins that is not the first with a record."""
         begun = self.tries.begin(entry.id, attempt, self.commits.committed.checkpoint)
-        await self.commits.store_tries(begun, alone=False)
+        await self.commits.store_tries(begun, alone=entry.id == self._taken)

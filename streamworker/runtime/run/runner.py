@@ -34,7 +34,7 @@ from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import Invoker, SetAside
 from streamworker.runtime.run.modes.batch import BatchMode
-from streamworker.runtime.run.modes.keyed import WINDOW_MIN, KeyedMode
+from streamworker.runtime.run.modes.keyed import KeyedMode
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
@@ -149,8 +149,7 @@ class PartitionRunner:
             rng=self.rng,
             log=self.log,
         )
-        window = max(spec.batch, WINDOW_MIN) if spec.concurrency > 1 else spec.batch
-        tries = Tries(self.start.lock, spec.errors, window)
+        tries = Tries(self.start.lock, spec.errors, max(spec.batch, 2 * spec.concurrency))
         self.intake = Intake(
             self.buffer, self.gate, self.activity, self.commits, timers, tries, self.invoker.aside
         )
@@ -236,6 +235,7 @@ class PartitionRunner:
         self.activity.stops()
         self.activity.rests()
         self.buffer.close()
+        self.intake.end_turn()
         self.on_halted(reason)
         intake, at = self.intake, self.mode.halted_at
         while not intake.draining and (not at or await self.committer.holds(self.start.partition, at)):

@@ -103,8 +103,7 @@ class RedisModel(Documents, Outboxes):
                     return Held(lock.owner, waited_ms)
                 self.overtaken += 1
             elif lock.owner and lock.events and lock.events[-1].id > lock.checkpoint:
-                at, deaths = lock.deaths
-                lock.deaths = (lock.checkpoint, deaths + 1 if at == lock.checkpoint else 1)
+                lock.died_at = lock.checkpoint
             lock.owner, lock.epoch, lock.wanted_since = owner, self.raised(lock.epoch), None
             lock.from_epoch = lock.epoch
         else:
@@ -118,8 +117,7 @@ class RedisModel(Documents, Outboxes):
         lock.obeyed = lock.ordered
         self.on_acquired(partition, lock)
         aside = {EntryId(record, 0): "by ann" for record in lock.aside}
-        at, deaths = lock.deaths
-        more = (lock.ordered, lock.is_paused, aside, deaths if at == lock.checkpoint else 0)
+        more = (lock.ordered, lock.is_paused, aside, 0 if lock.died_at == lock.checkpoint else None)
         return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id, 0, 0, *more)
 
     def order(self, partition: int, order: str, record: int = 0) -> int | None:
@@ -132,7 +130,7 @@ class RedisModel(Documents, Outboxes):
                 return None
             lock.aside = (*(each for each in lock.aside if each > lock.checkpoint and each != record), record)
         elif order == "retry":
-            lock.deaths = (0, 0)
+            lock.died_at = None
         lock.is_paused = order == "pause" or (lock.is_paused and order != "resume")
         lock.ordered = max(self.lock_ms, lock.ordered + 1)
         return lock.ordered

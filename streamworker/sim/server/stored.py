@@ -78,8 +78,8 @@ class Lock:
     """Numbers of the records that were set aside."""
     tick: int = 0
     """The planned time up to which the partition's timer is done."""
-    deaths: tuple[int, int] = (0, 0)
-    """A checkpoint, and how many owners have died at it."""
+    died_at: int | None = None
+    """The checkpoint at which an owner died last; the model's owners name no record."""
     messages: list[Message] = field(default_factory=list)
     """The outbox."""
     last_message: str = ""

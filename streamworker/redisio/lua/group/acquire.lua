@@ -1,4 +1,4 @@
--- uses: register epoch
+-- uses: register epoch ids
 -- Acquires a partition's lock if it is free, if its owner is no longer a member, or if members have waited
 -- for it longer than the drain deadline. Acquiring it raises the epoch, so that later calls of the last
 -- owner are refused. A member that acquires a lock that it holds changes nothing, unless an operator has given
@@ -14,8 +14,9 @@
 -- If another program overwrote the epoch, no owner can hold it, so the lock is free. A checkpoint or a count
 -- cannot be replaced like that: the script writes nothing, and names the key.
 --
--- A record that kills its process is called by owner after owner. So the script counts the owners that died one
--- after the other at the same checkpoint, with records to handle; `mark` stores attempts at records in `tries`.
+-- A record that kills its process is called by owner after owner. So the script notes that an owner died at a
+-- checkpoint with records to handle, and counts those that died one after the other in the call of the record
+-- behind it: `mark` has stored its name in `tries` with 'alone', which ends with the owner.
 --
 -- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)  4 groups (hash)  5 counts (hash)
 -- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
@@ -23,7 +24,8 @@
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
 --       committed them, without those reported before, epoch of the last reset or '', version of the
 --       operators' orders or '', when the partition was paused or '', a line for each record to set aside,
---       owners that died at this checkpoint, attempts at records as `mark` stored them]
+--       owners that died in the call of the record after the checkpoint or '' if none died at it,
+--       attempts at records and the reason, as `mark` stored them]
 --       | [HELD, owner, waited ms] | [STALE, generation of the lock]
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
@@ -47,14 +49,15 @@ local now = server_ms()
 local function granted(epoch)
   local gone = settle(lock, KEYS[2], ARGV[4])
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
-    'aside', 'deaths', 'tries')
+    'aside', 'deaths', 'tries', 'reason')
   if has[6] then
     begin_writes(lock)
     redis.call('HSET', lock, 'obeyed', has[6], 'state', has[7] and 'paused' or 'running', 'reason', '')
+    has[11] = ''
   end
   local at, deaths = string.match(has[9] or '', '^(%S+) (%d+)$')
   return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or '', has[6] or '', has[7] or '',
-    has[8] or '', at == has[1] and deaths or '0', has[10] or ''}
+    has[8] or '', at == has[1] and deaths or '', has[10] or '', has[11] or ''}
 end
 
 if held_generation > generation then return {'STALE', held_generation} end
@@ -90,13 +93,17 @@ if holder ~= '' and live then
 end
 
 free(lock)
+local before = redis.call('HMGET', lock, 'deaths', 'tries')
+local tries, named = string.match(before[2] or '', '^((%d+%-%d+) .*) alone$')
 if holder ~= '' and not live then
   local waiting = redis.pcall('XRANGE', KEYS[2], '(' .. has[1], '+', 'COUNT', 1)
   if waiting[1] then
-    local at, deaths = string.match(redis.call('HGET', lock, 'deaths') or '', '^(%S+) (%d+)$')
-    redis.call('HSET', lock, 'deaths', has[1] .. ' ' .. text((at == has[1] and tonumber(deaths) or 0) + 1))
+    local at, deaths = string.match(before[1] or '', '^(%S+) (%d+)$')
+    local its = named and id_less(has[1], named) and 1 or 0
+    redis.call('HSET', lock, 'deaths', has[1] .. ' ' .. text((at == has[1] and tonumber(deaths) or 0) + its))
   end
 end
+if named then redis.call('HSET', lock, 'tries', tries) end
 local epoch = raise_epoch(lock, held[2])
 redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running',
   'from_epoch', epoch)
