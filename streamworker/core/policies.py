@@ -115,8 +115,8 @@ class Policies:
     An error that no policy names is retried for ever. An entry that cannot be decoded cannot heal, so it goes
     to the dead letters unless the mapping names ``DecodeError``. Where the policy of all errors has no end, a
     record with rows that fit no log goes there, too, unless the mapping names ``RecordError``, and one that
-    kills its process halts its partition, unless it names ``ProcessDied``. ``errors`` that are neither a policy
-    nor a mapping from exception types to policies raise ConfigurationError.
+    kills its process halts its partition, unless it names ``ProcessDied``. ``errors`` that are neither a
+    policy nor a mapping from exception types to policies raise ConfigurationError.
     """
 
     def __init__(self, errors: Errors | None = None) -> None:
