@@ -31,7 +31,7 @@ from streamworker.core.ownership.lifecycle import diagram
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
 from streamworker.core.data.retention import RetentionLike
-from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, words_for
+from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, kind_of
 from streamworker.core.units import Duration
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.admin.rights import ROLES, acl_rules
@@ -123,7 +123,7 @@ def settings_page() -> str:
         "|---|---|---|",
     ]
     for what, kinds in sorted(CHECKED.items()):
-        told = {name: OF_UNITS.get(kind) or words_for(kind, limits) for name, (kind, limits) in kinds.items()}
+        told = {name: OF_UNITS.get(kind.annotation) or kind.words for name, kind in kinds.items()}
         shown = {name: takes for name, takes in told.items() if takes and name not in NOT_USERS}
         lines += [f"| `{what}` | `{name}=` | {takes} |" for name, takes in shown.items()]
     return "\n".join(lines) + "\n"
@@ -146,7 +146,7 @@ def settings_of(kind: type, prefix: str) -> list[str]:
     for field in fields(kind):
         default = f"{field.default:,}" if type(field.default) is int else str(field.default)
         default = f"`{default}`" if default else "none"
-        takes = words_for(field.type, LIMITS.get(field.name, ANY_NUMBER)) or "see there"
+        takes = kind_of(field.type, LIMITS.get(field.name, ANY_NUMBER)).words or "see there"
         lines.append(f"| `{prefix}{field.name}` | {default} | {takes} | {reasons[field.name]} |")
     return lines
 

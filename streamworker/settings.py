@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
 from streamworker.core.protocols.settings import Coordination
-from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_rules, check_values
+from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_rules, check_values, kind_of
 from streamworker.errors import ConfigurationError
 from streamworker.urls import Credentials, refuse_path, refuse_plaintext, warn_of_unverified
 from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, provider_of, read_value
@@ -181,7 +181,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        kinds = {spec.name: (spec.type, LIMITS.get(spec.name, ANY_NUMBER)) for spec in fields(self)}
+        kinds = {each.name: kind_of(each.type, LIMITS.get(each.name, ANY_NUMBER)) for each in fields(self)}
         check_values(values, kinds)
         if not self.allow_plaintext:
             refuse_plaintext(self.redis_url, "The URL of Redis")

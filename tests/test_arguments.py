@@ -5,6 +5,7 @@ each setting and each argument, with each value that it does not take.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from enum import IntEnum
@@ -15,7 +16,7 @@ import pytest
 
 from streamworker import App, Claim, ConfigurationError, Lease, Records, Retry, Settings
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.rules import ANY_NUMBER, CHECKED, NUMBER_MAX, words_for
+from streamworker.core.rules import ANY_NUMBER, CHECKED, NUMBER_MAX, kind_of
 from streamworker.errors import InternalError
 from streamworker.runtime.send.producer import Producer
 from streamworker.settings import LIMITS
@@ -44,21 +45,21 @@ NO_TEXT = [each for each in NEVER if not isinstance(each, str)] + [5, True]
 NO_SWITCH = [*NEVER, 0, 1, "yes", "1"]
 
 
-def wrong_for(kind: Any, limits: tuple[int, int]) -> list[Any]:
+def wrong_for(words: str) -> list[Any]:
     """Return values that a type does not take, by its words in the docs."""
-    words = words_for(kind, limits)
     if " a " in f" {words}" and "number" not in words:
         return [5, 1.5, True]  # A mapping, a function, or what else a class tells.
     wrong = NO_NUMBER if "number" in words else NO_TEXT if "text" in words else NO_SWITCH
     if "number" in words:
-        wrong = [*wrong, limits[0] - 1, limits[1] + 1]
+        wrong = [*wrong, 0 if "from 1" in words else -1, NUMBER_MAX + 1]
+        wrong.extend(int(most) + 1 for most in re.findall(r"to (\d+)(?!\*)\b", words))
     return wrong if "None" in words else [*wrong, None]
 
 
 def cells(kinds: Any) -> Iterator[tuple[str, Any]]:
-    for name, (kind, limits) in kinds.items():
-        if words_for(kind, limits):
-            yield from ((name, wrong) for wrong in wrong_for(kind, limits))
+    for name, kind in kinds.items():
+        if kind.words:
+            yield from ((name, wrong) for wrong in wrong_for(kind.words))
 
 
 def refused(make: Callable[..., object], name: str, wrong: Any) -> None:
@@ -73,7 +74,7 @@ def refused(make: Callable[..., object], name: str, wrong: Any) -> None:
 @pytest.mark.parametrize(("kind", "prefix"), [(Settings, ""), (Claim, "claim_"), (Lease, "lease_")])
 def test_a_setting_takes_its_type_and_nothing_else(kind: Any, prefix: str) -> None:
     """As an argument, where None leaves it out; and where settings are made by hand."""
-    kinds = {each.name: (each.type, LIMITS.get(each.name, ANY_NUMBER)) for each in fields(kind)}
+    kinds = {each.name: kind_of(each.type, LIMITS.get(each.name, ANY_NUMBER)) for each in fields(kind)}
     tried = list(cells(kinds))
     assert {name for name, _ in tried} == kinds.keys() - {"coordination", "credential_provider"}
     for name, wrong in tried:

@@ -6,7 +6,7 @@ What checks them and what documents them read the same lines.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from streamworker.core.text import storable
 from streamworker.errors import ConfigurationError
@@ -18,10 +18,9 @@ Limits: TypeAlias = tuple[int, int]
 NUMBER_MAX = 10**12
 """As milliseconds 31 years, which all clocks and timers can count; as bytes a terabyte."""
 ANY_NUMBER = (1, NUMBER_MAX)
-Kinds: TypeAlias = Mapping[str, tuple[Any, Limits]]
-"""The annotated type of each setting or argument, and its limits if it is a number."""
-CHECKED: dict[str, Kinds] = {}
+CHECKED: "dict[str, dict[str, Kind]]" = {}
 """The arguments of each function that ``checked`` has decorated, for the docs and the tests."""
+_PLAIN: dict[Any, str] = {bool: "True or False", str: "text", type(None): "None"}
 _UNIONS = (Union, type(int | str))
 
 
@@ -57,47 +56,45 @@ class Rule:
             )
 
 
-def words_for(kind: Any, limits: Limits = ANY_NUMBER) -> str:
-    """Return in words what a value of an annotated type is; empty for a type that is checked elsewhere.
+class Kind(NamedTuple):
+    """What a setting or an argument takes."""
 
-    >>> words_for(int | None), words_for(Literal["key", "none"]), words_for(int, (1, 99))
-    ('a whole number from 1 to 10**12, or None', 'one of: key, none', 'a whole number from 1 to 99')
+    annotation: Any
+    words: str = ""
+    """Empty for what is checked elsewhere."""
+    takes: Callable[[Any], bool] = lambda _: True
+
+
+def kind_of(annotation: Any, limits: Limits = ANY_NUMBER) -> Kind:
+    """Return what an annotation stands for: True is no number, nor are nan, 2.0 and "2".
+
+    >>> kind_of(int | None).words, kind_of(Literal["key", "none"]).words, kind_of(int, (1, 99)).takes(100)
+    ('a whole number from 1 to 10**12, or None', 'one of: key, none', False)
     """
-    origin = get_origin(kind)
-    if kind is int:
-        most = "10**12" if limits[1] == NUMBER_MAX else limits[1]
-        return f"a whole number from {limits[0]} to {most}"
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is int:
+        words = f"a whole number from {limits[0]} to {'10**12' if limits[1] == NUMBER_MAX else limits[1]}"
+        return Kind(annotation, words, lambda value: type(value) is int and limits[0] <= value <= limits[1])
+    if annotation in _PLAIN:
+        return Kind(annotation, _PLAIN[annotation], lambda value: isinstance(value, annotation))
     if origin is Literal:
-        return f"one of: {', '.join(get_args(kind))}"
+        return Kind(annotation, f"one of: {', '.join(args)}", lambda value: value in args)
     if origin in _UNIONS:
-        parts = [words_for(each, limits) for each in get_args(kind)]
-        return ", or ".join(parts) if all(parts) else ""
+        kinds = [kind_of(each, limits) for each in args]
+        words = ", or ".join(each.words for each in kinds) if all(each.words for each in kinds) else ""
+        return Kind(annotation, words, lambda value: any(each.takes(value) for each in kinds))
     if isinstance(origin, type):
-        return f"a {origin.__name__}"
-    return {bool: "True or False", str: "text", type(None): "None"}.get(kind, "")
+        return Kind(annotation, f"a {origin.__name__}", lambda value: isinstance(value, origin))
+    return Kind(annotation)
 
 
-def fits(value: object, kind: Any, limits: Limits = ANY_NUMBER) -> bool:
-    """Return whether a value is what ``words_for`` says: True is no number, nor are nan, 2.0 and "2"."""
-    origin = get_origin(kind)
-    if kind is int:
-        return type(value) is int and limits[0] <= value <= limits[1]
-    if origin is Literal:
-        return isinstance(value, str) and value in get_args(kind)
-    if origin in _UNIONS:
-        return any(fits(value, each, limits) for each in get_args(kind))
-    if isinstance(origin, type):
-        return isinstance(value, origin)
-    return kind not in (bool, str, type(None)) or isinstance(value, kind)
-
-
-def check_values(values: Mapping[str, Any], kinds: Kinds, whose: str = "") -> None:
+def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], whose: str = "") -> None:
     """Check settings, or what somebody's arguments are; raise ConfigurationError that names a wrong one."""
-    for name, (kind, limits) in kinds.items():
-        if name in values and not fits(values[name], kind, limits):
+    for name, kind in kinds.items():
+        if name in values and not kind.takes(values[name]):
             value = storable(values[name], repr)
             what = f"{whose} has {name}={value}." if whose else f"Setting {name} is {value}."
-            raise ConfigurationError(what, remedy=f"Use {words_for(kind, limits)}.")
+            raise ConfigurationError(what, remedy=f"Use {kind.words}.")
 
 
 def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -107,8 +104,8 @@ def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        hints = {name: kind for name, kind in function.__annotations__.items() if name != "return"}
-        kinds = {name: (kind, limits.get(name, ANY_NUMBER)) for name, kind in hints.items()}
+        hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
+        kinds = {name: kind_of(hint, limits.get(name, ANY_NUMBER)) for name, hint in hints.items()}
         CHECKED[what], names = kinds, function.__code__.co_varnames
 
         @wraps(function)

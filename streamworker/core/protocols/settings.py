@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from streamworker.core.rules import ANY_NUMBER, Rule, check_rules, check_values
+from streamworker.core.rules import Rule, check_rules, check_values, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Coordination:
 
     def __post_init__(self) -> None:
         values = self.values()
-        check_values(values, {f"{self.name}_{each.name}": (each.type, ANY_NUMBER) for each in fields(self)})
+        check_values(values, {f"{self.name}_{each.name}": kind_of(each.type) for each in fields(self)})
         check_rules(values, (rule for rule in self.RULES if {rule.name, rule.other} <= values.keys()))
 
     def __str__(self) -> str:
