@@ -24,6 +24,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.registry import Coordinator, make_coordinator
 from streamworker.core.protocols.setup import Identity, Setup, Timing
+from streamworker.core.text import storable
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Override
@@ -208,7 +209,7 @@ class Worker:
                 return True
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
-        settings, host = self._settings, socket.gethostname()
+        settings, host = self._settings, storable(socket.gethostname())
         setup = Setup(
             coordination=settings.coordination,
             identity=Identity(self.name, host, os.getpid(), self._static_id, settings.capacity),

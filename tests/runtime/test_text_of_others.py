@@ -152,6 +152,7 @@ BY_HAND = {
     "`errors=DeadLetter(text)`",
     "a timer",
     "`--why` of an operator, and the operator's name",
+    "the name of a host",
     "a credential provider",
 }
 
@@ -284,6 +285,15 @@ async def test_what_an_operator_says(kind: str) -> None:
         pause = await wait_for_async(paused, "the pause stands in the lock")
     for said in (pause.why, pause.by):
         check(said, TEXTS[kind][1][:400])
+
+
+@pytest.mark.parametrize("kind", KINDS[:-1])
+async def test_the_name_of_a_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the document of the members, which is JSON."""
+    monkeypatch.setattr("socket.gethostname", lambda: TEXTS[kind][0])
+    async with local_worker(declared("", nothing, None)) as worker:
+        now = await worker.until(lambda now: bool(now.processors["handle"].members))
+    check(now.processors["handle"].members[0].host, TEXTS[kind][1])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -129,6 +129,7 @@ KINDS: dict[str, tuple[Callable[[], None], str]] = {
     "its name raises": (_raising(lambda: Nameless("anon")), "anon"),
     "two lines of name": (_raising(lambda: type("Two\nLines", (Exception,), {})("x")), "Two Lines: x"),
     "hundreds of frames": (lambda: _deep(200), "deep"),
+    "half of a surrogate pair": (_raising(lambda: ValueError("caf\ud83d")), r"caf\ud83d"),
 }
 
 

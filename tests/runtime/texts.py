@@ -48,6 +48,7 @@ ESCAPED: dict[str, str] = {
     "a value of the wrong type that is returned": "the dead letter and the log",
     "a timer": "the reason in the lock, `status`, the log",
     "`--why` of an operator, and the operator's name": "the lock, `status`, `history`, the log",
+    "the name of a host": "the document of the members, `status`, the log",
     "a credential provider": "the error of the call, the log",
 }
 """Where text comes from, and where it goes: there it stands in one line, with escapes, and cut."""
