@@ -232,7 +232,8 @@ def keys_page() -> str:
         "| `epoch`, `owner` | who committed |",
         "| `at` | when, in ms by the server's clock |",
         "| `crc` | CRC-32 of `batch`, decimal |",
-        "| `codec`, `size` | `none`, `lz4` or `zstd`, and the size before compression |",
+        "| `codec`, `size` | `none`, `lz4`, `zstd`, or [`dense`](decisions/README.md) for a batch of less than 1 KB or "
+        "so, and the size before compression |",
         "| `batch` | the Arrow record batch, serialised without its schema |",
     ]
     return "\n".join(lines) + "\n"

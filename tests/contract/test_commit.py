@@ -1,6 +1,8 @@
 """The commit: what it writes, and each reason for which it writes nothing."""
 
+import uuid
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +12,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, RecordError
 from streamworker.redisio.data import commit
-from streamworker.redisio.data.ackedlog import decode_entry
+from streamworker.redisio.data.ackedlog import decode_entry, encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, DeadEntry
 from streamworker.redisio.data.state import TICK, read_state
 from streamworker.redisio.data.streams import range_entries
@@ -52,6 +54,37 @@ async def test_a_commit_moves_the_checkpoint_and_appends_its_rows(group: Group, 
     assert second.id == EntryId(36, 0)
     schemas = {batch_of(1).schema: pa.schema({"n": pa.int64()})}
     assert decode_entry(second.id, second.fields, schemas).column(0).to_pylist() == list(range(6))
+
+
+ROW = {
+    "event_id": "5d2e7f52-0a77-4d60-8f38-6a1d4c1f7b11",
+    "garage": "garage-3",
+    "plate": "M-AB 1234",
+    "kind": "enter",
+    "at": datetime(2026, 1, 1, tzinfo=UTC),
+    "received_at": datetime(2026, 1, 1, tzinfo=UTC),
+    "fee": 1.5,
+    "spot": 17,
+    "valid": True,
+}
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 350), (10, 120), (100, 60)])
+async def test_a_row_takes_few_bytes_also_where_a_commit_has_few(
+    group: Group, raw: Raw, rows: int, most: int
+) -> None:
+    """At a low rate a commit has one row: a log that nobody reads must not be the largest thing in Redis."""
+    entries, lock = await group.begun(100)
+    for place, entry in enumerate(entries):
+        table = [
+            ROW | {"event_id": str(uuid.uuid5(uuid.NAMESPACE_OID, f"{place} {row}")), "fee": 0.1 * row}
+            for row in range(rows)
+        ]
+        batch = encode_batch(pa.RecordBatch.from_pylist(table), entry.id)
+        previous = entries[place - 1].id if place else None
+        sent = replace(request(lock, [entry], previous=previous), batch=batch)
+        assert (await group.commit(sent)).code is CommitCode.OK
+    assert raw.memory_usage(GROUP.acked(0), samples=0) / (100 * rows) <= most
 
 
 async def test_committing_twice_is_one_commit(group: Group, raw: Raw) -> None:

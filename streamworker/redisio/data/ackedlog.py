@@ -35,8 +35,8 @@ COMPRESS_ABOVE_BYTES = 4096
 """A producer does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
 
 DENSE = "dense"
-"""Codec of small batches: the numbers in the metadata of Arrow's message, and its buffers, without padding.
-The rest takes 60 bytes a column, which is most of an entry of one row."""
+"""Codec of small batches: the numbers in the metadata of Arrow's message and its buffers, without padding, by
+zstd. The rest takes 60 bytes a column, which is most of an entry of one row."""
 _WIDTHS = {"B": 1 << 8, "H": 1 << 16, "Q": 1 << 64}
 """What the numbers of such a batch are below, by how ``struct`` names their width."""
 DENSE_BYTES_MAX = 1024
@@ -208,8 +208,9 @@ def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
         )
     message = batch.serialize()
     if message.size - _body_at(message) <= DENSE_BYTES_MAX and _is_regular(batch.schema):
-        data = _dense(message)
-        packed = Packed(batch.num_rows, zlib.crc32(data), DENSE, len(data), data)
+        dense = _dense(message)
+        data = bytes(pa.Codec("zstd").compress(dense, asbytes=True))
+        packed = Packed(batch.num_rows, zlib.crc32(data), DENSE, len(dense), data)
     else:
         packed = pack(batch, "zstd", if_smaller=True)
     return packed.acked(schema_fingerprint(batch.schema), first)
@@ -346,7 +347,7 @@ def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
     try:
         raw = _decompress(packed)
         if packed.codec == DENSE:
-            raw = _message(packed.data, packed.rows, schema)
+            raw = _message(bytes(raw.to_pybytes()), packed.rows, schema)
         batch = pa.ipc.read_record_batch(_checked_message(raw), schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error) as error:
@@ -398,13 +399,14 @@ def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_ro
 
 def _decompress(packed: Packed) -> pa.Buffer:
     data, codec, size = packed.data, packed.codec, packed.size
-    if codec in ("none", DENSE):
+    if codec == "none":
         if len(data) != size:
             raise Damaged(f"it declares {size} bytes and holds {len(data)}")
         return pa.py_buffer(data)
-    if codec not in CODECS:
+    if codec not in (*CODECS, DENSE):
         raise Damaged(f"its codec {codec.encode()!r} is unknown, at least to this version of streamworker")
-    return pa.Codec(codec).decompress(pa.py_buffer(data), decompressed_size=size)
+    way = pa.Codec("zstd" if codec == DENSE else codec)
+    return way.decompress(pa.py_buffer(data), decompressed_size=size)
 
 
 def _checked_message(raw: pa.Buffer) -> pa.Message:
