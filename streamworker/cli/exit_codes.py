@@ -22,7 +22,8 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.OK: "The command succeeded, or a worker drained and left after a signal, or got it before it "
     "owned anything.",
-    ExitCode.FAILED: "The command ran, but the result is bad: bad lines, a failed check, a failed pipeline.",
+    ExitCode.FAILED: "The command ran, but the result is bad: bad lines, a failed check, a failed pipeline. "
+    "Or Redis does not hold what the command names: a dead letter, a record, a group that never ran.",
     ExitCode.USAGE: "The command line is wrong: an unknown option, a missing argument.",
     ExitCode.CONFIGURATION: "The app, its settings or this machine are wrong: an unknown app path, a name, "
     "a type without an Arrow form, a server that evicts, no Java. Starting again will not help.",

@@ -14,7 +14,7 @@ from streamworker.cli.output import say
 from streamworker.cli.support import connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of, runs
-from streamworker.errors import ConfigurationError
+from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.locks import LockView, read_locks
@@ -90,7 +90,7 @@ async def _give(
         before = await read_locks(backend, keys, wanted)
         given = await give_order(backend, keys, wanted, order, who=operator(), why=why)
         if not given:
-            raise ConfigurationError(
+            raise StreamworkerError(
                 f"{spec.name} has never run in these partitions, so there is nothing to {order}.",
                 remedy="Start a worker first, or look at `streamworker status`.",
             )

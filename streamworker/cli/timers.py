@@ -12,7 +12,7 @@ from streamworker.cli.output import print_found, say
 from streamworker.cli.support import Commands, connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
-from streamworker.errors import ConfigurationError
+from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, resolve_timer
 from streamworker.processors import ProcessorSpec, TimerSpec
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
@@ -84,7 +84,7 @@ async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: flo
             backend, keys, partitions, "retry", who=operator(), why=f"run timer {timer.name}"
         )
         if not given:
-            raise ConfigurationError(
+            raise StreamworkerError(
                 f"No worker has run {timer.name!r} yet.",
                 remedy="The first worker that starts will run it at once.",
             )

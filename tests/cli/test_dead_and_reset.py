@@ -102,8 +102,24 @@ def test_a_letter_that_is_not_there_is_named(stopped: WorkerProcess, streamworke
     assert again.exit_code == ExitCode.FAILED
     assert one in again.stderr
     shown = streamworker("dead", "show", "shop:price", one)
-    assert shown.exit_code == ExitCode.CONFIGURATION
+    assert shown.exit_code == ExitCode.FAILED
     assert "dead list" in shown.stderr
+
+
+def test_a_letter_is_named_by_its_record_everywhere(
+    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+) -> None:
+    """As the log and `status` name it, together with letters by their own ids."""
+    before = letters(streamworker)
+    first, second, third = (f"{each['partition']}/{each['entry']}" for each in before)
+    assert streamworker("dead", "show", "shop:price", first).exit_code == ExitCode.OK
+    replayed = streamworker("dead", "replay", "shop:price", first, str(before[1]["letter"]))
+    assert replayed.output.startswith('Replayed 2 of 2 dead letters to the group "price"')
+    dropped = streamworker("dead", "drop", "shop:price", third, "--yes")
+    assert dropped.output == "Dropped 1 of 1 dead letter.\n"
+    assert letters(streamworker) == []
+    again = streamworker("dead", "drop", "shop:price", second, "--yes")
+    assert (again.exit_code, "1 did not exist any more" in again.stderr) == (ExitCode.FAILED, True)
 
 
 def test_dropping_asks_first(stopped: WorkerProcess, streamworker: Invoke) -> None:
@@ -152,7 +168,7 @@ def test_a_reset_to_what_is_gone_is_refused_before_the_workers_are_named(
     """Nobody stops the workers for a reset that cannot be."""
     trim(redis_url, leave=1)
     result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
-    assert result.exit_code == ExitCode.CONFIGURATION
+    assert result.exit_code == ExitCode.FAILED
     assert "the oldest entry is of 20" in result.stderr
     assert worker.running
 
@@ -217,7 +233,7 @@ def test_a_time_before_the_oldest_entry_is_refused(
         raw.hset("sw:{shop.orders}:stream", "retention", "7 days")
     trim(redis_url, leave=1)
     result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
-    assert result.exit_code == ExitCode.CONFIGURATION
+    assert result.exit_code == ExitCode.FAILED
     assert "Stream 'orders' keeps 7 days; the oldest entry is of 20" in result.stderr
     assert "Nothing was changed." in result.stderr
     assert lag(streamworker) == 0
@@ -254,7 +270,7 @@ def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: WorkerProcess, st
 def test_a_processor_that_never_ran_has_nothing_to_reset(streamworker: Invoke, shop: Path) -> None:
     """It starts where it says itself."""
     result = streamworker("reset", "shop:price", "--to", "latest", "-y")
-    assert result.exit_code == ExitCode.CONFIGURATION
+    assert result.exit_code == ExitCode.FAILED
     assert "has never run" in result.stderr and "@app.processor(..., start=...)" in result.stderr
 
 

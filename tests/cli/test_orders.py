@@ -143,10 +143,32 @@ def test_what_cannot_be_ordered_is_said(
     assert states(streamworker, "price") == {"running"}
 
 
-def test_a_group_that_has_never_run_takes_no_order(streamworker: Invoke) -> None:
-    result = streamworker("pause", "shop:price")
-    assert result.exit_code == ExitCode.CONFIGURATION
-    assert "price has never run in these partitions" in result.output
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("pause shop:price", "price has never run in these partitions"),
+        ("resume shop:price", "price has never run in these partitions"),
+        ("retry shop:price", "price has never run in these partitions"),
+        ("dead put shop:price 0/1-0 --yes", "Partition 0 of orders has no record 1-0."),
+        ("dead show shop:price 0/1-0", "There is no dead letter 0/1-0 of price."),
+        ("dead replay shop:price 0/1-0", "1 did not exist any more: 0/1-0."),
+        ("dead drop shop:price 0/1-0 --yes", "1 did not exist any more."),
+        ("reset shop:price --to latest --yes", "Processor 'price' has never run"),
+        ("timers run-now shop:flush", "No worker has run 'flush' yet."),
+        ("repair shop:app --forget-group old --yes", "No stream of 'shop' has a group 'old'."),
+        ("repair shop:app --forget-reader old --yes", "No acked log of 'shop' has a reader 'old'."),
+        ("later cancel shop:orders one", "Nothing was cancelled"),
+    ],
+)
+def test_what_redis_does_not_hold_ends_a_command_with_one(
+    streamworker: Invoke, shop: Path, arguments: str, text: str
+) -> None:
+    """Of any command, and it says what is missing."""
+    module, more = shop / "shop.py", '\n\n@pricing.timer(every="1 hour")\nasync def flush() -> None: ...\n'
+    module.write_text(module.read_text("utf-8") + more, "utf-8")
+    result = streamworker(*arguments.split())
+    assert result.exit_code == ExitCode.FAILED, result.output
+    assert text in result.output
 
 
 def test_an_order_that_no_worker_confirms_is_not_said_to_be_done(
@@ -252,9 +274,6 @@ def test_dead_put_does_not_say_what_did_not_happen(
     paused = streamworker("dead", "put", "shop:price", place, "--yes")
     assert paused.exit_code == ExitCode.FAILED
     assert "was not set aside: an operator has paused the partition. The order stands" in paused.output
-    nothing = streamworker("dead", "put", "shop:price", "0/1-0", "--yes")
-    assert nothing.exit_code == ExitCode.CONFIGURATION
-    assert "has no record 1-0" in nothing.output
     streamworker("resume", "shop:price")
     wait_for(lambda: len(letters(streamworker, "price")) == 1, "the order was obeyed later")
     late = streamworker("dead", "put", "shop:price", place, "--yes")

@@ -31,7 +31,7 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     (shop / "shop.py").write_text(TIMED, "utf-8")
     sys.modules.pop("shop", None)
     early = streamworker("timers", "run-now", "shop:greet")
-    assert early.exit_code == ExitCode.CONFIGURATION
+    assert early.exit_code == ExitCode.FAILED
     assert early.output == (
         "Error: No worker has run 'greet' yet.\nThe first worker that starts will run it at once.\n"
     )

@@ -1,6 +1,6 @@
 """``streamworker dead``: sets records aside; lists, shows, replays and drops dead letters.
 
-A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it.
+A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it, or by the record in it.
 """
 
 import re
@@ -22,7 +22,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
@@ -45,7 +45,7 @@ app = typer.Typer(
 )
 
 Letters = Annotated[
-    list[str] | None, argument("LETTER...", "PARTITION/ID of each, as `dead list` shows them.")
+    list[str] | None, argument("LETTER...", "PARTITION/ID of each letter, or of the record in it.")
 ]
 ErrorClass = Annotated[str | None, option("--error CLASS", "Only letters with this class of error.")]
 Since = Annotated[str | None, option("--since TIME", "Only letters of this time, such as '2 hours'.")]
@@ -98,6 +98,11 @@ def show_letter(
     app, spec = resolve_processor(processor)
     partition, letter_id = _parse_letter(letter, spec)
     found = ask(app, _one_letter, spec, partition, letter_id)
+    if found is None:
+        raise StreamworkerError(
+            f"There is no dead letter {letter} of {spec.name}.",
+            remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
+        )
     if json:
         print_json(_as_json(spec.stream, found))
         return
@@ -142,7 +147,7 @@ def replay_letters(
     """
     app, spec = resolve_processor(processor)
     if not (error or since):
-        chosen = _chosen(spec, letters, every)
+        chosen = ask(app, _chosen, spec, letters, every)
     elif letters or every:
         raise typer.BadParameter("Give letters, --all, or --error and --since.", param_hint="LETTER")
     else:
@@ -170,7 +175,7 @@ def drop_letters(
       streamworker dead drop shop:price --all --yes
     """
     app, spec = resolve_processor(processor)
-    chosen = _chosen(spec, letters, every)
+    chosen = ask(app, _chosen, spec, letters, every)
     if not yes:
         count = None if chosen is None else sum(map(len, chosen.values()))
         what = "all dead letters" if count is None else counted(count, "dead letter")
@@ -215,10 +220,10 @@ def put_record(
 
 
 async def _text_of(backend: Backend, spec: ProcessorSpec, partition: int, record_id: EntryId) -> str:
-    """Return a record as text; raise ConfigurationError if the stream does not hold it."""
+    """Return a record as text; raise StreamworkerError if the stream does not hold it."""
     found = await record_at(backend, group_keys(spec), partition, record_id)
     if found is None:
-        raise ConfigurationError(
+        raise StreamworkerError(
             f"Partition {partition} of {spec.stream.name} has no record {record_id}.",
             remedy="`streamworker status` and the log name the record that fails.",
         )
@@ -284,7 +289,9 @@ def _parse_letter(text: str, spec: ProcessorSpec, hint: str = "LETTER") -> tuple
 Chosen = dict[int, list[EntryId]]
 
 
-def _chosen(spec: ProcessorSpec, letters: list[str] | None, every: bool) -> Chosen | None:
+async def _chosen(
+    backend: Backend, spec: ProcessorSpec, letters: list[str] | None, every: bool
+) -> Chosen | None:
     """Return the ids of the chosen letters by partition; None for all letters."""
     if every == bool(letters):
         raise typer.BadParameter("Give the letters, or --all.", param_hint="LETTER")
@@ -293,7 +300,8 @@ def _chosen(spec: ProcessorSpec, letters: list[str] | None, every: bool) -> Chos
     chosen: Chosen = {}
     for text in letters or ():
         partition, letter_id = _parse_letter(text, spec)
-        chosen.setdefault(partition, []).append(letter_id)
+        found = await _one_letter(backend, spec, partition, letter_id)
+        chosen.setdefault(partition, []).append(found.id if found else letter_id)
     return chosen
 
 
@@ -333,17 +341,15 @@ async def _count(backend: Backend, spec: ProcessorSpec) -> int:
 
 async def _one_letter(
     backend: Backend, spec: ProcessorSpec, partition: int, letter_id: EntryId
-) -> StoredLetter:
+) -> StoredLetter | None:
+    """Return the letter of this id, or that of the record of this id; None if there is neither."""
     if found := await show_dead(backend, group_keys(spec), partition, letter_id):
         return found
     async for page in _stored(backend, group_keys(spec), partition):
         for letter in page:
             if letter.entry_id == letter_id:
                 return letter
-    raise ConfigurationError(
-        f"There is no dead letter {partition}/{letter_id} of {spec.name}.",
-        remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
-    )
+    return None
 
 
 async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen | None) -> tuple[int, list[str]]:

@@ -14,7 +14,7 @@ from streamworker.cli.output import confirm, local_time, print_table, say
 from streamworker.cli.support import connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
-from streamworker.errors import BackendRefused, ConfigurationError, CoordinationError
+from streamworker.errors import BackendRefused, CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import retention
@@ -213,7 +213,7 @@ async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Mov
     oldest = max((move.oldest.ms for move in lacking if move.oldest), default=None)
     there = "no entry is left" if oldest is None else f"the oldest entry is of {local_time(oldest)}"
     where = f" in {counted(len(lacking), 'partition')}" if len(lacking) < len(moves) else ""
-    raise ConfigurationError(
+    raise StreamworkerError(
         f"{keeps}; {there}{where}. Nothing was changed.",
         remedy="Use --to earliest to go back to the oldest entries that are left. "
         "app.stream(..., retention=...) keeps more from now on.",
@@ -242,7 +242,7 @@ async def _plan(
     for partition in partitions:
         lock = await read_lock(backend, keys, partition)
         if lock is None:
-            raise ConfigurationError(
+            raise StreamworkerError(
                 f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
                 remedy="It will start where it says: @app.processor(..., start=...).",
             )

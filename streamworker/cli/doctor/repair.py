@@ -20,7 +20,7 @@ from streamworker.cli.options import AppPath, AsJson, Yes, option
 from streamworker.cli.orders import operator
 from streamworker.cli.output import confirm, print_json, print_table, say
 from streamworker.cli.support import ask, give_up, group_keys
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin import repair as changes
 from streamworker.redisio.admin.health import holders
@@ -187,7 +187,7 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
         if spec.name in wanted.sources:
             steps += plan_targets(facts, await find_diverged(backend, keys, partitions))
     if unknown:
-        raise ConfigurationError(
+        raise StreamworkerError(
             f"No acked log of {app.name!r} has a reader {min(unknown)!r}.",
             remedy="`streamworker lag` lists them. It may have been forgotten already.",
         )
@@ -207,7 +207,7 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
             if has_keys or any(holder.name == name for holder in present):
                 steps.append(plan_undeclared(facts, app.settings))
         if len(steps) == before:
-            raise ConfigurationError(
+            raise StreamworkerError(
                 f"No stream of {app.name!r} has a group {name!r}.",
                 remedy="`streamworker doctor APP` lists those that it does not declare.",
             )
