@@ -22,6 +22,7 @@ from typing import NamedTuple, Self
 
 from streamworker.dev.children import Child
 from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.runtime.connecting import asked_for
 
 INSTALL_REMEDY = "Run: pip install 'streamworker[dev]'"
 
@@ -207,6 +208,7 @@ class EmbeddedServer:
             try:
                 self._spawn()
                 self._wait_until_ready()
+                asked_for.add(self.url)
                 return self
             except BackendUnavailable:
                 # Another program may take the free port before the server binds it.

@@ -1,11 +1,33 @@
 """Opens connections as the settings say."""
 
+import sys
+
+from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.settings import Settings
 
+asked_for: set[str] = set()
+"""The URLs of servers that a test has started or named itself."""
+
 
 def connected(settings: Settings, name: str, connections: int) -> Backend:
-    """Return a backend with a name in ``CLIENT LIST``; its first call connects."""
+    """Return a backend with a name in ``CLIENT LIST``; its first call connects.
+
+    Raises
+    ------
+    ConfigurationError
+        If a test would connect to a real server, and has not asked for it.
+    """
+    plugin = sys.modules.get("pytest_streamworker")
+    url = settings.redis_url
+    allowed = getattr(plugin, "real_servers", True)
+    if not (allowed or url in asked_for or url.startswith("memory:")):
+        raise ConfigurationError(
+            "A test would connect to a real server: the Redis that the settings of the app name.",
+            remedy="Use the fixture `worker` or local_worker(app), which have a server in memory. Or ask for "
+            "the real one: by the fixture `streamworker_real_server`, or for all tests by "
+            "`streamworker_real_server = true` in the configuration of pytest.",
+        )
     return Backend.open(
         settings.redis_url,
         name=name,

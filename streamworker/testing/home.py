@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from streamworker.app import App
 from streamworker.errors import ConfigurationError
+from streamworker.runtime.connecting import asked_for
 from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 from streamworker.testing.clock import JumpingClock
@@ -27,6 +28,8 @@ class Home:
         self._opened = app._producers  # noqa: SLF001 - no use to anybody else
         self._ends = ExitStack()
         self.url = url or app.settings.redis_url
+        if url is not None:
+            asked_for.add(url)
         if url is None and not is_in_memory(self.url):
             self.url = self._ends.enter_context(MemoryServer()).url
         if clock == "virtual":

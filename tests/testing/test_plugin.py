@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.raw import opened
+
 SHOP = """
 import msgspec
 from streamworker import App
@@ -92,6 +96,67 @@ def anyio_backend():
 """
 
 
+OF_PYTEST_ASYNCIO = """
+import pytest
+from shop import Order, keep, orders
+
+@pytest.mark.asyncio
+async def test_a_loop_of_its_own(worker):
+    await orders.send(Order(1))
+    await worker.until_drained()
+    assert await worker.rows(keep) == [{"amount": 1}]
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_loop_of_the_module(worker):
+    await orders.send(Order(2))
+    await worker.until_drained()
+    assert await worker.rows(keep) == [{"amount": 2}]
+"""
+
+WITHOUT_A_LOOP = """
+import pytest
+
+def test_that_is_sync(worker):
+    pass
+
+@pytest.mark.anyio
+@pytest.mark.asyncio
+async def test_of_two_plugins(worker):
+    pass
+"""
+
+BY_MISTAKE = """
+import pytest
+from shop import Order, app, orders
+
+FIXTURES
+
+def test_sync():
+    orders.sync.send(Order(1))
+
+@pytest.mark.anyio
+async def test_async():
+    await orders.send(Order(1))
+
+@pytest.mark.anyio
+async def test_worker():
+    async with app.worker():
+        pass
+"""
+ASKED = """
+import pytest
+from streamworker.testing import EmbeddedServer, local_worker
+from shop import Order, app, orders
+
+@pytest.mark.anyio
+async def test_a_server_that_the_test_has_started():
+    with EmbeddedServer() as server:
+        async with local_worker(app, url=server.url) as worker:
+            await orders.send(Order(1))
+            await worker.until_drained()
+"""
+
+
 def run(folder: Path, app: str, files: dict[str, str]) -> str:
     """Run some tests in a process of their own, as a user does, and return what pytest prints."""
     for name, text in {"shop.py": SHOP, "conftest.py": CONFTEST, **files}.items():
@@ -126,3 +191,49 @@ def test_who_asks_for_a_worker_and_names_no_app_is_told_how_to(tmp_path: Path) -
     printed = run(tmp_path, "pythonpath = .", {"test_named.py": TESTS["test_named.py"]})
     assert "No app is named." in printed
     assert 'streamworker_app = "shop:app"' in printed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["strict", "auto"])
+def test_the_worker_runs_in_the_loop_that_pytest_asyncio_gives_the_test(mode: str, tmp_path: Path) -> None:
+    """Of whichever scope."""
+    options = f"streamworker_app = shop:app\npythonpath = .\nasyncio_mode = {mode}"
+    printed = run(tmp_path, options, {"test_asyncio.py": OF_PYTEST_ASYNCIO})
+    assert re.search(r"^2 passed in", printed, re.MULTILINE), printed
+
+
+@pytest.mark.full
+def test_a_test_without_one_event_loop_is_told_how_to_get_it(tmp_path: Path) -> None:
+    """A sync test has none, and two plugins have one each."""
+    options = "streamworker_app = shop:app\npythonpath = ."
+    printed = run(tmp_path, options, {"test_loops.py": WITHOUT_A_LOOP})
+    assert "2 errors" in printed
+    said = "The fixture `worker` needs the event loop of an `async def` test"
+    assert len(re.findall(f"^E? *{said}", printed, re.MULTILINE)) == 2, printed
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("asks", ["", "option", "fixture"])
+def test_no_test_reaches_a_real_server_by_mistake(
+    asks: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment may name one that others use; the error says how to ask for it."""
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
+    fixtures = 'pytestmark = pytest.mark.usefixtures("streamworker_real_server")' if asks == "fixture" else ""
+    options = "pythonpath = ." + ("\nstreamworker_real_server = true" if asks == "option" else "")
+    printed = run(tmp_path, options, {"test_mistake.py": BY_MISTAKE.replace("FIXTURES", fixtures)})
+    with opened(redis_url) as raw:
+        if asks:
+            assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
+            assert raw.dbsize() > 0
+        else:
+            assert re.search(r"^3 failed in", printed, re.MULTILINE), printed
+            assert "`streamworker_real_server = true`" in printed and "the fixture `worker`" in printed
+            assert raw.dbsize() == 0
+
+
+@pytest.mark.full
+def test_a_server_that_a_test_has_started_is_no_mistake(tmp_path: Path) -> None:
+    """So it needs no option."""
+    printed = run(tmp_path, "pythonpath = .", {"test_asked.py": ASKED})
+    assert re.search(r"^1 passed in", printed, re.MULTILINE), printed
