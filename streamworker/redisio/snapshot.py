@@ -279,7 +279,8 @@ async def _silent(
     """Say of the partitions why no member sends heartbeats: none lives, or the server takes no writes."""
     is_written = True
     with suppress(BackendError):
-        is_written = (await backend.info(keys.beats)).aof_written
+        info = await backend.info(keys.beats)
+        is_written = info.aof_written and info.rdb_written
     reason = "no member is alive" if is_written else "Redis cannot write to its disk, and refuses all writes"
     return tuple(
         replace(view, state="unowned" if is_written else view.state, reason=view.reason or reason, retry=None)

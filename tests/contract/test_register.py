@@ -1,17 +1,27 @@
 """How a group gets its place in a stream."""
 
+import msgspec
 import pytest
 
+from streamworker import App
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, ConfigurationError
+from streamworker.log import get_logger
+from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
+from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.declaring import declare
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
+
+
+class Order(msgspec.Struct):
+    number: int
 
 
 async def test_a_new_group_begins_before_the_first_entry_or_behind_the_last(group: Group, raw: Raw) -> None:
@@ -125,3 +135,29 @@ async def test_two_apps_cannot_share_keys_by_a_dot_in_their_names(backend: Backe
     await streams.declare(backend, StreamKeys("a", "b.c"), 1, "json")
     with pytest.raises(ConfigurationError, match=r"would share its keys with stream 'b\.c' of app 'a'"):
         await streams.declare(backend, StreamKeys("a.b", "c"), 1, "json")
+
+
+@pytest.mark.parametrize("pack", ["", "json"], ids=["one by one", "packed"])
+async def test_a_worker_starts_and_drains_where_memory_is_full(
+    group: Group, full_memory: Raw, pack: streams.Packing
+) -> None:
+    """Also if its group has never run: otherwise nobody ever makes room."""
+    app = App("shop")
+    orders, priced = (app.stream(name, Order, partitions=1) for name in ("orders", "priced"))
+
+    @app.processor(orders, into=priced, log_retention="1 hour")
+    async def price(order: Order) -> Order:
+        return order
+
+    append = streams.Append(0, "p", 1, 0, [(b'{"number": %d}' % n, None) for n in range(500)], pack=pack)
+    await streams.append_many(group.backend, STREAM, [append])
+    full_memory.config_set("maxmemory", 1)
+    for owner in ("w1", "w2"):  # The second finds what the first has stored.
+        await declare(group.backend, app.processors["price"], get_logger("test"))
+        lock = await group.own(owner)
+    held = full_memory.xlen(STREAM.events(0))
+    entries = (await streams.read_each(group.backend, STREAM, {0: lock.checkpoint}, 500))[0]
+    assert isinstance(entries, Entries)
+    done = request(lock, list(entries), owner="w2", trim=True, reads=[])
+    assert (await group.commit(done)).code is CommitCode.OK
+    assert full_memory.xlen(STREAM.events(0)) < held

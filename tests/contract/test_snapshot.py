@@ -83,6 +83,19 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: R
     assert [(m.name, m.state) for m in view.members] == [("a", "silent"), ("b", "leaving")]
 
 
+async def test_partitions_of_which_no_member_is_alive_have_no_owner(group: Group, raw: Raw) -> None:
+    """They were shown as running for as long as nobody came to remove the dead."""
+    _, changed = await group.join("a", "b", partitions=2)
+    for partition, owner in enumerate(("a.1", "b.1")):
+        await group.own(owner, partition, generation=changed.generation)
+    raw.hset(GROUP.beats, "a.1", f"{changed.generation - 60_000}|1|run|0")
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert [each.state for each in view.partitions] == ["running", "running"], "the other takes it over"
+    raw.hset(GROUP.beats, "b.1", f"{changed.generation - 60_000}|1|run|0")
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert [(each.state, each.reason) for each in view.partitions] == 2 * [("unowned", "no member is alive")]
+
+
 async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(group: Group) -> None:
     """Load as it measured it, and the capacity with which it joined."""
     document, changed = await group.join("a", "b", partitions=4)

@@ -107,6 +107,12 @@ def _timeless(answer: Any) -> Any:
 # -- scenarios -------------------------------------------------------------------------------
 
 
+def declaring(t: Transcript) -> None:
+    for command, codec in (("HSETNX", "json"), ("HSETNX", "arrow"), ("HSET", "fields")):
+        t.run(scripts.DECLARE, (STREAM.meta,), (command, "codec", codec))
+        t.note(t.client.hgetall(STREAM.meta))
+
+
 def registering(t: Transcript) -> None:
     """A group at the start, at the end, at an id, twice, and without its lock or its group."""
     keys = (LOCK, EVENTS, ACKED, GROUPS, COUNTS)
@@ -407,6 +413,7 @@ def ids(t: Transcript) -> None:
 
 
 SCENARIOS = (
+    declaring,
     ids,
     claims,
     repairs,

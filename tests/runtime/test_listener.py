@@ -15,6 +15,7 @@ from streamworker.core.events import ControlReceived
 from streamworker.redisio.group import control
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime import telling
 from streamworker.runtime.listener import Listener
 from tests.helpers import wait_for_async
 from tests.raw import opened
@@ -79,6 +80,28 @@ async def test_a_stream_that_is_written_over_is_named_once_and_used_again(
             await wait_for_async(lambda: ours.generations == [1, 2], "the message after that")
     said = [(log["event"], log["key"]) for log in logs if log["event"].startswith("control_stream")]
     assert said == [("control_stream_unreadable", OURS.control), ("control_stream_readable", OURS.control)]
+
+
+async def test_a_lost_connection_is_told_and_its_end_too(
+    redis_url: str, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next message is heard, and so it is said that the stream is read again."""
+    monkeypatch.setattr(telling, "_told_s", {})  # Other tests may have told it less than a minute ago.
+    with capture_logs() as logs:
+        async with listening(redis_url) as (backend, ours, _):
+            await say(backend, OURS, 1)
+            await wait_for_async(lambda: ours.generations == [1], "the first message")
+            (reading,) = [each for each in raw.client_list() if each["cmd"] == "xread"]
+            raw.client_kill_filter(_id=reading["id"])
+
+            async def is_told() -> bool:
+                await say(backend, OURS, 2)
+                return "control_stream_readable" in [log["event"] for log in logs]
+
+            await wait_for_async(is_told, "it is read again")
+            assert ours.has(2)
+    said = [log["event"] for log in logs if log["event"].startswith("control_stream")]
+    assert said == ["control_stream_unreadable", "control_stream_readable"]
 
 
 async def test_a_worker_begins_where_a_stream_is_something_else(redis_url: str, raw: "redis.Redis") -> None:

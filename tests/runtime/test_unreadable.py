@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Halt, Processor, Stream
+from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import local_worker
 from tests.helpers import until_shown, wait_for_async
@@ -118,6 +120,41 @@ async def test_a_lock_that_somebody_wrote_to_holds_up_its_partition_alone_until_
             raw.hset(LOCK, "checkpoint", right)
             await worker.until_drained()
             assert sorted(row["number"] for row in await worker.rows(keep)) == list(range(40))
+
+
+async def test_what_held_a_partition_up_before_a_rollback_is_not_shown_after_it(redis_url: str) -> None:
+    """The lock has the reason that the lost writes had cleared, and its owner takes it again."""
+    app, items, _ = keeping(redis_url, partitions=1)
+    with opened(redis_url) as raw:
+        async with local_worker(app, url=redis_url) as worker:
+            await items.send_many([Item(n) for n in range(20)])
+            await worker.until_drained()
+            before = raw.hmget(LOCK, "checkpoint", "entries")
+            await items.send_many([Item(n) for n in range(20)])
+            await worker.until_drained()
+            raw.hset(LOCK, mapping={"checkpoint": before[0], "entries": before[1], "reason": "not confirmed"})
+            await items.send_many([Item(n) for n in range(20)])
+            await worker.until_drained()
+            await until_shown(
+                worker, lambda view: not view.lag and (view.state, view.reason) == ("running", "")
+            )
+
+
+@pytest.mark.full
+async def test_a_server_that_cannot_write_to_its_disk_is_named_as_what_holds_all_up(tmp_path: Path) -> None:
+    """It refuses all writes, so that no worker can tell it; nobody is taken for dead."""
+    with EmbeddedServer(data_dir=tmp_path / "data", appendonly=False) as server, opened(server.url) as raw:
+        app, _, _ = keeping(server.url, partitions=1)
+        async with local_worker(app, url=server.url) as worker:
+            await until_shown(worker, lambda view: view.state == "running")
+            raw.config_set("save", "3600 1")
+            (tmp_path / "data").rename(tmp_path / "away")
+            (tmp_path / "away").rmdir()
+            raw.bgsave()
+            view = await until_shown(worker, lambda view: "cannot write to its disk" in view.reason)
+            assert view.state == "running"
+            raw.config_set("save", "")
+            await until_shown(worker, lambda view: view.reason == "")
 
 
 async def test_an_epoch_that_somebody_wrote_over_costs_its_owner_the_batch_in_hand_and_no_more(

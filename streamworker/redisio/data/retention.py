@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from streamworker.core.data.retention import Retention
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.scripts import DECLARE, checked
+from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import RecordCounts
 from streamworker.redisio.wire.link import Argument
@@ -55,15 +56,15 @@ async def declare(
     that was started later.
     """
     before = await read(backend, keys)
-    commands: list[Sequence[Argument]] = []
+    calls: list[ScriptCall] = []
     for field, was, value in zip(_fields(keys), before, mine, strict=True):
         if value is not None and value != was and not (again and was):
-            commands.append(("HSET", keys.meta, field, str(value)))
+            calls.append(((keys.meta,), ("HSET", field, str(value))))
     if (kept := mine.stream or before.stream) and not kept.keeps_nothing:
         # From now on no sender trims; see parts/counts.lua.
-        commands += [("HSETNX", keys.counts(p), "retained", 0) for p in range(partitions)]
-    if commands:
-        all_answered(await backend.pipeline(commands))
+        calls += [((keys.counts(p),), ("HSETNX", "retained", 0)) for p in range(partitions)]
+    for reply in all_answered(await backend.run_many(DECLARE, calls)):
+        checked(reply)
     return before
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from streamworker.errors import ConfigurationError
 from streamworker.records.arrow import schema_changes
 from streamworker.redisio.data.ackedlog import deserialize_schema, schema_fingerprint, serialize_schema
+from streamworker.redisio.data.streams import store_fields
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
@@ -37,8 +38,8 @@ async def declare_schema(
             f"{'; '.join(changes)}.",
             remedy="Add new fields as Optional and keep the others, or give the processor a new name.",
         )
-    newest = () if changes else (CURRENT, fingerprint)
-    await backend.execute("HSET", keys.schemas, fingerprint, serialize_schema(schema), *newest)
+    newest = {} if changes else {CURRENT.decode(): fingerprint}
+    await store_fields(backend, keys.schemas, {fingerprint: serialize_schema(schema), **newest})
 
 
 async def stored_schemas(backend: Backend, keys: GroupKeys) -> dict[str, pa.Schema]:

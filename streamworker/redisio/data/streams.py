@@ -27,7 +27,7 @@ from streamworker.records.packs import (
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, checked, wrong_type
+from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, DECLARE, REGISTER, checked, wrong_type
 from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -121,10 +121,12 @@ async def declare(
     """
     names = ("app", "stream", "partitions", "codec")
     mine = (keys.app, keys.stream, str(partitions), codec)
-    values = {**dict(zip(names, mine, strict=True)), "created_at": str(int(time.time() * 1000))}
-    commands: list[Sequence[Argument]] = [("HSETNX", keys.meta, *each) for each in values.items()]
-    *_, found = all_answered(await backend.pipeline([*commands, ("HMGET", keys.meta, *names)]))
-    app, stream, count, used_codec = (value.decode("utf-8", "replace") for value in found)
+    found = await backend.execute("HMGET", keys.meta, *names, "schema")
+    if None in found[:-1]:
+        values = {**dict(zip(names, mine, strict=True)), "created_at": str(int(time.time() * 1000))}
+        await store_fields(backend, keys.meta, values, again=False)
+        found = await backend.execute("HMGET", keys.meta, *names, "schema")
+    app, stream, count, used_codec = (value.decode("utf-8", "replace") for value in found[:-1])
     if (app, stream) != mine[:2]:
         raise ConfigurationError(
             f"Stream {keys.stream!r} of app {keys.app!r} would share its keys with stream {stream!r} of app "
@@ -142,8 +144,16 @@ async def declare(
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
             remedy=f"Declare it with codec={used_codec!r}, or take a new stream.",
         )
-    if schema:
-        await backend.execute("HSET", keys.meta, "schema", msgspec.json.encode(schema))
+    if schema and (text := msgspec.json.encode(schema)) != found[-1]:
+        await store_fields(backend, keys.meta, {"schema": text})
+
+
+async def store_fields(
+    backend: Backend, key: str, fields: Mapping[str, str | bytes], *, again: bool = True
+) -> None:
+    """Store how something is declared, also when memory is full; without ``again``, what is there stays."""
+    flat = [each for pair in fields.items() for each in pair]
+    checked(await backend.run(DECLARE, (key,), ("HSET" if again else "HSETNX", *flat)))
 
 
 async def stored_schema(backend: Backend, keys: StreamKeys) -> Mapping[str, Any]:

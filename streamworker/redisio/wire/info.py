@@ -27,6 +27,8 @@ class ServerInfo:
     aof_enabled: bool
     aof_written: bool
     """Whether the last write to the append-only file succeeded; if not, Redis refuses all writes."""
+    rdb_written: bool
+    """Whether the last snapshot succeeded; if not, Redis refuses all writes by default."""
     role: str
     """``master`` or ``slave``."""
     replicas: int
@@ -53,6 +55,7 @@ def read_info(text: bytes, *, has_all_keys: bool = True) -> ServerInfo:
         maxmemory=int(values.get("maxmemory", 0)),
         aof_enabled=values.get("aof_enabled") == "1",
         aof_written=values.get("aof_last_write_status", "ok") == "ok",
+        rdb_written=values.get("rdb_last_bgsave_status", "ok") == "ok",
         role=values.get("role", ""),
         replicas=int(values.get("connected_slaves", 0)),
         lacks_keys=has_all_keys and values.get("cluster_enabled") == "1",

@@ -51,7 +51,6 @@ local function granted(epoch)
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
     'aside', 'deaths', 'tries', 'reason')
   if has[6] then
-    begin_writes(lock)
     redis.call('HSET', lock, 'obeyed', has[6], 'state', has[7] and 'paused' or 'running', 'reason', '')
     has[11] = ''
   end
@@ -64,7 +63,6 @@ if held_generation > generation then return {'STALE', held_generation} end
 
 if holder == owner then
   if held_generation < generation then
-    begin_writes(lock)
     if generation >= wanted_in then
       redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
     end
@@ -72,7 +70,6 @@ if holder == owner then
   end
   local orders = redis.call('HMGET', lock, 'ordered', 'obeyed')
   if orders[1] == orders[2] then return granted(held[2]) end
-  begin_writes(lock)
   return granted(raise_epoch(lock, held[2]))
 end
 

@@ -7,16 +7,14 @@
 -- identity, so that readers notice. A consumer group that is not listed was made by another program, and
 -- its position is ignored.
 local function register(lock, events, acked, group_name, start, nonce)
+  begin_writes(lock)
   fold_counts(events)
   local group = groups_at(events)[group_name]
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
   local checkpoint, entries = held[1], nil
   local is_listed = redis.call('HEXISTS', groups_key(events), group_name) == 1
   if checkpoint then
-    if not is_listed then
-      begin_writes(lock)
-      redis.call('HSET', groups_key(events), group_name, '')
-    end
+    if not is_listed then redis.call('HSET', groups_key(events), group_name, '') end
     show_group(events, group_name, group, checkpoint, held[2] or '0')
     return true, checkpoint
   end
