@@ -232,7 +232,7 @@ def refuse_path(url: str, what: str) -> None:
     path = _taken_apart(url)[3].partition("?")[0]
     if kind_of(url) != SENTINEL and not url.startswith("unix:") and not _DATABASE.fullmatch(path):
         raise ConfigurationError(
-            f"{what} has a path that is no number of a database.",
+            f"{what} cannot be read: its path is no number of a database.",
             remedy="Write redis://host:6379/0; characters such as / # @ in a password are percent-encoded.",
         )
 
