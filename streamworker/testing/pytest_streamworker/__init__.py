@@ -114,7 +114,8 @@ def _streamworker_asyncio(scope: Any) -> Any:
                 await ended.wait()
 
         task = asyncio.create_task(host())
-        await asyncio.wait([task, began], return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [task, began]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if began.done():
             yield began.result()
         ended.set()
