@@ -520,7 +520,7 @@ def test_a_record_that_kills_its_process_halts_its_partition_alone(
                 workers[place] = spawn("run", "deadly:app", "--name", f"w{place}")
         assert deaths <= 8, "it goes on for ever"
         with opened(redis_url) as raw:
-            return raw.hget("sw:{deadly.lines.1}:lock:handle", "state") == b"halted"
+            return bool(raw.hget("sw:{deadly.lines.1}:lock:handle", "state") == b"halted")
 
     with opened(redis_url) as raw:
         wait_for(lambda: raw.hget("sw:{deadly.lines.2}:lock:handle", "state") == b"running", "they run")
