@@ -119,7 +119,7 @@ def test_a_letter_is_named_by_its_record_everywhere(
     assert dropped.output == "Dropped 1 of 1 dead letter.\n"
     assert letters(streamworker) == []
     again = streamworker("dead", "drop", "shop:price", second, "--yes")
-    assert (again.exit_code, "1 did not exist any more" in again.stderr) == (ExitCode.FAILED, True)
+    assert (again.exit_code, "1 did not exist." in again.stderr) == (ExitCode.FAILED, True)
 
 
 def test_dropping_asks_first(stopped: WorkerProcess, streamworker: Invoke) -> None:

@@ -402,7 +402,7 @@ def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), wh
     say(f"{verb} {done:,} of {counted(asked, 'dead letter')}{where}.")
     if done < asked:
         named = f": {', '.join(missing[:5])}" if missing else ""
-        give_up(f"{asked - done} did not exist any more{named}.")
+        give_up(f"{asked - done} did not exist{named}. `streamworker dead list` shows those that do.")
 
 
 def _name(letter: StoredLetter) -> str:
