@@ -73,6 +73,9 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
     include
         Modules that declare more of the app, such as ``["shop.mail"]``. They import the app, so they are
         imported after it: when a command or a worker loads it.
+    include_spark
+        Modules that declare pipelines, such as ``["shop.lake"]``. Only what needs pipelines imports them, so
+        that workers need no pyspark: ``streamworker spark``, ``graph``, ``schema check`` and ``dev``.
     **settings
         Any setting of ``Settings`` by name; see docs/settings.md.
 
@@ -104,6 +107,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
         coordination: str | Coordination | None = None,
         assignment: str = "range",
         include: Sequence[str] = (),
+        include_spark: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         TableApp.__init__(
@@ -112,7 +116,7 @@ class App(TableApp, Injecting, Pipelines, TimerApp):
             Settings.from_env(redis_url=redis_url, coordination=coordination, **settings),
         )
         Injecting.__init__(self, include)
-        Pipelines.__init__(self)
+        Pipelines.__init__(self, include_spark)
         TimerApp.__init__(self)
         Membership.empty(1, assignment)
         chosen = self.settings.coordination.name

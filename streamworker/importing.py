@@ -219,6 +219,12 @@ def with_override(app: A) -> A:
     return app
 
 
+def with_pipelines(app: App) -> App:
+    """Import the modules with pipelines that workers do not import."""
+    app.load_pipelines(_import)
+    return app
+
+
 def _apps(module: ModuleType) -> dict[str, App]:
     """Return the apps in a module by attribute name; each app under its first name."""
     apps: dict[str, App] = {}

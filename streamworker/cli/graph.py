@@ -11,7 +11,7 @@ from streamworker.cli.output import print_json, say
 from streamworker.cli.support import LOOK_S, ask, group_keys, take
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
-from streamworker.importing import resolve_app
+from streamworker.importing import resolve_app, with_pipelines
 from streamworker.processors import PipelineSpec, ProcessorSpec
 from streamworker.redisio.admin.outboxes import read_heads
 from streamworker.redisio.wire.client import Backend
@@ -49,7 +49,7 @@ def graph(app: AppPath, json: AsJson = False) -> None:
       streamworker graph shop:app
       streamworker graph shop:app --json
     """
-    found = resolve_app(app)
+    found = with_pipelines(resolve_app(app))
     edges, tables = ask(found, _edges, found)
     partitions = {stream.name: stream.spec.partitions for stream in found.streams.values()}
     rings = cycles((edge.start, edge.end) for edge in edges)

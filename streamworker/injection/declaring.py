@@ -11,15 +11,34 @@ from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Resource, Scope, read_parameters
 
 
+def modules_of(argument: str, modules: Sequence[str]) -> tuple[str, ...]:
+    """Return the modules that an argument of the app names."""
+    if not isinstance(modules, list | tuple):  # Text would be taken letter by letter.
+        raise ConfigurationError(
+            f"{argument}={modules!r} is no list.", remedy=f"Write {argument}=[{modules!r}]."
+        )
+    return tuple(modules)
+
+
+def import_included(module: str) -> None:
+    """Import a module that an argument of the app names."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A missing import inside the module is a fault of the module.
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigurationError(
+            f"There is no module {module!r}, which the app's include= or include_spark= names.",
+            remedy="Write it as in an import statement, from the folder that Python starts in.",
+        ) from None
+
+
 class Injecting:
     """The part of an app that declares what functions are given, and what is around their calls."""
 
     def __init__(self, include: Sequence[str]) -> None:
-        if not isinstance(include, list | tuple):  # Text would be taken letter by letter.
-            raise ConfigurationError(
-                f"include={include!r} is no list.", remedy=f"Write include=[{include!r}]."
-            )
-        self.include = tuple(include)
+        self.include = modules_of("include", include)
         """Modules that declare more of the app."""
         self.resources: dict[str, Resource[..., Any]] = {}
         self.layers: list[Layer] = []
@@ -31,16 +50,7 @@ class Injecting:
         Raises ConfigurationError if there is no such module.
         """
         for module in self.include:
-            try:
-                importlib.import_module(module)
-            except ModuleNotFoundError as error:
-                # A missing import inside the module is a fault of the module.
-                if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-                    raise
-                raise ConfigurationError(
-                    f"There is no module {module!r}, which the app's include= names.",
-                    remedy="Write it as in an import statement, from the folder that Python starts in.",
-                ) from None
+            import_included(module)
 
     @overload
     def resource(self, function: Callable[P, AsyncIterator[R]], /) -> Resource[P, R]: ...

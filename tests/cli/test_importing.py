@@ -1,5 +1,6 @@
 """From a path on the command line to the object, and what is said if there is none."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ from streamworker.importing import (
     resolve_processor,
     resolve_processors,
     resolve_stream,
+    with_pipelines,
 )
+from streamworker.runtime.worker import Worker
 from streamworker.variables import REDIS_URL_OVERRIDE
+from tests.cli.conftest import Invoke
 
 
 def test_an_app_is_found_as_uvicorn_would_find_it(shop: Path) -> None:
@@ -168,3 +172,64 @@ def test_the_server_of_dev_wins_over_the_one_that_an_app_names(
     (folder / "fixed.py").write_text(source, "utf-8")
     monkeypatch.setenv(REDIS_URL_OVERRIDE, "redis://localhost:1/0")
     assert resolve_app("fixed:app").settings.redis_url == "redis://localhost:1/0"
+
+
+PARTS = """
+import msgspec
+from streamworker import App
+
+app = App("parts", include_spark=["lake"])
+
+class Row(msgspec.Struct):
+    n: int
+
+rows = app.stream("rows", Row, partitions=1)
+
+@app.processor(rows, forward=FORWARD)
+async def keep(row: Row) -> None: ...
+"""
+LAKE = """
+from parts import app, keep, rows
+
+@app.pipeline(keep, path="lake")
+def table(frame):
+    return frame
+"""
+MORE = """
+@app.processor(rows)
+async def more(row): ...
+"""
+
+
+def test_what_needs_no_pipelines_does_not_import_their_modules(shop: Path) -> None:
+    """A worker forwards all the same, since its processor says so."""
+    (shop / "parts.py").write_text(PARTS.replace("FORWARD", "True"), "utf-8")
+    (shop / "lake.py").write_text(LAKE, "utf-8")
+    found = resolve_app("parts:app")
+    Worker(found)
+    assert "lake" not in sys.modules and not found.pipelines
+    before = dict(found.processors)
+    assert list(with_pipelines(found).pipelines) == ["table"]
+    assert found.processors == before and before["keep"].forward
+
+
+@pytest.mark.parametrize(("forward", "lake", "name"), [("None", LAKE, "keep"), ("True", LAKE + MORE, "more")])
+def test_a_module_for_spark_changes_nothing_that_workers_know(
+    forward: str, lake: str, name: str, shop: Path
+) -> None:
+    """They would run the app without the processor, or without its rows, and nobody would know."""
+    (shop / "parts.py").write_text(PARTS.replace("FORWARD", forward), "utf-8")
+    (shop / "lake.py").write_text(lake, "utf-8")
+    with pytest.raises(ConfigurationError, match=f"Processor '{name}' is declared, or told to forward") as no:
+        with_pipelines(resolve_app("parts:app"))
+    assert "with forward=True" in str(no.value)
+
+
+@pytest.mark.parametrize("command", ["spark", "graph", "schema check", "dev", "top"])
+def test_commands_about_pipelines_import_their_modules(command: str, shop: Path, invoke: Invoke) -> None:
+    """The error shows it: here the package is missing that such a module needs."""
+    (shop / "parts.py").write_text(PARTS.replace("FORWARD", "True"), "utf-8")
+    (shop / "lake.py").write_text("import pyspark_of_tomorrow\n", "utf-8")
+    result = invoke(*command.split(), "parts:app", env={"STREAMWORKER_REDIS_URL": "redis://127.0.0.1:1"})
+    said = "Importing module 'lake' failed: ModuleNotFoundError: No module named 'pyspark_of_tomorrow'"
+    assert (said in result.stderr) == (command != "top"), result.stderr

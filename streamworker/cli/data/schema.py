@@ -10,7 +10,7 @@ from streamworker.cli.options import AppPath, AsJson
 from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import Commands, ask, group_keys
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.importing import resolve_app
+from streamworker.importing import resolve_app, with_pipelines
 from streamworker.processors import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.evolution import changes, json_schema
@@ -54,7 +54,7 @@ def check(path: AppPath, json: AsJson = False) -> None:
     Examples:
       streamworker schema check shop:app
     """
-    app = resolve_app(path)
+    app = with_pipelines(resolve_app(path))
     found, compared = ask(app, _check, app)
     broken = [each for each in found if each.breaks]
     if json:

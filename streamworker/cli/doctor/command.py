@@ -122,6 +122,8 @@ def application(path: str) -> tuple[Check, App | None]:
         "pipeline": len(found.pipelines),
     }
     texts = [counted(count, noun) for noun, count in counts.items()]
+    if found.include_spark:
+        texts.append(f"{counted(len(found.include_spark), 'module')} of include_spark= not imported")
     return ok("app", f"{found.name}: {', '.join(texts)}"), found
 
 

@@ -18,7 +18,7 @@ from streamworker.cli.workers.rendezvous import announced, find
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
 from streamworker.errors import ConfigurationError
-from streamworker.importing import Selection, resolve_processors
+from streamworker.importing import Selection, resolve_processors, with_pipelines
 from streamworker.spark.driver.checks import CONTROL_FOLDER, checkpoint_of, is_local, local
 from streamworker.tui.figures import counted
 from streamworker.variables import REDIS_URL_OVERRIDE
@@ -67,6 +67,8 @@ def dev(
     from streamworker.dev.server import EmbeddedServer
 
     found = resolve_processors(app).app
+    if fresh or not no_spark:
+        with_pipelines(found)
     folder = data or Path(CONTROL_FOLDER) / f"{found.name}.dev"
     if running := find():
         raise ConfigurationError(

@@ -15,7 +15,7 @@ from streamworker.cli.support import connected, group_keys, run_async, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.errors import ConfigurationError
-from streamworker.importing import Selection, resolve_app
+from streamworker.importing import Selection, resolve_app, with_pipelines
 from streamworker.redisio.group import readers
 from streamworker.tui.figures import held_up
 
@@ -74,7 +74,7 @@ def spark(
         run_async(_forget, resolve_app(app), forget)
         return
     logs.configure(log_level.value, log_format.value)
-    found = resolve_app(app)
+    found = with_pipelines(resolve_app(app))
     stop = threading.Event()
     # Spark takes some ten seconds to start; a terminal shows that until the first progress event.
     starting = console(error=True).status("Starting Spark")

@@ -1,6 +1,6 @@
 """The decorator ``@app.pipeline``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -8,6 +8,7 @@ from streamworker.core.rules import checked
 from streamworker.declaring.processor import Processor
 from streamworker.errors import ConfigurationError
 from streamworker.injection.callables import look, takes_one
+from streamworker.injection.declaring import import_included, modules_of
 from streamworker.processors import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.redisio.keys import check_name
 from streamworker.settings import Settings
@@ -23,9 +24,27 @@ class Pipelines:
     name: str
     settings: Settings
 
-    def __init__(self) -> None:
+    def __init__(self, include_spark: Sequence[str] = ()) -> None:
+        self.include_spark = modules_of("include_spark", include_spark)
+        """Modules that declare pipelines, which workers do not import."""
         self.processors: dict[str, ProcessorSpec] = {}
         self.pipelines: dict[str, PipelineSpec] = {}
+
+    def load_pipelines(self, load: Callable[[str], object] = import_included) -> None:
+        """Import the modules that ``include_spark`` names; done by all that needs the pipelines.
+
+        Raises ConfigurationError if one of them changes what workers have to know.
+        """
+        before = dict(self.processors)
+        for module in self.include_spark:
+            load(module)
+        for name, spec in self.processors.items():
+            if before.get(name) is not spec:
+                raise ConfigurationError(
+                    f"Processor {name!r} is declared, or told to forward its records, by a module of "
+                    "include_spark=, which workers do not import.",
+                    remedy="Declare it in one that they import, with forward=True if a pipeline reads it.",
+                )
 
     @checked("Pipeline")
     def pipeline(

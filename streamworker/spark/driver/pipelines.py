@@ -145,6 +145,7 @@ def _selected(
     if isinstance(app_or_specs, Iterable):
         specs, redis_url, owner = list(app_or_specs), None, "the list"
     else:
+        app_or_specs.load_pipelines()
         specs, redis_url = list(app_or_specs.pipelines.values()), app_or_specs.settings.redis_url
         owner = f"app {app_or_specs.name!r}"
     if not specs:
