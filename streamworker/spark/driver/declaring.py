@@ -30,14 +30,22 @@ class Pipelines:
         self.processors: dict[str, ProcessorSpec] = {}
         self.pipelines: dict[str, PipelineSpec] = {}
 
-    def load_pipelines(self, load: Callable[[str], object] = import_included) -> None:
+    def load_pipelines(self, load: Callable[[str], object] | None = None) -> None:
         """Import the modules that ``include_spark`` names; done by all that needs the pipelines.
 
-        Raises ConfigurationError if one of them changes what workers have to know.
+        Parameters
+        ----------
+        load
+            What imports a module.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of them changes what workers have to know.
         """
         before = dict(self.processors)
         for module in self.include_spark:
-            load(module)
+            (load or import_included)(module)
         for name, spec in self.processors.items():
             if before.get(name) is not spec:
                 raise ConfigurationError(
