@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -160,6 +161,33 @@ async def test_a_send_without_an_answer_ends_at_its_timeout_and_says_so(redis_ur
         await desk.producer.send(Order(2))
         found = await desk.numbers()
         assert found in ([0, 2], [0, 1, 2])
+
+
+@pytest.mark.parametrize("id", [None, "once"])
+async def test_a_timeout_before_the_first_connection_says_that_nothing_was_written(
+    id: str | None, redis_url: str
+) -> None:
+    """That stays true: what others wait for is sent later, in order, without the record that was given up."""
+    async with proxied(redis_url) as proxy:
+        url = proxy.url
+        proxy._port = urlsplit(url).port or 0  # It listens there again later.
+        await proxy.stop()
+        async with bench(url, run=False) as desk:
+            first = asyncio.create_task(desk.producer.send(Order(0)))
+            given_up = asyncio.create_task(desk.producer.send(Order(1), id=id, timeout=0.2))
+            await asyncio.sleep(0)
+            second = asyncio.create_task(desk.producer.send(Order(2)))
+            with pytest.raises(ProducerError, match="nothing was written"):
+                await given_up
+            declaration = desk.producer._lanes.declaration
+            await wait_for_async(lambda: declaration.trouble, "the port was found closed")
+            with pytest.raises(ProducerError, match=r"nothing was written\. .*Connection refused"):
+                await desk.producer.send(Order(1), id=id, timeout=0.2)
+            assert not first.done() and not second.done()
+            await proxy.start()
+            await asyncio.wait_for(asyncio.gather(first, second), PATIENCE_S)
+            await desk.producer.send(Order(3))
+            assert await desk.numbers() == [0, 2, 3]
 
 
 async def test_a_cancelled_send_does_not_disturb_the_others(redis_url: str) -> None:

@@ -6,6 +6,7 @@ the caller repeats the call if that is safe. Messages name the address, never a 
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -154,6 +155,8 @@ def translate(error: BaseException, address: str) -> BackendError:
     cause = next((each for each in (error, error.__context__) if isinstance(each, OSError)), None)
     # A TimeoutError of asyncio has no text.
     said = (cause and (cause.strerror or str(cause))) or text or type(error).__name__
+    if cause is not None and cause.errno and said.startswith("Connect call failed"):
+        said = os.strerror(cause.errno)  # asyncio has put the address in its place.
     reason = _OPENSSL_PLACE.sub("", said)
     return BackendUnavailable(f"Redis at {address} cannot be reached: {reason}.", remedy=_UNKNOWN_OUTCOME)
 

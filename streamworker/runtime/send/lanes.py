@@ -46,7 +46,7 @@ from streamworker.runtime.send.lane import (
     check_on_full,
 )
 from streamworker.runtime.send.ledger import Losses, LostSends
-from streamworker.runtime.send.refusals import full, not_in_time, refused_later, tell
+from streamworker.runtime.send.refusals import full, not_begun, not_in_time, refused_later, tell
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
@@ -70,14 +70,25 @@ class Declaration:
     spec: StreamSpec
     settings: Settings
     is_made: bool = False
+    trouble: BackendUnavailable | None = None
+    """Why it is not made yet."""
 
-    async def make(self) -> None:
-        """Check that the server supports the durability, and declare the stream, unless that was done."""
-        if not self.is_made:
+    async def make(self) -> bool:
+        """Check that the server supports the durability, and declare the stream, unless that was done.
+
+        Returns whether it was not.
+        """
+        if self.is_made:
+            return False
+        try:
             await check_durability(self.backend, self.settings)
             keys = StreamKeys(self.spec.app, self.spec.name)
             await streams.declare(self.backend, keys, self.spec.partitions, self.spec.codec_name)
-            self.is_made = True
+        except BackendUnavailable as error:
+            self.trouble = error
+            raise
+        self.is_made = True
+        return True
 
 
 class Lanes:
@@ -134,6 +145,8 @@ class Lanes:
                 return part.done.result()
         finally:
             part.done.cancel()
+        if not self.declaration.is_made:
+            raise not_begun(self._spec, timeout, self.declaration.trouble)
         raise not_in_time(self._spec, self._lanes[partition], part, timeout, self._durability)
 
     def _place_of(self, partition: int) -> str:
@@ -215,7 +228,11 @@ class Lanes:
         pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
         while any(batch.is_wanted for batch in batches):
             try:
-                await self.declaration.make()
+                if await self.declaration.make() and any(batch.is_given_up for batch in batches):
+                    # Who has given up was told that nothing was written. The others are sent anew.
+                    for batch in batches:
+                        self._put_back(batch)
+                    return
                 appends = [
                     batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches
                 ]

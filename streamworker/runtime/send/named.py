@@ -23,7 +23,7 @@ from streamworker.redisio.wire.client import CONNECTIONS
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
 from streamworker.runtime.send.lanes import FULL_PAUSE_MS, Declaration
-from streamworker.runtime.send.refusals import full, refused_later, too_many
+from streamworker.runtime.send.refusals import full, not_begun, refused_later, too_many
 from streamworker.runtime.telling import warn
 
 ID_BYTES_MAX = 1_024
@@ -151,6 +151,8 @@ class NamedSends:
             return IdReply(AppendCode.UNKNOWN, error=error)
 
     def _not_in_time(self, trouble: StreamworkerError | None, timeout: float | None) -> ProducerError:
+        if not self._declaration.is_made:
+            return not_begun(self._spec, timeout, self._declaration.trouble)
         if isinstance(trouble, ProducerError):
             return trouble
         return ProducerError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from streamworker.errors import ProducerError, RecordError, StreamFull, StreamworkerError
+from streamworker.errors import BackendError, ProducerError, RecordError, StreamFull, StreamworkerError
 from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.durability import Durability
 from streamworker.runtime.send.lane import Lane, Part
@@ -45,6 +45,15 @@ def refused_later(spec: StreamSpec, error: StreamworkerError) -> ProducerError:
     )
 
 
+def not_begun(spec: StreamSpec, timeout: float | None, trouble: BackendError | None) -> ProducerError:
+    """Return the error for a send of which nothing has left this process; ``trouble`` says why."""
+    return ProducerError(
+        f"Stream {spec.name!r}: a send was not begun within {timeout} s, and nothing was written. "
+        f"{trouble.message if trouble else ''}".strip(),
+        remedy="Is Redis running, and can this machine reach it?",
+    )
+
+
 def not_in_time(
     spec: StreamSpec, lane: Lane, part: Part, timeout: float | None, durability: Durability
 ) -> ProducerError:
@@ -52,10 +61,7 @@ def not_in_time(
     if part.waits and not lane.under_way and lane.pauses is not None:
         return full(spec, lane.partition)
     if part.waits and not part.taken and not lane.under_way:
-        return ProducerError(
-            f"Stream {spec.name!r}: a send was not begun within {timeout} s.",
-            remedy="Is Redis running, and can this machine reach it?",
-        )
+        return not_begun(spec, timeout, None)
     if any(batch.found_no_room and part in (each.part for each in batch.slices) for batch in lane.under_way):
         return refused_later(spec, full(spec, lane.partition))
     if lane.undurable:
