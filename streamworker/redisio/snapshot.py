@@ -228,7 +228,8 @@ def _partition_view(look: _Look, membership: Membership, group: str) -> Partitio
     state, reason = _state(look, owner, assigned, membership)
     if lock.deaths:
         suspect = f"{look.partition}/{lock.suspect}"
-        reason = reason or f"{lock.deaths} workers died in a row in the call of record {suspect}."
+        died = "1 worker" if lock.deaths == 1 else f"{lock.deaths} workers"
+        reason = reason or f"{died} died in a row in the call of record {suspect}."
         reason += (
             f" Set it aside: `streamworker dead put MODULE:{group} {suspect}`. "
             f"Or have it called again: `streamworker retry MODULE:{group} --partition {look.partition}`."
