@@ -1,8 +1,10 @@
 """The forwarder of outboxes, on a real server."""
 
+import os
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +14,7 @@ from structlog.testing import capture_logs
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.data.outbox import Message
+from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
@@ -19,7 +22,9 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.settings import Settings
 from tests.contract.support import GROUP, TO, chain, message
+from tests.durability.pair import newest_aof
 from tests.helpers import wait_for_async
+from tests.raw import opened
 
 pytestmark = pytest.mark.anyio
 
@@ -119,6 +124,38 @@ async def test_a_message_that_a_failover_brought_back_is_found_taken_and_deleted
         source.look_again()
         await until_deleted(backend)
         await assert_taken_once(backend, messages)
+
+
+@pytest.mark.parametrize("is_lost", ["what the target took", "what the source sent"])
+async def test_a_server_that_comes_back_without_its_last_writes_gets_what_its_outbox_holds(
+    tmp_path: Path, is_lost: str
+) -> None:
+    """What was deleted for an answer from before, or forwarded from memory, would be lost or too much."""
+    messages, taken, held = chain(3), PRICED.taken(TO.partition), list[str]()
+    left = messages if is_lost == "what the target took" else messages[:1]
+    with EmbeddedServer(tmp_path, port=0) as server, opened(server.url) as raw:
+        async with Backend.open(server.url, name="forwarder") as backend, forwarding(backend) as forwarder:
+            source, _ = await forwarder.open(KEYS, held.append)
+            await store(backend, left)
+            raw.execute_command("WAITAOF", 1, 0, 10_000)
+            size = newest_aof(tmp_path).stat().st_size
+            if is_lost == "what the target took":
+                raw.rename(KEYS.messages, "away")  # The source refuses to delete.
+                raw.set(KEYS.messages, "x")
+                source.committed(OutboxWrite("", messages, 100))
+                await source.settle()
+                assert source.is_idle
+            else:
+                raw.set(taken, "of another type")
+                source.committed(OutboxWrite("", left, 100))
+                source.committed(await store(backend, messages[1:]))
+                await wait_for_async(lambda: held, "the target takes nothing")
+            server.kill()
+            os.truncate(newest_aof(tmp_path), size)
+            server.start()
+            await wait_for_async(lambda: not raw.xlen(KEYS.messages), "all messages are deleted")
+            assert raw.hget(taken, KEYS.source) == str(left[-1].through).encode()
+            assert raw.xlen(PRICED.events(TO.partition)) == len(left)
 
 
 async def test_nothing_holds_up_an_outbox_in_which_nothing_waits(backend: Backend) -> None:

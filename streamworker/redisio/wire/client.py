@@ -103,12 +103,13 @@ class Backend:
         """Return how many slots of a Cluster no node serves; None for one server, which has no slots."""
         return await self._server.uncovered()
 
-    def apart(self, connections: int) -> "Backend":
-        """Return a backend for the same server or Cluster with its own connections, for long reads.
+    def apart(self, connections: int, on_restart: Callable[[], None] | None = None) -> "Backend":
+        """Return a backend for the same server or Cluster with its own connections.
 
-        Close it first: both share the Cluster's slot map.
+        Close it first: both share the Cluster's slot map. ``on_restart`` is called before the first call to a
+        server that has restarted, or has taken over the address. All calls that began before then fail.
         """
-        return Backend(self._server.apart(connections))
+        return Backend(self._server.apart(connections, on_restart))
 
     @property
     def map_version(self) -> int:

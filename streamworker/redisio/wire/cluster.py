@@ -15,7 +15,7 @@ on one node, and gets ``TRYAGAIN`` meanwhile: that counts as no answer, and the 
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
@@ -71,14 +71,15 @@ class Cluster:
         self._nodes: dict[str, Node] = {}
         self._version = 0
         self._is_owner = True
+        self._on_restart: Callable[[], None] | None = None
         self._closed = False
         self._leaving: set[asyncio.Task[None]] = set()
         """Tasks that close connections to nodes that are gone."""
 
-    def apart(self, connections: int) -> "Cluster":
+    def apart(self, connections: int, on_restart: Callable[[], None] | None = None) -> "Cluster":
         """Return the same Cluster with its own connections."""
         other = Cluster(self._topology, connections, self.call_timeout_ms)
-        other._is_owner = False
+        other._is_owner, other._on_restart = False, on_restart
         return other
 
     @property
@@ -282,6 +283,7 @@ class Cluster:
         if node is None:
             target = self._topology.target(address)
             node = Node(target, self._connections, self.call_timeout_ms, is_one_of_many=True)
+            node.on_restart = self._on_restart
             self._nodes[address] = node
         return node
 

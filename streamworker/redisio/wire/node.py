@@ -5,10 +5,11 @@ A :class:`Node` is one server; ``cluster`` combines the nodes of a Cluster and h
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from redis.exceptions import ResponseError
 
-from streamworker.errors import ConfigurationError
+from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import no_answer
@@ -59,11 +60,15 @@ class Node:
         """Whether closing this node also closes its target."""
         self._keeps = True
         """Whether connections are kept for the next call."""
+        self.on_restart: Callable[[], None] | None = None
+        """Called when a connection leads to another server than those before. The calls that began before
+        then fail, since they may say what was true at that server alone."""
+        self._run_id: str | None = None
 
-    def apart(self, connections: int) -> "Node":
+    def apart(self, connections: int, on_restart: Callable[[], None] | None = None) -> "Node":
         """Return the same server with its own connections."""
         other = Node(self.target, connections, self.call_timeout_ms, is_one_of_many=not self.has_all_keys)
-        other._is_owner = False
+        other._is_owner, other.on_restart = False, on_restart
         return other
 
     @property
@@ -167,7 +172,7 @@ class Node:
         if self._closed:
             raise was_closed()
         link: Link | None = None
-        asked = False
+        asked, run_id = False, self._run_id
         try:
             async with asyncio.timeout(timeout_ms / 1000), self._free:
                 link = self._idle.pop() if self._idle else Link(self.target)
@@ -177,6 +182,8 @@ class Node:
                 self._in_use += 1
                 asked = True
                 try:
+                    if self.on_restart is not None:
+                        await self._check_run(link, run_id)
                     answers = await use(link)
                 finally:
                     self._in_use -= 1
@@ -193,6 +200,15 @@ class Node:
         if not self._keeps:
             await self.close_idle()
         return answers
+
+    async def _check_run(self, link: Link, known: str | None) -> None:
+        """Raise if a connection leads to another server than the one that was known when a call began."""
+        run_id = (await _identity(link))[1]
+        before, self._run_id = self._run_id, run_id
+        if before not in (None, run_id) and self.on_restart is not None:
+            self.on_restart()
+        if known not in (None, run_id):
+            raise BackendUnavailable(f"Redis at {self.address} has restarted, or another one has taken over.")
 
     async def close_idle(self) -> None:
         """Close the connections that are not in use, and keep none from now on."""
@@ -230,7 +246,7 @@ async def _send(
     return [failed if _is_noscript(answer) else answer for answer in answers]
 
 
-async def _identity(link: Link) -> list[Reply]:
+async def _identity(link: Link) -> list[Any]:
     """Return the connection's client id and the server's run id; ask once for each connection."""
     if link.client_id is None or link.run_id is None:
         number, info = await link.roundtrip(pack(("CLIENT", "ID")) + pack(("INFO", "server")), 2)

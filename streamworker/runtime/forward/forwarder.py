@@ -3,7 +3,9 @@
 Messages for one target partition go in order, and those for different ones do not wait for each other. A
 message that was committed and is durable at its source is forwarded; once it is durable at its target, it is
 deleted at the source. Whatever ends this worker in between, the next owner of the outbox forwards the rest
-again, and the targets recognise what they have. So does this worker after a call without an answer.
+again, and the targets recognise what they have. So does this worker after a call without an answer. When a
+server restarts or another takes over, it may lack some of what this worker remembers of an outbox or of a
+target. So this worker forgets all of it, and reads anew what the outboxes hold.
 
 If a target stands elsewhere than a message begins, one of the two servers has gone back after a failover.
 What the source still has is forwarded again. What it has not is lost: it is told and kept on the record, and
@@ -15,6 +17,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import anyio
 import anyio.abc
@@ -47,6 +50,7 @@ SETTLE_MS = 500
 """How long an outbox that is given up is still forwarded, if nothing holds it up. The next owner does the
 rest."""
 DELETE_EVERY_MS = 20
+CONNECTIONS = 2
 
 
 class _Lane(OutboxLane):
@@ -56,11 +60,21 @@ class _Lane(OutboxLane):
         self.pauses: Pauses | None = None
         self.reason = ""
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether its messages, and what targets have said of them, count no more."""
+        return self.source.lanes.get(self.to) is not self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is forwarded any more."""
+        return self.source.closed or self.is_forgotten
+
     def held_up(self, reason: str) -> None:
         """Show what holds it up; an empty reason shows that it goes on."""
         if self.reason != reason:
             self.reason = reason
-            if not self.source.closed:
+            if not self.is_over:
                 self.source.on_trouble(self.source.reason)
 
 
@@ -78,14 +92,17 @@ class Source:
         """Number of the last message that is durable at the source."""
         self.read_up_to = 0
         """Number of the last message that was put into a lane."""
-        self.reading = self.read_again = self.closed = False
+        self.reading = self.closed = False
         self.lanes: dict[Target, _Lane] = {}
+        self.written_to = self.lanes
+        """The lanes when the last messages were made for a commit."""
         self.emptied = Signal()
 
     def committed(self, write: OutboxWrite) -> None:
         """Forward the messages of a commit that is confirmed."""
         first, self.confirmed = write.messages[0].number, write.messages[-1].number
-        if self.read_up_to == first - 1 and self.held < HELD_BYTES and not self.reading:
+        is_known = self.written_to is self.lanes and self.read_up_to == first - 1
+        if is_known and self.held < HELD_BYTES and not self.reading:
             self.put(write.messages)
         else:
             self._forwarder.read(self)
@@ -100,8 +117,10 @@ class Source:
             self._forwarder.start(lane)
 
     def look_again(self) -> None:
-        """Read all that is in the outbox once more: a failover may have brought back what was deleted."""
-        self.read_again = True
+        """Forget all, and read what is in the outbox: it may hold what was deleted, and lack what was not."""
+        reason, self.lanes, self.read_up_to = self.reason, {}, 0
+        if reason and not self.closed:
+            self.on_trouble("")
         self._forwarder.read(self)
 
     @property
@@ -142,6 +161,8 @@ class Forwarder:
     def __post_init__(self) -> None:
         self._durability = durability_of(self.settings)
         self._log = get_logger("streamworker.forwarder")
+        self._server = self.backend.apart(CONNECTIONS, self._forget)
+        self._sources = WeakSet[Source]()
         self._taken: defaultdict[OutboxKeys, list[EntryId]] = defaultdict(list)
         """Messages to delete, also those of outboxes that were given up."""
         self._ready: defaultdict[str, dict[_Lane, None]] = defaultdict(dict)
@@ -153,26 +174,35 @@ class Forwarder:
 
     async def open(self, keys: OutboxKeys, on_trouble: Callable[[str], None]) -> tuple[Source, outbox.Heads]:
         """Begin with an outbox that this worker owns now; raise BackendError if it cannot be read."""
-        heads = await outbox.open_outbox(self.backend, keys, self._durability)
+        heads = await outbox.open_outbox(self._server, keys, self._durability)
         through = EntryId.parse(heads.last).ms if heads.last else 0
         source = Source(keys, self, through, on_trouble)
+        self._sources.add(source)
         self.read(source)
         return source, heads
 
     async def run(self) -> None:
         """Forward until cancelled."""
-        async with anyio.create_task_group() as self._tasks:
-            try:
-                await self._delete()
-            finally:
-                self._tasks = None
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    await self._delete()
+                finally:
+                    self._tasks = None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._server.aclose()
+
+    def _forget(self) -> None:
+        """Forget all that was true at a server that has restarted."""
+        self._taken = defaultdict(list)
+        for source in self._sources:
+            source.look_again()
 
     # -- reading -----------------------------------------------------------------------------
 
     def read(self, source: Source) -> None:
         """Read messages that this worker does not hold: an earlier owner's, or those that waited."""
-        if source.read_again and source.is_idle and not source.reading:
-            source.read_again, source.read_up_to = False, 0
         if self._tasks is not None and not source.reading and self._wants_more(source):
             source.reading = True
             self._tasks.start_soon(self._read, source)
@@ -184,14 +214,16 @@ class Forwarder:
     async def _read(self, source: Source) -> None:
         pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
         while self._wants_more(source):
-            up_to = source.confirmed
+            up_to, lanes = source.confirmed, source.lanes
             try:
                 found = await outbox.read_messages(
-                    self.backend, source.keys, source.read_up_to, up_to, outbox.READ_COUNT
+                    self._server, source.keys, source.read_up_to, up_to, outbox.READ_COUNT
                 )
             except BackendError as error:
                 self._log.warning("outbox_unreadable", source=source.keys.source, error=str(error))
                 await anyio.sleep(pauses.next_ms() / 1000)
+                continue
+            if lanes is not source.lanes:
                 continue
             source.put(found)
             if len(found) < outbox.READ_COUNT:
@@ -203,7 +235,7 @@ class Forwarder:
 
     def start(self, lane: _Lane) -> None:
         """Forward the messages of a lane, if it has any and nothing is under way for it."""
-        if self._tasks is None or lane.is_busy or not lane.messages or lane.source.closed:
+        if self._tasks is None or lane.is_busy or not lane.messages or lane.is_over:
             return
         events = StreamKeys(self.app, lane.to.stream).events(lane.to.partition)
         place = self.backend.known_place_of(events)
@@ -227,7 +259,7 @@ class Forwarder:
             # A target that did not take its last message is asked with one, not with all that waits.
             most = 1 if lane.pauses else ROUND_BYTES - size
             # A lane waits at two nodes if its target has moved meanwhile; only one of them begins it.
-            if not lane.source.closed and (its := lane.begin(most)):
+            if not lane.is_over and (its := lane.begin(most)):
                 size += sum(len(message.data) for message in its)
                 work.append((lane, its))
         return work
@@ -236,14 +268,16 @@ class Forwarder:
         assert self._tasks is not None
         messages = [(lane.source.keys.source, message) for lane, its in work for message in its]
         try:
-            replies = await outbox.forward_many(self.backend, self.app, messages, self._durability)
+            replies = await outbox.forward_many(self._server, self.app, messages, self._durability)
         except BackendError as error:
             replies = [ForwardReply(ForwardCode.UNKNOWN, error=error)] * len(messages)
         at = 0
         for lane, its in work:
-            taken, stopped = lane.answered(replies[at : at + len(its)])
+            answers, at = replies[at : at + len(its)], at + len(its)
+            if lane.is_forgotten:
+                continue
+            taken, stopped = lane.answered(answers)
             self._took(lane, taken)
-            at += len(its)
             if stopped is None:
                 lane.pauses = None
                 lane.held_up("")
@@ -295,13 +329,12 @@ class Forwarder:
         source, through, stands = lane.source, lane.source.read_up_to, stopped.stands
         log = self._log.bind(source=source.keys.source, to=str(lane.to), stands=str(stands))
         # Also what was committed since: another worker may own the outbox by now.
-        heads = await outbox.read_heads(self.backend, source.keys)
-        chain = (await outbox.read_chains(self.backend, source.keys, lane.to)).get(lane.to, [])
+        heads = await outbox.read_heads(self._server, source.keys)
+        chain = (await outbox.read_chains(self._server, source.keys, lane.to)).get(lane.to, [])
         taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
         self._took(lane, taken)
-        if why is Standing.GOES_ON or stands != await outbox.read_stands(
-            self.backend, self.app, source.keys.source, lane.to
-        ):
+        now = await outbox.read_stands(self._server, self.app, source.keys.source, lane.to)
+        if why is Standing.GOES_ON or stands != now or lane.is_forgotten:
             return 0  # If it has moved since it answered, it may have taken what is deleted by now.
         since = lane.messages[0].since
         if why is Standing.DIVERGED:
@@ -315,14 +348,14 @@ class Forwarder:
             return DIVERGED_PAUSE_MS
         lost = since.records - stands.records
         log.error("forwarded_records_lost", records=lost, reason="the target confirmed them and lost them")
-        await outbox.note_lost(self.backend, source.keys, lane.to, stands, since)
+        await outbox.note_lost(self._server, source.keys, lane.to, stands, since)
         lane.accept(stands)
         return 0
 
     # -- deleting ----------------------------------------------------------------------------
 
     def _took(self, lane: _Lane, taken: list[EntryId]) -> None:
-        if taken:
+        if taken and not lane.is_forgotten:
             self._taken[lane.source.keys] += taken
             self._to_delete.fire()
 
@@ -332,16 +365,17 @@ class Forwarder:
         while True:
             if not self._taken:
                 await self._to_delete.wait()
-            taken, self._taken = self._taken, defaultdict(list)
+            newer: defaultdict[OutboxKeys, list[EntryId]] = defaultdict(list)
+            taken, self._taken = self._taken, newer
             try:
-                left = await outbox.delete_messages(self.backend, taken)
+                left = await outbox.delete_messages(self._server, taken)
             except BackendError as error:
                 left = dict.fromkeys(taken, error)
             if not left:
                 pauses.reset()
                 await anyio.sleep(DELETE_EVERY_MS / 1000)
                 continue
-            for keys in left:
-                self._taken[keys] += taken[keys]
+            for keys in left if self._taken is newer else ():
+                newer[keys] += taken[keys]
             self._log.warning("outbox_not_trimmed", error=str(next(iter(left.values()))))
             await anyio.sleep(pauses.next_ms() / 1000)

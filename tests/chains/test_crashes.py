@@ -1,0 +1,71 @@
+"""A chain whose server loses its last writes again and again, while its worker lives on elsewhere."""
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamworker.dev.server import EmbeddedServer
+from streamworker.redisio.keys import StreamKeys
+from tests.chains.chain_app import Item
+from tests.chains.scene import ChainScene
+from tests.conftest import REDIS_SERVER, SpawnWorker
+from tests.durability.pair import newest_aof
+from tests.helpers import wait_for
+from tests.raw import opened, records_of
+
+STREAMS = {"items": 4, "priced": 7, "summed": 3}
+BACKLOG = {"ROOM": "100", "REPORT_S": "0.01"}
+"""So that the last stream is full, and messages wait in the outbox before it."""
+
+LAST = StreamKeys("chain", "summed").events(0)
+
+
+def numbers_in(client: Any, stream: str) -> dict[str, list[int]]:
+    """Return what a stream holds of each customer, in order."""
+    decoder: Any = msgspec.json if stream != "priced" else msgspec.msgpack
+    found = defaultdict[str, list[int]](list)
+    for partition in range(STREAMS[stream]):
+        for fields in records_of(client, StreamKeys("chain", stream).events(partition)):
+            record = decoder.decode(fields[b"v"], type=Item)
+            found[record.customer].append(record.n)
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("crashes", [4, pytest.param(100, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("environ", [{}, BACKLOG], ids=["no backlog", "backlog"])
+@pytest.mark.parametrize("name", ["valkey", "redis7"])
+def test_a_chain_holds_what_its_source_holds_whatever_the_server_lost(
+    tmp_path: Path, spawn: SpawnWorker, name: str, environ: dict[str, str], crashes: int
+) -> None:
+    """Each record once and in order, with nobody's help, and nothing is told as lost that is there."""
+    binary = REDIS_SERVER if name == "redis7" else None
+    with EmbeddedServer(tmp_path, binary, port=0) as server, opened(server.url) as client:
+        scene = ChainScene(server.url, spawn, seed=crashes)
+        worker = scene.worker(RETENTION="2 hours", **environ)
+        for _ in range(crashes):
+            scene.send(300)
+            before = client.xlen(LAST)
+            wait_for(lambda before=before: client.xlen(LAST) > before, "the chain goes on", 60)  # type: ignore[misc]
+            server.kill()
+            path = newest_aof(tmp_path)
+            lost = scene.random.choice([300, 2_000, 8_000, 30_000])
+            os.truncate(path, max(path.stat().st_size // 2, path.stat().st_size - lost))
+            server.start()
+
+        def waiting() -> list[tuple[int, int]]:
+            return [(each.lag, each.outbox) for each in scene.snapshots()]
+
+        scene.send(300)
+        wait_for(lambda: not any(map(any, waiting())), "all has gone through the chain", 240)
+        kept = {stream: numbers_in(client, stream) for stream in STREAMS}
+        worker.terminate()
+        assert worker.wait() == 0
+    assert all(numbers == sorted(set(numbers)) for numbers in kept["items"].values())
+    assert kept["priced"] == kept["summed"] == kept["items"]
+    assert scene.told("forwarded_records_lost", "outbox_diverged") == []
