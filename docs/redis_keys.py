@@ -16,7 +16,8 @@ HOLDS = {
         "writes nothing; and the number of a confirmed one before them."
     ),
     "sw:{app.stream.P}:seen:ID": (
-        "Of a record that was sent with an id: the id of its entry, and a name of the call that sent it. ID is "
+        "Of a record that was sent with an id: the id of its entry, and a name of the call that sent it; with an `id_window` below an hour also when it "
+        "ends, and the calls of windows before. ID is "
         "a hash of the record's key and id."
     ),
     "sw:{app.stream.P}:later": "Scheduled records: a hash of key and id to the time (ms) at which it is due, or forgotten.",

@@ -57,8 +57,8 @@ class Shop:
         assert reply.code is AppendCode.OK
         return reply.value == b"1"
 
-    async def move(self, limit: int = 0) -> later.Moved:
-        return (await later.move_due(self.backend, STREAM, [0], limit=limit, window_ms=WINDOW_MS))[0]
+    async def move(self, limit: int = 0, *, window_ms: int = WINDOW_MS) -> later.Moved:
+        return (await later.move_due(self.backend, STREAM, [0], limit=limit, window_ms=window_ms))[0]
 
     async def sent(self) -> list[str]:
         entries = await streams.range_entries(self.backend, STREAM.events(0), ZERO, None, 1_000)
@@ -186,6 +186,24 @@ async def test_a_full_partition_holds_up_what_is_due_and_loses_nothing(shop: Sho
     assert await shop.move(limit=2) == later.Moved(0, True, 0)
     assert (await shop.move(limit=3)).records == 1
     assert await shop.sent() == ["r0", "r1", "r2"]
+
+
+@pytest.mark.parametrize("after_s", [5, 600, 3_500])
+async def test_a_call_that_is_repeated_after_a_short_window_sends_nothing_more(
+    shop: Shop, after_s: float
+) -> None:
+    """Its answer was lost, and the id is free for other calls by now; both calls are known for an hour."""
+    for number, call in enumerate(("first", "second"), 1):
+        due = number * after_s
+        assert await shop.put("a", due, call=call) == (AppendCode.OK, due)
+        await shop.at(due)
+        assert (await shop.move(window_ms=1_000)).records == 1
+        await shop.at(due + 1.5)
+        for known in ("first", "second")[:number]:
+            assert (await shop.put("a", due + 2, call=known))[0] is AppendCode.OK
+        await shop.at(due + 3)
+        assert (await shop.move(window_ms=1_000)).records == 0
+    assert await shop.sent() == ["a", "a"]
 
 
 async def test_what_was_sent_or_cancelled_is_forgotten_after_the_window(shop: Shop) -> None:

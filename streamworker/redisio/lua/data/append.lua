@@ -20,7 +20,6 @@
 --
 -- Numbers before are '' if the server knows none. It has lost the confirmed sends between two numbers that
 -- follow each other. A send that nobody has confirmed may have been given up, so it is passed over in the third.
-local REMEMBER_MS = 3600000
 
 local events, count, limit = KEYS[1], tonumber(ARGV[5]), tonumber(ARGV[4])
 local length = records_of(events)

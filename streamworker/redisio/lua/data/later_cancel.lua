@@ -12,5 +12,6 @@ if was_made(calls, call) then
   return {'OK', '1'}
 end
 if state ~= 'w' then return {'OK', '0'} end
-keep_later(later, delayed, id, text(server_ms() + tonumber(ARGV[3])), 'c', with_call(call, calls), due, '')
+local until_ms, ends = known_until(server_ms(), tonumber(ARGV[3]))
+keep_later(later, delayed, id, until_ms, 'c', with_call(call, calls), due, '', ends)
 return {'OK', '1'}

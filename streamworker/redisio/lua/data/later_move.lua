@@ -25,7 +25,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', later, '-inf', text(now), 'LIMIT
       at = at + tonumber(size)
     end
     local entry = redis.call('XADD', events, '*', unpack(fields, 3))
-    keep_later(later, delayed, id, text(now + tonumber(ARGV[3])), 's', calls, due, entry)
+    local until_ms, ends = known_until(now, tonumber(ARGV[3]))
+    keep_later(later, delayed, id, until_ms, 's', calls, due, entry, ends)
     length, sent = length + 1, sent + 1
   else
     redis.call('HDEL', delayed, id)

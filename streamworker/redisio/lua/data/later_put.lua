@@ -16,7 +16,8 @@ local function known_already(code)
 end
 if was_made(calls, call) then return known_already('OK') end
 if state == 's' or state == 'c' then
-  if tonumber(redis.call('ZSCORE', later, id) or '0') <= now then state = nil end
+  local ends = string.match(rest, ' (%d+)$') or redis.call('ZSCORE', later, id) or '0'
+  if tonumber(ends) <= now then state = nil end
 end
 if (state == 'w' or state == 's') and ARGV[5] ~= '1' then return known_already('DUP') end
 local limit = tonumber(ARGV[6])

@@ -1,5 +1,7 @@
 -- In front of every script.
 
+local REMEMBER_MS = 3600000  -- a producer's call is known for at least so long, since it may be repeated
+
 -- Returns whether a key holds a type or is missing.
 local function is_a(key, kind)
   local found = redis.call('TYPE', key).ok

@@ -3,8 +3,8 @@
 -- changed it, newest first, the time, and by state
 --   w  waits: the sizes of its texts, separated by commas, and after a line feed the texts: the id and the
 --      key as its sender wrote them, and the fields of the entry
---   s  was sent: the id of its entry
---   c  was cancelled
+--   s  was sent: the id of its entry, and the time at which the window of its id ends
+--   c  was cancelled: that time
 -- What was sent or cancelled is known until the time in the sorted set, and is removed after that. A call that is
 -- repeated, or arrives once more after others, is known by its name and changes nothing.
 
@@ -22,6 +22,11 @@ end
 -- Returns the names of the last calls with a new one.
 local function with_call(call, calls)
   return calls and call .. ',' .. string.match(calls, '^[^,]*,?[^,]*') or call
+end
+
+-- Returns the time until which a record that was sent or cancelled is known, and the end of its window.
+local function known_until(now, window)
+  return text(now + math.max(window, REMEMBER_MS)), text(now + window)
 end
 
 local function keep_later(later, delayed, id, at, ...)
