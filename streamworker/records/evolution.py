@@ -58,6 +58,31 @@ def changes(old: Schema, new: Schema, name: str) -> list[FieldChange]:
     return _Comparison(old, new).compare(name, old, new)
 
 
+_JSON = (str, int, float, list, type(None))
+_READS: dict[str, Any] = {"string": str, "null": type(None), "array": list, "object": dict}
+_READS |= dict.fromkeys(("integer", "number"), (int, float))
+
+
+def may_hold(schema: Schema, value: Any, definitions: Schema, is_lax: bool) -> bool:
+    """Return whether the type of a JSON Schema could read a stored value; where it is not sure it says yes.
+
+    It looks at required fields and types, and not at values; a type that ``is_lax`` reads a text as a number.
+    """
+    schema = _resolved(schema, definitions)
+    if len(several := _alternatives(schema)) > 1:
+        return any(may_hold(each, value, definitions, is_lax) for each in several)
+    if isinstance(value, dict) and (fields := schema.get("properties")):
+        parts = [(fields[name], value[name]) for name in fields.keys() & value.keys()]
+        if not value.keys() >= {*schema.get("required", ())}:
+            return False
+    elif isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+        parts = [(schema["items"], each) for each in value]
+    else:
+        is_open = is_lax or "format" in schema or not isinstance(value, _JSON)
+        return is_open or isinstance(value, _READS.get(schema.get("type", ""), _JSON))
+    return all(may_hold(part, each, definitions, is_lax) for part, each in parts)
+
+
 class _Comparison:
     def __init__(self, old: Schema, new: Schema) -> None:
         self._old, self._new = old.get("$defs", {}), new.get("$defs", {})

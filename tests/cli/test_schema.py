@@ -1,13 +1,28 @@
 """`schema check` tells before a deploy what a change of types breaks."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
+import anyio
+import pytest
+import redis
+
+from streamworker.importing import resolve_app
+from streamworker.records.evolution import json_schema
+from streamworker.redisio.data import streams
+from streamworker.redisio.keys import StreamKeys
+from streamworker.runtime.connecting import connected
 from tests.cli.conftest import SHOP, Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
+
+
+@pytest.fixture
+def raw(redis_url: str) -> redis.Redis:
+    return redis.Redis.from_url(redis_url)
 
 
 def _deploy(shop: Path, before: str, after: str) -> None:
@@ -63,3 +78,56 @@ def test_entries_that_nobody_can_read_are_found_without_a_stored_schema(
     assert "3 of the sampled records cannot be read" in found.output
     assert "Expected `str`, got `float`" in found.output
     assert "Error: 1 of 1 changes breaks what is stored." in found.output
+
+
+PYDANTIC = """
+import pydantic
+from streamworker import App
+
+app = App("shop")
+
+
+class Order(pydantic.BaseModel):
+    order_id: int
+    customer: str
+    amount: float
+
+
+orders = app.stream("orders", Order, key="customer", partitions=4)
+"""
+
+
+@pytest.mark.parametrize("program", [SHOP, PYDANTIC], ids=["msgspec", "pydantic"])
+def test_an_entry_that_was_unreadable_before_stops_no_deploy_and_shows_nothing_of_it(
+    shop: Path, streamworker: Invoke, raw: "redis.Redis", program: str
+) -> None:
+    """What is no JSON, and what lacks a field; whether the type is that of before, or gains a default."""
+    (shop / "shop.py").write_text(program, "utf-8")
+    sys.modules.pop("shop", None)
+    app = resolve_app("shop:app")
+    spec, key = app.streams["orders"].spec, "sw:{shop.orders.3}:events"
+
+    async def declare() -> None:
+        async with connected(app.settings, "test", 1) as backend:
+            schema = json_schema(spec.record)
+            await streams.declare(backend, StreamKeys("shop", "orders"), 4, "json", schema=schema)
+
+    anyio.run(declare)
+    for payload in ("this is a SECRET", '{"customer":"SECRET","amount":1}', '{"order_id":1,"amount":1}'):
+        raw.xadd(key, {"v": payload})
+    raw.xadd(key, {"v": '{"order_id":1,"customer":"SECRET","amount":1.5}'})
+    for more in ("", '\n    coupon: str = "none"'):
+        (shop / "shop.py").write_text(program.replace("amount: float", f"amount: float{more}"), "utf-8")
+        sys.modules.pop("shop", None)
+        checked = streamworker("schema", "check", "shop:app")
+        assert checked.exit_code == 0, checked.output
+        assert "3 of the sampled records cannot be read  already unreadable: 3/" in checked.output
+        assert "SECRET" not in checked.output
+
+    (shop / "shop.py").write_text(program.replace("customer: str", "customer: int"), "utf-8")
+    sys.modules.pop("shop", None)
+    broken = streamworker("schema", "check", "shop:app")
+    assert broken.exit_code == 3
+    assert re.search("orders +1 of the sampled records cannot be read +breaks: 3/", broken.output)
+    assert re.search("orders +3 of the sampled records cannot be read +already unreadable: ", broken.output)
+    assert "SECRET" not in broken.output

@@ -1,14 +1,17 @@
 """A change of a record type is compared with what the decoders do with entries of the old type."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
+from hypothesis import given
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records import RecordType
-from streamworker.records.evolution import changes, json_schema
+from streamworker.records.evolution import changes, json_schema, may_hold
+from streamworker.records.types import RecordKind
+from tests.records.kinds import KINDS, VALUES
 
 
 class Line(msgspec.Struct):
@@ -74,3 +77,51 @@ def test_a_change_inside_a_record_of_the_same_name_is_told_by_its_path() -> None
         return msgspec.json.schema(msgspec.defstruct("Order", [("lines", list[line])]))
 
     assert [each.what for each in changes(of(int), of(str), "Order")] == ["Order.lines[].n: int -> str"]
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@given(values=VALUES)
+def test_no_stored_record_is_taken_for_one_that_its_type_could_not_read(
+    kind: Any, codec: Literal["json", "msgpack"], values: dict[str, Any]
+) -> None:
+    """Of each kind, with fields of each type."""
+    record_type = RecordType.of(kind)
+    payload = record_type.encoder(codec)(kind(**values))
+    assert isinstance(payload, bytes)
+    value = (msgspec.json if codec == "json" else msgspec.msgpack).decode(payload)
+    schema = msgspec.json.decode(msgspec.json.encode(json_schema(record_type)))
+    assert may_hold(schema, value, schema.get("$defs", {}), record_type.kind is RecordKind.PYDANTIC)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"kind": "Line", "sku": "a", "count": 1}, True),
+        ({"kind": "Line", "sku": "a", "count": 1, "more": 2}, True),
+        ({"kind": "Line", "sku": "a"}, False),
+        ({"kind": "Line", "sku": 1, "count": 1}, False),
+        ({"kind": "Lines", "lines": [{"kind": "Line", "sku": "a", "count": 1}]}, True),
+        ({"kind": "Lines", "lines": [{"kind": "Line", "sku": "a", "count": None}]}, False),
+        ({"kind": "Lines", "lines": [], "note": None}, True),
+        ({"kind": "Lines", "lines": [], "note": 1}, False),
+        ([], False),
+    ],
+)
+def test_a_record_that_no_version_could_read_is_known_by_its_types_and_fields(
+    value: Any, expected: bool
+) -> None:
+    class Line(msgspec.Struct, tag_field="kind", tag=True):
+        sku: str
+        count: int
+
+    class Lines(msgspec.Struct, tag_field="kind", tag=True):
+        lines: list[Line]
+        note: str | None = None
+
+    schema = msgspec.json.schema(Line | Lines)
+    assert may_hold(schema, value, schema["$defs"], is_lax=False) is expected
+    try:
+        msgspec.convert(value, Line | Lines)
+    except msgspec.ValidationError:
+        assert not expected

@@ -3,18 +3,21 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import typer
 
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson
 from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import Commands, ask, group_keys
+from streamworker.core.text import in_words
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.processors import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
-from streamworker.records.evolution import changes, json_schema
+from streamworker.records.evolution import changes, json_schema, may_hold
 from streamworker.records.statetables import alive
+from streamworker.records.types import RecordKind
 from streamworker.redisio.data import schemas, streams
 from streamworker.redisio.data.statetables import count_values
 from streamworker.redisio.keys import StreamKeys
@@ -25,6 +28,10 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, help="Compare record types
 
 SAMPLE = 20
 """Entries that are decoded from each end of each partition."""
+
+
+WITHOUT_VALUES = ("Expected ", "Object missing ", "JSON is malformed")
+"""How errors of msgspec begin that quote nothing of a record."""
 
 
 class Finding(NamedTuple):
@@ -100,18 +107,22 @@ async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any])
     if made != spec.partitions:
         effect = f"breaks: workers refuse to start; declare {made}, or take a new stream"
         found.append(Finding(spec.name, f"partitions: {made} -> {spec.partitions}", effect, True))
-    if bad := await _unreadable(backend, spec, keys):
-        what = f"{len(bad)} of the sampled records cannot be read"
-        found.append(Finding(spec.name, what, f"breaks: {bad[0]}", True))
+    bad = await _unreadable(backend, spec, keys, stored)
+    for breaks, effect in ((True, "breaks"), (False, "already unreadable")):
+        if such := [why for was_readable, why in bad if was_readable is breaks]:
+            what = f"{len(such)} of the sampled records cannot be read"
+            found.append(Finding(spec.name, what, f"{effect}: {such[0]}", breaks))
     return found
 
 
-async def _unreadable(backend: Backend, spec: StreamSpec, keys: StreamKeys) -> list[str]:
-    """Return why records at both ends of the partitions cannot be decoded."""
+async def _unreadable(
+    backend: Backend, spec: StreamSpec, keys: StreamKeys, stored: Mapping[str, Any]
+) -> list[tuple[bool, str]]:
+    """Return why records at both ends of the partitions cannot be decoded, and whether they could before."""
     if spec.codec == "arrow":
         return []
     decode = spec.record.decoder(spec.codec)
-    found: list[str] = []
+    found: list[tuple[bool, str]] = []
     for partition in range(spec.partitions):
         oldest = await backend.execute("XRANGE", keys.events(partition), "-", "+", "COUNT", SAMPLE)
         newest = await backend.execute("XREVRANGE", keys.events(partition), "+", "-", "COUNT", SAMPLE)
@@ -122,8 +133,28 @@ async def _unreadable(backend: Backend, spec: StreamSpec, keys: StreamKeys) -> l
                 try:
                     decode(readable_fields(entry))
                 except RecordError as error:
-                    found.append(f"{partition}/{entry.id}: {error.message}")
+                    was_readable = _could_be_read(spec, stored, entry.fields)
+                    found.append((was_readable, f"{partition}/{entry.id}: {_reason(error)}"))
     return found
+
+
+def _could_be_read(spec: StreamSpec, stored: Mapping[str, Any], fields: Mapping[bytes, bytes]) -> bool:
+    """Return whether the stored type could read an entry; yes where nothing says otherwise."""
+    form: Any = {"json": msgspec.json, "msgpack": msgspec.msgpack}.get(spec.codec_name)
+    if not stored or form is None:
+        return True
+    try:
+        value = form.decode(fields[streams.PAYLOAD])
+    except (KeyError, ValueError):
+        return False
+    return may_hold(stored, value, stored.get("$defs", {}), spec.record.kind is RecordKind.PYDANTIC)
+
+
+def _reason(error: RecordError) -> str:
+    """Return why a record cannot be read, without its contents: the output of a check is kept by others."""
+    cause = error.__cause__
+    text = error.message if cause is None else in_words(cause, named=False)
+    return text if cause is None or text.startswith(WITHOUT_VALUES) else type(cause).__name__
 
 
 async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) -> list[Finding]:
@@ -144,7 +175,7 @@ async def _table(backend: Backend, spec: TableSpec) -> list[Finding]:
             try:
                 spec.form.value_of(field, alive(stored, 0) or b"")
             except RecordError as error:
-                bad.append(error.message)
+                bad.append(_reason(error))
     if not bad:
         return []
     count = sum((await count_values(backend, keys, spec.name, partitions)).values())
