@@ -44,7 +44,7 @@ def make_check(record_type: Declared, codec: str) -> Check | None:
 
     def check(records: Sequence[Any], decoded: Sequence[Any]) -> None:
         for record, found in zip(records, decoded, strict=True) if values_of is not None else ():
-            if _equal(record, found):
+            if _equal(record, found) or values_of is None:
                 continue
             before, after = values_of(record), values_of(found)
             if changed := [name for name in before if not _same(before[name], after.get(name))]:
@@ -57,7 +57,7 @@ def make_check(record_type: Declared, codec: str) -> Check | None:
             for record in decoded:
                 value = get(record, name, None)
                 if value is not None and (type(value) is not dt.datetime or value.tzinfo is None):
-                    _check_columns(record_type, unsure, decoded)
+                    _fit(record_type, unsure, decoded)
                     return
 
     return check
@@ -109,7 +109,7 @@ def _equal(one: Any, other: Any) -> bool:
         return True
 
 
-def _check_columns(record_type: Declared, names: tuple[str, ...], records: Sequence[Any]) -> None:
+def _fit(record_type: Declared, names: tuple[str, ...], records: Sequence[Any]) -> None:
     from streamworker.records.arrow import to_arrow
 
     if (columns := _columns(record_type, names)) is not None:
@@ -119,11 +119,12 @@ def _check_columns(record_type: Declared, names: tuple[str, ...], records: Seque
 @cache
 def _columns(record_type: Declared, names: tuple[str, ...]) -> "StructColumn | None":
     """Return the columns of some fields; None if no log can hold records of the type."""
-    from streamworker.records.arrow import StructColumn, columns_of
+    from streamworker.records.arrow import columns_of
+    from streamworker.records.columns import StructColumn
 
     try:
-        all_of = columns_of(record_type)
+        whole = columns_of(record_type)
     except ConfigurationError:
         return None
-    members = [member for member in all_of.members if member.name in names]
-    return StructColumn(all_of.name, members, nullable=False, accepts=all_of.accepts[0])
+    members = [member for member in whole.members if member.name in names]
+    return StructColumn(whole.name, members, nullable=False, accepts=whole.accepts[0])

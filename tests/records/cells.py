@@ -187,9 +187,12 @@ _MADE: dict[str, Callable[[], tuple[Any, Any]]] = {
     "pydantic model": lambda: (Model, Model(at=NOON)),
     "pydantic model with a `datetime` without a zone": lambda: (Model, Model(at=NAIVE)),
     "pydantic `alias`": lambda: (Alias, Alias(uid=1)),
-    "pydantic `validation_alias` without `serialization_alias`": lambda: (OneWay, OneWay(uid=1)),
+    "pydantic `validation_alias` without `serialization_alias`": lambda: (
+        OneWay,
+        OneWay.model_validate({"uid": 1}),
+    ),
     "pydantic `SecretStr`": lambda: (Secret, Secret(password=pydantic.SecretStr("x"))),
-    'pydantic `extra="allow"`, with an extra': lambda: (Open, Open(n=1, other=2)),
+    'pydantic `extra="allow"`, with an extra': lambda: (Open, Open.model_validate({"n": 1, "other": 2})),
     "pydantic `RootModel`": lambda: (Root, Root({"a": 1})),
     "a union of tagged Structs": lambda: (Paid | Refunded, Refunded(1)),
 }

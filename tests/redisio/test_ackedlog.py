@@ -137,12 +137,21 @@ def test_a_small_batch_of_any_type_comes_back(name: str, start: int, rows: int) 
     table = {"most": MOST_TYPES, "all": EVERY_TYPE}.get(name) or EVERY_TYPE.select([name])
     (batch,) = table.combine_chunks().slice(start, rows).to_batches()
     acked = encode_batch(batch)
-    assert (acked.codec == "dense") is (name not in ("nothing", "view", "all"))
+    # Alone, a column of nulls has no bytes; the buffers of a view vary in their number.
+    assert (acked.codec == "dense") or name in ("nothing", "view", "all")
     schemas = {acked.schema: batch.schema}
     assert decode_entry(EntryId(rows, 0), stored(acked), schemas).equals(batch)
 
 
-@pytest.mark.parametrize("data", [b"", b"B", b"Q" + bytes(8), b"?" + bytes(40), b"B" + bytes(200)])
+def test_many_rows_without_bytes_come_back() -> None:
+    """Their number does not fit the form of small batches."""
+    records = pa.array([{}] * 70_000, pa.struct([]))
+    batch = pa.RecordBatch.from_arrays([records, pa.nulls(70_000)], ["a", "b"])
+    acked = encode_batch(batch)
+    assert decode_entry(EntryId(70_000, 0), stored(acked), {acked.schema: batch.schema}).equals(batch)
+
+
+@pytest.mark.parametrize("data", [b"", b"B", bytes(8), bytes(52), bytes(53), b"\xff" * 52, bytes(2_000)])
 def test_a_small_batch_that_is_none_is_refused(data: bytes) -> None:
     """Whatever its checksum says."""
     packed = bytes(pa.Codec("zstd").compress(data, asbytes=True))

@@ -37,8 +37,6 @@ COMPRESS_ABOVE_BYTES = 4096
 DENSE = "dense"
 """Codec of small batches: the numbers in the metadata of Arrow's message and its buffers, without padding, by
 zstd. The rest takes 60 bytes a column, which is most of an entry of one row."""
-_WIDTHS = {"B": 1 << 8, "H": 1 << 16, "Q": 1 << 64}
-"""What the numbers of such a batch are below, by how ``struct`` names their width."""
 DENSE_BYTES_MAX = 1024
 """Larger batches are messages of Arrow, which a commit compresses: at ten rows that is smaller."""
 
@@ -55,7 +53,7 @@ _CONTINUATION = 0xFFFFFFFF
 _RECORD_BATCH = 3
 """``MessageHeader.RecordBatch`` in Arrow's Message.fbs."""
 _SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_BODY_SIZE = 1, 2, 3
-_SLOTS_ROWS, _SLOT_COMPRESSION = (0, 1, 2), 3
+_SLOT_ROWS, _SLOTS_VECTORS, _SLOT_COMPRESSION = 0, (1, 2), 3
 """Slots of the fields in the tables ``Message`` and ``RecordBatch`` of Message.fbs."""
 
 
@@ -199,7 +197,7 @@ def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
 
     >>> acked = encode_batch(pa.record_batch({"n": [1, 2, 3]}))
     >>> acked.rows, acked.codec, acked.size
-    (3, 'dense', 29)
+    (3, 'dense', 32)
     """
     if batch.num_rows == 0:
         raise RecordError(
@@ -207,8 +205,8 @@ def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
             remedy="Commit without a batch instead.",
         )
     message = batch.serialize()
-    if message.size - _body_at(message) <= DENSE_BYTES_MAX and _is_regular(batch.schema):
-        dense = _dense(message)
+    is_small = message.size - _body_at(message) <= DENSE_BYTES_MAX
+    if dense := _dense(message, batch.schema) if is_small else b"":
         data = bytes(pa.Codec("zstd").compress(dense, asbytes=True))
         packed = Packed(batch.num_rows, zlib.crc32(data), DENSE, len(dense), data)
     else:
@@ -231,79 +229,69 @@ def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smalle
     return Packed(batch.num_rows, zlib.crc32(data), codec, raw.size, data)
 
 
-# -- small batches -----------------------------------------------------------------------------
+# -- small batches ---------------------------------------------------------------------------
 
 
-def _dense(message: pa.Buffer) -> bytes:
-    """Return what a message of rows says beyond its schema: numbers and buffers, without padding."""
+def _dense(message: pa.Buffer, schema: pa.Schema) -> bytes:
+    """Return the numbers in the metadata of a message, and its buffers; empty if that is not all it says."""
     view, body = memoryview(message), _body_at(message)
-    metadata = view[8:body]
-    _, nodes, spans = _vectors(metadata)
-    numbers = [*nodes, *spans[1::2]]
-    code = next(code for code, most in _WIDTHS.items() if max(numbers) < most)
-    buffers = [
-        view[body + start : body + start + size] for start, size in zip(spans[::2], spans[1::2], strict=True)
-    ]
-    return b"".join([code.encode(), struct.pack(f"<{len(numbers)}{code}", *numbers), *buffers])
+    _, nodes, spans = _vectors(view[8:body])
+    places, sizes = spans[::2], spans[1::2]
+    numbers = [*nodes, *sizes]
+    # The buffers of a view vary in their number, and a type without bytes may have any number of rows.
+    if not any(sizes) or max(numbers) >= 1 << 16 or len(spans) != len(_row_of_nulls(schema)[3]):
+        return b""
+    buffers = [view[body + at : body + at + size] for at, size in zip(places, sizes, strict=True)]
+    return b"".join([struct.pack(f"<{len(numbers)}H", *numbers), *buffers])
 
 
 def _message(data: bytes, rows: int, schema: pa.Schema) -> pa.Buffer:
-    """Return the message of rows that :func:`_dense` was given, written into the message of another row."""
-    code = chr(data[0])
-    if code not in _WIDTHS or not _is_regular(schema):
-        raise ValueError("it is no small batch of ours")
-    metadata = bytearray(_metadata_of_a_row(schema))
-    places, nodes, spans = _vectors(metadata)
-    numbers = struct.unpack_from(f"<{len(nodes) + len(spans) // 2}{code}", data, 1)
-    place = 1 + struct.calcsize(f"<{len(numbers)}{code}")
-    body = bytearray()
-    for at, size in enumerate(numbers[len(nodes) :]):
-        spans[2 * at : 2 * at + 2] = len(body), size
-        body += data[place : place + size] + bytes(-size % 8)
-        place += size
-    if place != len(data):
-        raise ValueError(f"its columns take {place} bytes")
-    for at, values in zip(places, ([len(body)], [rows], numbers[: len(nodes)], spans), strict=True):
-        struct.pack_into(f"<{len(values)}q", metadata, at, *values)
+    """Return the message that :func:`_dense` was given: its numbers, in the metadata of another one."""
+    other, places, nodes, spans = _row_of_nulls(schema)
+    numbers = struct.unpack_from(f"<{len(nodes) + len(spans) // 2}H", data)
+    metadata, body, found, at = bytearray(other), bytearray(), list[int](), 2 * len(numbers)
+    for size in numbers[len(nodes) :]:
+        found += len(body), size
+        body += data[at : at + size] + bytes(-size % 8)
+        at += size
+    if at != len(data):
+        raise ValueError(f"its columns take {at} bytes")
+    for place, values in zip(places, ([len(body)], [rows], numbers[: len(nodes)], found), strict=True):
+        struct.pack_into(f"<{len(values)}q", metadata, place, *values)
     return pa.py_buffer(struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata + body)
 
 
-def _vectors(metadata: memoryview | bytearray) -> tuple[list[int], list[int], list[int]]:
-    """Return where a message has the size of its body, its rows and its vectors, and what is in these.
+def _vectors(metadata: memoryview | bytes) -> tuple[list[int], list[int], list[int]]:
+    """Return the places of the numbers of a message, and the two vectors among them.
 
-    The vectors hold the rows and nulls of each array, and the place and size of each buffer.
+    The numbers are: the size of its body; its rows; the rows and nulls of each array; the place and size of
+    each buffer.
     """
     root = struct.unpack_from("<I", metadata, 0)[0]
     header = _slot(metadata, root, _SLOT_HEADER) or 0
     table = header + struct.unpack_from("<I", metadata, header)[0]
-    size, rows, *vectors = (
-        _slot(metadata, where, slot) or 0
-        for where, slot in ((root, _SLOT_BODY_SIZE), *((table, slot) for slot in _SLOTS_ROWS))
-    )
-    starts = [at + struct.unpack_from("<I", metadata, at)[0] for at in vectors]
-    nodes, spans = (
-        list(struct.unpack_from(f"<{2 * struct.unpack_from('<I', metadata, at)[0]}q", metadata, at + 4))
-        for at in starts
-    )
-    return [size, rows, *(at + 4 for at in starts)], nodes, spans
+    places = [_slot(metadata, root, _SLOT_BODY_SIZE) or 0, _slot(metadata, table, _SLOT_ROWS) or 0]
+    vectors = []
+    for slot in _SLOTS_VECTORS:
+        at = _slot(metadata, table, slot) or 0
+        at += struct.unpack_from("<I", metadata, at)[0]
+        count = 2 * struct.unpack_from("<I", metadata, at)[0]
+        vectors.append(list(struct.unpack_from(f"<{count}q", metadata, at + 4)))
+        places.append(at + 4)
+    return places, vectors[0], vectors[1]
+
+
+@lru_cache
+def _row_of_nulls(schema: pa.Schema) -> tuple[bytes, list[int], list[int], list[int]]:
+    """Return the metadata of a message of one row, and its vectors."""
+    nulls = [pa.nulls(1, field.type) for field in schema]
+    message = pa.RecordBatch.from_arrays(nulls, schema=schema).serialize()
+    metadata = bytes(message.slice(8, _body_at(message) - 8).to_pybytes())
+    return metadata, *_vectors(metadata)
 
 
 def _body_at(message: pa.Buffer) -> int:
     return 8 + int(struct.unpack_from("<i", message, 4)[0])
-
-
-@lru_cache
-def _is_regular(schema: pa.Schema) -> bool:
-    """Return whether all batches have equally many buffers, as those of views have not, and a body."""
-    kinds = [kind for field in schema for kind in _types_within(field.type)]
-    return not any(pa.types.is_null(kind) or "view" in str(kind) for kind in kinds)
-
-
-@lru_cache
-def _metadata_of_a_row(schema: pa.Schema) -> bytes:
-    nulls = [pa.nulls(1, field.type) for field in schema]
-    message = pa.RecordBatch.from_arrays(nulls, schema=schema).serialize()
-    return bytes(message.slice(8, _body_at(message) - 8).to_pybytes())
 
 
 # -- decoding --------------------------------------------------------------------------------
@@ -428,7 +416,7 @@ def _checked_message(raw: pa.Buffer) -> pa.Message:
     return message
 
 
-def _slot(buffer: bytes | bytearray | memoryview, table: int, slot: int) -> int | None:
+def _slot(buffer: bytes | memoryview, table: int, slot: int) -> int | None:
     """Return the position of a field in a flatbuffers table, or None if the table omits it."""
     vtable = table - struct.unpack_from("<i", buffer, table)[0]
     if vtable < 0:
