@@ -136,9 +136,9 @@ def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructCol
     names = {field.name.lower(): field.name for field in record.declared}
     if clash := [field.name for field in record.declared if names[field.name.lower()] != field.name]:
         both = f"{clash[0]!r} and {names[clash[0].lower()]!r}"
-        raise place.refuse(
-            f"has the fields {both}, which differ in case only",
-            "Rename one: Spark cannot tell such columns apart.",
+        raise ConfigurationError(
+            f"{record.name} has the fields {both}, which differ in case only.",
+            remedy="Rename one: Spark cannot tell such columns apart.",
         )
     is_dict = record.kind is RecordKind.TYPED_DICT
     members = []
