@@ -1,6 +1,7 @@
 """A Redis stream that other programs fill is taken in: each entry once, in order by key."""
 
 import contextlib
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -101,12 +102,15 @@ async def test_entries_of_before_and_those_that_are_no_records_are_taken_too(emp
             client.xadd(PLAIN, {"customer": "ann", "number": number})
         client.xadd(PLAIN, {"nonsense": "x"})
         async with local_worker(app, url=emptied) as worker:
-            client.xadd(PLAIN, {"customer": "ann", "number": 5})
-            await wait_for_async(lambda: len(seen["one"]["ann"]) == 6, "all are taken")
-            await orders.send(Order("ann", 6))
+            for number, group in enumerate(
+                ("one", "two", "nobody"), 5
+            ):  # As the letters of a group that return.
+                client.xadd(PLAIN, {"sw:replayed-for": group, "customer": "ann", "number": number})
+            await wait_for_async(lambda: len(seen["one"]["ann"]) == 8, "all are taken")
+            await orders.send(Order("ann", 8))
             await worker.until_drained()
-            assert seen["one"]["ann"] == seen["two"]["ann"] == list(range(7))
-        assert client.xlen(PLAIN) == 7, "nothing was changed there"
+            assert seen["one"]["ann"] == seen["two"]["ann"] == list(range(9))
+        assert client.xlen(PLAIN) == 9, "nothing was changed there"
 
 
 async def test_a_stream_made_anew_is_named_by_who_knows_only_what_the_partitions_have(
@@ -160,13 +164,18 @@ async def test_a_stream_that_was_made_anew_is_named_and_not_taken_in(
 async def test_entries_that_were_trimmed_before_they_were_taken_are_told(
     emptied: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By count, once; those that were trimmed before the first look are none of ours. The rest is taken."""
+    """By number, each once, though two processors look, and though as many were lost the time before.
+
+    Those that were trimmed before the first look are none of ours. The rest is taken.
+    """
     app, _, seen = shop(emptied)
 
     def add(client: Raw, first: int, kept: int) -> None:
-        for number in range(first, first + 10):
-            client.xadd(PLAIN, {"customer": "ann", "number": number})
-        client.xtrim(PLAIN, maxlen=kept, approximate=False)
+        with client.pipeline(transaction=True) as at_once:
+            for number in range(first, first + 10):
+                at_once.xadd(PLAIN, {"customer": "ann", "number": number})
+            at_once.xtrim(PLAIN, maxlen=kept, approximate=False)
+            at_once.execute()
 
     with opened(emptied) as client:
         add(client, 0, kept=4)
@@ -176,7 +185,13 @@ async def test_entries_that_were_trimmed_before_they_were_taken_are_told(
         add(client, 10, kept=3)
         async with local_worker(app, url=emptied):
             await wait_for_async(lambda: seen["one"]["ann"][4:] == [17, 18, 19], "the rest is taken")
-        assert "7 entries were dropped" in capsys.readouterr().out
+            for first in (20, 30, 40):
+                add(client, first, kept=3)
+                rest = [first + 7, first + 8, first + 9]
+                await wait_for_async(lambda rest=rest: seen["one"]["ann"][-3:] == rest, "the rest is taken")  # type: ignore[misc]
+                await wait_for_async(lambda rest=rest: seen["two"]["ann"][-3:] == rest, "the rest is taken")  # type: ignore[misc]
+        told = re.findall(r"(\d+) entries were dropped", capsys.readouterr().out)
+        assert told == ["7"] * 4
 
 
 def test_what_cannot_be_a_source_is_refused_when_it_is_declared() -> None:

@@ -11,16 +11,17 @@ from typing import Any, NamedTuple
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import BackendError
+from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import FORWARD, checked
+from streamworker.redisio.scripts import FORWARD, REPAIR_TAKEN, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.durability import Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
 
-START = "0-"
-"""What ``forward.lua`` says of a partition that has taken nothing."""
+START = MISSING = "0-"
+"""What ``forward.lua`` says of a partition that has taken nothing, and ``repair_taken.lua`` of no field."""
 
 Fields = Sequence[bytes]
 """Names and values of an entry, in order."""
@@ -34,6 +35,11 @@ class SourcePlace(NamedTuple):
     """A fingerprint of the entry; empty if it is not compared."""
     added: int = -1
     """Entries that were ever added up to it, dropped ones included; -1 while it is not known."""
+
+    @property
+    def text(self) -> str:
+        """What :func:`keep_place` writes; empty for a stream that was never read."""
+        return "" if self == SourcePlace() else f"{self.id} {self.tag} {self.added}"
 
     @classmethod
     def parse(cls, text: bytes | None) -> "SourcePlace":
@@ -84,9 +90,12 @@ async def standing(
     }
 
 
-async def keep_place(backend: Backend, keys: StreamKeys, source: str, place: SourcePlace) -> None:
-    """Store how far the stream was read. A late one is harmless: what was taken is not taken again."""
-    await backend.execute("HSET", keys.meta, _field(source), f"{place.id} {place.tag} {place.added}")
+async def keep_place(
+    backend: Backend, keys: StreamKeys, source: str, was: SourcePlace, place: SourcePlace
+) -> bool:
+    """Store how far the stream was read, unless another worker has stored something since; return whether."""
+    args = (_field(source), was.text or MISSING, place.text)
+    return bool(checked(await backend.run(REPAIR_TAKEN, (keys.meta,), args))[0] == b"OK")
 
 
 async def look(backend: Backend, source: str, place: SourcePlace, count: int, taken: EntryId = ZERO) -> Look:
@@ -141,11 +150,17 @@ async def hand_over(
     for partition, begin, end, entries in pieces:
         flat: list[Argument] = []
         for fields in entries:
-            flat += (len(fields), *fields)
+            flat += (len(fields), *(_renamed(fields) if REPLAYED_FOR in fields else fields))
         names = (keys.events(partition), keys.taken(partition), keys.counts(partition))
         calls.append((names, (_field(source), begin, end, limit, len(entries), "f", *flat)))
     replies = await backend.run_many(FORWARD, calls, durability=durability)
     return {piece.partition: _stands(piece, reply) for piece, reply in zip(pieces, replies, strict=True)}
+
+
+def _renamed(fields: Fields) -> Fields:
+    """Rename the field that would keep all groups but one from an entry: another program wrote it."""
+    names = [name if name != REPLAYED_FOR else b"adopted " + name for name in fields[::2]]
+    return [part for pair in zip(names, fields[1::2], strict=True) for part in pair]
 
 
 def _stands(piece: Piece, reply: Any) -> str | BackendError | None:

@@ -49,6 +49,8 @@ class Adopter:
         assert self.spec.codec != "arrow"
         self._decode = self.spec.record.decoder(self.spec.codec)
         self._place: SourcePlace | None = None
+        self._kept = SourcePlace()
+        """The place that is stored, as far as this worker knows."""
         self._stands: dict[int, str] = {}
         self._told = ""
         self._stood = False
@@ -75,6 +77,7 @@ class Adopter:
         if self._place is None:
             found = await adopted.standing(self.backend, self._keys, source, self.spec.partitions)
             self._place, self._stands = found
+            self._kept = self._place
         taken = max(map(_taken, self._stands.values()), default=ZERO)
         look = await adopted.look(self.backend, source, self._place, READ_ENTRIES, taken)
         if look.trouble:
@@ -87,13 +90,23 @@ class Adopter:
             self.on_trouble("")
             self._stood = False
         if look.dropped:
-            self._tell("source_trimmed", f"{look.dropped} entries were dropped before they were taken")
+            if not await self._keep(look.place):
+                return 0.0
+            reason = f"{look.dropped} entries were dropped before they were taken"
+            self._log.error("source_trimmed", reason=reason)
         self._place = look.place
         if not look.entries or not await self._hand_over(look.entries):
             return IDLE_S
-        self._place = look.end
-        await adopted.keep_place(self.backend, self._keys, source, self._place)
+        await self._keep(look.end)
         return 0.0
+
+    async def _keep(self, place: SourcePlace) -> bool:
+        """Go on from a place, unless another worker has stored one since; then go on from that."""
+        kept = await adopted.keep_place(self.backend, self._keys, self.spec.source, self._kept, place)
+        self._place = self._kept = place
+        if not kept:
+            self._place = None
+        return kept
 
     async def _hand_over(self, entries: list[tuple[EntryId, Fields]]) -> bool:
         """Return whether all partitions have their entries; those that have, do not take them again."""
