@@ -286,7 +286,7 @@ STRANGE_ENTRIES: list[dict[str, str]] = [
     {"sw:first": "5-0", "extra": "nan", "n": "x", "crc": ""},
 ]
 _TRIMS = replace(_COMMIT, acked_limit=1)
-_COLUMNS = ["sw:first", "", "extra", "", "n", 3, "crc", "", "v", "x"]
+_COLUMNS: list[Argument] = ["sw:first", "", "extra", "", "n", 3, "crc", "", "v", "x"]
 VARIANTS = [
     *CALLS.values(),
     Call(scripts.COMMIT, *commit.commit_call(GROUP, _TRIMS)),
