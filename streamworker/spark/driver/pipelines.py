@@ -125,7 +125,8 @@ def run_pipelines(
         )
         runs = [_Run(spec, found, redis_url, once=once, on_progress=on_progress) for spec in specs]
         try:
-            return _watch(runs, stop)
+            with found.timestamps_for_all():
+                return _watch(runs, stop)
         except Exception:
             if not found.has_ended(within_s=JVM_END_S):
                 raise

@@ -73,7 +73,7 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     given = {name.lower(): value for name, value in options.items()}
     if "siblings" not in given and (siblings := _siblings(spec, together)):
         options["siblings"] = ",".join(siblings)
-    if session.parallelism and not {"minpartitions", "maxpartitions"} & set(given):
+    if not {"minpartitions", "maxpartitions"} & set(given):
         options["maxPartitions"] = str(session.parallelism)
     record = spec.processor.output or spec.processor.stream.record
     if spec.mode == "complete" and "failondataloss" not in given:
@@ -158,20 +158,21 @@ def _can_append(frame: Any) -> bool:
 
     Rows of an aggregate without a watermark are not final, so such a result can only be written as a
     whole. Spark reports this only when the query starts, and by then a file sink has written its
-    metadata into the directory. So this function calls Spark's checker first. With a remote Spark it
-    cannot, and returns True.
+    metadata into the directory. So this function calls Spark's checker first. A remote Spark runs it
+    before it refuses a query of continuous mode, which the source does not have, so none begins.
     """
-    from pyspark.errors import AnalysisException
+    from pyspark.errors import PySparkException
 
-    plan = getattr(frame, "_jdf", None)
-    if plan is None:
-        return True
-    jvm = frame.sparkSession._jvm  # noqa: SLF001, the checker has no other way in
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
-    append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
     try:
+        if (plan := getattr(frame, "_jdf", None)) is None:
+            writer = frame.writeStream.format("noop").outputMode("append")
+            writer.trigger(continuous="1 second").start().stop()
+            return True
+        jvm = frame.sparkSession._jvm  # noqa: SLF001, the checker has no other way in
+        checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+        append = jvm.org.apache.spark.sql.streaming.OutputMode.Append()
         checker.checkForStreaming(plan.queryExecution().analyzed(), append)
-    except AnalysisException as error:
+    except PySparkException as error:
         return "OUTPUT_MODE" not in (error.getCondition() or "")
     return True
 

@@ -12,8 +12,9 @@ import socket
 import stat
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.handlers import shielded_children
+from streamworker.redisio.keys import PARTITIONS_MAX
 from streamworker.spark.driver.java import find_java
 from streamworker.spark.driver.scratch import LOG_NAME, make_scratch, sweep
 from streamworker.spark.source.connection import DEFAULT_NAME, variable_for
@@ -33,7 +35,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-EVERYWHERE = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
+TIMESTAMPS, FOR_ALL_READERS = "spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS"
+"""How Spark writes times to Parquet. In its default, INT96, they have no zone, and pandas, pyarrow and Polars
+read other years for those after 2262."""
+
+EVERYWHERE = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    TIMESTAMPS: FOR_ALL_READERS,
+}
 
 SMALL_MACHINE = EVERYWHERE | {
     "spark.ui.enabled": "false",
@@ -63,6 +73,10 @@ REMOTE_RETRIES: dict[str, Any] = {"max_retries": 4, "initial_backoff": 100, "bac
 """How a call to a server that is away is retried: it fails after 1.5 s; by Spark's default, after minutes."""
 
 
+_writing: Counter[int] = Counter()
+"""Runs of pipelines that have set ``TIMESTAMPS`` in a session of the user's, by its id."""
+
+
 @dataclass
 class Session(AbstractContextManager["Session"]):
     """A Spark session that streamworker opened and can stop."""
@@ -77,9 +91,31 @@ class Session(AbstractContextManager["Session"]):
     _connect: "Callable[[], SparkSession] | None" = None
 
     @property
-    def parallelism(self) -> int | None:
-        """Return how many tasks run at once; None for a remote server."""
-        return None if self.remote else int(self.spark.sparkContext.defaultParallelism)
+    def parallelism(self) -> int:
+        """Return how many tasks run at once, but of a remote server no more than a stream has partitions."""
+        if not self.remote:
+            return int(self.spark.sparkContext.defaultParallelism)
+        return self.spark.range(PARTITIONS_MAX).selectExpr("spark_partition_id()").distinct().count()
+
+    @contextmanager
+    def timestamps_for_all(self) -> Iterator[None]:
+        """Let Spark write timestamps that all readers understand, unless the user has chosen how it does.
+
+        Its file sink asks the session at each batch, so the last run of pipelines on a session sets it back.
+        """
+        conf, key = self.spark.conf, id(self.spark)
+        if not _writing[key] and TIMESTAMPS in conf.getAll:
+            yield
+            return
+        conf.set(TIMESTAMPS, FOR_ALL_READERS)
+        _writing[key] += 1
+        try:
+            yield
+        finally:
+            _writing[key] -= 1
+            if not _writing[key]:
+                with suppress(Exception):  # Spark may have ended.
+                    conf.unset(TIMESTAMPS)
 
     def has_ended(self, within_s: float = 0.0) -> bool:
         """Return whether the local JVM has ended unexpectedly; wait ``within_s`` for it at most."""
