@@ -53,15 +53,25 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     assert pq.read_table(table).num_rows == 40
     assert "There were no new rows: the pipelines have read all that was committed." in once.log()
 
-    halts = (SHOP + PIPELINE).replace("DeadLetter", "Halt")
-    (shop / "shop.py").write_text(halts, "utf-8")
+    policies = "{ValueError: Halt(), OSError: Retry(backoff=60)}"
+    stands = SHOP.replace("errors=DeadLetter()", f"errors={policies}").replace("DeadLetter", "Halt, Retry")
+    stands = stands.replace("raise ValueError", "raise (OSError if order.order_id == 42 else ValueError)")
+    (shop / "shop.py").write_text(stands + PIPELINE, "utf-8")
     bad = '{"order_id": 41, "customer": "bad", "amount": -1.0}'
-    assert streamworker("send", "shop:orders", "-", input=bad).exit_code == 0
+    away = '{"order_id": 42, "customer": "away", "amount": -1.0}'
+    assert streamworker("send", "shop:orders", "-", input=f"{bad}\n{away}").exit_code == 0
     worker = spawn("run", "shop:app", "--processor", "price")
-    wait_for(lambda: "halted" in streamworker("status", "shop:price").stdout, "its partition has halted")
+
+    def both_stand() -> bool:
+        status = streamworker("status", "shop:price").stdout
+        return "halted" in status and "retrying" in status
+
+    wait_for(both_stand, "a partition has halted, and another one is retrying")
     standing = spawn("spark", "shop:app", "--once")
     assert standing.wait(90) == ExitCode.FAILED, standing.log()
-    assert re.search(r"Partition \d of price stands still: .*amount is negative", standing.log())
+    for number, state in ((41, "halted"), (42, "retrying")):
+        says = rf"Partition \d of price stands still, {state}: .*order {number}: amount is negative"
+        assert re.search(says, standing.log()), standing.log()
     worker.terminate()
 
 

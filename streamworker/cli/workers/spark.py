@@ -10,6 +10,7 @@ import typer
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, option
+from streamworker.cli.orders import FAILING
 from streamworker.cli.output import console, say
 from streamworker.cli.support import connected, group_keys, run_async, take_all
 from streamworker.cli.workers.children import two_stages
@@ -120,14 +121,15 @@ def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     """Say why a run over what is there read no more than it did; partitions that stand are a failure."""
     read = {spec.processor.name for spec in app.pipelines.values() if pipeline in (None, spec.name)}
     selection = Selection(app, tuple(spec for spec in app.processors.values() if spec.name in read))
-    halted = [
-        f"Partition {view.partition} of {snapshot.processor} stands still: {held_up(view, snapshot.taken_ms)}"
+    standing = [
+        f"Partition {view.partition} of {snapshot.processor} stands still, {view.state}: "
+        f"{held_up(view, snapshot.taken_ms)}"
         for snapshot in run_async(take_all, selection)
         for view in snapshot.partitions
-        if view.state == "halted" or view.pause is not None
+        if view.state in FAILING or view.pause is not None
     ]
-    if halted:
-        say(*halted, "The pipelines have read the rows before. See: streamworker doctor", error=True)
+    if standing:
+        say(*standing, "The pipelines have read the rows before. See: streamworker doctor", error=True)
         return ExitCode.FAILED
     if not has_read:
         say("There were no new rows: the pipelines have read all that was committed.")
