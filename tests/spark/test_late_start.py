@@ -56,6 +56,17 @@ def test_the_source_says_how_many_rows_and_since_when(
     assert (stored.late_rows, stored.rows) == (6, {0: 6, 1: 0})
 
 
+def test_the_source_says_so_where_no_row_is_left(acked: AckedLog, caplog: pytest.LogCaptureFixture) -> None:
+    """It names no time then: there is none."""
+    acked.trim(0, 9)
+    with caplog.at_level(logging.WARNING):
+        reader(acked).initialOffset()
+    assert caplog.messages[0].endswith(
+        "9 of 12 rows of shop.orders (price) were trimmed before, by partition {0: 9}; no row of these "
+        "partitions is left. The query continues, since failOnDataLoss is false."
+    )
+
+
 @pytest.mark.parametrize("given", [{"startingOffsets": "latest"}, {"startingOffsets": '{"0": 6, "1": 0}'}])
 def test_a_query_that_was_told_to_begin_there_is_not_late(
     acked: AckedLog, caplog: pytest.LogCaptureFixture, given: dict[str, str]

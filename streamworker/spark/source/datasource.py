@@ -330,11 +330,13 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         if rows <= told:
             return
         self._logs.late_rows = rows
-        since_s = min((oldest[p][2] for p in late if p in oldest), default=0) / 1000
+        left = "no row of these partitions is left"
+        if times := [oldest[p][2] for p in late if p in oldest]:
+            since = datetime.fromtimestamp(min(times) / 1000, UTC)
+            left = f"the oldest row that is left was committed at {since:%Y-%m-%d %H:%M:%S} UTC"
         report_loss(
             f"The query begins late: {rows} of {sum(tail.rows for tail in tails.values())} rows of "
-            f"{o.app}.{o.stream} ({o.processor}) were trimmed before, by partition {late}; the oldest row "
-            f"that is left was committed at {datetime.fromtimestamp(since_s, UTC):%Y-%m-%d %H:%M:%S} UTC.",
+            f"{o.app}.{o.stream} ({o.processor}) were trimmed before, by partition {late}; {left}.",
             fail=o.fail_on_late_start,
             remedy="Restore them, or begin with what is left: failOnDataLoss=false.",
         )
