@@ -341,8 +341,10 @@ def test_a_data_loss_is_not_tried_again(spark_session: Session, acked: AckedLog)
     acked.fill(0, [3])
     acked.trim(0, 9)
     assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 1
+    stood: list[str] = []
     assert [each.state for each in told] == ["failed"]
     assert told[0].error.startswith("Rows 7 to 9 are missing")
+        stood.append(failure_of(acked, "bad"))
 
 
 def test_a_pipeline_waits_for_a_stream_that_nobody_has_declared_yet(
@@ -352,6 +354,7 @@ def test_a_pipeline_waits_for_a_stream_that_nobody_has_declared_yet(
     """Spark may be up before the first worker."""
     quick(monkeypatch, restarts=0)
     connect("default", redis_url)
+    assert "the disk is gone" in stood[-1], "also while it is tried again"
     running = Running(spark_session, pipeline(same))
     running.wait_for_state("waiting")
     with AckedLog(redis_url, partitions=2) as acked:

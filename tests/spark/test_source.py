@@ -5,7 +5,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,18 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.readers import read_position
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_schema
+from streamworker.spark.source.datasource import LogStreamReader
+from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.options import parse_options
+from streamworker.spark.source.schema import spark_schema
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
@@ -417,3 +425,43 @@ def test_executors_load_nothing_heavy_for_the_source() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "set()"
+def test_a_failure_stays_beside_a_position_until_its_query_has_read_on(acked: AckedLog) -> None:
+    """A query that only begins again where it failed has not mended anything."""
+    acked.fill(0, [3])
+    options = parse_options(acked.options(reader="table"), streaming=True)
+
+    def query() -> LogStreamReader:
+        return LogStreamReader(options, spark_schema(ORDER))
+
+    def after_a_failure(offset: dict[str, Any]) -> str:
+        AckedLogs(options).tell_failure("the disk is away")
+        for _ in range(2):
+            query().latestOffset(offset, ReadAllAvailable())
+        return read_position(acked.redis.hget(acked.keys.readers, "table")).failed
+
+    first = query().initialOffset()
+    assert after_a_failure(first) == "the disk is away"
+    read = query().latestOffset(first, ReadAllAvailable())
+    assert after_a_failure(read) == "", "it has read on"
+    assert after_a_failure(read) == "", "there is nothing to read"
+
+
+def test_a_checkpoint_of_another_processor_is_named(acked: AckedLog) -> None:
+    """After a processor got another name; by a start and by a batch that is repeated after a kill."""
+    acked.fill(0, [3])
+    options = parse_options(acked.options(), streaming=True)
+    query = LogStreamReader(options, spark_schema(ORDER))
+    start = query.initialOffset()
+    end = query.latestOffset(start, ReadAllAvailable())
+    renamed = LogStreamReader(replace(options, processor="renamed"), spark_schema(ORDER))
+    says = (
+        "checkpoint is of processor 'price' on shop.orders, and the query reads processor 'renamed' on shop"
+    )
+    with pytest.raises(ConfigurationError, match=says):
+        renamed.latestOffset(end, ReadAllAvailable())
+    with pytest.raises(ConfigurationError, match=says):
+        renamed.partitions(start, end)
+    of_an_earlier_version = {name: value for name, value in end.items() if name != "of"}
+    assert query.latestOffset(of_an_earlier_version, ReadAllAvailable()) == of_an_earlier_version
+
+

@@ -30,7 +30,7 @@ class ReaderPosition:
     late_rows: int = 0
     """Rows that were trimmed before the reader began, though it was to read all that there are."""
     failed: str = ""
-    """Why its query failed since, in the words of the driver; the next position takes that away."""
+    """Why its query failed since, in the words of the driver; it stays until the query has read on."""
     failed_ms: int = 0
     """When it failed."""
     until_ms: int = 0

@@ -168,6 +168,7 @@ class _RowReader:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
+        self._of = f"{options.app}.{options.stream}:{options.processor}"
         self._logs = AckedLogs(options)
         self._target = arrow_target(schema)
 
@@ -269,7 +270,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         again = locate(self._options, self._logs, self._options.starting_offsets)
         self._first = {p: again[p] if again[p].rows > at.rows else at for p, at in start.items()}
         self._tell_late(self._first, tails)
-        return offsets.to_json(self._first)
+        return offsets.to_json(self._first, self._of)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return ``maxRowsPerTrigger``."""
@@ -285,14 +286,14 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
 
         If a log is not the one that was read up to ``start``, or is shorter, this is a DataLoss.
         """
-        position = offsets.from_json(start)
+        position = offsets.from_json(start, self._of)
         tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
         self._check(position, position, tails)
         self._register(position, (tails, now_ms), must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
-        self._planned = start if end == position else offsets.to_json(end)
+        self._planned = start if end == position else offsets.to_json(end, self._of)
         return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -305,7 +306,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         After a restart Spark also calls this for the interrupted batch, without ``latestOffset``; then
         this method checks the logs.
         """
-        since, until = offsets.from_json(start), offsets.from_json(end)
+        since, until = offsets.from_json(start, self._of), offsets.from_json(end)
         parts = offsets.slices(since, until)
         if not parts:
             return []
@@ -408,7 +409,9 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
             if self._registered is None and self._options.siblings:
                 # The siblings first: as soon as this reader is registered, workers trim up to its position.
                 self._logs.hold(self._options.siblings, tails, now_ms, retry=must)
-            self._logs.register(position, now_ms, begins=position == self._first, retry=must)
+            behind = any(tail.rows > position.get(p, START).rows for p, tail in tails.items())
+            begins = position == self._first
+            self._logs.register(position, now_ms, begins=begins, behind=behind, retry=must)
         except BackendError as error:
             if must:
                 raise

@@ -75,6 +75,8 @@ class AckedLogs:
         """Number of partitions in the last answer."""
         self.late_rows = 0
         """Rows that were trimmed before this reader began; kept in Redis with its position."""
+        self._before = read_position(b"")
+        """The position that the reader had in Redis when its query began."""
 
     @property
     def _title(self) -> str:
@@ -165,18 +167,23 @@ class AckedLogs:
             _schemas[fingerprint] = ackedlog.deserialize_schema(data, fingerprint)
         return _schemas[fingerprint]
 
-    def register(self, offset: Offset, at_ms: int, *, begins: bool = False, retry: bool) -> None:
+    def register(
+        self, offset: Offset, at_ms: int, *, begins: bool = False, behind: bool = False, retry: bool
+    ) -> None:
         """Write this reader's position to Redis: it does not need the rows before it any more.
 
         Workers do not trim rows that a reader has not passed. Does nothing for a query without a reader
         name. ``begins``: this is the query's first position, so no row was read under the name yet.
+        ``behind``: there are rows after it. A failure then stays beside the position that it left.
         """
         if self._options.reader is not None:
-            late = self.late_rows
-            self._write_position(self._options.reader, offset, at_ms, begins=begins, late=late, retry=retry)
+            position = _position(offset, at_ms, begins=begins, late_rows=self.late_rows)
+            if behind and position.rows == self._before.rows:
+                position = replace(position, failed=self._before.failed, failed_ms=self._before.failed_ms)
+            self._write_position(self._options.reader, position, retry=retry)
 
     def tell_failure(self, message: str) -> None:
-        """Write beside this reader's position that its query failed; the next position takes that away."""
+        """Write beside this reader's position that its query failed; it stays until the query has read on."""
         key, reader = self._keys.readers, self._options.reader
         stored, time = self._connection.pipeline([("HGET", key, reader), ("TIME",)], retry=False)
         position = read_position(stored or b"")
@@ -196,7 +203,7 @@ class AckedLogs:
         missing = [name for name, value in zip(readers, stored, strict=True) if value is None]
         firsts = self.first_positions(tails) if missing else {}
         for name in missing:
-            self._write_position(name, firsts, at_ms, begins=True, retry=retry)
+            self._write_position(name, _position(firsts, at_ms, begins=True), retry=retry)
 
     def renew(self, name: str, hold: ReaderPosition, *, retry: bool) -> None:
         """Keep the rows after a batch read's start from being trimmed, for ``HOLD_MS`` from now on.
@@ -209,11 +216,8 @@ class AckedLogs:
         text = replace(hold, at_ms=now_ms, until_ms=now_ms + readers.HOLD_MS).text()
         self._connection.call(lambda redis: redis.hset(self._keys.holds, name, text), retry=retry)
 
-    def _write_position(
-        self, reader: str, offset: Offset, at_ms: int, *, begins: bool, late: int = 0, retry: bool
-    ) -> None:
-        rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
-        text = ReaderPosition(rows, logs, at_ms, begins, late).text()
+    def _write_position(self, reader: str, position: ReaderPosition, *, retry: bool) -> None:
+        text = position.text()
         self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
 
     def registered(self) -> tuple[dict[int, Position], bool]:
@@ -222,6 +226,7 @@ class AckedLogs:
         The position is empty if the reader has none, or one that cannot be parsed.
         """
         stored = read_position(self._read_hash(self._keys.readers, str(self._options.reader)) or b"")
+        self._before = stored
         self.late_rows = stored.late_rows
         rows = {p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs}
         return rows, stored.begins
@@ -358,6 +363,11 @@ def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     if fail:
         raise DataLoss(message, remedy=remedy)
     log.warning("%s The query continues, since failOnDataLoss is false.", message)
+
+
+def _position(offset: Offset, at_ms: int, *, begins: bool, late_rows: int = 0) -> ReaderPosition:
+    rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
+    return ReaderPosition(rows, logs, at_ms, begins, late_rows)
 
 
 def _before(part: Slice) -> ChainLink | None:

@@ -4,13 +4,14 @@ An acked log numbers its rows from 1; an entry's id is the number of its last ro
 position is a count of rows, and lag, limits, splits and gaps are subtractions. An
 **offset** is a position in every partition's log. Spark keeps it in its checkpoint directory as
 
-    {"v": 1, "log": {"0": "<log id>"}, "p": {"0": 12000}, "last": {"0": "<source id>"}, "epoch": {"0": 17}}
+    {"v": 1, "log": {"0": "<log id>"}, "p": {"0": 12000}, "last": {"0": "<source id>"}, "epoch": {"0": 17},
+     "of": "shop.orders:price"}
 
-``log`` is the identity of the log: a log that was deleted, recreated or replaced has
-another one. ``last`` and ``epoch`` describe the entry that ended the log when the position was its end.
-They are empty if a limit ended the batch elsewhere. If a log has another entry at this position, it was
-rolled back and has grown again. If the entry is not known, ``last`` is the group's checkpoint and
-``epoch`` is 0.
+``of`` names the app, the stream and the processor whose logs these are. ``log`` is the identity of the
+log: a log that was deleted, recreated or replaced has another one. ``last`` and ``epoch`` describe the
+entry that ended the log when the position was its end. They are empty if a limit ended the batch
+elsewhere. If a log has another entry at this position, it was rolled back and has grown again. If the
+entry is not known, ``last`` is the group's checkpoint and ``epoch`` is 0.
 
 Spark compares offsets as text to find out whether there are new rows. So the position of a partition
 without new rows does not change, even when the group's checkpoint moves.
@@ -72,20 +73,21 @@ class Slice:
         return self.end - self.start
 
 
-def to_json(offset: Offset) -> dict[str, Any]:
+def to_json(offset: Offset, of: str = "") -> dict[str, Any]:
     """Return the JSON document that Spark keeps; equal offsets give equal text."""
     ordered = sorted(offset.items())
-    return {
+    document: dict[str, Any] = {
         "v": VERSION,
         "log": {str(p): position.log for p, position in ordered},
         "p": {str(p): position.rows for p, position in ordered},
         "last": {str(p): position.last for p, position in ordered},
         "epoch": {str(p): position.epoch for p, position in ordered},
     }
+    return document | {"of": of} if of else document
 
 
-def from_json(document: object) -> dict[int, Position]:
-    """Parse a document of :func:`to_json`; refuse an offset of another source or version."""
+def from_json(document: object, of: str = "") -> dict[int, Position]:
+    """Parse a document of :func:`to_json`; refuse an offset of another source, version or processor."""
     remedy = "Give the query a new checkpoint directory, or the one that it was started with."
     if not isinstance(document, Mapping) or "v" not in document:
         raise ConfigurationError("The checkpoint holds an offset of another source.", remedy=remedy)
@@ -93,6 +95,12 @@ def from_json(document: object) -> dict[int, Position]:
         raise ConfigurationError(
             f"The checkpoint holds offsets of version {document['v']!r}, and this is version {VERSION}.",
             remedy="Use the streamworker that wrote it, or a newer one.",
+        )
+    if of and (theirs := str(document.get("of", of))) != of:  # Earlier versions wrote no name.
+        raise ConfigurationError(
+            f"The checkpoint is of {_titled(theirs)}, and the query reads {_titled(of)}.",
+            remedy="Each processor has logs of its own. Let the query read the one that it was started with, "
+            "or give it a new checkpoint directory and a new table.",
         )
     try:
         logs, lasts, epochs = (document.get(name, {}) for name in ("log", "last", "epoch"))
@@ -104,6 +112,11 @@ def from_json(document: object) -> dict[int, Position]:
         }
     except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigurationError("The checkpoint holds a damaged offset.", remedy=remedy) from None
+
+
+def _titled(of: str) -> str:
+    stream, _, processor = of.rpartition(":")
+    return f"processor {processor!r} on {stream}"
 
 
 def row_count(value: object, least: int = 0) -> int:
