@@ -1,9 +1,11 @@
 """Pipelines: a function of a DataFrame becomes a table, whatever happens on the way."""
 
 import json
+import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +226,30 @@ def test_progress_tells_rows_positions_and_lag(spark_session: Session, acked: Ac
     assert written == {f"user=user-{row['user'][-1]}" for rows in acked.written.values() for row in rows}
 
 
+def test_the_log_tells_all_rows_and_no_lag_that_nobody_looked_at(
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark repeats the batch of a failure without a look at the logs' ends."""
+    quick(monkeypatch)
+    fails = iter([True])
+
+    def once(frame: DataFrame, batch: int) -> None:
+        if next(fails, False):
+            raise OSError("the disk is away")
+        frame.collect()
+
+    acked.fill(0, [20])
+    told: list[PipelineProgress] = []
+    spec = replace(for_each(once), options={"maxRowsPerTrigger": "5"})
+    with caplog.at_level(logging.INFO, pipelines.__name__):
+        assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 0
+    first, *later = [each for each in told if each.state == "running"]
+    assert first.lag is None
+    assert all(each.lag in (None, 20 - sum(each.positions.values())) for each in later)
+    assert not any("5 rows processed, lag" in message for message in caplog.messages)
+    assert caplog.messages[-1] == "pipeline revenue is done: 20 rows processed in all"
+
+
 # -- stopping and failing --------------------------------------------------------------------
 
 
@@ -315,8 +341,10 @@ def test_a_pipeline_that_keeps_failing_ends_with_1_and_stops_no_other(
 ) -> None:
     """It is told at once, and by the code at the end; the other pipeline goes on."""
     quick(monkeypatch, restarts=1)
+    stood: list[str] = []
 
     def always(frame: DataFrame, batch: int) -> None:
+        stood.append(failure_of(acked, "bad"))
         raise OSError("the disk is gone")
 
     acked.fill(0, [3])
@@ -326,6 +354,7 @@ def test_a_pipeline_that_keeps_failing_ends_with_1_and_stops_no_other(
     assert failed.pipeline == "bad"
     assert "the disk is gone" in failed.error
     assert failure_of(acked, "bad") == failed.error, "for `graph`, `top` and `doctor`"
+    assert "the disk is gone" in stood[-1], "also while it is tried again"
     before = running.rows()
     acked.fill(0, [3])
     running.wait_for_rows(before + 3)
@@ -341,10 +370,8 @@ def test_a_data_loss_is_not_tried_again(spark_session: Session, acked: AckedLog)
     acked.fill(0, [3])
     acked.trim(0, 9)
     assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 1
-    stood: list[str] = []
     assert [each.state for each in told] == ["failed"]
     assert told[0].error.startswith("Rows 7 to 9 are missing")
-        stood.append(failure_of(acked, "bad"))
 
 
 def test_a_pipeline_waits_for_a_stream_that_nobody_has_declared_yet(
@@ -354,7 +381,6 @@ def test_a_pipeline_waits_for_a_stream_that_nobody_has_declared_yet(
     """Spark may be up before the first worker."""
     quick(monkeypatch, restarts=0)
     connect("default", redis_url)
-    assert "the disk is gone" in stood[-1], "also while it is tried again"
     running = Running(spark_session, pipeline(same))
     running.wait_for_state("waiting")
     with AckedLog(redis_url, partitions=2) as acked:

@@ -204,6 +204,8 @@ class _Run:
     _start_at: float = 0.0
     _log_at: float = 0.0
     _rows: int = 0
+    """Rows since the last line about progress."""
+    _rows_in_all: int = 0
 
     def start(self, runs: "Iterable[_Run]") -> None:
         """Build the query and start it, together with the other active runs.
@@ -298,7 +300,8 @@ class _Run:
                 "pipeline %s begins late: %d rows were trimmed before it", self.spec.name, progress.late_rows
             )
         self._rows += progress.rows
-        if self._rows == 0 or time.monotonic() < self._log_at:
+        self._rows_in_all += progress.rows
+        if not self._rows or progress.lag is None or time.monotonic() < self._log_at:
             return
         log.info("pipeline %s: %d rows processed, lag %d", self.spec.name, self._rows, progress.lag)
         self._rows, self._log_at = 0, time.monotonic() + LOG_INTERVAL_S
@@ -337,6 +340,8 @@ class _Run:
             log.warning("the failure of pipeline %s was not written to Redis: %s", self.spec.name, error)
 
     def _report_state(self, state: str, error: str = "") -> None:
+        if state in ("done", "stopped"):
+            log.info("pipeline %s is %s: %d rows processed in all", self.spec.name, state, self._rows_in_all)
         if self.on_progress is not None:
             last = self._last or PipelineProgress(self.spec.name, state)
             self.on_progress(replace(last, state=state, rows=0, rows_per_s=0.0, seconds=0.0, error=error))

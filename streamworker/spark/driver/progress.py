@@ -25,7 +25,8 @@ class PipelineProgress:
     positions: Mapping[int, int] = field(default_factory=dict)
     """Rows of each partition's log that the pipeline has processed."""
     lag_rows: Mapping[int, int] = field(default_factory=dict)
-    """Rows of each partition's log that the pipeline has not read."""
+    """Rows of each partition's log that the pipeline has not read; empty if Spark did not look, since it
+    repeated a batch."""
     seconds: float = 0.0
     """How long the micro-batch took."""
     late_rows: int = 0
@@ -33,16 +34,15 @@ class PipelineProgress:
     error: str = ""
 
     @property
-    def lag(self) -> int:
-        """Return the number of unread rows over all partitions."""
-        return sum(self.lag_rows.values())
+    def lag(self) -> int | None:
+        """Return the number of unread rows over all partitions; None if it is not known."""
+        return sum(self.lag_rows.values()) if self.lag_rows else None
 
 
 def from_event(pipeline: str, event: Any) -> PipelineProgress:
     """Convert ``query.lastProgress``, by its attributes: an event of a remote Spark has no items."""
     source = event.sources[0]
     end = _offset(source.endOffset)
-    latest = _offset(source.latestOffset) or end
     rows = int(source.numInputRows)
     read = sum(position.rows for position in end.values())
     return PipelineProgress(
@@ -52,7 +52,7 @@ def from_event(pipeline: str, event: Any) -> PipelineProgress:
         rows=rows,
         rows_per_s=float(event.processedRowsPerSecond or 0),
         positions={p: position.rows for p, position in end.items()},
-        lag_rows=offsets.lag(end, latest),
+        lag_rows=offsets.lag(end, _offset(source.latestOffset)),
         late_rows=max(0, read - rows) if int(event.batchId) == 0 else 0,
         seconds=float((event.durationMs or {}).get("triggerExecution", 0)) / 1000,
     )
