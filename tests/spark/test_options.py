@@ -62,7 +62,9 @@ def test_a_value_that_cannot_be_is_refused_by_name(option: str, value: str) -> N
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        *(({name: None}, f"Option {name} is missing") for name in NEEDED),
+        *(({name: None}, f"Option {name} is missing.*TEMPORARY VIEW") for name in NEEDED),
+        ({"path": "shop/orders/price"}, r"have no path.*load\(\) without one"),
+        ({"provider": "streamworker", "option.app": "shop", "owner": "me"}, "no table of.*TEMPORARY VIEW"),
         ({"maxRowPerTrigger": "10"}, "maxRowPerTrigger.*Did you mean maxRowsPerTrigger"),
         ({"zzz": "1"}, "startingOffsets"),
         ({"minPartitions": "5", "maxPartitions": "4"}, "minPartitions"),

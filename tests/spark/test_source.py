@@ -377,6 +377,38 @@ def test_a_query_reads_a_cluster(spark: SparkSession, connect: Connect, cluster:
         assert sorted(row.n for row in found) == log.numbers()
 
 
+@pytest.mark.parametrize(
+    ("statement", "says"),
+    [
+        ("CREATE TABLE rows USING streamworker OPTIONS ({options})", "no table of Spark's catalog"),
+        ("CREATE TABLE rows (n bigint) USING streamworker; SELECT n FROM rows", "Option app is missing"),
+        ("CREATE TEMPORARY VIEW rows USING streamworker OPTIONS ({options}); SELECT n FROM rows", ""),
+    ],
+    ids=["a table", "a table with columns", "a temporary view"],
+)
+def test_sql_reads_by_a_temporary_view_and_is_told_so(
+    spark: SparkSession, acked: AckedLog, statement: str, says: str
+) -> None:
+    """To a table of its catalog Spark gives no options."""
+    acked.fill(0, [3])
+    options = ", ".join(f"{name} '{value}'" for name, value in acked.options().items())
+    try:
+        with (
+            pytest.raises(PySparkException, match=f"{says}.*CREATE TEMPORARY VIEW") if says else nullcontext()
+        ):
+            for each in statement.format(options=options).split("; "):
+                found = spark.sql(each).collect()
+            assert [row.n for row in found] == acked.numbers()
+    finally:
+        spark.sql("DROP TABLE IF EXISTS rows")
+        spark.catalog.dropTempView("rows")
+
+
+def test_a_path_for_load_is_answered_with_what_to_write(spark: SparkSession, acked: AckedLog) -> None:
+    with pytest.raises(PySparkException, match=r"have no path.*load\(\) without one"):
+        spark.read.format("streamworker").options(**acked.options()).load("shop/orders")
+
+
 # -- readers' positions ----------------------------------------------------------------------
 
 
@@ -414,17 +446,6 @@ def test_a_reader_holds_its_place_before_it_has_read_anything(
     assert json.loads(acked.redis.hget(acked.keys.readers, "table"))["p"] == {"0": 6, "1": 0}
 
 
-# -- the module ------------------------------------------------------------------------------
-
-
-def test_executors_load_nothing_heavy_for_the_source() -> None:
-    """Beside the package itself, its modules bring the standard library, redis, pyarrow and pyspark."""
-    code = (
-        "import sys, streamworker; before = set(sys.modules); import streamworker.spark.source.datasource; "
-        "print({'typer', 'rich', 'structlog', 'anyio', 'msgspec', 'pandas'} & (set(sys.modules) - before))"
-    )
-    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == "set()"
 def test_a_failure_stays_beside_a_position_until_its_query_has_read_on(acked: AckedLog) -> None:
     """A query that only begins again where it failed has not mended anything."""
     acked.fill(0, [3])
@@ -465,3 +486,14 @@ def test_a_checkpoint_of_another_processor_is_named(acked: AckedLog) -> None:
     assert query.latestOffset(of_an_earlier_version, ReadAllAvailable()) == of_an_earlier_version
 
 
+# -- the module ------------------------------------------------------------------------------
+
+
+def test_executors_load_nothing_heavy_for_the_source() -> None:
+    """Beside the package itself, its modules bring the standard library, redis, pyarrow and pyspark."""
+    code = (
+        "import sys, streamworker; before = set(sys.modules); import streamworker.spark.source.datasource; "
+        "print({'typer', 'rich', 'structlog', 'anyio', 'msgspec', 'pandas'} & (set(sys.modules) - before))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "set()"

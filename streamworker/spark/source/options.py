@@ -97,6 +97,10 @@ NAMES = {
 }
 """Every option and what it is for; docs/spark.md shows this table."""
 
+NEEDED = (
+    'The source needs app, stream and processor, such as .option("app", "shop"). In SQL use CREATE TEMPORARY '
+    "VIEW rows USING streamworker OPTIONS (app 'shop', ...): tables of the catalog have no options."
+)
 STREAM_ONLY = ("maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
 BATCH_ONLY = ("endingOffsets",)
 _BY_LOWER = {name.lower(): name for name in NAMES}
@@ -108,6 +112,10 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
     ``streaming`` is None if it is not known yet whether the query is a stream or a batch read. A refusal
     names the option, and never shows a value that may hold a password.
     """
+    if "path" in map(str.lower, given):
+        raise ConfigurationError("Acked logs have no path.", remedy=f"Call load() without one. {NEEDED}")
+    if any(name.lower().startswith("option.") for name in given):
+        raise ConfigurationError("Acked logs can be no table of Spark's catalog.", remedy=NEEDED)
     options = {_known(name, value): value.strip() for name, value in given.items()}
     misplaced = () if streaming is None else BATCH_ONLY if streaming else STREAM_ONLY
     for name in misplaced:
@@ -116,10 +124,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
             raise ConfigurationError(f"Option {name} is not for {kind}.", remedy="Leave it out.")
     for name in ("app", "stream", "processor"):
         if not options.get(name):
-            raise ConfigurationError(
-                f"Option {name} is missing.",
-                remedy='The source needs app, stream and processor, such as .option("app", "shop").',
-            )
+            raise ConfigurationError(f"Option {name} is missing.", remedy=NEEDED)
     for name in ("app", "stream", "processor", "reader", "connection"):
         if name in options:
             check_name(name, options[name])
