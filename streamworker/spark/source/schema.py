@@ -163,7 +163,7 @@ def _metadata(entry: LogEntry) -> dict[str, pa.Array]:
 
     return {
         "_partition": repeat(entry.partition, pa.int32()),
-        "_offset": pa.array(range(entry.start + 1, entry.end + 1), pa.int64()),
+        "_offset": pa.arange(entry.start + 1, entry.end + 1),
         "_acked_at": repeat(entry.at_ms * 1000, pa.int64()).cast(pa.timestamp("us", "UTC")),
         "_entry_id": repeat(entry.last, pa.string()),
         "_epoch": repeat(entry.epoch, pa.int64()),
