@@ -40,6 +40,7 @@ from streamworker.settings import LIMITS, RULES, Settings
 from streamworker.sim.scenario import HAPPENINGS, play, read
 from streamworker.core.text import TEXT_MAX, storable
 from tests.callables import table as callables
+from tests.changes import table as changes
 from tests.core.vectors import VECTORS
 from tests.runtime.texts import ESCAPED, REFUSED, TEXTS
 from tests.records.cells import table as codecs_and_types
@@ -391,6 +392,7 @@ def parts() -> dict[str, str]:
         "lines of the ACL": acl_lines(),
         "decisions": decisions(),
         "callables": callables(),
+        "changes": changes(),
         **told,
     }
 

@@ -19,6 +19,7 @@ from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.packs import HEADER_PREFIX
+from streamworker.records.types import kept
 
 if TYPE_CHECKING:
     from structlog.stdlib import BoundLogger
@@ -42,6 +43,8 @@ class TablesInCall(Protocol):
 
     specs: Collection[object]
     """The specifications of the tables that the call's processor names."""
+    watched: list[Any]
+    """What the call was given and has set; see ``records.statetables.Watched``."""
 
     async def read(self, table: str, fields: Sequence[bytes]) -> Sequence[bytes | None]:
         """Return the values of some keys as this call sees them; None where there is none."""
@@ -267,8 +270,8 @@ class Context:
     def state(self) -> MutableMapping[str, Any]:
         """The keyed state of this partition: a mapping from text to plain values.
 
-        Assignments are committed with the records, or discarded if the call fails. A value that is
-        changed in place is not stored: assign it again.
+        Assignments, and lists and dicts that were changed in place, are committed with the records, or
+        discarded if the call fails.
         """
         return self._call.state
 
@@ -316,7 +319,7 @@ class Context:
             If the call is over: it returned, timed out or was cancelled, or its records ended.
         """
         self._check_open("forwarded a row")
-        self._call.outputs.append(row)
+        self._call.outputs.append(kept(row))
 
     def send(
         self, stream: SendsTo[T], record: T, *, headers: Mapping[str, str | bytes] | None = None
@@ -336,7 +339,7 @@ class Context:
                 f"Processor {self.processor!r} sent a record to {stream.spec.name!r} of another app.",
                 remedy="Use `await stream.send(...)`, which may send it again if the call is repeated.",
             )
-        self._call.outputs.append(Sending(stream.spec, record, headers))
+        self._call.outputs.append(Sending(stream.spec, kept(record), headers))
 
     def skip(self, record: object, reason: str = "") -> None:
         """Pass over one record of the call: it is logged, and committed with the others.

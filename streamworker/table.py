@@ -8,7 +8,7 @@ from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.processors import ProcessorSpec, TableSpec
-from streamworker.records.statetables import TableForm, alive
+from streamworker.records.statetables import TableForm, Watched, alive
 from streamworker.records.types import read_hint
 from streamworker.redisio.data.statetables import count_values, read_fields, read_table
 from streamworker.redisio.keys import StreamKeys, check_name
@@ -67,7 +67,7 @@ class Table(Generic[K, V]):
     async def get_many(self, keys: Iterable[K]) -> dict[K, V]:
         """Return copies of the values of some keys, in one round trip; missing ones are left out.
 
-        A changed copy changes nothing until it is set.
+        A changed copy changes nothing until it is set. In a call, one that is changed and not set fails it.
 
         Raises
         ------
@@ -81,12 +81,12 @@ class Table(Generic[K, V]):
         else:
             fields = {self._form.field(key): key for key in keys}
             bodies = await self._committed(fields)
-        value_of = self._form.value_of
-        return {
-            key: value_of(field, body)
-            for field, key in fields.items()
-            if (body := bodies.get(field)) is not None
-        }
+        form, value_of = self._form, self._form.value_of
+        present = {field: key for field, key in fields.items() if bodies.get(field) is not None}
+        values = [value_of(field, bodies[field]) for field in present]
+        if call is not None and not form.is_fixed:
+            call.watched.append(Watched(form, present, values, list(map(form.encode, values)), False))
+        return dict(zip(present.values(), values, strict=True))
 
     async def _committed(self, fields: Mapping[bytes, K]) -> dict[bytes, bytes | None]:
         by_partition: dict[int, list[bytes]] = {}
@@ -140,14 +140,20 @@ class Table(Generic[K, V]):
     def set_many(self, values: Mapping[K, V]) -> None:
         """Set the values of some keys; see :meth:`set`."""
         call = self._call() or self._refuse()
-        body = self._form.body
-        fields = self._fields(call, values)
-        call.write(self.name, {field: body(key, values[key]) for field, key in fields.items()})
+        form, fields = self._form, self._fields(call, values)
+        bodies = {field: form.body(key, values[key]) for field, key in fields.items()}
+        call.write(self.name, bodies)
+        if not form.is_fixed:
+            before = [body[len(form.names) :] for body in bodies.values()]
+            given = [values[key] for key in fields.values()]
+            call.watched.append(Watched(form, fields, given, before, True))
 
     def delete(self, key: K) -> None:
         """Remove a key, with the commit of this call's records; see :meth:`set`."""
         call = self._call() or self._refuse()
-        call.write(self.name, dict.fromkeys(self._fields(call, (key,))))
+        fields = self._fields(call, (key,))
+        call.write(self.name, dict.fromkeys(fields))
+        call.watched.append(Watched(self._form, fields, (), (), True))
 
     def _call(self) -> TablesInCall | None:
         """Return the running call of this table's processor; None outside of one."""

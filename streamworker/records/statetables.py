@@ -13,16 +13,16 @@ key's MessagePack stands one character for each part: its type.
 import datetime as dt
 import enum
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from streamworker.core.data.partitioner import canonical_key
-from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
 from streamworker.records.codecs import one_line, short
-from streamworker.records.types import RecordKind, kind_of
+from streamworker.records.types import RecordKind, copier, kind_of
 
 _TYPES: dict[str, type] = {
     "s": str,
@@ -54,6 +54,33 @@ def alive(stored: bytes | None, now_ms: int) -> bytes | None:
     return body if int(expiry) > now_ms else None
 
 
+class Watched(NamedTuple):
+    """Values of a table that one call was given, or has set or deleted, as they were then."""
+
+    form: "TableForm"
+    keys: Mapping[bytes, Any]
+    """The keys by their fields."""
+    values: Sequence[Any]
+    before: Sequence[bytes]
+    is_written: bool
+
+
+def check_unchanged(watched: Sequence[Watched]) -> None:
+    """Raise ProcessingError for a value that was changed and not set: its change would be lost."""
+    written: set[tuple[str, bytes]] = set()
+    for form, keys, values, before, is_written in reversed(watched):
+        if is_written or not written.issuperset((form.table, field) for field in keys):
+            for field, value, old in zip(keys, values, before, strict=False):
+                if (form.table, field) not in written and form.encode(value) != old:
+                    raise ProcessingError(
+                        f"The value of {keys[field]!r:.80} in table {form.table!r} was changed after it was "
+                        f"{'set' if is_written else 'read'}, and not set.",
+                        remedy=f"Call {form.table}.set(key, value) after the change, or change a copy.",
+                    )
+        if is_written:
+            written.update((form.table, field) for field in keys)
+
+
 class TableForm:
     """The keys and values of one table, and their form in Redis.
 
@@ -66,7 +93,7 @@ class TableForm:
     """
 
     def __init__(self, table: str, key: type | tuple[str, ...], value: Any) -> None:
-        self._table = table
+        self.table = table
         self.kind: type = tuple if isinstance(key, tuple) else key
         """Type of the keys."""
         self.names = key if isinstance(key, tuple) else ()
@@ -86,7 +113,9 @@ class TableForm:
                 remedy="Use a type such as str, int, UUID, date or an Enum, or the names of the key's parts, "
                 'such as ("customer", "hour").',
             )
-        self._encode, self._decode = self._codec()
+        self.encode, self._decode = self._codec()
+        self.is_fixed = isinstance(value, type) and copier(value) is None
+        """Whether a value can never change."""
 
     def _codec(self) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
         encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
@@ -98,7 +127,7 @@ class TableForm:
             return encode, msgspec.msgpack.Decoder(self._value).decode
         except TypeError as error:
             raise ConfigurationError(
-                f"Table {self._table!r} cannot hold values of type {self._label}: {one_line(error)}.",
+                f"Table {self.table!r} cannot hold values of type {self._label}: {one_line(error)}.",
                 remedy="Use a msgspec.Struct, a dataclass, a pydantic model, or a plain type such as int.",
             ) from error
 
@@ -118,14 +147,14 @@ class TableForm:
         return field
 
     def _wrong_key(self, key: object, remedy: str) -> RecordError:
-        return RecordError(f"A key of table {self._table!r} is {short(key)}.", remedy=remedy)
+        return RecordError(f"A key of table {self.table!r} is {short(key)}.", remedy=remedy)
 
     def key_in(self, texts: Sequence[str]) -> Any:
         """Return the key that some words of a command line name."""
         if len(texts) != max(self._parts, 1):
             needed = self.names or ("key",)
             raise ConfigurationError(
-                f"A key of table {self._table!r} has {len(needed)} parts.",
+                f"A key of table {self.table!r} has {len(needed)} parts.",
                 remedy=f"Give {' '.join(map(str.upper, needed))}.",
             )
         if self._parts:
@@ -134,7 +163,7 @@ class TableForm:
             return _typed(self.kind, texts[0].encode())
         except (msgspec.ValidationError, ValueError) as error:
             raise ConfigurationError(
-                f"{texts[0]!r} is no key of table {self._table!r}: {one_line(error)}.",
+                f"{texts[0]!r} is no key of table {self.table!r}: {one_line(error)}.",
                 remedy=f"Its keys are of type {self.kind.__name__}.",
             ) from error
 
@@ -161,7 +190,7 @@ class TableForm:
         if not isinstance(value, self._class):
             raise self._wrong_value(key, f"is {short(value)}")
         try:
-            encoded = self._encode(value)
+            encoded = self.encode(value)
             self._decode(encoded)  # What cannot be read again would fail each later call with this key.
         except Exception as error:
             raise self._wrong_value(key, f"cannot be stored: {one_line(error)}") from error
@@ -173,13 +202,13 @@ class TableForm:
             return self._decode(body[self._parts :] if self._parts else body)
         except Exception as error:
             raise DecodeError(
-                f"Table {self._table!r} holds no {self._label} for the key {field!r}: {one_line(error)}.",
+                f"Table {self.table!r} holds no {self._label} for the key {field!r}: {one_line(error)}.",
                 remedy="Give new fields defaults, so that values that were stored before can be read.",
             ) from error
 
     def _wrong_value(self, key: object, what: str) -> RecordError:
         return RecordError(
-            f"The value of {key!r:.80} in table {self._table!r} {what}.",
+            f"The value of {key!r:.80} in table {self.table!r} {what}.",
             remedy=f"Its values are of type {self._label}.",
         )
 

@@ -4,12 +4,18 @@ This module does not import pydantic or attrs: they are optional, and a class ca
 if the program has already imported them.
 """
 
+import copy
 import dataclasses
+import datetime as dt
+import decimal
 import enum
+import functools
 import sys
 import types
 import typing
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -303,3 +309,96 @@ def read_hint(hint: Any) -> Hint:
             hint = kept[0]
         else:
             return Hint(hint, nullable, absent, annotations)
+
+
+# -- copies -----------------------------------------------------------------------------------
+# A row has the values of the moment at which a function returned or forwarded it. Only what can change is
+# copied: of a record whose fields hold numbers and texts, the record alone.
+
+_FIXED = frozenset(
+    {type(None), msgspec.UnsetType, bool, int, float, str, bytes, decimal.Decimal, uuid.UUID}
+    | {dt.datetime, dt.date, dt.time, dt.timedelta}
+)
+"""The types of values that never change."""
+
+
+def kept(value: Any) -> Any:
+    """Return a value as it is now: a copy, unless it cannot change."""
+    copied = copier(type(value))
+    return value if copied is None else copied(value)
+
+
+@functools.cache
+def copier(kind: type) -> Callable[[Any], Any] | None:
+    """Return the function that copies values of a type; None if they never change."""
+    if kind in _FIXED or issubclass(kind, enum.Enum):
+        return None
+    if kind is list:
+        return _list
+    if kind in (tuple, set, frozenset):
+        return lambda value: kind(map(kept, value))
+    if kind is dict:
+        return lambda value: {key: kept(each) for key, each in value.items()}
+    if hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__"):
+        return getattr(kind, "clone", None)  # Those of pyarrow never change.
+    record = kind_of(kind)
+    return _unknown if record is None else _record_copier(kind, record)
+
+
+def _list(values: list[Any]) -> list[Any]:
+    if len(kinds := set(map(type, values))) == 1:  # The usual list of rows.
+        copied = copier(kinds.pop())
+        return list(values if copied is None else map(copied, values))
+    return list(map(kept, values))
+
+
+def _unknown(value: Any) -> Any:
+    with suppress(Exception):  # It may refuse: a generator does. What takes rows then refuses it.
+        return copy.deepcopy(value)
+    return value
+
+
+def _record_copier(kind: Any, record: RecordKind) -> Callable[[Any], Any] | None:
+    try:
+        hints = Declared(kind, record).hints
+    except ConfigurationError:  # A hint names nothing: take it for a type that can change.
+        hints = dict.fromkeys(kind.__annotations__)
+    changing = [name for name, hint in hints.items() if not _is_fixed(hint)]
+    config = getattr(kind, "__struct_config__", getattr(kind, "__dataclass_params__", None))
+    if not changing and (record is RecordKind.NAMED_TUPLE or (config is not None and config.frozen)):
+        return None
+    if record is RecordKind.NAMED_TUPLE:
+        return lambda row: kind._make(map(kept, row))
+    shallow = copy.copy
+    if record is RecordKind.STRUCT:
+        shallow = kind.__copy__
+    elif not any(vars(base).get("__slots__") for base in kind.__mro__):
+        shallow = functools.partial(_with_its_dict, kind)  # A fifth of the time.
+    if not changing:
+        return shallow
+    put = msgspec.structs.force_setattr if record is RecordKind.STRUCT else object.__setattr__
+
+    def deep(row: Any) -> Any:
+        new = shallow(row)
+        for name in changing:
+            if hasattr(row, name):
+                put(new, name, kept(getattr(row, name)))
+        return new
+
+    return deep
+
+
+def _with_its_dict(kind: type, row: Any) -> Any:
+    new = object.__new__(kind)
+    new.__dict__.update(row.__dict__)
+    return new
+
+
+def _is_fixed(hint: Any) -> bool:
+    base = read_hint(hint).base
+    origin = typing.get_origin(base)
+    if origin is typing.Union:
+        return all(map(_is_fixed, typing.get_args(base)))
+    if origin is typing.Literal or base in _FIXED:
+        return True
+    return isinstance(base, type) and issubclass(base, enum.Enum)

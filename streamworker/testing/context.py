@@ -11,7 +11,9 @@ from streamworker.context import Call, Context, Place, TablesInCall, tables_in_c
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.declaring.processor import Processor
 from streamworker.records.packs import HEADER_PREFIX
+from streamworker.records.statetables import Watched, check_unchanged
 from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.run.state import PartitionState, StateView
 from streamworker.table import Table
 
 K = TypeVar("K")
@@ -26,6 +28,7 @@ class _Tables:
     def __init__(self, specs: Collection[object]) -> None:
         self.specs = specs
         self.values: dict[str, dict[bytes, bytes]] = {}
+        self.watched: list[Watched] = []
 
     async def read(self, table: str, fields: Sequence[bytes]) -> list[bytes | None]:
         return [self.values.get(table, {}).get(field) for field in fields]
@@ -64,7 +67,7 @@ class FakeContext(Context):
             now=monotonic_s,
             key_of=lambda _: key,
         )
-        super().__init__(place, Call([entry], {}, records=[None]))
+        super().__init__(place, Call([entry], StateView(PartitionState({})), records=[None]))
         self._stored = _Tables(spec.tables)
         self._token: Token[TablesInCall | None] | None = None
 
@@ -89,9 +92,11 @@ class FakeContext(Context):
         self._token = tables_in_call.set(self._stored)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, raised: object, *_: object) -> None:
         if self._token is not None:
             tables_in_call.reset(self._token)
+        if raised is None:
+            check_unchanged(self._stored.watched)
 
 
 def fake_context(

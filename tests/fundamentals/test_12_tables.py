@@ -75,6 +75,7 @@ async def test_a_call_reads_what_it_has_written(redis_url: str, way: str) -> Non
             assert copy == [*before, deposit.amount]
             copy.append(99)
             assert await sums.get("ann") == [*before, deposit.amount]
+            sums.set("ann", [*before, deposit.amount])  # A copy that is changed and not set fails the call.
 
     if way == "batch":
 

@@ -11,10 +11,10 @@ import math
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 import anyio.from_thread
@@ -33,6 +33,7 @@ from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, id_at, readable_fields
 from streamworker.records.rows import first_id
+from streamworker.records.types import kept
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
@@ -43,8 +44,7 @@ TRACE_MAX = 16_000
 out, which is the text of an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(NamedTuple):
     """Results of one successful call, to be committed."""
 
     outputs: Sequence[Any] = ()
@@ -100,6 +100,10 @@ class Invoker:
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
         self._returns_rows_as_list = list not in getattr(self._row_type, "__mro__", ())
+        self._copies = spec.mode is not FunctionMode.BATCH or not spec.is_async or bool(spec.layers)
+        """Whether other code may run between a return and the conversion of its rows."""
+        self._usual = self._row_type if self._takes_rows and self._row_type is not object else None
+        """The type of rows, if it is one class."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
         is_plain = spec.is_async and spec.timeout_ms is None and not self.has_view
@@ -163,10 +167,14 @@ class Invoker:
         return await self._call(at, (), (), attempt)
 
     def effects_of(self, result: Any, record: Any) -> Effects:
-        """Return the effects of a call of ``plain`` with a record."""
-        if result is None and not self.forwards_input:
-            return NOTHING
-        return self._effects(result, (), None, (record,))
+        """Return the effects of a call with a record and nothing else."""
+        if result is None:
+            if not self.forwards_input:
+                return NOTHING
+            result = record
+        if type(result) is self._usual:
+            return Effects((kept(result),))
+        return self._effects(self.taken(result), (), None, ())
 
     async def _call(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -214,7 +222,7 @@ class Invoker:
     ) -> Effects:
         spec, function = self.spec, self.spec.function
         if not self.has_view:
-            return self._effects(await function(argument), (), None, records)
+            return self._effects(self.taken(await function(argument)), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
@@ -224,13 +232,17 @@ class Invoker:
             function = partial(self.in_thread, entries, _here, function, timeout_ms=spec.timeout_ms)
         try:
             if spec.layers:
-                result = await around(spec.layers, context, lambda: function(*arguments))
+
+                async def attempt() -> Any:
+                    return self.taken(await function(*arguments))
+
+                result = await around(spec.layers, context, attempt)
             else:
-                result = await function(*arguments)
+                result = self.taken(await function(*arguments))
         finally:
             call.is_over = True
             view.close()
-        return self._effects_of_call(result, call, view.changes, records)
+        return self._effects_of_call(result, call, view.settled(), records)
 
     def call_here(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -238,26 +250,35 @@ class Invoker:
         """Call a ``def`` function in this thread."""
         function = self.spec.function
         if not self.spec.takes_context:
-            return self._effects(settled(function(argument)), (), None, records)
+            result = function(argument)
+            if result is not None and type(result) is not self._usual:
+                result = settled(result)
+            if self.spec.mode is FunctionMode.RECORD:
+                return self.effects_of(result, argument)
+            return self._effects(self.taken(result), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
         try:
-            result = settled(function(argument, Context(self.place, call)))
+            result = self.taken(settled(function(argument, Context(self.place, call))))
         finally:
             call.is_over = True
             view.close()
-        return self._effects_of_call(result, call, view.changes, records)
+        return self._effects_of_call(result, call, view.settled(), records)
 
     # -- what it returned ----------------------------------------------------------------------
+
+    def taken(self, result: Any) -> Any:
+        """Return what a function has returned as it is now."""
+        return kept(result) if self._copies else result
 
     def _effects_of_call(
         self, result: Any, call: Call, changes: Changes | None, records: Sequence[Any]
     ) -> Effects:
         if not call.removed:
             return self._effects(result, call.outputs, changes, records)
-        kept = self._without(records, call.removed)
-        return replace(self._effects(result, call.outputs, changes, kept), removed=call.removed)
+        left = self._without(records, call.removed)
+        return self._effects(result, call.outputs, changes, left)._replace(removed=call.removed)
 
     def _named(self, records: Sequence[Any]) -> Sequence[Any]:
         """Return what the function names its records by, for ``ctx.skip``."""
@@ -269,6 +290,8 @@ class Invoker:
     def _effects(
         self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
     ) -> Effects:
+        if result is None and self.forwards_input:
+            records = self.taken(list(records))
         if result is None and not outputs:
             rows: Sequence[Any] = records if self.forwards_input else ()
             return Effects(rows, changes) if rows or changes else NOTHING

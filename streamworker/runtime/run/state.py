@@ -5,19 +5,27 @@ changes of the calls that finished since then, and a :class:`StateView` the chan
 a call fails, its layer is dropped; if a group must be handled again, its layer is dropped. So nothing needs
 to be undone.
 
-Values are stored encoded (MessagePack) and decoded at each access. Changing a value in place therefore
-changes nothing unless it is assigned, and a failed attempt cannot leave half a change behind.
+Values are stored encoded (MessagePack), and decoded once in a call, which sees its own changes of a list or a
+dict. When the call has succeeded, what it changed in place is encoded and written. A failed attempt cannot
+leave half a change behind.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from streamworker.errors import ConfigurationError, RecordError
+from streamworker.records.codecs import short
+from streamworker.records.statetables import Watched, check_unchanged
 
 Changes = dict[str | tuple[str, bytes], bytes | None]
 """Encoded new values; None for a key that was deleted. A key of a table is the table's name and a field."""
+
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+_IN_PLACE = (list, dict)
+"""The types of values that can be changed in place."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
@@ -78,17 +86,32 @@ def changed(keys: Iterable[str], changes: Changes) -> set[str]:
 class StateView(MutableMapping[str, Any]):
     """The state of one partition during one call of a handler.
 
-    Values: None, bool, int, float, str, bytes, datetime, and lists and dicts of these.
-    Assign to change: ``ctx.state[key] = value``. A value changed in place is not stored. To assign a value
-    that cannot be stored, or to a key that is not text, raises RecordError.
+    Values: None, bool, int, float, str, bytes, datetime with a zone, and lists and dicts of these. To assign
+    another value, which would come back as another type, or to a key that is not text, raises RecordError.
     """
 
-    __slots__ = ("_below", "_closed", "changes")
+    __slots__ = ("_below", "_closed", "_live", "changes", "watched")
 
     def __init__(self, below: PartitionState) -> None:
         self._below = below
         self._closed = False
+        self._live: dict[str, Any] = {}
+        """The lists and dicts that the call has, by their keys."""
         self.changes: Changes = {}
+        self.watched: list[Watched] = []
+        """What the call has of tables."""
+
+    def settled(self) -> Changes:
+        """Return the changes of a call that has succeeded, also those in place.
+
+        Raise RecordError or ProcessingError for one that cannot be kept, which fails the call.
+        """
+        for key, value in self._live.items():
+            encoded = _encoded(key, value)
+            if encoded != self._stored(key):
+                self.changes[key] = encoded
+        check_unchanged(self.watched)
+        return self.changes
 
     def close(self) -> None:
         """Refuse all later changes: the call is over."""
@@ -100,10 +123,17 @@ class StateView(MutableMapping[str, Any]):
         self.changes.update(changes)
 
     def __getitem__(self, key: str) -> Any:
-        value = self.changes[key] if key in self.changes else self._below.get(key)
-        if value is None:
+        if key in self._live:
+            return self._live[key]
+        if (stored := self._stored(key)) is None:
             raise KeyError(key)
-        return _decode(value)
+        value = _decode(stored)
+        if type(value) in _IN_PLACE:
+            self._live[key] = value
+        return value
+
+    def _stored(self, key: str) -> bytes | None:
+        return self.changes[key] if key in self.changes else self._below.get(key)
 
     def __setitem__(self, key: str, value: Any) -> None:
         self._check_open()
@@ -112,20 +142,16 @@ class StateView(MutableMapping[str, Any]):
                 f"A key of ctx.state is {key!r}, of type {type(key).__name__}.",
                 remedy="Use text as keys of the state.",
             )
-        try:
-            encoded = _encode(value)
-            key.encode()
-        except (TypeError, ValueError, OverflowError) as error:
-            raise RecordError(
-                f"ctx.state[{key!r}] cannot hold a {type(value).__name__}: {error}.",
-                remedy="Store plain values: numbers, UTF-8 text, bytes, datetimes, lists and dicts of them.",
-            ) from error
-        self.changes[key] = encoded
+        self.changes[key] = _encoded(key, value)
+        self._live.pop(key, None)
+        if type(value) in _IN_PLACE:
+            self._live[key] = value
 
     def __delitem__(self, key: str) -> None:
         self._check_open()
         if key not in self:
             raise KeyError(key)
+        self._live.pop(key, None)
         self.changes[key] = None
 
     def __contains__(self, key: object) -> bool:
@@ -148,6 +174,32 @@ class StateView(MutableMapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"StateView({dict(self)!r})"
+
+
+def _encoded(key: str, value: Any) -> bytes:
+    try:
+        if (strange := _strange(value)) is not None:
+            raise TypeError("it would come back as another type")
+        key.encode()
+        return _encode(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RecordError(
+            f"ctx.state[{key!r}] cannot hold {short(value if strange is None else strange)}: {error}.",
+            remedy="Store plain values: numbers, UTF-8 text, bytes, datetimes with a zone, lists, dicts; "
+            "a table holds others.",
+        ) from error
+
+
+def _strange(value: Any) -> Any:
+    """Return the first part of a value whose type MessagePack does not give back; None if there is none."""
+    kind = type(value)
+    if kind not in _IN_PLACE:
+        is_plain = kind in _PLAIN or (kind is datetime and value.tzinfo is not None)
+        return None if is_plain else value
+    parts = value if kind is list else [*value, *value.values()]
+    if _PLAIN.issuperset(map(type, parts)):
+        return None
+    return next((found for part in parts if (found := _strange(part)) is not None), None)
 
 
 class NoState(PartitionState):

@@ -160,6 +160,7 @@ class _TablesOfView:
         self.specs: Collection[object] = state.specs
         self._state = state
         self._view = view
+        self.watched = view.watched
 
     async def read(self, table: str, fields: Sequence[bytes]) -> list[bytes | None]:
         return await self._state.read(table, fields, self._view.changes)

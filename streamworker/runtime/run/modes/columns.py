@@ -22,7 +22,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from streamworker.context import Context, Place, is_set_aside, show_only, take_forwarded
+from streamworker.context import (
+    Context,
+    Place,
+    is_set_aside,
+    show_only,
+    tables_in_call,
+    take_forwarded,
+)
 from streamworker.core.data.batching import BatchLimits, Halving, prefix_within
 from streamworker.core.data.entries import Entry
 from streamworker.core.policies import Policy
@@ -30,6 +37,7 @@ from streamworker.core.text import in_words
 from streamworker.errors import DecodeError, RecordError
 from streamworker.processors import FunctionMode, ProcessorSpec, Takes
 from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
+from streamworker.records.statetables import check_unchanged
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
@@ -112,7 +120,10 @@ class ColumnsInvoker(Invoker):
             gathered = _Gathered()
             for entry, record in pairs:
                 show_only(context, [(entry, record)])
-                gathered += self._rows_of_one(await function(record, *context), context, record)
+                gathered += self._rows_of_one(self.taken(await function(record, *context)), context, record)
+                if (tables := tables_in_call.get()) is not None:
+                    check_unchanged(tables.watched)
+                    tables.watched.clear()
             show_only(context, pairs)
             return gathered
 
@@ -121,7 +132,8 @@ class ColumnsInvoker(Invoker):
             gathered = _Gathered()
             for entry, record in pairs:
                 show_only(context, [(entry, record)])
-                gathered += self._rows_of_one(settled(function(record, *context)), context, record)
+                result = self.taken(settled(function(record, *context)))
+                gathered += self._rows_of_one(result, context, record)
             show_only(context, pairs)
             return gathered
 
@@ -142,6 +154,10 @@ class ColumnsInvoker(Invoker):
         return super()._effects(result, take_forwarded(context), None, kept).outputs
 
     # -- what it returned ----------------------------------------------------------------------
+
+    def taken(self, result: Any) -> Any:
+        """Return what a function has returned as it is now; that of each record was taken before."""
+        return result if isinstance(result, _Gathered) else super().taken(result)
 
     def _effects(
         self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]

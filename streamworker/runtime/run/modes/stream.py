@@ -185,7 +185,7 @@ class StreamMode(GroupingMode):
             outputs = self.invoker.put_out(outputs, kept)
             if self._careful:
                 self.invoker.convert(outputs)
-        effects = Effects(outputs, self._view.changes, removed)
+        effects = Effects(outputs, self._view.settled(), removed)
         self.add_done([entry for entry, _, _ in self._hand], effects, self._attempts + 1)
         self.poke()
         self._hand = []
