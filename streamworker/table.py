@@ -82,8 +82,9 @@ class Table(Generic[K, V]):
             fields = {self._form.field(key): key for key in keys}
             bodies = await self._committed(fields)
         form, value_of = self._form, self._form.value_of
-        present = {field: key for field, key in fields.items() if bodies.get(field) is not None}
-        values = [value_of(field, bodies[field]) for field in present]
+        there = [(field, body) for field in fields if (body := bodies.get(field)) is not None]
+        present = {field: fields[field] for field, _ in there}
+        values = [value_of(field, body) for field, body in there]
         if call is not None and not form.is_fixed:
             call.watched.append(Watched(form, present, values, list(map(form.encode, values)), False))
         return dict(zip(present.values(), values, strict=True))

@@ -176,7 +176,7 @@ def test_a_copy_of_a_row_does_not_change_with_it(row: Any) -> None:
     copy = kept(row)
     assert copy == row
     assert type(copy) is type(row)
-    parts = row["parts"] if isinstance(row, dict) else getattr(row, "parts", getattr(row, "seen", None))
+    parts: Any = row["parts"] if isinstance(row, dict) else getattr(row, "parts", getattr(row, "seen", None))
     parts.append(2)
     assert copy != row
 

@@ -58,7 +58,7 @@ def look(function: Any, noun: str, name: str | None = None, *, yields: str = "")
     while isinstance(inner, functools.partial):
         inner = inner.func
     called = inner if inspect.isroutine(inner) else getattr(inner, "__call__", None)  # noqa: B004
-    label = name or getattr(inner, "__name__", type(inner).__name__)
+    label = name or str(getattr(inner, "__name__", type(inner).__name__))
     whose = f"{noun} {label!r}"
     if called is None or isinstance(inner, type):
         what = "is a class" if isinstance(inner, type) else "is no function"

@@ -111,7 +111,8 @@ class Injecting:
                 raise ConfigurationError(
                     f"The app has two resources named {name!r}.", remedy="Rename one of them."
                 )
-            self.resources[name] = made = Resource(name, looked.function, yields[0], each, parameters)
+            made: Resource[P, R] = Resource(name, looked.function, yields[0], each, parameters)
+            self.resources[name] = made
             return made
 
         return bind if function is None else bind(function)

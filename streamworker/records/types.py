@@ -324,12 +324,13 @@ _FIXED = frozenset(
 
 def kept(value: Any) -> Any:
     """Return a value as it is now: a copy, unless it cannot change."""
-    copied = copier(type(value))
+    kind: Any = type(value)
+    copied = copier(kind)
     return value if copied is None else copied(value)
 
 
 @functools.cache
-def copier(kind: type) -> Callable[[Any], Any] | None:
+def copier(kind: Any) -> Callable[[Any], Any] | None:
     """Return the function that copies values of a type; None if they never change."""
     if kind in _FIXED or issubclass(kind, enum.Enum):
         return None
@@ -389,7 +390,7 @@ def _record_copier(kind: Any, record: RecordKind) -> Callable[[Any], Any] | None
 
 
 def _with_its_dict(kind: type, row: Any) -> Any:
-    new = object.__new__(kind)
+    new: Any = object.__new__(kind)
     new.__dict__.update(row.__dict__)
     return new
 

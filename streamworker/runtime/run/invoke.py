@@ -233,10 +233,10 @@ class Invoker:
         try:
             if spec.layers:
 
-                async def attempt() -> Any:
+                async def one_attempt() -> Any:
                     return self.taken(await function(*arguments))
 
-                result = await around(spec.layers, context, attempt)
+                result = await around(spec.layers, context, one_attempt)
             else:
                 result = self.taken(await function(*arguments))
         finally:
