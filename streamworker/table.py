@@ -154,7 +154,7 @@ class Table(Generic[K, V]):
         call = self._call() or self._refuse()
         fields = self._fields(call, (key,))
         call.write(self.name, dict.fromkeys(fields))
-        call.watched.append(Watched(self._form, fields, (), (), True))
+        call.watched.append(Watched(self._form, fields, [], [], True))
 
     def _call(self) -> TablesInCall | None:
         """Return the running call of this table's processor; None outside of one."""

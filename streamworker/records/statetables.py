@@ -13,6 +13,7 @@ key's MessagePack stands one character for each part: its type.
 import datetime as dt
 import enum
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -67,18 +68,19 @@ class Watched(NamedTuple):
 
 def check_unchanged(watched: Sequence[Watched]) -> None:
     """Raise ProcessingError for a value that was changed and not set: its change would be lost."""
-    written: set[tuple[str, bytes]] = set()
+    written: defaultdict[str, set[bytes]] = defaultdict(set)
     for form, keys, values, before, is_written in reversed(watched):
-        if is_written or not written.issuperset((form.table, field) for field in keys):
-            for field, value, old in zip(keys, values, before, strict=False):
-                if (form.table, field) not in written and form.encode(value) != old:
+        later = written[form.table]
+        if not later.issuperset(keys) and (now := list(map(form.encode, values))) != before:
+            for field, old, new in zip(keys, before, now, strict=True):
+                if field not in later and old != new:
                     raise ProcessingError(
                         f"The value of {keys[field]!r:.80} in table {form.table!r} was changed after it was "
                         f"{'set' if is_written else 'read'}, and not set.",
                         remedy=f"Call {form.table}.set(key, value) after the change, or change a copy.",
                     )
         if is_written:
-            written.update((form.table, field) for field in keys)
+            later.update(keys)
 
 
 class TableForm:
