@@ -63,9 +63,11 @@ def of_pandas(folder: Path) -> pa.Table:
 
 
 def of_duckdb(folder: Path) -> pa.Table:
-    found = duckdb.connect().execute(f"from '{folder}/*.parquet'").to_arrow_table()
-    assert isinstance(found, pa.Table)
-    return found
+    found = duckdb.sql(f"from '{folder}/*.parquet'")
+    assert found is not None
+    table = found.to_arrow_table()
+    assert isinstance(table, pa.Table)
+    return table
 
 
 READERS: dict[str, Callable[[Path], pa.Table]] = {
