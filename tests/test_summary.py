@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import ALONE, FULL, SPARK, STAYS, TESTS
 
 
+@pytest.mark.full  # collects all tests in a process of its own
 def test_without_redis_server_its_tests_are_skipped_for_one_reason_that_is_printed_once() -> None:
     """Whether a parameter or a fixture asks for it, and however many files do."""
     environ = {name: value for name, value in os.environ.items() if name != "CI"}

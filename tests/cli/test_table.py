@@ -104,7 +104,7 @@ def test_a_check_of_types_says_which_values_could_not_be_read(counted: Invoke, s
     found = counted("schema", "check", "shop:app")
     assert found.exit_code == ExitCode.CONFIGURATION
     assert "3 of the sampled values cannot be read" in found.stdout
-    assert "breaks: 3 stored values; Table 'totals' holds no list[int] for the key" in found.stdout
+    assert "breaks: 3 stored values; Expected `array`, got `object`" in found.stdout
 
 
 def test_a_path_that_names_no_table_lists_them(shop: Path, invoke: Invoke) -> None:

@@ -102,6 +102,7 @@ def test_figures_are_summed_over_schedules() -> None:
     assert 0 < summary.commands_a_second < 20
 
 
+@pytest.mark.full
 def test_membership_moves_no_partition_without_a_cause() -> None:
     """A place that was kept for a static member, and is not any more, is one."""
     outcomes = [run(Schedule(seed=seed)) for seed in range(40)]
@@ -134,6 +135,7 @@ def test_a_stream_that_grows_is_shared_whole_where_the_protocol_reads_its_number
     assert outcome.settled_ms is not None
 
 
+@pytest.mark.full
 def test_a_static_member_that_restarts_in_time_moves_nothing() -> None:
     """Killed, and back under the same static id before its place is given away."""
     plan = (Fault(5_000, FaultKind.ROLL, 1, 50),)

@@ -167,12 +167,14 @@ def run(folder: Path, app: str, files: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.full
 def test_tests_get_a_worker_of_the_app_that_the_configuration_or_a_fixture_names(tmp_path: Path) -> None:
     """Each test one of its own."""
     printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", TESTS)
     assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
 
 
+@pytest.mark.full
 def test_what_a_failing_test_prints_can_be_read(tmp_path: Path) -> None:
     """It holds what a worker logs in production, and not each step of the protocol."""
     printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", {"test_fails.py": FAILS})
