@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
 from streamworker.records.lists import Run
@@ -441,12 +441,6 @@ async def range_entries(
     """Return at most ``count`` entries from ``start`` to ``end``, both included, or to the last entry."""
     last = "+" if end is None else str(end)
     return list(Entries.of(await backend.execute("XRANGE", key, str(start), last, "COUNT", count)))
-
-
-async def newest_id(backend: Backend, events: str) -> EntryId:
-    """Return the id of the newest entry of a partition; ZERO if it holds none."""
-    found = await backend.execute("XREVRANGE", events, "+", "-", "COUNT", 1)
-    return EntryId.parse(found[0][0]) if found else ZERO
 
 
 async def record_at(backend: Backend, keys: StreamKeys, partition: int, record: EntryId) -> Entry | None:

@@ -21,7 +21,7 @@ from streamworker.core.policies import Skip
 from streamworker.errors import BackendError
 from streamworker.processors import TimerSpec
 from streamworker.redisio.data.state import RAN, RUN, TICK, Ran
-from streamworker.redisio.data.streams import newest_id
+from streamworker.redisio.group.control import newest_id
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.commits import Commits
