@@ -10,14 +10,11 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from functools import cache, partial
+from typing import Any
 
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.types import Declared, Precision, RecordKind, kind_of, read_hint
-
-if TYPE_CHECKING:
-    from streamworker.records.columns import StructColumn
 
 Check = Callable[[Sequence[Any], Sequence[Any]], None]
 """Takes records and what a consumer decodes; raises RecordError for one that is changed or fits no column."""
@@ -57,7 +54,7 @@ def make_check(record_type: Declared, codec: str) -> Check | None:
             for record in decoded:
                 value = get(record, name, None)
                 if value is not None and (type(value) is not dt.datetime or value.tzinfo is None):
-                    _fit(record_type, unsure, decoded)
+                    _to_columns(record_type, unsure)(decoded)
                     return
 
     return check
@@ -109,22 +106,15 @@ def _equal(one: Any, other: Any) -> bool:
         return True
 
 
-def _fit(record_type: Declared, names: tuple[str, ...], records: Sequence[Any]) -> None:
-    from streamworker.records.arrow import to_arrow
-
-    if (columns := _columns(record_type, names)) is not None:
-        to_arrow(columns, records)
-
-
 @cache
-def _columns(record_type: Declared, names: tuple[str, ...]) -> "StructColumn | None":
-    """Return the columns of some fields; None if no log can hold records of the type."""
-    from streamworker.records.arrow import columns_of
+def _to_columns(record_type: Declared, names: tuple[str, ...]) -> Callable[[Sequence[Any]], object]:
+    """Return what puts some fields of records into columns, if a log can hold records of the type."""
+    from streamworker.records.arrow import columns_of, to_arrow
     from streamworker.records.columns import StructColumn
 
     try:
         whole = columns_of(record_type)
     except ConfigurationError:
-        return None
+        return lambda _: None
     members = [member for member in whole.members if member.name in names]
-    return StructColumn(whole.name, members, nullable=False, accepts=whole.accepts[0])
+    return partial(to_arrow, StructColumn(whole.name, members, nullable=False, accepts=whole.accepts[0]))
