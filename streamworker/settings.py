@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
 from streamworker.core.protocols.settings import Coordination
-from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_rules, check_values, kind_of
+from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_values, kind_of
 from streamworker.errors import ConfigurationError
 from streamworker.urls import Credentials, refuse_path, refuse_plaintext, warn_of_unverified
 from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, provider_of, read_value
@@ -188,7 +188,9 @@ class Settings:
         refuse_path(self.redis_url, "The URL of Redis")
         warn_of_unverified(self.redis_url, "The URL of Redis")
         provider_of(self.credential_provider, importing=False)
-        check_rules(values | self.coordination.values(), (*RULES, *self.coordination.RULES))
+        values |= self.coordination.values()
+        for rule in (*RULES, *self.coordination.RULES):
+            rule.check(values)
 
     @property
     def credentials(self) -> Credentials | None:

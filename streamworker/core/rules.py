@@ -3,7 +3,7 @@
 What checks them and what documents them read the same lines.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, Union, get_args, get_origin
@@ -21,7 +21,8 @@ ANY_NUMBER = (1, NUMBER_MAX)
 CHECKED: "dict[str, dict[str, Kind]]" = {}
 """The arguments of each function that ``checked`` has decorated, for the docs and the tests."""
 _PLAIN: dict[Any, str] = {bool: "True or False", str: "text", type(None): "None"}
-_UNIONS = (Union, type(int | str))
+UNIONS = (Union, type(int | str))
+"""The origins of ``Union[int, str]`` and of ``int | str``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,8 @@ def kind_of(annotation: Any, limits: Limits = ANY_NUMBER) -> Kind:
     if annotation in _PLAIN:
         return Kind(annotation, _PLAIN[annotation], lambda value: isinstance(value, annotation))
     if origin is Literal:
-        return Kind(annotation, f"one of: {', '.join(args)}", lambda value: value in args)
-    if origin in _UNIONS:
+        return Kind(annotation, f"one of: {', '.join(map(str, args))}", lambda value: value in args)
+    if origin in UNIONS:
         kinds = [kind_of(each, limits) for each in args]
         words = ", or ".join(each.words for each in kinds) if all(each.words for each in kinds) else ""
         return Kind(annotation, words, lambda value: any(each.takes(value) for each in kinds))
@@ -118,9 +119,3 @@ def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[
         return call
 
     return decorate
-
-
-def check_rules(values: Mapping[str, Any], rules: Iterable[Rule]) -> None:
-    """Check all rules; raise ConfigurationError with the names of both settings if one does not hold."""
-    for rule in rules:
-        rule.check(values)

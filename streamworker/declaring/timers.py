@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import MISSED, WHEN, Missed, PlannedTimes, When, check_choice, cron
+from streamworker.core.data.schedules import CHOICES, Missed, PlannedTimes, When, cron
 from streamworker.core.data.schedules import every as _every
+from streamworker.core.rules import check_values
 from streamworker.core.units import Duration
 from streamworker.declare import check_into, describe, returned_type
 from streamworker.errors import ConfigurationError
@@ -175,8 +176,7 @@ def describe_timer(
     """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
     looked = look(function, "Timer")
     name = check_name("timer", looked.name)
-    check_choice(name, "missed", missed, MISSED)
-    check_choice(name, "when", when, WHEN)
+    check_values({"missed": missed, "when": when}, CHOICES, looked.whose)
     parameters = read_parameters(looked, resources, at_time=True)
     given = parameters.hints.get(parameters.record)
     if parameters.record and given not in (None, datetime):

@@ -8,17 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.schedules import (
+    CHOICES,
     LATE_MS,
-    MISSED,
     Cron,
     Every,
     Missed,
     PlannedTimes,
-    check_choice,
     cron,
     due,
     every,
 )
+from streamworker.core.rules import check_values
 from streamworker.errors import ConfigurationError
 
 PARIS = ZoneInfo("Europe/Paris")
@@ -109,4 +109,4 @@ def test_what_is_no_schedule_is_refused_with_the_timer_and_an_example() -> None:
     with pytest.raises(ConfigurationError, match=r"sweep: every=.* is too short"):
         every(0.01, "sweep")
     with pytest.raises(ConfigurationError, match="Timer 'sweep' has missed="):
-        check_choice("sweep", "missed", "never", MISSED)
+        check_values({"missed": "never"}, CHOICES, "Timer 'sweep'")

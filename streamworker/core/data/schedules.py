@@ -10,17 +10,17 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from streamworker.core.rules import checked
+from streamworker.core.rules import checked, kind_of
 from streamworker.core.units import Duration, duration_ms, duration_text
 from streamworker.errors import ConfigurationError
 
 Missed = Literal["skip", "once", "all"]
 """What a timer does about planned times that no worker has run."""
-MISSED: tuple[str, ...] = ("skip", "once", "all")
 
 When = Literal["caught up"]
 """What else a tick waits for: that what the partition held when the tick became due is committed."""
-WHEN: tuple[str | None, ...] = (None, "caught up")
+CHOICES = {"missed": kind_of(Missed), "when": kind_of(Literal[None, "caught up"])}  # noqa: PYI061 - in order
+"""What these arguments of a timer take."""
 
 LATE_MS = 60_000
 """A run that begins so long after its time is not missed. A new leader takes a timer over within seconds,
@@ -148,11 +148,3 @@ def cron(spec: str, tz: str, timer: str) -> Cron:
             remedy="Write minute, hour, day, month and day of the week, such as '0 6 * * mon'.",
         ) from None
     return Cron(spec, zone)
-
-
-def check_choice(timer: str, what: str, value: object, choices: tuple[str | None, ...]) -> None:
-    """Raise ConfigurationError if the value of an argument is none of its choices."""
-    if value not in choices:
-        raise ConfigurationError(
-            f"Timer {timer!r} has {what}={value!r}.", remedy=f"Use one of: {', '.join(map(str, choices))}."
-        )

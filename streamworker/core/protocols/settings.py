@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from streamworker.core.rules import Rule, check_rules, check_values, kind_of
+from streamworker.core.rules import Rule, check_values, kind_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,9 @@ class Coordination:
     def __post_init__(self) -> None:
         values = self.values()
         check_values(values, {f"{self.name}_{each.name}": kind_of(each.type) for each in fields(self)})
-        check_rules(values, (rule for rule in self.RULES if {rule.name, rule.other} <= values.keys()))
+        for rule in self.RULES:
+            if {rule.name, rule.other} <= values.keys():
+                rule.check(values)
 
     def __str__(self) -> str:
         return self.name
