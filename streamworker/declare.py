@@ -8,7 +8,6 @@ names the function and what to write instead.
 """
 
 import sys
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 from streamworker.context import Records
 from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors, Policies
-from streamworker.core.rules import checked
+from streamworker.core.rules import UNIONS, checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import look
+from streamworker.injection.callables import look, refused
 from streamworker.injection.parameters import Resource, label, read_parameters
 from streamworker.processors import (
     FunctionMode,
@@ -69,24 +68,24 @@ def describe(
 ) -> ProcessorSpec:
     """Read a processor function's annotations and check them against the decorator's arguments."""
     looked = look(function, "Processor", name)
-    name = check_name("processor", looked.name)
+    name, whose = check_name("processor", looked.name), looked.whose
     parameters = read_parameters(looked, resources or {})
     taken, returns = parameters.hints.get(parameters.record), parameters.hints.get("return")
     takes = _columns(taken)
-    mode = FunctionMode.BATCH if takes else _mode(taken, stream, batch, name)
+    mode = FunctionMode.BATCH if takes else _mode(taken, stream, batch, whose)
     one_by_one = mode is FunctionMode.RECORD and concurrency == 1
     if mode is FunctionMode.STREAM and not looked.is_async:
-        raise _wrong(name, "takes Records, and is no async function.", "Write it as `async def`.")
+        raise refused(whose, "takes Records, and is no async function.", "Write it as `async def`.")
     if timeout is not None and mode is FunctionMode.STREAM:
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"has timeout={timeout!r}.",
             "Leave it out: the one call of a function that takes Records lasts as long as the partition.",
         )
-    _check_concurrency(name, mode, stream, concurrency)
+    _check_concurrency(whose, mode, stream, concurrency)
     returned = returned_type(returns)
-    _check_columns(name, mode, stream, takes, returned)
-    check_into(f"Processor {name!r}", stream, into, returned, takes, forward)
+    _check_columns(whose, mode, stream, takes, returned)
+    check_into(whose, stream, into, returned, takes, forward)
     # `output` says which columns the function returns; without it they are those of the stream.
     produced = output or (stream.record.python_type if _columns(returned) else returned)
     forwards = forward if forward is not None else produced is not None and not has_several_types(into)
@@ -101,11 +100,11 @@ def describe(
         takes=takes or "records",
         within_ms=duration_ms(within, "within"),
         batch_bytes=batch_bytes,
-        errors=_policies(name, errors),
+        errors=_policies(whose, errors),
         timeout_ms=None if timeout is None else duration_ms(timeout, "timeout", least_ms=1),
         forward=forwards,
         drops_rows=forward is False,
-        output=_output_type(produced, stream, name) if forwards else None,
+        output=_output_type(produced, stream, whose) if forwards else None,
         into=into,
         log_retention=None if log_retention is None else Retention.of(log_retention, "log_retention"),
         concurrency=concurrency,
@@ -115,11 +114,11 @@ def describe(
     )
 
 
-def _policies(name: str, errors: Errors | None) -> Policies:
+def _policies(whose: str, errors: Errors | None) -> Policies:
     try:
         return Policies(errors)
     except ConfigurationError as error:
-        raise _wrong(name, f"is declared wrongly: {error.message}", error.remedy) from None
+        raise refused(whose, f"is declared wrongly: {error.message}", error.remedy) from None
 
 
 def check_into(
@@ -131,19 +130,19 @@ def check_into(
     by_type = into if isinstance(into, Mapping) else dict.fromkeys(into.record.members, into)
     for kind, target in by_type.items():
         if target.app != stream.app:
-            raise _refused(
+            raise refused(
                 whose,
                 f"sends into stream {target.name!r} of app {target.app!r}.",
                 "Send into a stream of its own app; an app may read streams of several modules.",
             )
         if kind not in target.record.members:
-            raise _refused(
+            raise refused(
                 whose,
                 f"sends {label(kind)} into stream {target.name!r}, which holds {target.record.name}.",
                 f"Write into={{{target.record.members[0].__name__}: {target.name}}}.",
             )
     if takes or _columns(returned):
-        raise _refused(
+        raise refused(
             whose,
             "takes or returns columns, and into= sends records.",
             "Let it take and return lists of records.",
@@ -153,26 +152,26 @@ def check_into(
     if returned is None:
         return
     names = ", ".join(sorted(map(label, by_type)))
-    is_union = typing.get_origin(returned) in (typing.Union, types.UnionType)
+    is_union = typing.get_origin(returned) in UNIONS
     for kind in typing.get_args(returned) if is_union else (returned,):
         if kind not in (*by_type, Any, type(None)) and not isinstance(kind, typing.TypeVar):
-            raise _refused(
+            raise refused(
                 whose,
                 f"returns {label(kind)}, and into= takes {names}.",
                 f"Return {names}, a list of them or None; or name a stream of {label(kind)} in into=.",
             )
 
 
-def _check_concurrency(name: str, mode: FunctionMode, stream: StreamSpec, concurrency: int) -> None:
+def _check_concurrency(whose: str, mode: FunctionMode, stream: StreamSpec, concurrency: int) -> None:
     if concurrency > 1 and mode is not FunctionMode.RECORD:
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"has concurrency={concurrency} and does not take one record at a time.",
             f"Annotate its first parameter as {stream.record.name}, or drop concurrency.",
         )
     if concurrency > 1 and stream.codec == "arrow":
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"has concurrency={concurrency}, and entries of stream {stream.name!r} hold many rows.",
             "Drop concurrency and take pa.RecordBatch, or declare the stream with another codec.",
         )
@@ -195,42 +194,34 @@ def _columns(annotation: Any) -> Takes | None:
 
 
 def _check_columns(
-    name: str, mode: FunctionMode, stream: StreamSpec, takes: Takes | None, returned: Any
+    whose: str, mode: FunctionMode, stream: StreamSpec, takes: Takes | None, returned: Any
 ) -> None:
     record = stream.record.name
     if takes:
-        _check_has_columns(name, stream.record, "takes columns of")
+        _check_has_columns(whose, stream.record, "takes columns of")
     elif _columns(returned):
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"takes {record} and returns columns.",
             "Annotate its first parameter as pa.RecordBatch, or what it returns as a list.",
         )
     if stream.codec == "arrow" and mode is FunctionMode.STREAM:
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"takes Records, and entries of stream {stream.name!r} hold many rows.",
             f"Annotate its first parameter as pa.RecordBatch, list[{record}] or {record}.",
         )
 
 
-def _check_has_columns(name: str, record: RecordType, does: str) -> None:
+def _check_has_columns(whose: str, record: RecordType, does: str) -> None:
     try:
         record.arrow_schema()
     except ConfigurationError as error:
         what = f"{does} {record.name}, which has no Arrow form: {error.message}"
-        raise _wrong(name, what, error.remedy) from error
+        raise refused(whose, what, error.remedy) from error
 
 
-def _wrong(name: str, what: str, remedy: str) -> ConfigurationError:
-    return _refused(f"Processor {name!r}", what, remedy)
-
-
-def _refused(whose: str, what: str, remedy: str) -> ConfigurationError:
-    return ConfigurationError(f"{whose} {what}", remedy=remedy)
-
-
-def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> FunctionMode:
+def _mode(annotation: Any, stream: StreamSpec, batch: int | None, whose: str) -> FunctionMode:
     if annotation is None:
         return FunctionMode.RECORD if batch is None else FunctionMode.BATCH
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
@@ -242,15 +233,15 @@ def _mode(annotation: Any, stream: StreamSpec, batch: int | None, name: str) -> 
         mode, item = FunctionMode.RECORD, annotation
     wanted = stream.record.python_type
     if item not in (None, Any, wanted):
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"takes {label(item)}, and stream {stream.name!r} holds {stream.record.name}.",
             f"Annotate its first parameter as {stream.record.name}, list[{stream.record.name}] or "
             f"Records[{stream.record.name}].",
         )
     if mode is FunctionMode.RECORD and batch is not None:
-        raise _wrong(
-            name,
+        raise refused(
+            whose,
             f"has batch={batch} and takes one {stream.record.name}.",
             f"Annotate its first parameter as list[{stream.record.name}].",
         )
@@ -261,7 +252,7 @@ def returned_type(annotation: Any) -> Any:
     """Return the type of the rows that a return annotation promises, or None."""
     if annotation in (None, type(None)):
         return None
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+    if typing.get_origin(annotation) in UNIONS:
         parts = [part for part in typing.get_args(annotation) if part is not type(None)]
         annotation = parts[0] if len(parts) == 1 else annotation
     if typing.get_origin(annotation) is list:
@@ -269,9 +260,9 @@ def returned_type(annotation: Any) -> Any:
     return annotation
 
 
-def _output_type(produced: Any, stream: StreamSpec, name: str) -> RecordType:
+def _output_type(produced: Any, stream: StreamSpec, whose: str) -> RecordType:
     record = stream.record if produced is None else RecordType.of(produced)
-    _check_has_columns(name, record, "forwards")
+    _check_has_columns(whose, record, "forwards")
     return record
 
 

@@ -62,10 +62,10 @@ def look(function: Any, noun: str, name: str | None = None, *, yields: str = "")
     whose = f"{noun} {label!r}"
     if called is None or isinstance(inner, type):
         what = "is a class" if isinstance(inner, type) else "is no function"
-        raise _refused(whose, f"{what}.", "Decorate a function, or an object that is called like one.")
+        raise refused(whose, f"{what}.", "Decorate a function, or an object that is called like one.")
     if label == "<lambda>":
         remedy = "Write it with `def`. A processor or a pipeline may have name= instead."
-        raise _refused(noun, "is a lambda, which has no name.", remedy)
+        raise refused(noun, "is a lambda, which has no name.", remedy)
 
     def is_(test: Callable[[Any], bool]) -> bool:
         return test(inner) or test(called)
@@ -73,7 +73,7 @@ def look(function: Any, noun: str, name: str | None = None, *, yields: str = "")
     if yields and not is_(inspect.isasyncgenfunction):
         raise no_generator(whose, yields)
     if not yields and (is_(inspect.isasyncgenfunction) or is_(inspect.isgeneratorfunction)):
-        raise _refused(
+        raise refused(
             whose,
             "is a generator: it has a `yield`, so a call would not run its body.",
             "Return what it yields, as a list if there are several.",
@@ -82,13 +82,13 @@ def look(function: Any, noun: str, name: str | None = None, *, yields: str = "")
         signature = inspect.signature(function)
         hints = typing.get_type_hints(inner if hasattr(inner, "__wrapped__") else called, include_extras=True)
     except NameError as error:
-        raise _refused(
+        raise refused(
             whose,
             f"has an annotation that names nothing: {error}.",
             "Define or import the type at the top of the module.",
         ) from error
     except (TypeError, ValueError) as error:  # Some functions in C say nothing about their parameters.
-        raise _refused(
+        raise refused(
             whose, f"does not tell its parameters: {error}.", "Write a function with `def` that calls it."
         ) from error
     return Looked(function, label, whose, is_(inspect.iscoroutinefunction), hints, signature)
@@ -105,12 +105,13 @@ def takes_one(looked: Looked) -> bool:
 
 def no_generator(whose: str, kind: str) -> ConfigurationError:
     """Return the error for what has to be an async generator and is none, or does not say of what."""
-    return _refused(
+    return refused(
         whose,
         "is no async generator that says what it yields.",
         f"Write `async def ...() -> AsyncIterator[{kind}]:` with one yield.",
     )
 
 
-def _refused(whose: str, what: str, remedy: str) -> ConfigurationError:
+def refused(whose: str, what: str, remedy: str) -> ConfigurationError:
+    """Return the error for a wrong declaration of somebody's."""
     return ConfigurationError(f"{whose} {what}", remedy=remedy)
