@@ -9,7 +9,7 @@ from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson, argument
 from streamworker.cli.orders import POLL_S, Wait, operator
 from streamworker.cli.output import print_found, say
-from streamworker.cli.support import Commands, connected, give_up, group_keys, run_async
+from streamworker.cli.support import Commands, ask, give_up, group_keys
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
 from streamworker.errors import StreamworkerError
@@ -52,7 +52,8 @@ def list_timers(path: AppPath, json: AsJson = False) -> None:
       streamworker timers list shop:app
       streamworker timers list shop:app --json
     """
-    found = run_async(_read, resolve_app(path))
+    app = resolve_app(path)
+    found = ask(app, _read, app)
     columns = ("timer", "runs", "on", "last", "next", "took", "failing")
     rows = ([each[column] for column in columns] for each in found)
     print_found(json, found, "The app has no timers.", columns, rows)
@@ -72,27 +73,25 @@ def run_now(
     Examples:
       streamworker timers run-now shop:report
     """
-    run_async(_run_now, *resolve_timer(timer), duration_ms(wait, "--wait") / 1000)
+    app, group, spec = resolve_timer(timer)
+    ask(app, _run_now, group, spec, duration_ms(wait, "--wait") / 1000)
 
 
-async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:
+async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:
     keys, partitions = group_keys(group), range(group.stream.partitions)
-    async with connected(app) as backend:
-        at_ms = await backend.time_ms()
-        await ask_for_calls(backend, keys, partitions, timer.name, at_ms)
-        given = await give_order(
-            backend, keys, partitions, "retry", who=operator(), why=f"run timer {timer.name}"
+    at_ms = await backend.time_ms()
+    await ask_for_calls(backend, keys, partitions, timer.name, at_ms)
+    why = f"run timer {timer.name}"
+    if not await give_order(backend, keys, partitions, "retry", who=operator(), why=why):
+        raise StreamworkerError(
+            f"No worker has run {timer.name!r} yet.",
+            remedy="The first worker that starts will run it at once.",
         )
-        if not given:
-            raise StreamworkerError(
-                f"No worker has run {timer.name!r} yet.",
-                remedy="The first worker that starts will run it at once.",
-            )
-        still = list(partitions)
-        with anyio.move_on_after(wait_s):
-            while still:
-                still = await calls_asked_for(backend, keys, partitions, timer.name, at_ms)
-                await anyio.sleep(POLL_S if still else 0)
+    still = list(partitions)
+    with anyio.move_on_after(wait_s):
+        while still:
+            still = await calls_asked_for(backend, keys, partitions, timer.name, at_ms)
+            await anyio.sleep(POLL_S if still else 0)
     done, is_of_app = len(partitions) - len(still), not group.stream.has_records
     if done:
         where = "" if is_of_app else f" in {counted(done, 'partition')} of {group.stream.name}"
@@ -105,11 +104,9 @@ async def _run_now(app: App, group: ProcessorSpec, timer: TimerSpec, wait_s: flo
         )
 
 
-async def _read(app: App) -> list[dict[str, Any]]:
-    groups = [*app.timers_group(), *app.processors.values()]
-    async with connected(app) as backend:
-        now_ms = await backend.time_ms()
-        return [await _row(backend, spec, timer, now_ms) for spec in groups for timer in spec.timers]
+async def _read(backend: Backend, app: App) -> list[dict[str, Any]]:
+    groups, now_ms = [*app.timers_group(), *app.processors.values()], await backend.time_ms()
+    return [await _row(backend, spec, timer, now_ms) for spec in groups for timer in spec.timers]
 
 
 async def _row(backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: int) -> dict[str, Any]:

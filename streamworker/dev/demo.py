@@ -150,7 +150,9 @@ class _Demo:
         flights = load_flights().slice(0, self.limit)
         self.reporter.say(f"{flights.num_rows:,} flights of 2013; {self.server.describe()}")
         self._start("spark", "spark", f"{APP}:app")
-        app = self._import_app()
+        # With the environment of the children, so that it uses the same server.
+        os.environ.update(self._environ)
+        app = importlib.import_module(APP).app
         async with Backend.open(self.server.url, name="demo") as backend, app:
             rebalances = await self._flow(app, backend, flights)
         # Without ``keep`` Spark is stopped first, so that the tables are read after its last batch.
@@ -331,11 +333,6 @@ class _Demo:
             "STREAMWORKER_DEMO_DIR": str(self.where),
             "PYTHONUNBUFFERED": "1",
         }
-
-    def _import_app(self) -> Any:
-        """Import the app with the environment of the children, so that it uses the same server."""
-        os.environ.update(self._environ)
-        return importlib.import_module(APP).app
 
     def _start(self, name: str, *arguments: str) -> None:
         self.children[name] = Child(

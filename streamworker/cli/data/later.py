@@ -7,11 +7,12 @@ import typer
 from streamworker.cli.data.tail import StreamPath
 from streamworker.cli.options import AsJson, Limit, argument, option
 from streamworker.cli.output import local_time, print_found, say
-from streamworker.cli.support import connected, give_up, run_async
+from streamworker.cli.support import ask, give_up, run_async
 from streamworker.importing import resolve_stream
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import Waiting
 from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.stream import Stream
 
 app = typer.Typer(no_args_is_help=True, help="Look at scheduled records, or cancel them.")
@@ -31,7 +32,8 @@ def list_scheduled(
       streamworker later list shop:orders
       streamworker later list shop:orders --key ann --json
     """
-    found = run_async(_waiting, resolve_stream(stream))
+    looked_at = resolve_stream(stream)
+    found = ask(looked_at.app, _waiting, looked_at)
     wanted = sorted((each for each in found if key in (None, each.key)), key=lambda each: each.due_ms)
     names = ("id", "key", "partition", "due_ms")
     facts = [{name: getattr(each, name) for name in names} for each in wanted[:limit]]
@@ -61,14 +63,9 @@ def cancel_scheduled(
     say("Cancelled: it will not be sent.")
 
 
-async def _waiting(stream: Stream[Any]) -> list[Waiting]:
-    keys = StreamKeys(stream.app.name, stream.name)
-    async with connected(stream.app) as backend:
-        return [
-            each
-            for partition in range(stream.spec.partitions)
-            for each in await later.waiting(backend, keys, partition)
-        ]
+async def _waiting(backend: Backend, stream: Stream[Any]) -> list[Waiting]:
+    keys, partitions = StreamKeys(stream.app.name, stream.name), range(stream.spec.partitions)
+    return [each for partition in partitions for each in await later.waiting(backend, keys, partition)]
 
 
 async def _cancel(stream: Stream[Any], id: str, key: str | None) -> bool:

@@ -29,7 +29,6 @@ app = typer.Typer(cls=Commands, no_args_is_help=True, help="Compare record types
 SAMPLE = 20
 """Entries that are decoded from each end of each partition."""
 
-
 WITHOUT_VALUES = ("Expected ", "Object missing ", "JSON is malformed")
 """How errors of msgspec begin that quote nothing of a record."""
 
