@@ -181,6 +181,24 @@ def test_a_copy_of_a_row_does_not_change_with_it(row: Any) -> None:
     assert copy != row
 
 
+def test_a_list_that_a_row_inherits_is_copied_though_a_type_is_not_known_yet() -> None:
+    """Names under TYPE_CHECKING are not there when the program runs."""
+
+    @dataclass
+    class Base:
+        parts: list[int]
+        later: "Unknown | None"  # type: ignore[name-defined]  # noqa: F821
+
+    @dataclass
+    class Sub(Base):
+        x: int
+
+    row = Sub([1], None, 1)
+    copy = kept(row)
+    row.parts.append(2)
+    assert copy == Sub([1], None, 1)
+
+
 def test_what_never_changes_is_not_copied() -> None:
     """Numbers, texts, and frozen records of these."""
 

@@ -360,10 +360,11 @@ def _unknown(value: Any) -> Any:
 
 
 def _record_copier(kind: Any, record: RecordKind) -> Callable[[Any], Any] | None:
+    declared = Declared(kind, record)
     try:
-        hints = Declared(kind, record).hints
+        hints = declared.hints
     except ConfigurationError:  # A hint names nothing: take it for a type that can change.
-        hints = dict.fromkeys(kind.__annotations__)
+        hints = dict.fromkeys(field.name for field in declared.declared)
     changing = [name for name, hint in hints.items() if not _is_fixed(hint)]
     config = getattr(kind, "__struct_config__", getattr(kind, "__dataclass_params__", None))
     if not changing and (record is RecordKind.NAMED_TUPLE or (config is not None and config.frozen)):
