@@ -82,24 +82,13 @@ def worker(request: pytest.FixtureRequest) -> "LocalWorker":
     return running
 
 
-@pytest.fixture
-async def _streamworker_anyio(
-    streamworker_app: "App", streamworker_options: dict[str, Any]
-) -> "AsyncIterator[LocalWorker]":
-    from streamworker.testing import local_worker
-
-    async with local_worker(streamworker_app, **streamworker_options) as running:
-        yield running
-
-
-def _streamworker_asyncio(scope: Any) -> Any:
-    """Return the fixture for tests of pytest-asyncio whose event loop has a scope.
+def _hosted_by(fixture: Any) -> Any:
+    """Return a fixture that runs a worker; ``fixture`` makes it, of pytest or of pytest-asyncio.
 
     The worker has a task of its own: pytest-asyncio begins a fixture in one task and ends it in another.
     """
-    import pytest_asyncio
 
-    @pytest_asyncio.fixture(loop_scope=scope)
+    @fixture
     async def hosted(
         streamworker_app: "App", streamworker_options: dict[str, Any]
     ) -> "AsyncIterator[LocalWorker]":
@@ -124,6 +113,9 @@ def _streamworker_asyncio(scope: Any) -> Any:
     return hosted
 
 
+_streamworker_anyio = _hosted_by(pytest.fixture)
 if find_spec("pytest_asyncio") is not None:
+    import pytest_asyncio
+
     for _scope in ("function", "class", "module", "package", "session"):
-        globals()[f"_streamworker_{_scope}"] = _streamworker_asyncio(_scope)
+        globals()[f"_streamworker_{_scope}"] = _hosted_by(pytest_asyncio.fixture(loop_scope=_scope))
