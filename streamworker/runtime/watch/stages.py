@@ -25,14 +25,10 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from streamworker.handlers import handle
 from streamworker.log import get_logger
 from streamworker.runtime.run.threads import running_calls
-
-if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
 
 log = get_logger("streamworker.worker")
 
@@ -93,9 +89,14 @@ class TwoStages:
 
     def _end(self, reason: str) -> None:
         try:
-            children = _children()
             held_by = [] if self._has_left else ["its event loop"]
-            held_by += [*_threads(), *(f"process {child.pid} ({child.name})" for child in children)]
+            held_by += [call.text for call in running_calls()]
+            # Python waits at its end for these threads, and for the processes of ``multiprocessing``.
+            names = [thread.name for thread in threading.enumerate() if not thread.daemon]
+            held_by += [f"thread {name}" for name in names if name != "MainThread"]
+            module = sys.modules.get("multiprocessing")
+            children = [] if module is None else module.active_children()
+            held_by += [f"process {child.pid} ({child.name})" for child in children]
             self._say(log.error, "worker_forced_to_end", worker=self._name, reason=reason, held_by=held_by)
             for child in children:
                 child.terminate()
@@ -107,20 +108,6 @@ class TwoStages:
         words = threading.Thread(target=method, args=(event,), kwargs=fields, daemon=True)
         words.start()
         words.join(LOG_S)
-
-
-def _threads() -> list[str]:
-    """Return the calls that run in threads, and the threads that Python waits for at its end."""
-    names = [thread.name for thread in threading.enumerate() if not thread.daemon]
-    return [call.text for call in running_calls()] + [
-        f"thread {name}" for name in names if name != "MainThread"
-    ]
-
-
-def _children() -> "list[BaseProcess]":
-    """Return the processes that ``multiprocessing`` has started; Python waits for them, too."""
-    module = sys.modules.get("multiprocessing")
-    return [] if module is None else module.active_children()
 
 
 def end_despite_threads(code: int) -> None:
