@@ -3,7 +3,8 @@
 import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
-from streamworker.processors import ProcessorSpec
+from streamworker.core.data.retention import Retention
+from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
 from streamworker.redisio.data.retention import Retentions
@@ -12,15 +13,11 @@ from streamworker.redisio.wire.client import Backend
 
 
 async def declare_retention(
-    backend: Backend,
-    keys: GroupKeys,
-    partitions: int,
-    mine: Retentions,
-    log: BoundLogger,
-    again: bool = False,
+    backend: Backend, stream: StreamSpec, group: str, of_log: Retention | None, log: BoundLogger, again: bool
 ) -> None:
     """Declare the retention of a stream and of a group's acked log, and log what that changes."""
-    before = await retention.declare(backend, keys, partitions, mine, again=again)
+    keys, mine = GroupKeys(stream.app, stream.name, group), Retentions(stream.retention, of_log)
+    before = await retention.declare(backend, keys, stream.partitions, mine, again=again)
     names = (f"stream {keys.stream}", f"acked log of {keys.group}")
     for of, was, now in zip(names, before, mine, strict=True):
         if was and now and was != now and not again:
@@ -43,8 +40,7 @@ async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, ag
         await streams.declare(
             backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name
         )
-    mine = Retentions(stream.retention, spec.log_retention)
-    await declare_retention(backend, keys, stream.partitions, mine, log, again)
+    await declare_retention(backend, stream, spec.name, spec.log_retention, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
         # when partitions wait.

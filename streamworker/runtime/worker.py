@@ -30,8 +30,7 @@ from streamworker.injection.middleware import Layer
 from streamworker.injection.parameters import Override
 from streamworker.log import get_logger
 from streamworker.processors import ProcessorSpec, StreamSpec, TimerSpec
-from streamworker.redisio.data.retention import Retentions
-from streamworker.redisio.keys import GroupKeys, check_name
+from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import check_server
 from streamworker.runtime.clock import CLOCK
@@ -196,8 +195,7 @@ class Worker:
                 for spec in (*self._app.processors.values(), *self._app.timers_group()):
                     await declare(backend, spec, log)
                 for its in self._unread:
-                    keys, kept = GroupKeys(its.app, its.name, its.name), Retentions(its.retention, None)
-                    await declare_retention(backend, keys, its.partitions, kept, log)
+                    await declare_retention(backend, its, its.name, None, log, again=False)
             except BackendUnavailable as error:
                 if anyio.current_time() > until:
                     raise
@@ -251,7 +249,6 @@ def run_worker(
     processors: Sequence[str] | None = None,
     name: str | None = None,
     static_id: str | None = None,
-    on_ready: Callable[[], None] | None = None,
     use_uvloop: bool = False,
 ) -> int:
     """Run a worker in this process until a signal ends it; return the exit code, 0 only if it drained.
@@ -267,7 +264,7 @@ def run_worker(
         timeout_ms = app.settings.shutdown_timeout_ms
         stages = TwoStages(worker.stop, name=worker.name, timeout_ms=timeout_ms)
         with stages, rested_collector():
-            drained = await worker.run(on_ready)
+            drained = await worker.run()
 
     try:
         anyio.run(main, backend_options={"use_uvloop": use_uvloop})

@@ -229,7 +229,7 @@ class Invoker:
         context = Context(self.place, call)
         arguments = (argument, context) if spec.takes_context else (argument,)
         if not spec.is_async:
-            function = partial(self.in_thread, entries, _here, function, timeout_ms=spec.timeout_ms)
+            function = partial(self.in_thread, entries, function, timeout_ms=spec.timeout_ms)
         try:
             if spec.layers:
 
@@ -290,21 +290,18 @@ class Invoker:
     def _effects(
         self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
     ) -> Effects:
+        rows: Sequence[Any] = ()
         if result is None and self.forwards_input:
-            records = self.taken(list(records))
+            rows = self.taken(list(records))
         if result is None and not outputs:
-            rows: Sequence[Any] = records if self.forwards_input else ()
             return Effects(rows, changes) if rows or changes else NOTHING
         sendings = [each for each in outputs if type(each) is Sending]
         own = [each for each in outputs if type(each) is not Sending] if sendings else outputs
-        if result is None and not own:
-            rows = records if self.forwards_input else ()
-        elif self._takes_rows:
-            rows = self._forwarded(result, own)
-        elif self.spec.drops_rows and not isinstance(result, NOT_RUN):
-            rows = ()
-        else:
-            raise untaken(self.spec.function, own[0] if result is None else result)
+        if result is not None or own:
+            if self._takes_rows:
+                rows = self._forwarded(result, own)
+            elif not self.spec.drops_rows or isinstance(result, NOT_RUN):
+                raise untaken(self.spec.function, own[0] if result is None else result)
         return Effects([*rows, *sendings] if sendings else rows, changes)
 
     def put_out(self, outputs: Sequence[Any], records: Sequence[Any]) -> Sequence[Any]:
@@ -474,14 +471,10 @@ def settled(result: Any) -> Any:
     return anyio.from_thread.run(wait)
 
 
-def _here(function: Callable[..., Any], *args: Any) -> Any:
-    return settled(function(*args))
-
-
 def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call a function in a thread; convert errors that a future cannot carry."""
+    """Call a function in a thread, as ``settled`` says; convert errors that a future cannot carry."""
     try:
-        return function(*args)
+        return settled(function(*args))
     except BaseException as raised:
         if (error := as_error(raised)) is raised:
             raise

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 import anyio
 from structlog.stdlib import BoundLogger
 
-from streamworker.core.data.entries import EntryId
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
+from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.group.locks import LockView
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -141,7 +142,7 @@ class Witness:
         runners = {p: runner for p, runner in self.runners().items() if p in partitions}
         # Take the known commits before the locks: a commit in between only moves the lock forward.
         known = {p: runner.commits.committed for p, runner in runners.items()}
-        found: Mapping[int, LockView | BackendError | None] = {}
+        found: Mapping[int, LockView | BackendError | None]
         try:
             found = await locks.read_locks(self.backend, self.keys, list(known))
         except BackendError as error:
@@ -192,8 +193,8 @@ class Witness:
             there = await streams.range_entries(self.backend, events, rollback.up_to, None, 1)
             if any(entry.id == rollback.up_to for entry in there):
                 return "the entries are there, and are handled again"
-            newest = await self.backend.execute("XREVRANGE", events, "+", "-", "COUNT", 1)
+            newest = await newest_id(self.backend, events)
         except BackendError as error:
             return f"unknown: {error}"
-        last = newest[0][0].decode() if newest else "nothing"
+        last = "nothing" if newest == ZERO else newest
         return f"went back too: its last entry is {last}; what was behind it is gone unless it is sent again"

@@ -103,9 +103,7 @@ class Adopter:
     async def _keep(self, place: SourcePlace) -> bool:
         """Go on from a place, unless another worker has stored one since; then go on from that."""
         kept = await adopted.keep_place(self.backend, self._keys, self.spec.source, self._kept, place)
-        self._place = self._kept = place
-        if not kept:
-            self._place = None
+        self._kept, self._place = place, place if kept else None
         return kept
 
     async def _hand_over(self, entries: list[tuple[EntryId, Fields]]) -> bool:

@@ -88,7 +88,6 @@ def _hosted_by(fixture: Any) -> Any:
     The worker has a task of its own: pytest-asyncio begins a fixture in one task and ends it in another.
     """
 
-    @fixture
     async def hosted(
         streamworker_app: "App", streamworker_options: dict[str, Any]
     ) -> "AsyncIterator[LocalWorker]":
@@ -110,7 +109,7 @@ def _hosted_by(fixture: Any) -> Any:
         ended.set()
         await task
 
-    return hosted
+    return fixture(hosted)
 
 
 _streamworker_anyio = _hosted_by(pytest.fixture)
