@@ -33,7 +33,7 @@ from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, id_at, readable_fields
 from streamworker.records.rows import first_id
-from streamworker.records.types import kept
+from streamworker.records.types import copier, kept
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
 from streamworker.runtime.run.state import Changes, PartitionState
@@ -104,6 +104,8 @@ class Invoker:
         """Whether other code may run between a return and the conversion of its rows."""
         self._usual = self._row_type if self._takes_rows and self._row_type is not object else None
         """The type of rows, if it is one class."""
+        self._copied = None if self._usual is None else copier(self._usual)
+        """Copies a row of that type; None if there is no such type, or if its values never change."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
         is_plain = spec.is_async and spec.timeout_ms is None and not self.has_view
@@ -173,7 +175,7 @@ class Invoker:
                 return NOTHING
             result = record
         if type(result) is self._usual:
-            return Effects((kept(result),))
+            return Effects((result if self._copied is None else self._copied(result),))
         return self._effects(self.taken(result), (), None, ())
 
     async def _call(
