@@ -104,8 +104,8 @@ class Invoker:
         """Whether other code may run between a return and the conversion of its rows."""
         self._usual = self._row_type if self._takes_rows and self._row_type is not object else None
         """The type of rows, if it is one class."""
-        self._copied = None if self._usual is None else copier(self._usual)
-        """Copies a row of that type; None if there is no such type, or if its values never change."""
+        self._copied = copier(self._usual) if isinstance(self._usual, type) else None
+        """Copies a row of that class; None if there is no such class, or if its values never change."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
         is_plain = spec.is_async and spec.timeout_ms is None and not self.has_view
