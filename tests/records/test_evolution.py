@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
@@ -81,6 +81,7 @@ def test_a_change_inside_a_record_of_the_same_name_is_told_by_its_path() -> None
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@settings(max_examples=25)  # of each kind and codec
 @given(values=VALUES)
 def test_no_stored_record_is_taken_for_one_that_its_type_could_not_read(
     kind: Any, codec: Literal["json", "msgpack"], values: dict[str, Any]
