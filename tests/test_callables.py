@@ -182,6 +182,21 @@ async def test_a_plain_decorator_keeps_the_context_the_timeout_and_the_rows_of_a
         assert cancelled.is_set()
 
 
+def test_a_pipeline_may_name_its_frames_for_type_checkers_alone() -> None:
+    """Its module then needs no pyspark where workers import it."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+
+    @app.processor(orders, forward=True)
+    def price(order: Order) -> None: ...
+
+    @app.pipeline(price, path="lake")
+    def revenue(rows: "DataFrame") -> "DataFrame":  # type: ignore[name-defined]  # noqa: F821
+        return rows
+
+    assert list(app.pipelines) == ["revenue"]
+
+
 async def test_two_processors_may_share_a_function() -> None:
     """A decorated function is seen as the function that it was."""
     app = App("shop")

@@ -42,9 +42,24 @@ class Looked:
     """Names it in errors: ``Processor 'price'``."""
     is_async: bool
     """Whether a call returns a coroutine. A plain function that returns an awaitable is not known to."""
-    hints: Mapping[str, Any]
-    """The annotations."""
+    annotated: Any
+    """What has the annotations."""
     signature: inspect.Signature
+
+    @property
+    def hints(self) -> Mapping[str, Any]:
+        """The annotations; one that names nothing is a ConfigurationError.
+
+        Those of a pipeline are not asked for: its program may import ``DataFrame`` for type checkers alone.
+        """
+        try:
+            return typing.get_type_hints(self.annotated, include_extras=True)
+        except NameError as error:
+            raise refused(
+                self.whose,
+                f"has an annotation that names nothing: {error}.",
+                "Define or import the type at the top of the module.",
+            ) from error
 
 
 def look(function: Any, noun: str, name: str | None = None, *, yields: str = "") -> Looked:
@@ -80,18 +95,12 @@ def look(function: Any, noun: str, name: str | None = None, *, yields: str = "")
         )
     try:
         signature = inspect.signature(function)
-        hints = typing.get_type_hints(inner if hasattr(inner, "__wrapped__") else called, include_extras=True)
-    except NameError as error:
-        raise refused(
-            whose,
-            f"has an annotation that names nothing: {error}.",
-            "Define or import the type at the top of the module.",
-        ) from error
     except (TypeError, ValueError) as error:  # Some functions in C say nothing about their parameters.
         raise refused(
             whose, f"does not tell its parameters: {error}.", "Write a function with `def` that calls it."
         ) from error
-    return Looked(function, label, whose, is_(inspect.iscoroutinefunction), hints, signature)
+    annotated = inner if hasattr(inner, "__wrapped__") else called
+    return Looked(function, label, whose, is_(inspect.iscoroutinefunction), annotated, signature)
 
 
 def takes_one(looked: Looked) -> bool:
