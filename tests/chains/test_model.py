@@ -53,6 +53,7 @@ def test_no_schedule_of_faults_breaks_a_promise(part: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1_800)
 def test_no_schedule_of_very_many_breaks_a_promise() -> None:
     """On all cores: two of them take some minutes."""
     with multiprocessing.get_context("fork").Pool() as pool:

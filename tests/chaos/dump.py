@@ -5,8 +5,9 @@ docs/redis-keys.md, with pyarrow and zlib alone.
 """
 
 import json
+import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -163,6 +164,35 @@ def _records_behind(entry_id: str, fields: Mapping[bytes, bytes], checkpoint: st
     return min(int(fields[b"n"]), int(seq) - int(at_seq)) if ms == at_ms else int(fields[b"n"])
 
 
+def _types_of(kinds: Iterable[pa.DataType]) -> Iterator[pa.DataType]:
+    for kind in kinds:
+        yield kind
+        yield from _types_of(kind.field(each).type for each in range(kind.num_fields))
+
+
+def _dense(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    """Decode a batch that is stored as numbers and buffers: docs/decisions/0058."""
+    types = list(_types_of(schema.types))
+    count = 2 * len(types) + sum(kind.num_buffers for kind in types)
+    numbers = struct.unpack_from(f"<{count}H", data)
+    rows, nulls, sizes = iter(numbers[: 2 * len(types) : 2]), iter(numbers[1 : 2 * len(types) : 2]), []
+    at = 2 * count
+    for size in numbers[2 * len(types) :]:
+        sizes.append(data[at : at + size])
+        at += size
+    assert at == len(data)
+    buffers = iter(sizes)
+
+    def array(kind: pa.DataType) -> pa.Array:
+        length, missing = next(rows), next(nulls)
+        own = [pa.py_buffer(next(buffers)) for _ in range(kind.num_buffers)]
+        children = [array(kind.field(each).type) for each in range(kind.num_fields)]
+        validity = own[0] if missing else None
+        return pa.Array.from_buffers(kind, length, [validity, *own[1:]], missing, children=children)
+
+    return pa.RecordBatch.from_arrays([array(kind) for kind in schema.types], schema=schema)
+
+
 def _entry(
     entry_id: str, fields: Mapping[bytes, bytes], schemas: Mapping[bytes, pa.Schema], row_of: RowOf
 ) -> dict[str, Any]:
@@ -173,9 +203,14 @@ def _entry(
     if zlib.crc32(data) != int(text["crc"]):
         bad = "its CRC is wrong"
     else:
-        if text["codec"] != "none":
-            data = pa.decompress(data, int(text["size"]), codec=text["codec"], asbytes=True)
-        batch = pa.ipc.read_record_batch(pa.py_buffer(data), schemas[fields[b"schema"]])
+        codec, schema = text["codec"], schemas[fields[b"schema"]]
+        if codec != "none":
+            way = "zstd" if codec == "dense" else codec
+            data = pa.decompress(data, int(text["size"]), codec=way, asbytes=True)
+        if codec == "dense":
+            batch = _dense(data, schema)
+        else:
+            batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
         batch.validate(full=True)
         values = [row_of(row) for row in batch.to_pylist()]
     return {
