@@ -1,6 +1,5 @@
 """A chain whose server loses its last writes again and again, while its worker lives on elsewhere."""
 
-import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from streamworker.redisio.keys import StreamKeys
 from tests.chains.chain_app import Item
 from tests.chains.scene import ChainScene
 from tests.conftest import REDIS_SERVER, SpawnWorker
-from tests.durability.pair import newest_aof
+from tests.durability.pair import cut, newest_aof
 from tests.helpers import wait_for
 from tests.raw import opened, records_of
 
@@ -55,7 +54,7 @@ def test_a_chain_holds_what_its_source_holds_whatever_the_server_lost(
             server.kill()
             path = newest_aof(tmp_path)
             lost = scene.random.choice([300, 2_000, 8_000, 30_000])
-            os.truncate(path, max(path.stat().st_size // 2, path.stat().st_size - lost))
+            cut(path, min(path.stat().st_size // 2, lost))
             server.start()
 
         def waiting() -> list[tuple[int, int]]:
