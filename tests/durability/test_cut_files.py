@@ -68,15 +68,3 @@ def test_nothing_of_a_script_that_is_cut_off_comes_back(server: EmbeddedServer, 
         server.kill()
         server.start()
         assert keys_of(server) == kept
-
-
-@pytest.mark.parametrize("server", ["redis7"], indirect=True)
-def test_redis_7_executes_half_of_a_script_that_it_had_left_out(server: EmbeddedServer) -> None:
-    """At its second start, as docs/durability.md says. Where this fails, the server has learned better."""
-    write(server, "a", "b", "c")
-    lose_tail(server, END + 1)
-    assert keys_of(server) == []
-    write(server, "d", "e", "f")
-    server.kill()
-    server.start()
-    assert keys_of(server) == [b"a", b"b", b"d", b"e", b"f"]
