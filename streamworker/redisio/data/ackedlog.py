@@ -20,7 +20,6 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import pyarrow as pa
@@ -281,13 +280,18 @@ def _vectors(metadata: memoryview | bytes) -> tuple[list[int], list[int], list[i
     return places, vectors[0], vectors[1]
 
 
-@lru_cache
+_rows_of_nulls: dict[pa.Schema, tuple[bytes, list[int], list[int], list[int]]] = {}
+"""No ``lru_cache``: this module goes to remote servers of Spark by value, and such a function does not."""
+
+
 def _row_of_nulls(schema: pa.Schema) -> tuple[bytes, list[int], list[int], list[int]]:
     """Return the metadata of a message of one row, and its vectors."""
-    nulls = [pa.nulls(1, field.type) for field in schema]
-    message = pa.RecordBatch.from_arrays(nulls, schema=schema).serialize()
-    metadata = bytes(message.slice(8, _body_at(message) - 8).to_pybytes())
-    return metadata, *_vectors(metadata)
+    if (known := _rows_of_nulls.get(schema)) is None:
+        nulls = [pa.nulls(1, field.type) for field in schema]
+        message = pa.RecordBatch.from_arrays(nulls, schema=schema).serialize()
+        metadata = bytes(message.slice(8, _body_at(message) - 8).to_pybytes())
+        known = _rows_of_nulls[schema] = (metadata, *_vectors(metadata))
+    return known
 
 
 def _body_at(message: pa.Buffer) -> int:
