@@ -24,27 +24,16 @@ pytestmark = [pytest.mark.anyio, pytest.mark.one_server]  # the clock is a key o
 START_MS, WINDOW_MS = 1_800_000_000_000, 50_000
 KNOWN_CHANGES = 2
 """The names of the last three calls that changed an id are kept."""
-KEPT = (
-    "keep_later(later, delayed, id, text(server_ms() + tonumber(ARGV[3])), "
-    "'c', with_call(call, calls), due, '')"
-)
+KEPT = "keep_later(later, delayed, id, until_ms, 'c', with_call(call, calls), due, '', ends)"
 PLANTS = {
     "a record is moved twice": (
         LATER_MOVE,
-        "keep_later(later, delayed, id, text(now + tonumber(ARGV[3])), 's', calls, due, entry)",
+        "keep_later(later, delayed, id, until_ms, 's', calls, due, entry, ends)",
         "if tonumber(string.sub(entry, -1)) % 2 == 1 then redis.call('ZREM', later, id) end",
     ),
     "cancel says true after the move": (LATER_CANCEL, "if state ~= 'w' then", "if state == nil then"),
-    "cancel leaves the record": (
-        LATER_CANCEL,
-        KEPT,
-        "",
-    ),
-    "a cancelled record is forgotten at once": (
-        LATER_CANCEL,
-        KEPT,
-        "redis.call('HDEL', delayed, id)",
-    ),
+    "cancel leaves the record": (LATER_CANCEL, KEPT, ""),
+    "a cancelled record is forgotten at once": (LATER_CANCEL, KEPT, "redis.call('HDEL', delayed, id)"),
     "a call is a duplicate of itself": (
         LATER_PUT,
         "if was_made(calls, call) then return known_already('OK') end",
