@@ -7,6 +7,8 @@
 #   make soak           faults of all kinds at random for four minutes, and on a Cluster for one and a half, mistakes
 #                       that must be caught by that, the whole contract on a Cluster and by way of sentinels, a
 #                       small demo on a Cluster, and 10,000 schedules of the simulator: what CI runs beside the tests
+#   make simulate SEED=0 SCHEDULES=1000
+#                       run the protocols on virtual time, with faults of all kinds (OPTIONS="--help" says more)
 #   make lint           ruff: rules and format
 #   make types          mypy --strict
 #   make docs           write the generated pages of docs/ anew
@@ -17,7 +19,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-no-spark soak lint types docs bench bench-check clean
+.PHONY: help demo test test-full test-no-spark soak simulate lint types docs bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -74,6 +76,12 @@ soak: $(READY)
 	$(PY) -m pytest -m soak tests/contract -k "sentinel or cluster"
 	$(PY) -m pytest -m soak tests/dev/test_demo.py
 	$(PY) -m pytest -m soak tests/simulation/test_simulation.py -k ten_thousand
+
+SEED ?= 0
+SCHEDULES ?= 1000
+
+simulate: $(READY)
+	$(PY) -m tests.simulator --seed $(SEED) --schedules $(SCHEDULES) $(OPTIONS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

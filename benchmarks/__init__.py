@@ -2,5 +2,5 @@
 
 The programs run in turn (A B A B ...), each as its own process, on the same entries, until the server
 has all acknowledgements. The report has the medians, their spread, and the ratio of adjacent runs: a
-machine that slows down slows both. ``streamworker bench`` has the programs of streamworker.
+machine that slows down slows both. ``measuring`` has the programs of streamworker.
 """

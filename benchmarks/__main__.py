@@ -1,5 +1,6 @@
 """``python -m benchmarks``: measures streamworker beside other programs, for maintainers."""
 
+from contextlib import ExitStack
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -10,15 +11,15 @@ import typer
 
 from benchmarks import report as pages
 from benchmarks.figures import COLUMNS, fallen
+from benchmarks.measuring.figures import machine_line
 from benchmarks.report import Report
 from benchmarks.scenes.table import SCENES, run_contests
-from streamworker.cli.bench import Partitions, Records, Runs, Url, measure
-from streamworker.cli.exit_codes import ExitCode, code_for
-from streamworker.cli.options import AsJson
-from streamworker.cli.output import console, print_json, print_table, say
-from streamworker.cli.support import report as tell
-from streamworker.dev.bench.figures import machine_line
-from streamworker.errors import ConfigurationError, StreamworkerError
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.options import AsJson, option
+from streamworker.cli.output import console, print_json, print_table, progress_bar, say
+from streamworker.cli.support import errors_reported, run_async
+from streamworker.dev.server import EmbeddedServer
+from streamworker.errors import ConfigurationError
 from streamworker.tui.figures import counted
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -30,8 +31,16 @@ What = StrEnum(
 )
 """The scenes that can be measured."""
 
+Url = Annotated[
+    str | None, option("--redis-url URL", "Measure on this server; by default the command starts one.")
+]
+Runs = Annotated[int, option("--runs N", "Runs of each program.", min=1, max=99)]
+Records = Annotated[int, option("--records N", "Records of one run.", min=1000, max=50_000_000)]
+Partitions = Annotated[int, option("--partitions N", "Partitions that hold the records.", min=1, max=256)]
+
 
 @app.command()
+@errors_reported()
 def main(
     what: Annotated[What, typer.Argument(metavar="SCENE")] = What.ALL,
     redis_url: Url = None,
@@ -64,14 +73,8 @@ def main(
     ] = None,
 ) -> None:
     """Measure streamworker and the programs of other libraries in turn, on the same records."""
-    try:
-        known = {} if check is None else _read_ratios(check)
-        run = partial(run_contests, profile=profile)
-        program = "python -m benchmarks"
-        report = measure(run, program, what.value, SCENES, redis_url, runs, records, partitions)
-    except StreamworkerError as error:
-        tell(error)
-        raise typer.Exit(code_for(error)) from None
+    known = {} if check is None else _read_ratios(check)
+    report = _measure(what, redis_url, runs, records, partitions, profile)
     _show(report, as_json=json, as_markdown=markdown)
     if svg is not None:
         svg.write_text(pages.svg(report.rows), "utf-8")
@@ -83,6 +86,30 @@ def main(
         say(f"{row.scene}: the ratio is {row.ratio:.2f}, and was {before:.2f}: {row.what}", error=True)
     if found or report.failed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _measure(
+    what: What, redis_url: str | None, runs: int, records: int, partitions: int, profile: Path | None
+) -> Report:
+    """Measure one scene, or all, on the server of a URL, or on one that ends with the bench."""
+    counts = f"--runs {runs} --records {records} --partitions {partitions}"
+    with ExitStack() as stack:
+        url = redis_url or stack.enter_context(EmbeddedServer(maxmemory="4gb")).url
+        bar = stack.enter_context(progress_bar(known=False))
+        task = bar.add_task("starting")
+        bench = partial(
+            run_contests,
+            url,
+            list(SCENES) if what == What.ALL else [what.value],
+            runs=runs,
+            records=records,
+            partitions=partitions,
+            command=f"python -m benchmarks {what} {counts}{' --redis-url ...' if redis_url else ''}",
+            say=lambda text: bar.update(task, description=text),
+            warn=lambda text: say(f"Warning: {text}", error=True),
+            profile=profile,
+        )
+        return run_async(bench)
 
 
 def _show(report: Report, *, as_json: bool, as_markdown: bool) -> None:

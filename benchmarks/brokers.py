@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.contest import Contest
-from streamworker.dev.bench.ground import BenchGround
-from streamworker.dev.bench.programs import Bench, BenchFailed, Program
-from streamworker.dev.bench.task import SentRecords
+from benchmarks.measuring.ground import BenchGround
+from benchmarks.measuring.programs import Bench, BenchFailed, Program
+from benchmarks.measuring.task import SentRecords
 from streamworker.dev.children import Child
 from streamworker.dev.server import free_port
 from streamworker.redisio.wire.client import Backend

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
-from streamworker.dev.bench.programs import Bench, Program
+from benchmarks.measuring.programs import Bench, Program
 
 
 @dataclass(frozen=True, slots=True)

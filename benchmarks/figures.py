@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from streamworker.dev.bench.figures import BenchFigures, compact
+from benchmarks.measuring.figures import BenchFigures, compact
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from itertools import cycle, islice
 
-from streamworker.dev.bench.ground import KEEPER, BenchGround
-from streamworker.dev.bench.task import payloads
+from benchmarks.measuring.ground import KEEPER, BenchGround
+from benchmarks.measuring.task import payloads
 
 FILL = 500
 """Entries that one round trip appends."""

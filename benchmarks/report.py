@@ -6,7 +6,7 @@ from html import escape
 import msgspec
 
 from benchmarks.figures import COLUMNS, LOOP, Row
-from streamworker.dev.bench.figures import BenchFigures, compact, machine_line
+from benchmarks.measuring.figures import BenchFigures, compact, machine_line
 
 BAR_CHARACTERS = 40
 FULL, HALF = "█", "▌"

@@ -16,13 +16,14 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import redis
 import typer
 
+from benchmarks.measuring.task import BenchEvent, events
 from streamworker import App, Stream
-from streamworker.dev.bench.task import BenchEvent, events
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
 from streamworker.runtime.worker import run_worker
@@ -164,18 +165,28 @@ def main(
     records: Annotated[int, typer.Option(min=30_000)] = 300_000,
 ) -> None:
     """Print the medians of each road in both folders, and of the ratio of each pair of runs."""
-    folders = [folder.resolve(), Path(__file__).parents[1]]
-    for road in roads.split(","):
+    here = Path(__file__).parents[1]
+    folders = [folder.resolve(), here]
+    with TemporaryDirectory() as paths:
+        for number, each in enumerate(folders):
+            # A road imports the package of one of the folders, and these programs always from here.
+            (Path(paths) / str(number)).mkdir()
+            (Path(paths) / str(number) / "streamworker").symlink_to(each / "streamworker")
+        _compare(roads.split(","), [f"{paths}/{number}:{here}" for number in range(2)], runs, records)
+
+
+def _compare(roads: list[str], paths: list[str], runs: int, records: int) -> None:
+    for road in roads:
         found: list[tuple[float, ...]] = []
         for run in range(runs):
             pair = {}
-            for each in folders if run % 2 else folders[::-1]:
+            for each in paths if run % 2 else paths[::-1]:
                 with EmbeddedServer() as server:
                     command = [sys.executable, __file__, "road", road, str(records)]
-                    env = {**os.environ, "PYTHONPATH": str(each), "STREAMWORKER_REDIS_URL": server.url}
-                    told = subprocess.run(command, cwd=each, env=env, check=True, stdout=subprocess.PIPE)
+                    env = {**os.environ, "PYTHONPATH": each, "STREAMWORKER_REDIS_URL": server.url}
+                    told = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE)
                 pair[each] = float(told.stdout.split(b"road ")[1].split()[0])
-            found.append(tuple(pair[each] for each in folders))
+            found.append(tuple(pair[each] for each in paths))
         before, after = map(median, zip(*found, strict=True))
         ratios = sorted(old / new for old, new in found)
         typer.echo(

@@ -20,10 +20,10 @@ import msgspec
 import redis
 import typer
 
+from benchmarks.measuring.figures import compact
 from streamworker import App, Table
 from streamworker.cli.output import say
 from streamworker.core.data.partitioner import partition_for
-from streamworker.dev.bench.figures import compact
 from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 

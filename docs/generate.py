@@ -37,7 +37,7 @@ from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.settings import LIMITS, RULES, Settings
-from streamworker.sim.scenario import HAPPENINGS, play, read
+from tests.simulator.scenario import HAPPENINGS, play, read
 from streamworker.core.text import TEXT_MAX, storable
 from tests.callables import table as callables
 from tests.changes import table as changes

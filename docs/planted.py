@@ -14,7 +14,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 from tests.simulation.planted import PLANTS  # noqa: E402
-from streamworker.sim.simulation import Schedule, run  # noqa: E402
+from tests.simulator.simulation import Schedule, run  # noqa: E402
 
 PAGE = DOCS / "protocols" / "simulated.md"
 BEGIN, END = "<!-- made by docs/planted.py -->\n", "<!-- end of planted -->\n"

@@ -65,7 +65,7 @@ FULL = {
     "chaos/test_rows_workers.py": "as above",
     "chaos/test_soak.py": "a storm of faults, and a mistake that it must catch",
     "cli/test_bad_day.py": "waits until a record has failed five times, from one second apart",
-    "cli/test_bench.py": "runs the bench six times",
+    "benchmarks/test_command.py::test_ctrl_c_ends_a_bench_without_leaving_keys": "runs the bench three times",
     "cli/test_dev.py": "starts a server, a worker and a watcher each time",
     "cli/test_graph.py::test_graph_names_each_edge_and_the_cycles": "runs workers for seconds",
     "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",

@@ -56,7 +56,6 @@ MAY_IMPORT = {
         "handlers",
     },
     "tui": {"core"},
-    "sim": {"core", "redisio"},
 }  # fmt: skip
 ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 """What puts the parts together, and may import any of them but the command line."""
@@ -68,7 +67,6 @@ INSIDE = {
         "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
-    "sim": ("server", "clock"),
 }  # fmt: skip
 """The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the
 part that are not listed come last."""
@@ -79,9 +77,7 @@ PROTOCOLS = ("membership", "claim", "lease")
 OPTIONAL = ("claim", "lease")
 """The protocols that nothing needs. Beside their own files only these name them: registries, and the public
 face."""
-REGISTRIES = {
-    "__init__", "core/protocols/registry", "redisio/group/protocols", "sim/server/extensions",
-}  # fmt: skip
+REGISTRIES = {"__init__", "core/protocols/registry", "redisio/group/protocols"}
 
 USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui"}}
 """Who runs the command line, and who shows the picture."""

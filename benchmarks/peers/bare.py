@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 import redis
 
+from benchmarks.measuring.task import BenchEvent, SentRecords, Task, task_of_this_process, tell
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.dev.bench.task import BenchEvent, SentRecords, Task, task_of_this_process, tell
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_call
 from streamworker.redisio.data.streams import register
 from streamworker.redisio.group.locks import acquire_many

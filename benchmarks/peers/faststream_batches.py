@@ -7,7 +7,7 @@ from fast_depends.msgspec import MsgSpecSerializer
 from faststream import FastStream
 from faststream.redis import RedisBroker, StreamSub
 
-from streamworker.dev.bench.task import BenchEvent, Tally, Task, run_task
+from benchmarks.measuring.task import BenchEvent, Tally, Task, run_task
 
 
 async def main(task: Task) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import redis
 
-from streamworker.dev.bench.task import (
+from benchmarks.measuring.task import (
     BenchEvent,
     DelayTally,
     Pace,

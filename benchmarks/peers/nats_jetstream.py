@@ -8,8 +8,8 @@ import nats
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from benchmarks.measuring.task import BenchEvent, Task
 from benchmarks.peers.rates import Rate, run, send_all
-from streamworker.dev.bench.task import BenchEvent, Task
 
 decode = msgspec.json.Decoder(BenchEvent).decode
 

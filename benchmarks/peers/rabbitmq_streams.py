@@ -7,8 +7,8 @@ import msgspec
 from rstream import ConfirmationStatus, Consumer, MessageContext, Producer
 from rstream.exceptions import OffsetNotFound
 
+from benchmarks.measuring.task import BenchEvent, Task
 from benchmarks.peers.rates import Rate, run, send_all
-from streamworker.dev.bench.task import BenchEvent, Task
 
 
 def _login(task: Task) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from streamworker.dev.bench.task import SentRecords, Task, events, run_task, task_of_this_process, tell
+from benchmarks.measuring.task import SentRecords, Task, events, run_task, task_of_this_process, tell
 
 POLL_S = 0.01
 

@@ -9,7 +9,7 @@ from typing import Any
 from taskiq import TaskiqMessage
 from taskiq_redis import RedisStreamBroker
 
-from streamworker.dev.bench.task import VARIABLE, Tally, Task, events, task_of_this_process
+from benchmarks.measuring.task import VARIABLE, Tally, Task, events, task_of_this_process
 
 NAME = "handle"
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from benchmarks.measuring.ground import remove_keys
 from benchmarks.rebalances.app import PREFIX, gate_key, make_app, send_ticks
 from benchmarks.rebalances.command_count import CommandCount
 from benchmarks.rebalances.facts import (
@@ -33,7 +34,6 @@ from benchmarks.rebalances.facts import (
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.registry import from_fields
-from streamworker.dev.bench.ground import remove_keys
 from streamworker.dev.children import Child
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.group.control import fields_of

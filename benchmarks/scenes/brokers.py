@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 from benchmarks.brokers import BROKERS, BrokerGround
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
-from streamworker.dev.bench.figures import BenchFigures, figures_of
-from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.programs import Bench, Program, RunTiming
-from streamworker.dev.bench.scenes import BATCH, PACKED, RECORD, SENDER, handling, sending
-from streamworker.dev.bench.task import SentRecords
+from benchmarks.measuring.figures import BenchFigures, figures_of
+from benchmarks.measuring.ground import open_ground
+from benchmarks.measuring.programs import Bench, Program, RunTiming
+from benchmarks.measuring.scenes import BATCH, PACKED, RECORD, SENDER, handling, sending
+from benchmarks.measuring.task import SentRecords
 from streamworker.dev.server import EmbeddedServer
 
 OURS = {

@@ -2,8 +2,8 @@
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
-from streamworker.dev.bench.figures import figures_of
-from streamworker.dev.bench.scenes import COLUMNS, JSON_RECORDS, rows_and_records
+from benchmarks.measuring.figures import figures_of
+from benchmarks.measuring.scenes import COLUMNS, JSON_RECORDS, rows_and_records
 
 
 async def columns(contest: Contest) -> list[Row]:

@@ -5,10 +5,10 @@ from dataclasses import replace
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
 from benchmarks.filling import fill_records
-from streamworker.dev.bench.figures import figures_of
-from streamworker.dev.bench.programs import Program, RunTiming
-from streamworker.dev.bench.scenes import BATCH, PACKED
-from streamworker.dev.bench.task import SentRecords
+from benchmarks.measuring.figures import figures_of
+from benchmarks.measuring.programs import Program, RunTiming
+from benchmarks.measuring.scenes import BATCH, PACKED
+from benchmarks.measuring.task import SentRecords
 
 BARE = ("-m", "benchmarks.peers.bare")
 STEPS = {

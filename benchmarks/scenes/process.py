@@ -3,10 +3,10 @@
 from benchmarks.contest import Contest, Peer
 from benchmarks.figures import LOOP, Row, Target, rows_against
 from benchmarks.filling import fill, fill_records
-from streamworker.dev.bench.figures import figures_of
-from streamworker.dev.bench.programs import Program
-from streamworker.dev.bench.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
-from streamworker.dev.bench.task import payloads
+from benchmarks.measuring.figures import figures_of
+from benchmarks.measuring.programs import Program
+from benchmarks.measuring.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
+from benchmarks.measuring.task import payloads
 
 HANDWRITTEN = Program(LOOP, ("-m", "benchmarks.peers.handwritten"))
 FASTSTREAM = Peer(

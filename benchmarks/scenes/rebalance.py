@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
+from benchmarks.measuring.figures import BenchFigures
+from benchmarks.measuring.programs import BenchFailed
 from benchmarks.rebalances.changes import Rebalances, Story, tell
 from benchmarks.rebalances.facts import Change
 from benchmarks.scenes.upkeep import within
-from streamworker.dev.bench.figures import BenchFigures
-from streamworker.dev.bench.programs import BenchFailed
 
 WORKERS, PARTITIONS = 4, 64
 """A group that does not load two cores fully, so that the figures show the protocol."""

@@ -2,9 +2,9 @@
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
-from streamworker.dev.bench.figures import figures_of
-from streamworker.dev.bench.programs import Program
-from streamworker.dev.bench.scenes import EVEN_SENDER, PER_S, READER, SENDER, delays, sending
+from benchmarks.measuring.figures import figures_of
+from benchmarks.measuring.programs import Program
+from benchmarks.measuring.scenes import EVEN_SENDER, PER_S, READER, SENDER, delays, sending
 
 BY_HAND = ("-m", "benchmarks.peers.handwritten")
 PIPELINE = Program("redis-py pipeline", BY_HAND, "send", "sent")

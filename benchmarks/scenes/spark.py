@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
-from streamworker.dev.bench.figures import BenchFigures
-from streamworker.dev.bench.programs import STALL_S, BenchFailed, Program
-from streamworker.dev.bench.scenes import FORWARDING, PACKED
-from streamworker.dev.bench.task import Begun
+from benchmarks.measuring.figures import BenchFigures
+from benchmarks.measuring.programs import STALL_S, BenchFailed, Program
+from benchmarks.measuring.scenes import FORWARDING, PACKED
+from benchmarks.measuring.task import Begun
 from streamworker.errors import JavaMissing
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
+from benchmarks.measuring.figures import BenchFigures
+from benchmarks.measuring.ground import BenchGround
+from benchmarks.measuring.task import BenchEvent, events
 from streamworker import App
-from streamworker.dev.bench.figures import BenchFigures
-from streamworker.dev.bench.ground import BenchGround
-from streamworker.dev.bench.task import BenchEvent, events
 from streamworker.dev.flights import Flight, as_records, load_flights
 from streamworker.errors import ConfigurationError
 from streamworker.records.packs import pack

@@ -5,6 +5,10 @@ from pathlib import Path
 
 from benchmarks.contest import Contest
 from benchmarks.figures import Row
+from benchmarks.measuring.figures import describe
+from benchmarks.measuring.ground import open_ground
+from benchmarks.measuring.programs import WORKER, Program
+from benchmarks.measuring.scenes import prefixed
 from benchmarks.report import Report
 from benchmarks.scenes.brokers import brokers
 from benchmarks.scenes.columns import columns
@@ -16,10 +20,6 @@ from benchmarks.scenes.spark import spark
 from benchmarks.scenes.stored import stored
 from benchmarks.scenes.upkeep import idle, memory, partitions
 from benchmarks.scenes.waiting import waiting
-from streamworker.dev.bench.figures import describe
-from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.programs import WORKER, Program
-from streamworker.dev.bench.scenes import prefixed
 from streamworker.errors import StreamworkerError
 
 Scene = Callable[[Contest], Awaitable[list[Row]]]
@@ -59,7 +59,11 @@ async def run_contests(
     warn: Callable[[str], None] = lambda _: None,
     profile: Path | None = None,
 ) -> Report:
-    """Run some of ``SCENES``, as :func:`run_bench` does, and profile a worker in a separate run."""
+    """Run some of ``SCENES`` on a server, and remove all keys of the bench.
+
+    ``command`` is the command line that repeats the bench, for the report; ``say`` and ``warn`` take progress
+    messages, and warnings about the figures. ``profile`` profiles a worker in a separate run.
+    """
     rows: list[Row] = []
     left_out, failed = [RUNNEL], list[str]()
     async with open_ground(url, warn=warn) as ground:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
 from benchmarks.filling import append
+from benchmarks.measuring.figures import BenchFigures
+from benchmarks.measuring.ground import BenchGround
+from benchmarks.measuring.programs import BenchProcess, Program
+from benchmarks.measuring.task import Pace, payloads
 from benchmarks.rebalances.command_count import CommandCount
-from streamworker.dev.bench.figures import BenchFigures
-from streamworker.dev.bench.ground import BenchGround
-from streamworker.dev.bench.programs import BenchProcess, Program
-from streamworker.dev.bench.task import Pace, payloads
 
 MANY, FEW = 1024, 8
 PER_S = 5_000

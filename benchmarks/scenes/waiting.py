@@ -9,11 +9,11 @@ import os
 from benchmarks.contest import Contest
 from benchmarks.figures import Row, Target
 from benchmarks.filling import fill_records
+from benchmarks.measuring.figures import figures_of
+from benchmarks.measuring.programs import Program, worker
+from benchmarks.measuring.scenes import handling
+from benchmarks.measuring.task import VARIABLE, BenchEvent, Tally, Task, task_of_this_process
 from streamworker.app import App
-from streamworker.dev.bench.figures import figures_of
-from streamworker.dev.bench.programs import Program, worker
-from streamworker.dev.bench.scenes import handling
-from streamworker.dev.bench.task import VARIABLE, BenchEvent, Tally, Task, task_of_this_process
 
 WAIT_S = 0.005
 """About the response time of a service nearby."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, bench, graph, orders, simulate, status, timers, top
+from streamworker.cli import acl, graph, orders, status, timers, top
 from streamworker.cli.data import dead, later, reset, schema, send, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
@@ -41,7 +41,7 @@ def root(
     ] = False,
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
-    if context.invoked_subcommand not in ("acl", "bench", "dev", "demo", "simulate"):
+    if context.invoked_subcommand not in ("acl", "dev", "demo"):
         use_running_dev()
 
 
@@ -66,8 +66,6 @@ app.add_typer(dead.app, name="dead")
 app.add_typer(table.app, name="table")
 app.command()(reset.reset)
 app.add_typer(schema.app, name="schema")
-app.command()(simulate.simulate)
-app.command()(bench.bench)
 app.command()(doctor.doctor)
 app.command()(repair.repair)
 app.command()(acl.acl)

@@ -2,7 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from traceback import format_exception
 from typing import Any, NoReturn, TypeVar
 
@@ -35,13 +36,20 @@ class Commands(TyperGroup):
         """Run the command; report errors that the user can correct."""
         warnings.showwarning = lambda message, *_: say(f"Warning: {message}", error=True)
         sys.excepthook = lambda *error: say(*printable_lines("".join(format_exception(*error))), error=True)
-        try:
+        with errors_reported():
             return super().invoke(ctx)
-        except StreamworkerError as error:
-            report(error)
-            raise typer.Exit(code_for(error)) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+@contextmanager
+def errors_reported() -> Iterator[None]:
+    """Report errors that the user can correct, and end the command with the exit code of the error."""
+    try:
+        yield
+    except StreamworkerError as error:
+        report(error)
+        raise typer.Exit(code_for(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def report(error: StreamworkerError) -> None:

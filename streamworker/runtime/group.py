@@ -172,7 +172,7 @@ class Group:
                 self._spawn(self._operate, operation, effect)
 
     def _trace(self, event: ev.Event, effects: Sequence[ev.Effect]) -> None:
-        """Log a step in the format of ``streamworker simulate --trace``."""
+        """Log a step in the format of the simulator's ``--trace``."""
         if self._log.is_enabled_for(logging.DEBUG) and is_news(event, effects):
             for words in step_in_words(event, effects):
                 self._log.debug(f"{self.name}  {words}")

@@ -10,9 +10,9 @@ import pytest
 from benchmarks import brokers as processes
 from benchmarks.brokers import BROKERS, NATS, RABBITMQ, Broker
 from benchmarks.contest import Contest
+from benchmarks.measuring.ground import BenchGround, open_ground
+from benchmarks.measuring.programs import BenchFailed
 from benchmarks.scenes import brokers as scene
-from streamworker.dev.bench.ground import BenchGround, open_ground
-from streamworker.dev.bench.programs import BenchFailed
 
 RECORDS = 3000
 

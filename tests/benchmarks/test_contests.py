@@ -15,6 +15,11 @@ from benchmarks import __main__ as command_line
 from benchmarks.contest import Contest, Peer
 from benchmarks.figures import LOOP, Row, Target, fallen, rows_against
 from benchmarks.filling import fill, fill_records
+from benchmarks.measuring.figures import BenchFigures
+from benchmarks.measuring.ground import BenchGround, open_ground
+from benchmarks.measuring.programs import BenchFailed
+from benchmarks.measuring.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
+from benchmarks.measuring.task import Task, payloads
 from benchmarks.peers import bare
 from benchmarks.report import Report, chart, markdown, svg
 from benchmarks.scenes import table as scenes
@@ -26,11 +31,6 @@ from benchmarks.scenes.sending import latency, produce
 from benchmarks.scenes.stored import stored
 from benchmarks.scenes.upkeep import LOADS, idle, memory, partitions
 from benchmarks.scenes.waiting import waiting
-from streamworker.dev.bench.figures import BenchFigures
-from streamworker.dev.bench.ground import BenchGround, open_ground
-from streamworker.dev.bench.programs import BenchFailed
-from streamworker.dev.bench.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
-from streamworker.dev.bench.task import Task, payloads
 from streamworker.redisio.keys import GroupKeys
 
 RECORDS = 3000

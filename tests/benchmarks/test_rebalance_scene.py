@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.contest import Contest
+from benchmarks.measuring.ground import open_ground
+from benchmarks.measuring.programs import BenchFailed
 from benchmarks.rebalances.changes import Story
 from benchmarks.rebalances.facts import Change
 from benchmarks.scenes.rebalance import rebalance, rows_of
-from streamworker.dev.bench.ground import open_ground
-from streamworker.dev.bench.programs import BenchFailed
 
 JOIN = Change(
     what="join", protocol="membership", workers=4, partitions=64, moves=30, least=12, spread=1,

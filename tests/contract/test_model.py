@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from streamworker.sim.server.model import RedisModel
 from tests.contract.clocked import ClockedBackend
 from tests.contract.twins import OF_PROTOCOLS, Difference, Step, Twins, draw
 from tests.simulation.planted import PLANTS
+from tests.simulator.server.model import RedisModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 

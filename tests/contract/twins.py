@@ -58,14 +58,14 @@ from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument
-from streamworker.sim.server.claim import ModelClaims
-from streamworker.sim.server.damage import damaged, places
-from streamworker.sim.server.extensions import EXTENSIONS
-from streamworker.sim.server.lease import ModelLeases
-from streamworker.sim.server.model import RedisModel, Snapshot
-from streamworker.sim.server.stored import Commit, Record
 from tests.contract.clocked import ClockedBackend
 from tests.contract.support import GROUP, STREAM, batch_of, message
+from tests.simulator.server.claim import ModelClaims
+from tests.simulator.server.damage import damaged, places
+from tests.simulator.server.extensions import EXTENSIONS
+from tests.simulator.server.lease import ModelLeases
+from tests.simulator.server.model import RedisModel, Snapshot
+from tests.simulator.server.stored import Commit, Record
 
 OWNERS = ("a.1", "b.2", "c.3")
 PARTITIONS = 3

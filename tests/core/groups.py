@@ -6,12 +6,12 @@ from typing import Any
 from streamworker.core.control import GroupChanged
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.faults import Fault, FaultKind
-from streamworker.sim.runner import STUCK_MS
-from streamworker.sim.server.stored import LockChange
-from streamworker.sim.simulation import story
-from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import World
+from tests.simulator.faults import Fault, FaultKind
+from tests.simulator.runner import STUCK_MS
+from tests.simulator.server.stored import LockChange
+from tests.simulator.simulation import story
+from tests.simulator.worker import SimWorker
+from tests.simulator.world import World
 
 
 class Around:

@@ -14,11 +14,11 @@ from streamworker.core.events import Effect
 from streamworker.core.protocols.claim.events import ClaimPartitions
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.faults import QUIET, Fault, FaultKind
-from streamworker.sim.process import CALL_TIMEOUT_MS
-from streamworker.sim.simulation import Schedule, run
-from streamworker.sim.worker import SimWorker
 from tests.core.groups import Around, NotingWorld, causes, check, pause, until
+from tests.simulator.faults import QUIET, Fault, FaultKind
+from tests.simulator.process import CALL_TIMEOUT_MS
+from tests.simulator.simulation import Schedule, run
+from tests.simulator.worker import SimWorker
 
 CYCLE_MS, EXPIRY_MS = Claim().cycle_ms, Claim().expiry_ms
 LONGEST_CYCLE_MS = CYCLE_MS + CYCLE_MS // 10 + 50

@@ -12,12 +12,12 @@ from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.timing import UNIT, LoadMeasure, count_of_partitions
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.faults import Fault, FaultKind, draw, kinds_of
-from streamworker.sim.group import START_MS
-from streamworker.sim.server.lease import ModelLeases
-from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import World
 from tests.core.groups import NotingWorld, check, pause, settled, until
+from tests.simulator.faults import Fault, FaultKind, draw, kinds_of
+from tests.simulator.group import START_MS
+from tests.simulator.server.lease import ModelLeases
+from tests.simulator.worker import SimWorker
+from tests.simulator.world import World
 
 TIMING = Lease()
 ROUND_MS = TIMING.normal_ms + 200

@@ -19,8 +19,8 @@ from streamworker.core.protocols.membership.mending import (
 )
 from streamworker.core.protocols.membership.mending import is_of_later_release as is_later
 from streamworker.errors import CoordinationError
-from streamworker.sim.server.damage import DAMAGES, damaged
 from tests.core.bench import ME, TIMING, Bench, group, names, of_type, stored
+from tests.simulator.server.damage import DAMAGES, damaged
 
 LATER = b'{"generation":11,"v":2,"shards":[]}'
 CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUMENT)

@@ -23,11 +23,11 @@ from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.membership.worker import WorkerCore
 from streamworker.core.protocols.registry import PROTOCOLS
-from streamworker.sim.faults import QUIET
-from streamworker.sim.runner import STUCK_MS
-from streamworker.sim.simulation import Plant, Schedule, run
-from streamworker.sim.world import World
 from tests.core.groups import Around, causes, check, check_rest, is_agreed, pause, settled, until
+from tests.simulator.faults import QUIET
+from tests.simulator.runner import STUCK_MS
+from tests.simulator.simulation import Plant, Schedule, run
+from tests.simulator.world import World
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -33,7 +33,7 @@ from streamworker.core.protocols.lease.events import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.membership.joining import JoinWanted
 from streamworker.core.protocols.membership.worker import WorkerCore
-from streamworker.sim.simulation import Schedule, run
+from tests.simulator.simulation import Schedule, run
 
 CORE = Path(streamworker.core.__file__).parent
 Check = Callable[[], None]

@@ -1,7 +1,7 @@
 """What the cores write in each scenario is what people have read and found right.
 
 ``pytest tests/protocol --rewrite`` writes the transcripts anew; then read what has changed. How a
-scenario is written stands in ``streamworker/sim/scenario.py``.
+scenario is written stands in ``tests/simulator/scenario.py``.
 """
 
 from dataclasses import replace
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from streamworker.errors import ConfigurationError
-from streamworker.sim.scenario import Scenario, play, read
 from tests.protocol.steps import STEPS
 from tests.simulation.planted import PLANTS
+from tests.simulator.scenario import Scenario, play, read
 
 PATHS = sorted(Path(__file__).parent.glob("*.txt"))
 WIDTH = 130

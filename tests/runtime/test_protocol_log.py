@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from streamworker.sim.scenario import play, read
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
+from tests.simulator.scenario import play, read
 
 APP = """
 from dataclasses import dataclass

@@ -18,10 +18,10 @@ from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import OutboxWrite
-from streamworker.sim.server.model import RedisModel
-from streamworker.sim.server.stored import Commit, Lock, Record
-from streamworker.sim.simulation import Plant
 from tests.core.groups import Around
+from tests.simulator.server.model import RedisModel
+from tests.simulator.server.stored import Commit, Lock, Record
+from tests.simulator.simulation import Plant
 
 PLANTS: dict[str, Plant] = {}
 """All mistakes by name."""

@@ -2,10 +2,10 @@
 
 import pytest
 
-from streamworker.sim.faults import Fault, FaultKind
-from streamworker.sim.server.damage import DAMAGES, LATER, LATER_FROM, WRITTEN
-from streamworker.sim.simulation import Schedule, run
-from streamworker.sim.transcript import Transcript
+from tests.simulator.faults import Fault, FaultKind
+from tests.simulator.server.damage import DAMAGES, LATER, LATER_FROM, WRITTEN
+from tests.simulator.simulation import Schedule, run
+from tests.simulator.transcript import Transcript
 
 
 def damage(at_ms: int, how: str) -> Fault:

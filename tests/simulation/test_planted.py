@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.sim.simulation import Schedule, run
 from tests.simulation.planted import PLANTS
+from tests.simulator.simulation import Schedule, run
 
 MOST = 1_000
 PAGE = Path(__file__, "../../../docs/protocols/simulated.md").resolve()

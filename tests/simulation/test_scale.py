@@ -20,10 +20,10 @@ from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.assignment import STRATEGIES, moves
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.setup import Setup
-from streamworker.sim.group import START_MS
-from streamworker.sim.server.model import RedisModel
-from streamworker.sim.worker import SimWorker
-from streamworker.sim.world import World
+from tests.simulator.group import START_MS
+from tests.simulator.server.model import RedisModel
+from tests.simulator.worker import SimWorker
+from tests.simulator.world import World
 
 ASSIGN_MS = 50
 """A change is computed by the one worker that makes it, between two of its heartbeats."""

@@ -6,11 +6,11 @@ import pytest
 
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
-from streamworker.sim.batch import run_many, summarise
-from streamworker.sim.faults import Fault, FaultKind, kinds_of
-from streamworker.sim.simulation import Schedule, explain, run, shrink
-from streamworker.sim.transcript import Transcript
 from tests.simulation.planted import PLANTS
+from tests.simulator.batch import run_many, summarise
+from tests.simulator.faults import Fault, FaultKind, kinds_of
+from tests.simulator.simulation import Schedule, explain, run, shrink
+from tests.simulator.transcript import Transcript
 
 
 def check(schedule: Schedule, count: int) -> None:

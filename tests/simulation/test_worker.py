@@ -9,8 +9,8 @@ from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.registry import Coordinator
-from streamworker.sim.server.stored import Stored
-from streamworker.sim.world import World
+from tests.simulator.server.stored import Stored
+from tests.simulator.world import World
 
 ME = "w1.x"
 GROUP = Membership.empty(2, "range").with_member(Member(ME, "w1", "host", 1, 1))

@@ -5,7 +5,7 @@ time itself is the next event. The runtime and the simulator run every protocol 
 
 A new protocol is a folder with a core, its events, control messages and settings, and a line in
 ``PROTOCOLS``. If it has effects of its own, their operations get a line in ``redisio.group.protocols`` and,
-for the simulator, in ``sim.server.extensions``. Nothing else names a protocol but the default.
+for the simulator, in ``tests/simulator/server/extensions.py``. Nothing else names a protocol but the default.
 
 In every protocol, ownership is a lock with an owner and an epoch, and both fence commits. A protocol decides
 which worker handles which partition; it never decides whether a commit is valid.

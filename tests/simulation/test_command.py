@@ -1,0 +1,108 @@
+"""``python -m tests.simulator``: no server, no app; a table, JSON, a transcript, and what breaks."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from streamworker.cli.exit_codes import ExitCode
+from tests.simulation.planted import PLANTS
+from tests.simulator import simulation
+from tests.simulator.__main__ import app
+
+Invoke = Callable[..., Result]
+SMALL = ("--workers", "3", "--partitions", "6", "--minutes", "0.1")
+
+
+@pytest.fixture
+def invoke() -> Invoke:
+    """Run the command in this process."""
+    return lambda *arguments: CliRunner().invoke(app, arguments)
+
+
+def test_a_table_of_figures_is_printed(invoke: Invoke) -> None:
+    """One column for the protocol, a row for each figure."""
+    result = invoke("--schedules", "4", *SMALL)
+    assert result.exit_code == 0, result.output
+    for words in ("partitions that moved", "longest time a partition had no owner", "jumps without cause"):
+        assert words in result.stdout
+    assert result.stdout.splitlines()[-1].split() == ["violations", "0"]
+
+
+def test_protocols_are_compared_side_by_side(invoke: Invoke) -> None:
+    """On the same schedules."""
+    result = invoke("--schedules", "3", "--compare", "--json", *SMALL, "--faults", "kill")
+    assert result.exit_code == 0, result.output
+    summaries = json.loads(result.stdout)
+    assert [summary["protocol"] for summary in summaries] == ["membership", "claim", "lease"]
+    assert {summary["schedules"] for summary in summaries} == {3}
+
+
+def test_a_trace_says_what_each_core_was_told_and_answered(invoke: Invoke) -> None:
+    """The same one each time."""
+    arguments = ("--seed", "17", "--schedules", "1", "--trace", *SMALL)
+    first, again = invoke(*arguments), invoke(*arguments)
+    assert first.stdout == again.stdout
+    assert "w1  Started\n               -> ReadDocument" in first.stdout
+    assert "(all faults end)" in first.stdout
+
+
+def test_a_scenario_is_played(invoke: Invoke, tmp_path: Path) -> None:
+    """What is written happens, and the transcript and the result are added."""
+    path = tmp_path / "incident.txt"
+    path.write_text("# One\ngiven: membership, 2 partitions\n 0 ms  w1 starts\n 9 ms  end\n", "utf-8")
+    result = invoke("--scenario", str(path))
+    assert result.exit_code == 0, result.output
+    assert "-> StartRunner 0-1, epoch 5, after entry 0-0" in result.stdout
+    assert result.stdout.splitlines()[-1] == "result: generation 3; w1: 0-1"
+    path.write_text(result.stdout, "utf-8")
+    assert invoke("--scenario", str(path)).stdout == result.stdout
+
+
+@pytest.mark.parametrize("text", [None, "w1 starts"])
+def test_a_scenario_that_cannot_be_read_is_an_error(invoke: Invoke, tmp_path: Path, text: str | None) -> None:
+    """Also one that is not there."""
+    path = tmp_path / "incident.txt"
+    if text is not None:
+        path.write_text(text, "utf-8")
+    result = invoke("--scenario", str(path))
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert result.stderr
+
+
+def test_a_violation_is_explained_and_fails_the_command(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the command that replays it."""
+    plant, sound = PLANTS["ids are compared as text"], simulation.run
+    monkeypatch.setattr("tests.simulator.batch.run", lambda schedule: sound(schedule, plant))
+    result = invoke("--schedules", "2", *SMALL, "--faults", "none")
+    assert result.exit_code == ExitCode.FAILED
+    assert "Run it again: python -m tests.simulator --protocol membership --seed 0" in result.stderr
+
+
+@pytest.mark.parametrize("wrong", [("--protocol", "gossip"), ("--faults", "meteor")])
+def test_a_name_that_does_not_exist_is_said(invoke: Invoke, wrong: tuple[str, str]) -> None:
+    """And what there is."""
+    result = invoke(*wrong)
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert wrong[1] in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--trace", "--compare"), "--compare"),
+        (("--trace", "--json"), "--json"),
+        (("--protocol", "claim", "--assignment", "sticky"), "--assignment"),
+    ],
+)
+def test_options_that_mean_nothing_together_are_refused(
+    invoke: Invoke, options: tuple[str, ...], named: str
+) -> None:
+    """And not passed over: somebody would think that they did something."""
+    result = invoke(*options)
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert named in result.stderr

@@ -1,0 +1,227 @@
+"""A runner of the simulator, which handles and commits the entries of one partition."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+
+from streamworker.core import events as ev
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import START, ForwardReply, Mark, Message, Standing, Target
+from streamworker.core.data.schedules import Due, due
+from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.data.outbox import Heads, OutboxWrite
+from tests.simulator.process import Process, T
+from tests.simulator.server.stored import TIMER, Commit, Record
+
+STUCK_MS = 20_000
+"""Duration of a stuck batch: longer than the grace period and the drain deadline."""
+RETRY_MS = 100
+_id_of = attrgetter("id")
+TIMER_MS = 50
+"""Longest time that a call of a timer takes."""
+TARGETS = 2
+"""Partitions of the stream to which messages are sent: several sources share a target."""
+OUTBOX_MAX = 10**6
+ROUND_BYTES = 100
+"""Bytes that a round trip forwards: several are needed for a backlog."""
+DIVERGED_MS = 5_000
+"""Until a target is looked at again that waits for a person."""
+BATCHES = (1, 2, 3, 5, 100)
+"""Maximum sizes of batches; the last one is for a partition with a backlog."""
+
+
+class SimRunner:
+    """Handles the entries of one partition, in batches of random size and duration."""
+
+    def __init__(self, worker: Process, partition: int, owner: str, lock: Acquired) -> None:
+        self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
+        self.checkpoint = lock.checkpoint.ms
+        self.aside = frozenset(record.ms for record in lock.aside)
+        self.tick = worker.world.model.locks[partition].tick
+        self.wakes_ms = 0
+        """When the timer wakes it."""
+        self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
+        self.outgoing = Outgoing(self) if worker.world.has_chains else None
+        worker.soon(self.begin)
+
+    def begin(self) -> None:
+        """Handle the next batch, if the runner and its worker may."""
+        world, worker = self.worker.world, self.worker
+        if self.ended or self.busy:
+            return
+        if self.draining:
+            self._end(ev.RunnerStopped(self.partition, self.epoch))
+            return
+        self.waiting = True
+        if worker.batches_paused:
+            return
+        if worker.link is None or worker.cut or worker.deaf:
+            worker.later(RETRY_MS * 5, self.begin)
+            return
+        if self.outgoing is not None and not self.outgoing.is_open:
+            return
+        if world.has_timers:
+            now_ms = world.model.lock_ms
+            found = due(TIMER, "all", self.tick, now_ms) if self.tick else Due(TIMER.upto(now_ms), False)
+            if found is not None:
+                self.busy, self.waiting = True, False
+                at = self.checkpoint
+                commit = Commit(self.owner, self.epoch, at, at, tick=found.at_ms, tick_before=self.tick)
+                worker.later(1 + int(world.random.random() * TIMER_MS), lambda: self._commit(commit, tries=1))
+                return
+            if (next_ms := TIMER.after(now_ms)) != self.wakes_ms:
+                self.wakes_ms = next_ms
+                worker.later(next_ms - now_ms, self.told)
+        draw, conditions = world.random.random, world.conditions
+        count = BATCHES[int(draw() * len(BATCHES))]
+        read = world.model.read_events(self.partition, self.checkpoint, count)
+        # A read may begin within an entry some records of which are committed.
+        records = read[bisect_right(read, self.checkpoint, key=_id_of) :]
+        if not records:
+            return
+        if len(records) > count:  # An entry holds many, and a batch may end within it.
+            records = records[: 1 + int(draw() * len(records))]
+        self.busy, self.waiting = True, False
+        batch_ms = 1 + int(draw() * conditions.batch_ms)
+        if conditions.stuck and draw() < conditions.stuck:
+            batch_ms, self.stubborn = STUCK_MS, draw() < 0.5
+        aside = tuple(record.id for record in records if record.id in self.aside)
+        handled = [record for record in records if record.id not in aside]
+        world.checker.executed(self.partition, handled)
+        sends = self.outgoing.write(handled) if self.outgoing and handled else None
+        commit = Commit(
+            self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records), aside, sends=sends
+        )
+        worker.later(batch_ms, lambda: self._commit(commit, tries=1))
+
+    def told(self) -> None:
+        """Read the new entries, if the runner waits for entries."""
+        if self.waiting:
+            self.waiting = False
+            self.worker.soon(self.begin)
+
+    def drain(self) -> None:
+        """Finish the current batch and stop."""
+        self.draining = True
+        self.begin()
+
+    def cancel(self) -> None:
+        """Stop at once, unless the handler cannot be cancelled."""
+        if not self.ended and not self.stubborn:
+            self._end(ev.RunnerStopped(self.partition, self.epoch))
+
+    def _commit(self, commit: Commit, tries: int) -> None:
+        self.stubborn = False
+        if not self.ended:
+            model = self.worker.world.model
+            self.worker.request(
+                lambda: model.commit(self.partition, commit),
+                lambda code: self._committed(code, commit, tries),
+                lambda: self.worker.later(RETRY_MS, lambda: self._commit(commit, tries + 1)),
+            )
+
+    def _committed(self, code: CommitCode, commit: Commit, tries: int) -> None:
+        self.worker.world.checker.answered(self.partition, commit, code, tries)
+        if self.ended:
+            return
+        if code in (CommitCode.FENCED, CommitCode.GAP):
+            self._end(ev.RunnerFenced(self.partition, self.epoch))
+            return
+        if self.outgoing and commit.sends:
+            self.outgoing.committed(commit.sends)
+        self.checkpoint, self.tick, self.busy = commit.new, commit.tick or self.tick, False
+        self.begin()
+
+    def _end(self, event: ev.Event) -> None:
+        self.ended = True
+        self.worker.later(self.worker.world.random.randint(0, 5), lambda: self.worker.handle(event))
+
+
+class Outgoing:
+    """Numbers what the batches of a runner send to one target, and forwards it once it is committed."""
+
+    def __init__(self, runner: SimRunner) -> None:
+        self._runner, self._worker, self._partition = runner, runner.worker, runner.partition
+        self._model = self._worker.world.model
+        self._lane = self._worker.world.lane(Target("next", runner.partition % TARGETS))
+        self.is_open = False
+        self._last, self._number, self._mark = "", 0, START
+        self._open()
+
+    def _ask(self, do: Callable[[], T], heard: Callable[[T], None], failed: Callable[[], None]) -> None:
+        if not self._runner.ended:
+            self._worker.request(do, heard, lambda: self._worker.later(RETRY_MS, failed))
+
+    def _open(self) -> None:
+        self._ask(lambda: self._model.open_outbox(self._partition), self._opened, self._open)
+
+    def _opened(self, found: tuple[Heads, list[Message]]) -> None:
+        heads, messages = found
+        for message in messages:
+            self._lane.put(message)
+        self._last, self._mark = heads.last, heads.marks.get(self._lane.to, START)
+        self._number = EntryId.parse(heads.last).ms if heads.last else 0
+        self.is_open = True
+        self._runner.told()
+        self._forward()
+
+    def write(self, records: Sequence[Record]) -> OutboxWrite:
+        """Return the message of a batch, which follows the one before."""
+        data = ",".join(str(record.number) for record in records).encode()
+        through = self._mark.after(len(records), data)
+        message = Message(self._number + 1, self._lane.to, self._mark, through, data)
+        return OutboxWrite(self._last, [message], OUTBOX_MAX)
+
+    def committed(self, write: OutboxWrite) -> None:
+        """Forward the message of a commit that is confirmed."""
+        (message,) = write.messages
+        self._last, self._number, self._mark = str(message.id), message.number, message.through
+        self._lane.put(message)
+        self._forward()
+
+    def _forward(self) -> None:
+        if messages := self._lane.begin(ROUND_BYTES):
+            self._ask(
+                lambda: [self._model.forward(self._partition, message) for message in messages],
+                self._answered,
+                self._again,
+            )
+
+    def _again(self) -> None:
+        self._lane.is_busy = False
+        self._forward()
+
+    def _answered(self, replies: Sequence[ForwardReply]) -> None:
+        taken, stopped = self._lane.answered(replies)
+        self._delete(taken)
+        if stopped is None:
+            self._worker.later(0, self._again)
+            return
+        stands, through = stopped.stands, self._number
+        self._ask(
+            lambda: self._model.open_outbox(self._partition),
+            lambda found: self._compared(stands, *found, through),
+            self._again,
+        )
+
+    def _compared(self, stands: Mark, heads: Heads, chain: list[Message], through: int) -> None:
+        """Compare where a target stands with all that the source still has for it."""
+        lane = self._lane
+        taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
+        self._delete(taken)
+        if why is not Standing.GOES_ON:
+            since = lane.messages[0].since
+            self._worker.world.checker.told(self._partition, why, stands, since, self._model)
+        if why is Standing.TARGET_WENT_BACK:
+            lane.accept(stands)
+        self._worker.later(DIVERGED_MS if why is Standing.DIVERGED else RETRY_MS, self._again)
+
+    def _delete(self, ids: Sequence[EntryId]) -> None:
+        """Delete at the source what the target has."""
+        if ids:
+            self._ask(
+                lambda: self._model.delete_messages(self._partition, ids),
+                lambda _: None,
+                lambda: self._delete(ids),
+            )

@@ -1,0 +1,75 @@
+"""The senders of the simulator: entries that are sent until they are confirmed."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from tests.simulator.ground import Ground
+from tests.simulator.process import CALL_TIMEOUT_MS, LATEST_MS
+
+SIZES = (1, 1, 7, 2, 1, 20, 3)
+"""How many records the entries hold, in turn by the number of the first."""
+LARGE, LARGE_EVERY = 1_000, 499
+
+
+class Senders:
+    """Sends an entry to a random partition every ``every_ms``, on average; with None only what it is told to.
+
+    It calls ``sent`` with the partition of each entry that reached the server.
+    """
+
+    def __init__(self, ground: Ground, every_ms: int | None, sent: Callable[[int], None]) -> None:
+        self._ground, self._every_ms, self._sent = ground, every_ms, sent
+        self._numbers: Counter[int] = Counter()
+        """The number of the last record of each partition."""
+        self._sending: set[int] = set()
+        self.fills_entries = False
+        """Whether entries hold many records."""
+        ground.clock.after(0, self._send_some)
+
+    def stop(self) -> None:
+        """Send a last entry to each partition, and no more."""
+        self._every_ms = None
+        for partition in range(len(self._ground.model.locks)):
+            self.send(partition)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether every entry that was sent is confirmed."""
+        return not self._sending
+
+    def _send_some(self) -> None:
+        if self._every_ms is not None:
+            draw = self._ground.random.random
+            partition = int(draw() * len(self._ground.model.locks))
+            first = self._numbers[partition] + 1
+            size = SIZES[first % len(SIZES)] if first % LARGE_EVERY else LARGE
+            self.send(partition, size if self.fills_entries else 1)
+            self._ground.clock.after(1 + int(draw() * 2 * self._every_ms), self._send_some)
+
+    def send(self, partition: int, count: int = 1) -> None:
+        """Send the partition's next entry, unless the last one is not confirmed yet."""
+        if partition not in self._sending:
+            self._sending.add(partition)
+            self._numbers[partition] += count
+            self._send(partition, self._numbers[partition], count)
+
+    def _send(self, partition: int, number: int, count: int) -> None:
+        """Send an entry until it is confirmed; after a lost answer the server gets it twice."""
+        model, conditions = self._ground.model, self._ground.conditions
+        chance = self._ground.random.random() if conditions.lost else 1.0
+        if chance < conditions.lost / 2:
+            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
+            return
+        model.append(partition, number, count)
+        self._sent(partition)
+        if conditions.repeated and self._ground.random.random() < conditions.repeated:
+            run = model.run
+            self._ground.clock.after(
+                self._ground.random.randint(1, LATEST_MS),
+                lambda: model.append(partition, number, count) if model.run == run else None,
+            )
+        if chance < conditions.lost:
+            self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
+        else:
+            self._ground.checker.confirmed(partition, range(number - count + 1, number + 1))
+            self._sending.discard(partition)

@@ -1,0 +1,281 @@
+"""A worker of the simulator: the counterpart of the runtime, on virtual time.
+
+``SimWorker`` passes events to a core and performs its effects. It does not depend on the protocol: the
+model's table says what an effect does at Redis.
+"""
+
+from collections.abc import Callable
+
+from streamworker.core import events as ev
+from streamworker.core.ownership.pulse import BEAT_RETRIES
+from streamworker.core.protocols.membership import events as calls
+from streamworker.core.protocols.registry import Coordinator
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.group.operations import OPERATIONS
+from tests.simulator.ground import Ground
+from tests.simulator.process import Process
+from tests.simulator.runner import SimRunner
+
+
+class SimWorker(Process):
+    """One process: a core, its connection, its clock and its runners.
+
+    It calls ``refused`` if its core raises an error about its configuration. ``partitions`` is a wrong number
+    in its configuration, or 0 for the right one.
+    """
+
+    def __init__(
+        self,
+        world: Ground,
+        name: str,
+        make: Callable[["SimWorker"], Coordinator],
+        refused: Callable[["SimWorker", ConfigurationError], None],
+        *,
+        static_id: str = "",
+        partitions: int = 0,
+    ) -> None:
+        super().__init__(world)
+        self.name, self.static_id, self.partitions = name, static_id, partitions
+        self._refused = refused
+        self.stopping, self.finished = False, False
+        self.owner = ""
+        """Its latest owner id in the locks."""
+        self.runners: dict[int, SimRunner] = {}
+        self._calls: set[object] = set()
+        self._beats_for: str | None = None
+        self._rounds = 0
+        """The current series of heartbeats: an immediate heartbeat starts a new series and ends the old."""
+        self._is_beating = self._is_hurried = False
+        """Whether a heartbeat has no answer yet, and whether another must follow it at once."""
+        self._reports_load = False
+        self._polling = False
+        """Whether a read of the control stream is scheduled; it finds all messages until then."""
+        self._look_ms: int | None = None
+        """When the core's deadline is looked at next, by the simulation's clock."""
+        self._control_read, _ = world.model.control_after(0)
+        self.core = make(self)
+        self.connect()
+        self.later(0, lambda: self.handle(ev.Started()))
+        self.later(0, lambda: self._beat(0))
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether its configuration has a wrong number of partitions."""
+        return self.partitions > 0
+
+    def connect(self) -> None:
+        """Connect, or reconnect, and read the control stream."""
+        super().connect()
+        self.poll_soon()
+
+    def stop(self) -> None:
+        """Ask it to leave."""
+        self.stopping = True
+        self.later(0, lambda: self.handle(ev.StopRequested()))
+
+    # -- the core ------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> None:
+        """Pass an event to the core, and start its effects."""
+        if self.finished:
+            return
+        try:
+            effects = self.core.handle(event, self.now_ms)
+        except ConfigurationError as error:
+            self._refused(self, error)
+            return
+        if self.world.trace is not None:
+            self.world.trace.took(self.world.clock.now_ms, self.name, event, effects)
+        for effect in effects:
+            self._perform(effect)
+        self._watch_deadline()
+
+    def _watch_deadline(self) -> None:
+        deadline_ms = self.core.next_deadline_ms()
+        if deadline_ms is None:
+            return
+        now_ms = self.now_ms
+        if deadline_ms <= now_ms:
+            self.world.checker.found("crash", f"{self.name} would spin")
+            deadline_ms = now_ms + 1_000
+        wait_ms = -(-(deadline_ms - now_ms) * 1_000 // self._clock[2])
+        look_ms = self.world.clock.now_ms + wait_ms
+        if self._look_ms is None or look_ms < self._look_ms:
+            self._look_ms = look_ms
+            self.later(wait_ms, lambda: self._look(look_ms))
+
+    def _look(self, look_ms: int) -> None:
+        if look_ms != self._look_ms or self.finished:
+            return
+        self._look_ms = None
+        deadline_ms = self.core.next_deadline_ms()
+        if deadline_ms is not None and deadline_ms <= self.now_ms:
+            self.handle(ev.DeadlinePassed())
+        else:
+            self._watch_deadline()
+
+    def poll_soon(self) -> None:
+        """Schedule a read of the control stream, unless one is scheduled."""
+        if not self._polling:
+            self._polling = True
+            self.later(self.world.latency_ms(), self._poll_control)
+
+    def _poll_control(self) -> None:
+        self._polling = False
+        if self.link is None or self.cut or self.deaf:
+            return
+        self._control_read, messages = self.world.model.control_after(self._control_read)
+        if messages and self.world.random.random() >= self.world.conditions.control_lost:
+            self.handle(ev.ControlReceived(messages))
+
+    def look_for_orders(self) -> None:
+        """Read the versions of the orders in the locks that it holds."""
+        locks, held = self.world.model.locks, self.core.held
+        self.request(lambda: ev.OrdersSeen({p: locks[p].ordered for p in held}), self.handle, lambda: None)
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def _perform(self, effect: ev.Effect) -> None:
+        """Perform an effect; those that a worker does not perform itself are calls to the model."""
+        match effect:
+            case ev.StartRunner():
+                self._start_runner(effect)
+            case ev.DrainRunner(partition, epoch):
+                self._runner(partition, epoch).drain()
+            case ev.CancelRunner(partition, epoch):
+                self._runner(partition, epoch).cancel()
+            case ev.DropRunner(partition, epoch):
+                self._runner(partition, epoch).ended = True
+            case ev.PauseBatches():
+                self.batches_paused = True
+            case ev.ResumeBatches():
+                self.batches_paused = False
+                for runner in list(self.runners.values()):
+                    self.later(0, runner.begin)
+            case ev.PostControl():
+                self._post(effect)
+            case ev.Finished():
+                self._finish()
+            case calls.StartHeartbeat(member):
+                self._beats_for = self.owner = member
+            case calls.SendHeartbeat():
+                self._send_heartbeat()
+            case calls.StopHeartbeat():
+                self._beats_for = None
+            case calls.ReportLoad(every_ms):
+                self._reports_load = every_ms > 0
+            case ev.Note() | ev.MarkLock():
+                pass  # They only serve observers.
+            case _:
+                self._operate(effect)
+
+    def _post(self, effect: ev.PostControl) -> None:
+        """Send a message to the control stream, without waiting for an answer."""
+        world, model, link, run = self.world, self.world.model, self.link, self.world.model.run
+        if link is None or self.cut or world.random.random() < world.conditions.lost / 2:
+            return
+
+        def arrive() -> None:
+            if model.run == run and (self.link == link or world.random.random() < 0.5):
+                model.post(effect.message)
+
+        world.clock.after(world.latency_ms(), arrive)
+
+    def _send_heartbeat(self) -> None:
+        if self._is_beating:
+            self._is_hurried = True
+            return
+        self._rounds += 1
+        this_round = self._rounds
+        self.world.clock.after(0, lambda: self._beat(this_round), self._thread)
+
+    def _finish(self) -> None:
+        if any(not runner.ended for runner in self.runners.values()):
+            self.world.checker.found("crash", f"{self.name} finished with work in hand")
+        self.finished = True
+        # The group may hold its place for a time, and reassigns its partitions only after that.
+        self.world.checker.figures.happened(self.world.timing.hold_ms if self.static_id else 0)
+
+    def _start_runner(self, effect: ev.StartRunner) -> None:
+        partition, old = effect.partition, self.runners.get(effect.partition)
+        if old is not None and not old.ended:
+            self.world.checker.found("crash", f"{self.name} runs partition {partition} twice")
+        self.owner = effect.owner
+        self.runners[partition] = SimRunner(self, partition, effect.owner, effect.lock)
+
+    def _runner(self, partition: int, epoch: int) -> SimRunner:
+        runner = self.runners[partition]
+        if runner.epoch != epoch:
+            self.world.checker.found("crash", f"{self.name} means epoch {epoch} of {runner.epoch}")
+        return runner
+
+    def _operate(self, effect: ev.Effect) -> None:
+        """Perform an effect at the model, and pass its answer, or "no answer", to the core."""
+        world, model = self.world, self.world.model
+        subjects = _subjects(effect)
+        if subjects & self._calls:
+            world.checker.found("crash", f"{self.name} has two calls about one thing under way: {effect}")
+        self._calls |= subjects
+
+        def answered(event: ev.Event) -> None:
+            self._calls.difference_update(subjects)
+            self.handle(event)
+
+        self.request(
+            lambda: model.perform(effect, lambda: world.random.random() < world.conditions.lost),
+            answered,
+            lambda: answered(OPERATIONS[type(effect)].failed(effect)),
+        )
+
+    def _beat(self, this_round: int) -> None:
+        """Send a heartbeat from the heartbeat thread, which a busy loop does not delay.
+
+        It sends none if a new series of heartbeats has begun.
+        """
+        if self._rounds != this_round:
+            return
+        member, link, sent_ms = self._beats_for, self.link, self.now_ms
+        world = self.world
+
+        def again(after_ms: int) -> None:
+            self._is_beating = False
+            if self._is_hurried:
+                self._is_hurried, after_ms = False, 0
+            wait_ms = max(0, sent_ms + after_ms - self.now_ms)
+            world.clock.after(wait_ms, lambda: self._beat(this_round), self._thread)
+
+        interval_ms = world.timing.heartbeat_interval_ms
+        retry_ms = interval_ms // BEAT_RETRIES
+
+        def heard(event: calls.HeartbeatDone) -> None:
+            self.soon(lambda: self.handle(event))
+            again(interval_ms)
+
+        if member is None or link is None:
+            again(interval_ms if member is None else retry_ms)
+            return
+        loads = None
+        if self._reports_load:
+            loads = {p: world.load_of(p) for p, runner in self.runners.items() if not runner.ended}
+        load = sum((loads or {}).values())
+        self._is_beating = True
+
+        def ask() -> calls.HeartbeatDone:
+            done = world.model.heartbeat(member, link, sent_ms, load, loads)
+            world.checker.beaten(done, world.model)
+            return done
+
+        self.request(ask, heard, lambda: again(retry_ms), lane=self._thread)
+
+
+def _subjects(effect: ev.Effect) -> frozenset[object]:
+    """Return the subjects of a call; a core has at most one call about each subject."""
+    match effect:
+        case ev.AcquireLocks(partitions, owner):
+            return frozenset((owner, partition) for partition in partitions)
+        case ev.ReleaseLocks(owner, epochs):
+            return frozenset((owner, partition) for partition in epochs)
+    match OPERATIONS[type(effect)].failed(effect):
+        case calls.CallFailed(call):
+            return frozenset([call])
+    return frozenset()
