@@ -36,32 +36,32 @@ class Observer:
         """Return all records that the rules allow to start."""
         bar = min(self.abandoned, default=len(self.keys))
         return {
-            place
-            for place, key in enumerate(self.keys[:bar])
-            if place not in self.done
-            and place not in self.running
-            and place not in self.paused
-            and (key is None or all(p in self.done for p in range(place) if self.keys[p] == key))
+            index
+            for index, key in enumerate(self.keys[:bar])
+            if index not in self.done
+            and index not in self.running
+            and index not in self.paused
+            and (key is None or all(p in self.done for p in range(index) if self.keys[p] == key))
         }
 
     def start(self) -> bool:
         """Start one; it must be the earliest that may."""
         allowed = self.may_start()
-        place = self.window.start()
+        index = self.window.start()
         if len(self.running) >= self.concurrency or not allowed:
-            assert place is None
+            assert index is None
             return False
-        assert place == min(allowed)
-        self.running.append(place)
+        assert index == min(allowed)
+        self.running.append(index)
         assert len(self.running) <= self.concurrency
         return True
 
     def end(self, which: int, how: str) -> None:
         if not self.running:
             return
-        place = self.running.pop(which % len(self.running))
-        getattr(self.window, how)(place)
-        {"finish": self.done.add, "defer": self.paused.append, "abandon": self.abandoned.add}[how](place)
+        index = self.running.pop(which % len(self.running))
+        getattr(self.window, how)(index)
+        {"finish": self.done.add, "defer": self.paused.append, "abandon": self.abandoned.add}[how](index)
 
     def resume(self, which: int) -> None:
         if self.paused:
@@ -70,7 +70,7 @@ class Observer:
     def check_settled(self) -> None:
         """It is settled when nothing runs, may start, or pauses before a record that was abandoned."""
         bar = min(self.abandoned, default=len(self.keys))
-        waits = any(place < bar for place in self.paused)
+        waits = any(index < bar for index in self.paused)
         assert self.window.is_settled == (not self.running and not self.may_start() and not waits)
 
     def take(self, limit: int) -> None:
@@ -147,9 +147,9 @@ def test_after_close_all_that_was_started_can_be_taken(
     started = max([-1, *observer.running, *observer.done]) + 1
     observer.window.close()
     while not observer.window.is_settled:
-        while (place := observer.window.start()) is not None:
-            assert place < started
-            observer.running.append(place)
+        while (index := observer.window.start()) is not None:
+            assert index < started
+            observer.running.append(index)
         observer.end(0, "finish")
     observer.take(100)
     assert observer.taken == started
@@ -160,7 +160,7 @@ def test_what_never_started_cannot_end(ends: str) -> None:
     """It would be a fault of ours, and says so."""
     window = Window(concurrency=1, size=1)
     window.add(None)
-    with pytest.raises(InternalError, match="place 0"):
+    with pytest.raises(InternalError, match="index 0"):
         getattr(window, ends)(0)
     with pytest.raises(InternalError, match="full"):
         window.add(None)

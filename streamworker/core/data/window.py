@@ -1,6 +1,6 @@
 """Orders records that run concurrently: which may start, and up to where all are done.
 
-Rules of this file: numbers in, numbers out. A record is identified by its *place*, its position 0, 1, 2, ...
+Rules of this file: numbers in, numbers out. A record is identified by its *index*: 0, 1, 2, ...
 in the order of the partition. The code touches no entry, clock or task.
 
 The theory
@@ -81,19 +81,19 @@ class Window:
 
     def add(self, key: Hashable | None) -> int:
         """Add the next record of the partition to the window; return its position."""
-        place = self._added
-        if place - self._taken >= self._size:
+        index = self._added
+        if index - self._taken >= self._size:
             raise InternalError(f"A record was added to a window that is full ({self._size}).")
-        self._added = place + 1
+        self._added = index + 1
         if key is not None:
             before = self._last.get(key)
-            self._keys[place] = key
-            self._last[key] = place
+            self._keys[index] = key
+            self._last[key] = index
             if before is not None:
-                self._next[before] = place
-                return place
-        heappush(self._ready, place)
-        return place
+                self._next[before] = index
+                return index
+        heappush(self._ready, index)
+        return index
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -104,58 +104,58 @@ class Window:
             return None
         if self._bar is not None and ready[0] >= self._bar:
             return None
-        place = heappop(ready)
-        self._running.add(place)
-        if place >= self._started:
-            self._started = place + 1
-        return place
+        index = heappop(ready)
+        self._running.add(index)
+        if index >= self._started:
+            self._started = index + 1
+        return index
 
-    def finish(self, place: int) -> None:
+    def finish(self, index: int) -> None:
         """Note that a running record is done; the next record of its key then becomes ready."""
-        self._ends(place)
-        if place in self._keys:
-            key = self._keys.pop(place)
-            behind = self._next.pop(place, None)
+        self._ends(index)
+        if index in self._keys:
+            key = self._keys.pop(index)
+            behind = self._next.pop(index, None)
             if behind is not None:
                 heappush(self._ready, behind)
             else:
                 del self._last[key]
-        if place != self._head:
-            self._done.add(place)
+        if index != self._head:
+            self._done.add(index)
             return
-        head, done = place + 1, self._done
+        head, done = index + 1, self._done
         while head in done:
             done.remove(head)
             head += 1
         self._head = head
 
-    def defer(self, place: int) -> None:
+    def defer(self, index: int) -> None:
         """Note that a running record pauses: its key waits, and another record may run in its stead."""
-        self._ends(place)
-        self._paused.add(place)
+        self._ends(index)
+        self._paused.add(index)
 
-    def again(self, place: int) -> None:
+    def again(self, index: int) -> None:
         """Note that the pause of a record has ended."""
-        self._resumes(place)
-        heappush(self._ready, place)
+        self._resumes(index)
+        heappush(self._ready, index)
 
-    def abandon(self, place: int) -> None:
+    def abandon(self, index: int) -> None:
         """Note that a running or paused record will not be done."""
-        if place in self._paused:
-            self._resumes(place)
+        if index in self._paused:
+            self._resumes(index)
         else:
-            self._ends(place)
-        self.bar(place)
+            self._ends(index)
+        self.bar(index)
 
-    def _ends(self, place: int) -> None:
-        if place not in self._running:
-            raise InternalError(f"The record at place {place} of a window ended, and was not running.")
-        self._running.remove(place)
+    def _ends(self, index: int) -> None:
+        if index not in self._running:
+            raise InternalError(f"The record at index {index} of a window ended, and was not running.")
+        self._running.remove(index)
 
-    def _resumes(self, place: int) -> None:
-        if place not in self._paused:
-            raise InternalError(f"The record at place {place} of a window resumed, and had not paused.")
-        self._paused.remove(place)
+    def _resumes(self, index: int) -> None:
+        if index not in self._paused:
+            raise InternalError(f"The record at index {index} of a window resumed, and had not paused.")
+        self._paused.remove(index)
 
     # -- results out -----------------------------------------------------------------------------
 
@@ -167,9 +167,9 @@ class Window:
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def bar(self, place: int) -> None:
+    def bar(self, index: int) -> None:
         """Start no record at or after a position any more."""
-        self._bar = place if self._bar is None else min(self._bar, place)
+        self._bar = index if self._bar is None else min(self._bar, index)
 
     def close(self) -> None:
         """Start only records before the last one that was started already.
@@ -185,4 +185,4 @@ class Window:
         if self._running:
             return False
         bar = self._added if self._bar is None else self._bar
-        return (not self._ready or self._ready[0] >= bar) and all(place >= bar for place in self._paused)
+        return (not self._ready or self._ready[0] >= bar) and all(index >= bar for index in self._paused)

@@ -93,8 +93,8 @@ class KeyedMode(GroupingMode):
     @property
     def oldest(self) -> str:
         """Id of the entry whose call has run for longest; empty if no call runs."""
-        place = self.activity.oldest
-        return "" if place is None else str(self._in_hand[place].entry.id)
+        index = self.activity.oldest
+        return "" if index is None else str(self._in_hand[index].entry.id)
 
     # -- records in ------------------------------------------------------------------------------
 
@@ -117,8 +117,8 @@ class KeyedMode(GroupingMode):
         decoded = self.invoker.decode(entries)
         by_key = self.spec.ordered_by == "key"
         key_of = self.spec.stream.key
-        for place, (entry, record) in enumerate(zip(entries, decoded.records, strict=True)):
-            error: Exception | None = decoded.bad.get(place)
+        for index, (entry, record) in enumerate(zip(entries, decoded.records, strict=True)):
+            error: Exception | None = decoded.bad.get(index)
             key = None
             if by_key and error is None:
                 try:
@@ -132,9 +132,9 @@ class KeyedMode(GroupingMode):
 
     def _start(self) -> None:
         assert self._calls is not None
-        while self._tasks < self._width and (place := self._next()) is not None:
+        while self._tasks < self._width and (index := self._next()) is not None:
             self._tasks += 1
-            self._calls.start_soon(self._handle_from, place, name=self.activity.name)
+            self._calls.start_soon(self._handle_from, index, name=self.activity.name)
 
     def _next(self) -> int | None:
         """Return the index of the record to handle now, if there is one and calls may start."""
@@ -146,13 +146,13 @@ class KeyedMode(GroupingMode):
             return None
         return self._window.start()
 
-    async def _handle_from(self, place: int | None) -> None:
+    async def _handle_from(self, index: int | None) -> None:
         """Handle a record, and then others for as long as the window has any."""
-        while place is not None:
-            await self._handle(place)
+        while index is not None:
+            await self._handle(index)
             if monotonic_ms() >= self._slice_ends_ms:
                 await self._turn()
-            place = self._next()
+            index = self._next()
         self._tasks -= 1
         if self._window.is_settled:
             self._changed.fire()
@@ -172,14 +172,14 @@ class KeyedMode(GroupingMode):
         self._slice_asked = False
         self._slice_ends_ms = monotonic_ms() + SLICE_MS
 
-    async def _handle(self, place: int) -> None:
+    async def _handle(self, index: int) -> None:
         """Make one attempt at a record."""
-        hand = self._in_hand[place]
+        hand = self._in_hand[index]
         if hand.error is not None:
-            self._failed(place, hand, Failed(hand.error, 0))
+            self._failed(index, hand, Failed(hand.error, 0))
             return
         hand.attempt += 1
-        self.activity.begins(place)
+        self.activity.begins(index)
         try:
             effects = await self.invoker.call_record(hand.entry, hand.record, hand.attempt)
             if effects.outputs:
@@ -188,57 +188,57 @@ class KeyedMode(GroupingMode):
                 self.invoker.convert(effects.outputs)
         except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
             failed = self.failed(raised, hand.attempt)
-            self._ends(place)
+            self._ends(index)
             self.note_failure([hand.entry], failed)
-            self._failed(place, hand, failed)
+            self._failed(index, hand, failed)
             return
-        self._ends(place)
+        self._ends(index)
         if hand.attempt > 1:
-            self.activity.recovers(place)
+            self.activity.recovers(index)
         hand.outputs = effects.outputs
         if effects.removed:
             hand.dead = self.set_aside([hand.entry], effects, hand.attempt)
-        self._finish(place)
+        self._finish(index)
 
-    def _ends(self, place: int) -> None:
-        self.activity.ends(place)
+    def _ends(self, index: int) -> None:
+        self.activity.ends(index)
         self.activity.rests()
 
-    def _failed(self, place: int, hand: _InHand, failed: Failed) -> None:
+    def _failed(self, index: int, hand: _InHand, failed: Failed) -> None:
         """Retry a record whose attempt failed, halt, or remove the record."""
         # A function that uses ctx.state fails for each record: halt, and do not skip them all.
         misused = isinstance(self.state, NoState) and self.state.was_used
         policy = Halt() if misused else self.policy(failed)
         if isinstance(policy, Retry):
             assert self._calls is not None
-            self._window.defer(place)
-            self._calls.start_soon(self._again, place, hand, failed, policy)
+            self._window.defer(index)
+            self._calls.start_soon(self._again, index, hand, failed, policy)
             return
-        self.activity.recovers(place)
+        self.activity.recovers(index)
         if isinstance(policy, Halt):
-            self._window.abandon(place)
-            if self._halted is None or place < self._halted[0]:
-                self._halted = (place, self.reason([hand.entry], failed))
+            self._window.abandon(index)
+            if self._halted is None or index < self._halted[0]:
+                self._halted = (index, self.reason([hand.entry], failed))
             self._changed.fire()
             self.intake.buffer.wake()
         else:
             hand.dead = self.removed(hand.entry, failed)
-            self._finish(place)
+            self._finish(index)
 
-    async def _again(self, place: int, hand: _InHand, failed: Failed, retry: Retry) -> None:
+    async def _again(self, index: int, hand: _InHand, failed: Failed, retry: Retry) -> None:
         """Wait for a record's next attempt; only the records of its key wait with it."""
         also = "" if self._window.room else "; the window behind it is full, so that all records wait"
-        if await self.wait([hand.entry], failed, retry, place, also):
-            self._window.again(place)
+        if await self.wait([hand.entry], failed, retry, index, also):
+            self._window.again(index)
             self._start()
         else:
-            self._window.abandon(place)
+            self._window.abandon(index)
             self._changed.fire()
 
     # -- results out -----------------------------------------------------------------------------
 
-    def _finish(self, place: int) -> None:
-        self._window.finish(place)
+    def _finish(self, index: int) -> None:
+        self._window.finish(index)
         self._gather()
 
     def _gather(self) -> None:
@@ -249,8 +249,8 @@ class KeyedMode(GroupingMode):
         entries: list[Entry] = []
         outputs: list[Any] = []
         dead: list[DeadEntry] = []
-        for place in range(self._gathered, self._gathered + count):
-            hand = self._in_hand.pop(place)
+        for index in range(self._gathered, self._gathered + count):
+            hand = self._in_hand.pop(index)
             entries.append(hand.entry)
             outputs += hand.outputs
             dead += hand.dead
