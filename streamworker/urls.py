@@ -83,8 +83,8 @@ def _taken_apart(url: str) -> tuple[str, str, list[str], str]:
     """Return the scheme up to its plus, the user and password, the hosts, and the rest."""
     scheme, _, rest = url.partition("://")
     end = _END_OF_HOSTS.search(rest)
-    place, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
-    user, at, hosts = place.rpartition("@")
+    before, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
+    user, at, hosts = before.rpartition("@")
     return scheme.partition("+")[0].lower(), user + at, hosts.split(","), tail
 
 
@@ -146,10 +146,10 @@ def read_sentinels(url: str) -> Sentinels:
 
     The message contains no part of the URL, since any part may belong to a password that was not encoded.
     """
-    scheme, login, places, tail = _taken_apart(url)
+    scheme, login, texts, tail = _taken_apart(url)
     path, _, query = tail.partition("?")
     try:
-        hosts = tuple(_address(place) for place in places)
+        hosts = tuple(_host_port(text) for text in texts)
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
         parts = [unquote(part) for part in path.split("/") if part]
         service = given.pop("service", "")
@@ -174,8 +174,8 @@ def _login(user: str, password: str) -> str:
     return f"{quote(user, safe='')}:{quote(password, safe='')}@" if user or password else ""
 
 
-def _address(place: str) -> tuple[str, int]:
-    found = _ADDRESS.fullmatch(place)
+def _host_port(text: str) -> tuple[str, int]:
+    found = _ADDRESS.fullmatch(text)
     port = int(found[2] or SENTINEL_PORT) if found else 0
     if found is None or not 0 < port < 65_536:
         raise ValueError

@@ -94,8 +94,8 @@ class EmbeddedCluster:
     @property
     def url(self) -> str:
         """The URL to connect with; holds the password, so never log it."""
-        places = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
-        return f"redis+cluster://:{self.password}@{places}"
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://:{self.password}@{hosts}"
 
     def describe(self) -> str:
         """Return one line about the servers and their addresses."""

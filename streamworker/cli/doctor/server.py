@@ -181,9 +181,9 @@ def of_sentinels(views: Sequence[SentinelView]) -> Check:
     silent = [view for view in views if not isinstance(view.answer, Answer)]
     if not answers:
         return fail("sentinels", f"{text}: {_no_answer(silent[0])}", "Start them, and let them monitor it.")
-    places = sorted({host_and_port(*answer.place) for answer in answers})
-    text += f": {' and '.join(places)}"
-    if len(places) > 1:
+    primaries = sorted({host_and_port(*answer.primary) for answer in answers})
+    text += f": {' and '.join(primaries)}"
+    if len(primaries) > 1:
         return warn("sentinels", text, "A failover is under way, or some sentinels are cut off: look again.")
     if any(answer.is_down for answer in answers):
         return fail("sentinels", f"{text}, which they report as down", "Start it, or a replica.")

@@ -124,16 +124,16 @@ class Backend:
         """
         return self._server.pause_max_ms
 
-    def known_place_of(self, key: str) -> str:
+    def known_address_of(self, key: str) -> str:
         """Return the address of a key's node by the slot map, without a call; empty for one server.
 
         Callers group calls by it, so that calls to one node do not wait for other nodes.
         """
-        return self._server.known_place_of(key)
+        return self._server.known_address_of(key)
 
-    async def place_of(self, key: str) -> str:
+    async def address_of(self, key: str) -> str:
         """Return the address of a key's node by the slot map; empty if no node has the key."""
-        return await self._server.place_of(key)
+        return await self._server.address_of(key)
 
     async def execute(self, *args: Argument, near: str = "") -> Any:
         """Run one command; ``BackendUnavailable`` means that it may or may not have been executed.

@@ -99,14 +99,14 @@ class Cluster:
             parts.setdefault(slot_of(key), []).append(key)
         return list(parts.values())
 
-    def known_place_of(self, key: str) -> str:
+    def known_address_of(self, key: str) -> str:
         """Return the address of a key's node by the current slot map; empty if not known."""
         return self._topology.address_of(slot_of(key)) or ""
 
-    async def place_of(self, key: str) -> str:
+    async def address_of(self, key: str) -> str:
         """Return the address of a key's node by the slot map; empty if no node has the key."""
         await self._topology.loaded(self.call_timeout_ms)
-        return self.known_place_of(key)
+        return self.known_address_of(key)
 
     async def primaries(self) -> list[Node]:
         """Return all nodes that have slots."""
@@ -121,7 +121,7 @@ class Cluster:
     async def node_of(self, key: str) -> Node:
         """Return a key's node by the slot map, any node if the key is empty; raise if no node has it."""
         await self._topology.loaded(self.call_timeout_ms)
-        address = self._place(slot_of(key) if key else None)
+        address = self._address_of(slot_of(key) if key else None)
         if not address:
             raise _uncovered(self.address)
         return self._node(address)
@@ -186,32 +186,32 @@ class Cluster:
                 break
             await self._topology.loaded(left_ms)
             parts: dict[tuple[str, bool], list[int]] = {}
-            for place in left:
-                asked = asking.get(place)
-                where = (asked, True) if asked else (self._place(slots[place]), False)
-                parts.setdefault(where, []).append(place)
+            for index in left:
+                asked = asking.get(index)
+                where = (asked, True) if asked else (self._address_of(slots[index]), False)
+                parts.setdefault(where, []).append(index)
             left, asking = [], {}
             sent = [
-                self._send(where, [calls[place] for place in places], left_ms, script, durability)
-                for where, places in parts.items()
+                self._send(where, [calls[index] for index in indexes], left_ms, script, durability)
+                for where, indexes in parts.items()
             ]
-            for ((address, _), places), replies in zip(parts.items(), await _together(sent), strict=True):
+            for ((address, _), indexes), replies in zip(parts.items(), await _together(sent), strict=True):
                 if isinstance(replies, BackendError):
-                    unanswered += [replies] * len(places)
-                    replies = [replies] * len(places)
-                for place, reply in zip(places, replies, strict=True):
+                    unanswered += [replies] * len(indexes)
+                    replies = [replies] * len(indexes)
+                for index, reply in zip(indexes, replies, strict=True):
                     sent_on = self._sent_on(reply, address)
                     if sent_on is None or isinstance(sent_on, BackendError):
-                        answers[place] = sent_on or self._answer(reply, address)
+                        answers[index] = sent_on or self._answer(reply, address)
                         continue
-                    left.append(place)
+                    left.append(index)
                     if isinstance(reply, AskError) and not isinstance(reply, MovedError):
-                        asking[place] = sent_on
+                        asking[index] = sent_on
             if not left:
                 break
             left.sort()
-        for place in left:  # Too many redirections, or the timeout expired.
-            answers[place] = BackendUnavailable(
+        for index in left:  # Too many redirections, or the timeout expired.
+            answers[index] = BackendUnavailable(
                 f"The nodes of {self.address} sent a call from one to the other until its time was over.",
                 remedy="It was not done. They agree in a moment, as a rule; see CLUSTER NODES on each.",
             )
@@ -259,7 +259,7 @@ class Cluster:
             self._topology.look_soon()
         return _elsewhere(address) if isinstance(reply, ReadOnlyError) else translate(reply, address)
 
-    def _place(self, slot: int | None) -> str:
+    def _address_of(self, slot: int | None) -> str:
         """Return the address of the node that has a slot; empty if no node has it."""
         if slot is None:
             return self._topology.primaries[0]

@@ -82,12 +82,12 @@ class Node:
         """Return one list: one command may name any keys."""
         return [list(keys)] if keys else []
 
-    def known_place_of(self, key: str) -> str:
+    def known_address_of(self, key: str) -> str:
         """Return nothing: there is no slot map."""
         del key
         return ""
 
-    async def place_of(self, key: str) -> str:
+    async def address_of(self, key: str) -> str:
         """Return this server's address."""
         del key
         return self.address

@@ -29,14 +29,14 @@ promoted, which only the leader of the failover knows; and that there is a new p
 ASK_ROLE = ("HELLO", 2)
 """Returns the role without an additional right, which ``ROLE`` and ``INFO`` would need."""
 
-Place = tuple[str, int]
+HostPort = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer of one sentinel."""
 
-    place: Place
+    primary: HostPort
     epoch: int
     is_down: bool = False
     """Whether enough sentinels consider the primary down, and no new one is named yet."""
@@ -52,7 +52,7 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
 
     >>> state = [b"ip", b"db1", b"port", b"6379", b"config-epoch", b"7"]
     >>> read_answer([[b"db1", b"6379"], state], "s1:26379")
-    Answer(place=('db1', 6379), epoch=7, is_down=False)
+    Answer(primary=('db1', 6379), epoch=7, is_down=False)
     >>> read_answer([[b"db2", b"6379"], state], "s1:26379").epoch
     8
     >>> read_answer([[b"db1", b"6379"], [*state, b"flags", b"master,s_down,o_down"]], "s1:26379").is_down
@@ -61,16 +61,16 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
     where, state = replies
     if isinstance(where, RedisError):
         return of_sentinel(translate(where, address), address)
-    place = _place(where)
-    if place is None:
+    host_port = _host_port(where)
+    if host_port is None:
         return None
     if not isinstance(state, list):
-        return Answer(place, 0)  # This user may not use SENTINEL MASTER.
+        return Answer(host_port, 0)  # This user may not use SENTINEL MASTER.
     fields = dict(_pairs(state))
     epoch = whole(fields.get(b"config-epoch", b"")) or 0
-    settled = _place([fields.get(b"ip"), fields.get(b"port")]) == place
+    settled = _host_port([fields.get(b"ip"), fields.get(b"port")]) == host_port
     is_down = settled and b"o_down" in fields.get(b"flags", b"").split(b",")
-    return Answer(place, epoch if settled else epoch + 1, is_down)
+    return Answer(host_port, epoch if settled else epoch + 1, is_down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def read_view(replies: Sequence[Any], address: str) -> SentinelView:
     return SentinelView(address, answer, quorum, 1 + others, replicas, down_after_ms)
 
 
-def _place(reply: object) -> Place | None:
+def _host_port(reply: object) -> HostPort | None:
     match reply:
         case [bytes(host), bytes(port)] if whole(port):
             return host.decode("utf-8", "replace"), int(port)
@@ -128,7 +128,7 @@ def newest(found: Iterable[Answer | BackendError | None], sentinels: Sentinels) 
 
     >>> from streamworker.urls import read_sentinels
     >>> newest([Answer(("db1", 1), 3), None, Answer(("db2", 2), 4)],
-    ...        read_sentinels("redis+sentinel://s1/0?service=orders")).place
+    ...        read_sentinels("redis+sentinel://s1/0?service=orders")).primary
     ('db2', 2)
     """
     said = list(found)
@@ -166,19 +166,19 @@ def _pairs(reply: object) -> Iterable[tuple[Any, Any]]:
     return zip(reply[::2], reply[1::2], strict=False) if isinstance(reply, list) else ()
 
 
-def not_primary(place: Place, service: str) -> BackendUnavailable:
+def not_primary(host_port: HostPort, service: str) -> BackendUnavailable:
     """Return the error for a server that sentinels named as the primary and that is none."""
     return BackendUnavailable(
-        f"Redis at {host_and_port(*place)} is not the primary of {service!r} any more, or not yet.",
+        f"Redis at {host_and_port(*host_port)} is not the primary of {service!r} any more, or not yet.",
         remedy="The sentinels will name another one in a moment.",
     )
 
 
-def taken_for_down(place: Place, service: str) -> BackendUnavailable:
+def taken_for_down(host_port: HostPort, service: str) -> BackendUnavailable:
     """Return the error for a primary that is about to be replaced; writes to it may be lost."""
     return BackendUnavailable(
-        f"The sentinels take Redis at {host_and_port(*place)}, the primary {service!r}, for down, and name "
-        "no other one yet.",
+        f"The sentinels take Redis at {host_and_port(*host_port)}, the primary {service!r}, for down, and "
+        "name no other one yet.",
         remedy="They do in a moment, if there is a replica, and most of them can reach each other.",
     )
 
@@ -195,11 +195,11 @@ def is_about(message: object, service: str) -> bool:
     """
     match message:
         case [b"message", b"+switch-master", bytes(text)]:
-            words, place = text.split(b" "), 0
+            words, at = text.split(b" "), 0
         case [b"message", b"+odown", bytes(text)]:
-            words, place = text.split(b" "), 1
+            words, at = text.split(b" "), 1
         case [b"message", b"+promoted-slave", bytes(text)]:
-            words, place = text.partition(b" @ ")[2].split(b" "), 0
+            words, at = text.partition(b" @ ")[2].split(b" "), 0
         case _:
             return False
-    return words[place : place + 1] == [service.encode()]
+    return words[at : at + 1] == [service.encode()]

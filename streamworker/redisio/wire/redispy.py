@@ -47,13 +47,13 @@ class Socket:
         """What the parser returns if it has no whole reply."""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def host_port(self) -> tuple[str, int]:
         """Host and port; not for a unix socket."""
         return self._connection.host, self._connection.port  # type: ignore[attr-defined]
 
-    @place.setter
-    def place(self, place: tuple[str, int]) -> None:
-        self._connection.host, self._connection.port = place  # type: ignore[attr-defined]
+    @host_port.setter
+    def host_port(self, host_port: tuple[str, int]) -> None:
+        self._connection.host, self._connection.port = host_port  # type: ignore[attr-defined]
 
     @property
     def is_open(self) -> bool:

@@ -23,7 +23,7 @@ from streamworker.redisio.wire import primaries
 from streamworker.redisio.wire.attempts import ConnectAttempts
 from streamworker.redisio.wire.failures import look_at_error, no_answer
 from streamworker.redisio.wire.link import Endpoint, ask, pack
-from streamworker.redisio.wire.primaries import REMEMBERED_S, Answer, Place, SentinelView
+from streamworker.redisio.wire.primaries import REMEMBERED_S, Answer, HostPort, SentinelView
 from streamworker.redisio.wire.redispy import CONNECT_TIMEOUT_S, Socket
 from streamworker.urls import SENTINEL, host_and_port, kind_of, read_sentinels, refuse_plaintext
 
@@ -58,7 +58,7 @@ class SentinelTarget(Endpoint):
         self._asked = [Endpoint(one, f"{name}:sentinel") for one in self._sentinels.urls]
         self._allow_plaintext = allow_plaintext
         self._rng = random.Random()
-        self._place: Place | None = None
+        self._known: HostPort | None = None
         self._epoch = 0
         """Epoch of the answer that named the primary. An older answer comes from a sentinel that is late. It
         counts only if the server denies being a primary, if all sentinels have answered, or if attempts to
@@ -66,7 +66,7 @@ class SentinelTarget(Endpoint):
         self._failing_since_s: float | None = None
         """Since when attempts to connect have failed, if they fail and no connection is open."""
         self._fresh_until_s = 0.0
-        self._finding: asyncio.Task[Place] | None = None
+        self._finding: asyncio.Task[HostPort] | None = None
         self._listener: asyncio.Task[None] | None = None
         self._closed = False
         self.address = f"the primary {self._service!r} of the sentinels {self._sentinels.addresses}"
@@ -79,23 +79,23 @@ class SentinelTarget(Endpoint):
 
     async def connect(self, socket: Socket, *, waits: bool = True) -> None:
         """Connect to the primary that the sentinels name; raise if it is none."""
-        place = await self._primary()
+        primary = await self._primary()
         try:
             if not self._allow_plaintext:
-                url = self._sentinels.server_url(*place)
+                url = self._sentinels.server_url(*primary)
                 refuse_plaintext(url, f"What the sentinels name as {self._service!r}")
         except ConfigurationError as error:
             # No setting has changed: the sentinels now name a server that is not allowed.
             raise BackendRefused(error.message, remedy=error.remedy) from None
-        socket.place = place
+        socket.host_port = primary
         self._gate = self.gate(socket)
         self._let_in.discard(socket)
         try:
             await super().connect(socket, waits=waits)
             is_one = await self._is_primary(socket)
-            if not is_one or place != self._place:
+            if not is_one or primary != self._known:
                 self._epoch = self._epoch if is_one else 0
-                raise primaries.not_primary(place, self._service)
+                raise primaries.not_primary(primary, self._service)
         except BaseException:
             # The next connection asks the sentinels again.
             self._fresh_until_s = 0.0
@@ -119,12 +119,12 @@ class SentinelTarget(Endpoint):
 
     def gate(self, socket: Socket) -> ConnectAttempts:
         """Return the gate of the server to which a socket leads."""
-        host, port = socket.place
+        host, port = socket.host_port
         return self._gate_at(f"{host}:{port}")
 
     def leads_here(self, socket: Socket) -> bool:
         """Whether a socket leads to the known primary."""
-        return socket.place == self._place
+        return socket.host_port == self._known
 
     async def aclose(self) -> None:
         """Stop listening to and asking the sentinels."""
@@ -136,11 +136,11 @@ class SentinelTarget(Endpoint):
 
     # -- finding -----------------------------------------------------------------------------
 
-    async def _primary(self) -> Place:
+    async def _primary(self) -> HostPort:
         """Return the primary's host and port; concurrent connections share one lookup."""
         loop = asyncio.get_running_loop()
-        if self._place is not None and loop.time() < self._fresh_until_s:
-            return self._place
+        if self._known is not None and loop.time() < self._fresh_until_s:
+            return self._known
         if self._finding is None or self._finding.done():
             self._finding = loop.create_task(self._find(everybody=False))
             self._finding.add_done_callback(look_at_error)
@@ -154,7 +154,7 @@ class SentinelTarget(Endpoint):
             )
         return finding.result()
 
-    async def _find(self, *, everybody: bool) -> Place:
+    async def _find(self, *, everybody: bool) -> HostPort:
         """Ask the sentinels, until more than half or all of them have answered."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
@@ -191,22 +191,22 @@ class SentinelTarget(Endpoint):
             return await self._find(everybody=True)
         return await self._settle(answer, is_sure=sum(isinstance(one, Answer) for one in said) == len(asks))
 
-    async def _settle(self, answer: Answer, *, is_sure: bool = False) -> Place:
+    async def _settle(self, answer: Answer, *, is_sure: bool = False) -> HostPort:
         """Set the primary from an answer, and close connections to other servers."""
-        if self._place is not None and answer.epoch < self._epoch and not is_sure:
-            return self._place
+        if self._known is not None and answer.epoch < self._epoch and not is_sure:
+            return self._known
         self._epoch = answer.epoch
         if answer.is_down:
             # The primary may come back before it is replaced; writes to it would then be lost.
             self._fresh_until_s = 0.0
             await self._close_what(leads_here=True)
-            raise primaries.taken_for_down(answer.place, self._service)
+            raise primaries.taken_for_down(answer.primary, self._service)
         self._fresh_until_s = asyncio.get_running_loop().time() + FRESH_S
-        if answer.place != self._place:
-            self._place, self._failing_since_s = answer.place, None
-            self.address = f"{host_and_port(*answer.place)} (primary {self._service!r})"
+        if answer.primary != self._known:
+            self._known, self._failing_since_s = answer.primary, None
+            self.address = f"{host_and_port(*answer.primary)} (primary {self._service!r})"
             await self._close_what(leads_here=False)
-        return answer.place
+        return answer.primary
 
     async def _close_what(self, *, leads_here: bool) -> None:
         """Close connections to other servers; with ``leads_here`` also those to the known primary."""

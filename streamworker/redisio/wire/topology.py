@@ -86,13 +86,13 @@ def read_map(reply: Any, asked: Endpoint) -> Map:
     slots: list[str | None] = [None] * SLOTS
     nodes: set[str] = set()
     for first, last, *members in reply:
-        for place, (host, port, *_) in enumerate(members):
+        for index, (host, port, *_) in enumerate(members):
             name = host.decode("utf-8", "replace") if host else asked.host
             if name == "?":  # The node exists, and its host name is not known yet.
                 continue
             address = asked.at(name, int(port)).address
             nodes.add(address)
-            if place == 0:
+            if index == 0:
                 slots[first : last + 1] = [address] * (last + 1 - first)
     return Map(slots, frozenset(nodes))
 

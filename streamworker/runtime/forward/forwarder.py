@@ -238,21 +238,21 @@ class Forwarder:
         if self._tasks is None or lane.is_busy or not lane.messages or lane.is_over:
             return
         events = StreamKeys(self.app, lane.to.stream).events(lane.to.partition)
-        place = self.backend.known_place_of(events)
-        self._ready[place][lane] = None
-        if place not in self._rounds:
-            self._rounds.add(place)
-            self._tasks.start_soon(self._round, place)
+        address = self.backend.known_address_of(events)
+        self._ready[address][lane] = None
+        if address not in self._rounds:
+            self._rounds.add(address)
+            self._tasks.start_soon(self._round, address)
 
-    async def _round(self, place: str) -> None:
+    async def _round(self, address: str) -> None:
         try:
-            while work := self._gather(place):
+            while work := self._gather(address):
                 await self._forward(work)
         finally:
-            self._rounds.discard(place)
+            self._rounds.discard(address)
 
-    def _gather(self, place: str) -> list[tuple[_Lane, list[Message]]]:
-        work, size, ready = [], 0, self._ready[place]
+    def _gather(self, address: str) -> list[tuple[_Lane, list[Message]]]:
+        work, size, ready = [], 0, self._ready[address]
         while ready and size < ROUND_BYTES:
             lane = next(iter(ready))
             del ready[lane]

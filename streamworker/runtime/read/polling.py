@@ -56,7 +56,7 @@ class PollingFetcher(Reads):
         super().__post_init__()
         self._pause_max_s = min(self.settings.fetch_block_ms / 1000, PAUSE_MAX_S)
         self._paces: dict[str, _Pace] = {}
-        self._places: dict[int, str] = {}
+        self._addresses: dict[int, str] = {}
         """Address of each partition's node, in version ``_version`` of the slot map."""
         self._version = -1
         self._away: set[int] = set()
@@ -68,7 +68,7 @@ class PollingFetcher(Reads):
         if not (is_new or buffer.needs_more):
             return
         partition = buffer.partition
-        pace = self._paces.get(self._places.get(partition, ""))
+        pace = self._paces.get(self._addresses.get(partition, ""))
         if pace is None:
             self._changed.fire()
             return
@@ -91,7 +91,7 @@ class PollingFetcher(Reads):
         while True:
             self.plan(())  # Updates the candidates; chooses nothing.
             try:
-                parts = await self._by_place(backend)
+                parts = await self._by_address(backend)
             except BackendError as error:
                 pause_ms = tries.next_ms()
                 warn(log, "fetch_failed", error, retry_in_ms=pause_ms)
@@ -100,9 +100,9 @@ class PollingFetcher(Reads):
             tries.reset()
             now_s = monotonic_s()
             due_s = now_s + 1.0
-            for place, partitions in parts.items():
-                if (pace := self._paces.get(place)) is None:
-                    pace = self._paces[place] = _Pace(self._pauses())
+            for address, partitions in parts.items():
+                if (pace := self._paces.get(address)) is None:
+                    pace = self._paces[address] = _Pace(self._pauses())
                 if pace.busy:
                     continue
                 if pace.due_s <= now_s:
@@ -112,19 +112,19 @@ class PollingFetcher(Reads):
                     due_s = min(due_s, pace.due_s)
             await self._changed.wait(max(0.0, due_s - now_s))
 
-    async def _by_place(self, backend: Backend) -> dict[str, list[int]]:
+    async def _by_address(self, backend: Backend) -> dict[str, list[int]]:
         """Return the partitions that have room, by the address of their node."""
         if self._version != backend.map_version:
-            self._places.clear()
+            self._addresses.clear()
             # A node that does not answer is not asked sooner because other slots have moved.
-            self._paces = {place: pace for place, pace in self._paces.items() if pace.busy or pace.fails}
+            self._paces = {address: pace for address, pace in self._paces.items() if pace.busy or pace.fails}
             self._version = backend.map_version
-        places = self._places
+        addresses = self._addresses
         parts: dict[str, list[int]] = {}
         for partition in list(self.candidates):
-            if (place := places.get(partition)) is None:
-                place = places[partition] = await backend.place_of(self.keys.events(partition))
-            parts.setdefault(place, []).append(partition)
+            if (address := addresses.get(partition)) is None:
+                address = addresses[partition] = await backend.address_of(self.keys.events(partition))
+            parts.setdefault(address, []).append(partition)
         return parts
 
     async def _round(self, backend: Backend, pace: _Pace, partitions: list[int], nodes: int) -> None:

@@ -92,7 +92,7 @@ class Committer:
         self._starting = False
         self._under_way: Counter[str] = Counter()
         """Pipelines in flight by node, so that one node that hangs does not delay the others."""
-        self._places: dict[int, str] = {}
+        self._addresses: dict[int, str] = {}
         self._map_version = -1
 
     def hand_in(
@@ -154,9 +154,9 @@ class Committer:
 
     def _queue(self, ticket: Ticket) -> None:
         partition = ticket.request.partition
-        if (place := self._places.get(partition)) is None:
-            place = self._places[partition] = self.backend.known_place_of(self.keys.lock(partition))
-        self._queues.setdefault(place, []).append(ticket)
+        if (address := self._addresses.get(partition)) is None:
+            address = self._addresses[partition] = self.backend.known_address_of(self.keys.lock(partition))
+        self._queues.setdefault(address, []).append(ticket)
         self._start_soon()
 
     def _start_soon(self) -> None:
@@ -172,35 +172,35 @@ class Committer:
         if self._map_version != self.backend.map_version:
             self._map_version = self.backend.map_version
             queues, self._queues = self._queues, {}
-            self._places.clear()
+            self._addresses.clear()
             for ticket in itertools.chain(*queues.values()):
                 self._queue(ticket)
-        for place in self._queues:
-            while self._under_way[place] < self._pipelines_max and (group := self._next_group(place)):
-                self._under_way[place] += 1
-                send = asyncio.get_running_loop().create_task(self._send(group, place, self._tasks))
+        for address in self._queues:
+            while self._under_way[address] < self._pipelines_max and (group := self._next_group(address)):
+                self._under_way[address] += 1
+                send = asyncio.get_running_loop().create_task(self._send(group, address, self._tasks))
                 self._sends.add(send)
                 send.add_done_callback(self._sent)
 
-    def _next_group(self, place: str) -> list[Ticket]:
-        ready = [ticket for ticket in self._queues[place] if not ticket.withdrawn]
+    def _next_group(self, address: str) -> list[Ticket]:
+        ready = [ticket for ticket in self._queues[address] if not ticket.withdrawn]
         count = size = 0
         for ticket in ready:
             size += ticket.size
             if count and size > PIPELINE_BYTES_MAX:
                 break
             count += 1
-        self._queues[place] = ready[count:]
+        self._queues[address] = ready[count:]
         return ready[:count]
 
-    async def _send(self, group: list[Ticket], place: str, tasks: anyio.abc.TaskGroup) -> None:
+    async def _send(self, group: list[Ticket], address: str, tasks: anyio.abc.TaskGroup) -> None:
         for ticket in group:
             trail.commit("commit_sent", ticket.request, tries=ticket.tries)
         try:
             requests = [ticket.request for ticket in group]
             replies = await commit_many(self.backend, self.keys, requests, self._durability)
         finally:
-            self._under_way[place] -= 1
+            self._under_way[address] -= 1
             self._start_soon()
         for ticket, reply in zip(group, replies, strict=True):
             trail.commit("commit_answered", ticket.request, tries=ticket.tries, code=reply.code.value)

@@ -192,7 +192,7 @@ class Lane:
     """The queue of one partition, and its appends in flight."""
 
     partition: int
-    place: str = ""
+    address: str = ""
     """The Cluster node that has the partition; empty for a single server, and while it is unknown."""
     parts: deque[Part] = field(default_factory=deque)
     under_way: list[Batch] = field(default_factory=list)

@@ -129,7 +129,7 @@ class Lanes:
             )
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = self._lanes[partition] = Lane(partition, self._place_of(partition))
+            lane = self._lanes[partition] = Lane(partition, self._address_of(partition))
         part = lane.add(entries, size, on_full, records)
         self._kick(lane)
         return part
@@ -149,26 +149,26 @@ class Lanes:
             raise not_begun(self._spec, timeout, self.declaration.trouble)
         raise not_in_time(self._spec, self._lanes[partition], part, timeout, self._durability)
 
-    def _place_of(self, partition: int) -> str:
-        return self._backend.known_place_of(self._keys.events(partition))
+    def _address_of(self, partition: int) -> str:
+        return self._backend.known_address_of(self._keys.events(partition))
 
     def _kick(self, lane: Lane) -> None:
         """Start a flush to a lane's node, if the lane can send and the node allows one more flush."""
-        if lane.place in self._coming:
+        if lane.address in self._coming:
             return
         if self._map_version != self._backend.map_version:
             self._map_version = self._backend.map_version
             for each in self._lanes.values():
-                each.place = self._place_of(each.partition)
-        if not self._ready(lane) or list(self._flushes.values()).count(lane.place) >= self._pipelines_max:
+                each.address = self._address_of(each.partition)
+        if not self._ready(lane) or list(self._flushes.values()).count(lane.address) >= self._pipelines_max:
             return
         # The flush takes all sends of this turn of the event loop.
-        self._coming.add(lane.place)
-        self._begin(self._flush(lane.place), lane.place)
+        self._coming.add(lane.address)
+        self._begin(self._flush(lane.address), lane.address)
 
-    def _begin(self, flush: Coroutine[None, None, None], place: str) -> None:
+    def _begin(self, flush: Coroutine[None, None, None], address: str) -> None:
         task = asyncio.get_running_loop().create_task(flush)
-        self._flushes[task] = place
+        self._flushes[task] = address
         task.add_done_callback(self._flushed)
 
     def _ready(self, lane: Lane) -> bool:
@@ -186,12 +186,12 @@ class Lanes:
         for lane in self._lanes.values():
             self._kick(lane)
 
-    async def _flush(self, place: str) -> None:
-        self._coming.discard(place)
+    async def _flush(self, address: str) -> None:
+        self._coming.discard(address)
         batches: list[Batch] = []
         size = 0
         for lane in list(self._lanes.values()):
-            if lane.place == place and self._ready(lane) and size < PIPELINE_BYTES_MAX:
+            if lane.address == address and self._ready(lane) and size < PIPELINE_BYTES_MAX:
                 # Move the lane to the end, so that under load all lanes get their turn.
                 self._lanes[lane.partition] = self._lanes.pop(lane.partition)
                 if (batch := lane.take()) is not None:

@@ -134,21 +134,21 @@ class Keeper:
         """Renew all memberships; return whether each had an answer."""
         with self._lock:
             kept = list(self._kept.items())
-        places: dict[str, list[Kept]] = {}
+        addresses: dict[str, list[Kept]] = {}
         try:
             if not kept:  # Connect early, so that the first heartbeat finds a connection.
                 await backend.identity()
             for each in kept:
-                places.setdefault(await backend.place_of(each[0].members), []).append(each)
+                addresses.setdefault(await backend.address_of(each[0].members), []).append(each)
         except BackendError as error:
             self._failed(error)
             return False
-        if len(places) < 2 and not self._late:
-            return all([await self._beat(backend, here) for here in places.values()])
+        if len(addresses) < 2 and not self._late:
+            return all([await self._beat(backend, here) for here in addresses.values()])
         # On a Cluster the groups are on several nodes; one that hangs must not delay heartbeats to others.
-        for place, here in places.items():
-            if place not in self._late:
-                self._late[place] = asyncio.create_task(self._beat(backend, here))
+        for address, here in addresses.items():
+            if address not in self._late:
+                self._late[address] = asyncio.create_task(self._beat(backend, here))
         assert self._wake is not None
         woken: asyncio.Future[Any] = asyncio.create_task(self._wake.wait())
         all_done = asyncio.gather(*self._late.values(), return_exceptions=True)
@@ -158,8 +158,8 @@ class Keeper:
             return_when=asyncio.FIRST_COMPLETED,
         )
         woken.cancel()
-        answered = [place for place, task in self._late.items() if task.done()]
-        return all([await self._late.pop(place) for place in answered]) and not self._late
+        answered = [address for address, task in self._late.items() if task.done()]
+        return all([await self._late.pop(address) for address in answered]) and not self._late
 
     async def _beat(self, backend: Backend, kept: Sequence[Kept]) -> bool:
         """Renew the memberships on one node; return whether each had an answer."""

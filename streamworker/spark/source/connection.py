@@ -49,7 +49,7 @@ from streamworker.errors import (
 )
 from streamworker.redisio.wire import primaries
 from streamworker.redisio.wire.failures import tls_remedy, translate
-from streamworker.redisio.wire.primaries import REMEMBERED_S, SENTINEL_TIMEOUT_S, Answer, Place
+from streamworker.redisio.wire.primaries import REMEMBERED_S, SENTINEL_TIMEOUT_S, Answer, HostPort
 from streamworker.urls import (
     CLUSTER,
     SENTINEL,
@@ -89,9 +89,9 @@ Client = redis.Redis | RedisCluster
 class _Opened:
     client: Client
     sentinels: Sentinels | None = None
-    place: Place | None = None
+    primary: HostPort | None = None
     epoch: int = 0
-    """Epoch of the answer that named ``place``. An answer with a lower epoch comes from sentinels that do
+    """Epoch of the answer that named ``primary``. An answer with a lower epoch comes from sentinels that do
     not know of the last failover."""
     asked_s: float = 0.0
 
@@ -102,7 +102,7 @@ class _Opened:
         self.asked_s = time.monotonic()
         try:
             answer = _find_primary(self.sentinels, self.epoch)
-            return answer.is_down or answer.place != self.place
+            return answer.is_down or answer.primary != self.primary
         except BackendError:
             return False  # No majority of sentinels answers: keep the client.
 
@@ -150,12 +150,12 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
         refuse_path(url, f"The URL of connection {name!r}")
         warn_of_unverified(url, f"The URL of connection {name!r}")
         return url
-    places = f'{variable_for(name)}, or {CONNECTIONS_VARIABLE} to a file with a line {name} = "redis://..."'
+    where = f'{variable_for(name)}, or {CONNECTIONS_VARIABLE} to a file with a line {name} = "redis://..."'
     if name == DEFAULT_NAME:
-        places = f"{URL_VARIABLE}, {places}"
+        where = f"{URL_VARIABLE}, {where}"
     raise ConfigurationError(
         f"Connection {name!r} is not known to this Spark process.",
-        remedy=f"Set {places}, where the driver and the executors start.",
+        remedy=f"Set {where}, where the driver and the executors start.",
     )
 
 
@@ -345,24 +345,24 @@ def _of_cluster(url: str) -> RedisCluster:
     # ``resolve`` has already checked the machines that the URL itself names.
     guarded = first.startswith("redis://") and not plaintext_host(url) and not plaintext_allowed(os.environ)
 
-    def looked_at(place: tuple[str, int]) -> tuple[str, int]:
+    def looked_at(host_port: tuple[str, int]) -> tuple[str, int]:
         if guarded:
-            refuse_plaintext(f"redis://{host_and_port(*place)}", "A node of the Cluster")
-        return place
+            refuse_plaintext(f"redis://{host_and_port(*host_port)}", "A node of the Cluster")
+        return host_port
 
     return RedisCluster(startup_nodes=nodes, address_remap=looked_at, **_login(first), **_POLICY)
 
 
 def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
     answer = _find_primary(sentinels, epoch)
-    place = answer.place
+    primary = answer.primary
     if answer.is_down:
-        raise primaries.taken_for_down(place, sentinels.service)
-    url = sentinels.server_url(*place)
+        raise primaries.taken_for_down(primary, sentinels.service)
+    url = sentinels.server_url(*primary)
     if not plaintext_allowed(os.environ):
         refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
     client = redis.Redis.from_url(redis_connect_func=_only_to_a_primary, **_login(url), **_POLICY)
-    return _Opened(client, sentinels, place, answer.epoch, time.monotonic())
+    return _Opened(client, sentinels, primary, answer.epoch, time.monotonic())
 
 
 class _NoPrimary(redis.ConnectionError):
