@@ -6,7 +6,10 @@ from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.units import Duration, Size
+from streamworker.declaring.parameters import Override, Resource
 from streamworker.declaring.processor import Processor
+from streamworker.declaring.stream import Stream
+from streamworker.declaring.table import Table
 from streamworker.errors import (
     ConfigurationError,
     DecodeError,
@@ -15,13 +18,10 @@ from streamworker.errors import (
     StreamFull,
     StreamworkerError,
 )
-from streamworker.injection.parameters import Override, Resource
 from streamworker.records import Precision, RecordCodec
 from streamworker.runtime.send.named import Scheduled
 from streamworker.runtime.send.producer import Sent
 from streamworker.settings import Settings
-from streamworker.stream import Stream
-from streamworker.table import Table
 
 __all__ = [
     "App",

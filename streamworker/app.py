@@ -17,19 +17,19 @@ from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
-from streamworker.declare import check_codec, check_source, describe
+from streamworker.declaring.callables import P, R
+from streamworker.declaring.functions import check_codec, check_source, describe
+from streamworker.declaring.pipelines import Pipelines
 from streamworker.declaring.processor import Into, Processor
+from streamworker.declaring.resources import Injecting
+from streamworker.declaring.specs import Codec, Start, StreamSpec
+from streamworker.declaring.stream import ByType, Stream, specs_of
+from streamworker.declaring.table import Table, TableApp, written
 from streamworker.declaring.timers import TIMERS_STREAM, O, TimerApp
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import P, R
-from streamworker.injection.declaring import Injecting
-from streamworker.processors import Codec, Start, StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 from streamworker.settings import Settings
-from streamworker.spark.driver.declaring import Pipelines
-from streamworker.stream import ByType, Stream, specs_of
-from streamworker.table import Table, TableApp, written
 
 if TYPE_CHECKING:
     from streamworker.runtime.worker import Worker

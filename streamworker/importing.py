@@ -21,11 +21,11 @@ from typing import Any, Literal, TypeVar
 
 from streamworker.app import App
 from streamworker.declaring.processor import Processor
+from streamworker.declaring.specs import ProcessorSpec, TimerSpec
+from streamworker.declaring.stream import Stream, StreamApp
+from streamworker.declaring.table import Table
 from streamworker.declaring.timers import Timer
 from streamworker.errors import ConfigurationError, StreamworkerError
-from streamworker.processors import ProcessorSpec, TimerSpec
-from streamworker.stream import Stream, StreamApp
-from streamworker.table import Table
 from streamworker.variables import REDIS_URL_OVERRIDE
 
 A = TypeVar("A", bound=StreamApp)

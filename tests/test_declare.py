@@ -11,7 +11,7 @@ import pytest
 
 from streamworker import App, ConfigurationError, Context, DecodeError, Records, Retry, Skip
 from streamworker.app import Options
-from streamworker.processors import FunctionMode
+from streamworker.declaring.specs import FunctionMode
 
 
 class Order(msgspec.Struct):

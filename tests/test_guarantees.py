@@ -234,7 +234,7 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
         return [fields["last"] for _, fields in entries_of(redis_url, keys.acked(0))]
 
     async with Backend.open(redis_url, name="test") as backend, proxied(redis_url) as proxy:
-        await streams.declare(backend, StreamKeys("shop", "items"), 1, "json")
+        await streams.provision(backend, StreamKeys("shop", "items"), 1, "json")
         await streams.register(backend, keys, 1, "earliest")
         for n in (1, 2, 3):
             await backend.execute("XADD", keys.events(0), f"{n}-0", "v", "x")

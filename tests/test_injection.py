@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from streamworker import App, ConfigurationError, Context
+from streamworker.declaring.middleware import Layer, around
+from streamworker.declaring.parameters import Parameters
 from streamworker.errors import ProcessingError
 from streamworker.importing import resolve_app, resolve_processors
-from streamworker.injection.middleware import Layer, around
-from streamworker.injection.parameters import Parameters
 from streamworker.runtime.worker import Worker
 
 

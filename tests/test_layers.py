@@ -29,6 +29,9 @@ CORE_FORBIDDEN_BUILTINS = {"hash", "id", "input", "open", "print", "exec", "eval
 """``hash`` and ``id`` differ from process to process; the others reach outside."""
 
 EVERYBODY = {"errors"}
+DECLARED = ("callables", "middleware", "parameters", "specs")
+"""The files of ``declaring`` that hold what a user has said. Workers and Spark's driver read these values;
+the other files of the folder make them, and send and read for the user."""
 MAY_IMPORT = {
     # Each part of the package, and which other parts it may import beside itself. What is listed
     # further up never imports what is listed further down.
@@ -42,19 +45,10 @@ MAY_IMPORT = {
     "records": {"core"},
     "redisio": {"core", "records", "urls"},
     "context": {"core", "records"},
-    "injection": {"context"},
-    "processors": {"core", "records", "injection"},
-    "runtime": {
-        "core", "redisio", "records", "injection", "processors", "context", "settings", "log", "handlers",
-    },
-    "declare": {"core", "records", "redisio", "injection", "processors", "context"},
-    "stream": {"core", "processors", "redisio", "runtime", "settings"},
-    "table": {"core", "records", "redisio", "processors", "context", "settings", "stream"},
-    "declaring": {"core", "records", "redisio", "runtime", "injection", "processors", "declare", "stream"},
-    "spark": {
-        "core", "redisio", "records", "injection", "processors", "declaring", "settings", "urls", "variables",
-        "handlers",
-    },
+    "declared": {"context", "core", "records"},
+    "runtime": {"core", "redisio", "records", "declared", "context", "settings", "log", "handlers"},
+    "spark": {"core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers"},
+    "declaring": {"context", "core", "declared", "records", "redisio", "runtime", "settings", "spark"},
     "tui": {"core"},
 }  # fmt: skip
 ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
@@ -63,10 +57,14 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
-        "clock", "telling", "signals", "connecting", "durability", "declaring", "resources", "read", "send",
-        "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
+        "clock", "telling", "signals", "connecting", "durability", "provisioning", "resources", "read",
+        "send", "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
+    "declaring": (
+        "callables", "parameters", "middleware", "specs", "functions", "stream", "table", "timers",
+        "processor", "resources", "pipelines",
+    ),
 }  # fmt: skip
 """The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the
 part that are not listed come last."""
@@ -100,7 +98,8 @@ FOLDER_FILES = 15
 
 def part_of(module: str) -> str:
     """Return the part of the package that a file or a dotted name belongs to."""
-    return module.replace(".py", "").replace(".", "/").split("/")[0]
+    part, *rooms = module.replace(".py", "").replace(".", "/").split("/")
+    return "declared" if part == "declaring" and rooms and rooms[0] in DECLARED else part
 
 
 @cache

@@ -11,8 +11,8 @@ from streamworker.cli.output import print_json, say
 from streamworker.cli.support import LOOK_S, ask, group_keys, take
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
+from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.importing import resolve_app, with_pipelines
-from streamworker.processors import PipelineSpec, ProcessorSpec
 from streamworker.redisio.admin.outboxes import read_heads
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import counted, duration, failure

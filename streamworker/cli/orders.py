@@ -14,9 +14,9 @@ from streamworker.cli.output import say
 from streamworker.cli.support import connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of, runs
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.orders import Given, Order, give_order
 from streamworker.tui.figures import counted

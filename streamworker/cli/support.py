@@ -14,14 +14,14 @@ from streamworker.cli.exit_codes import ExitCode, code_for
 from streamworker.cli.output import say
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable_lines
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.stream import StreamApp
 from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import SILENT_AFTER_MS, take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected as opened
-from streamworker.stream import StreamApp
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from streamworker.cli.output import print_found, say
 from streamworker.cli.support import Commands, ask, give_up, group_keys
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
+from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, resolve_timer
-from streamworker.processors import ProcessorSpec, TimerSpec
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.orders import give_order

@@ -8,8 +8,8 @@ from typing import Annotated
 from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.output import console
 from streamworker.cli.support import ask, take
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.importing import Selection, resolve_processors
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.wire.client import Backend
 
 

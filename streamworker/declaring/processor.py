@@ -7,16 +7,16 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from streamworker.core.data.schedules import Missed, When
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.callables import P, R, Wrapper
+from streamworker.declaring.parameters import Resource
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec
+from streamworker.declaring.stream import ByType, Stream
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import P, R, Wrapper
-from streamworker.injection.parameters import Resource
-from streamworker.processors import FunctionMode, ProcessorSpec
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.producer import Sent
 from streamworker.runtime.send.receipts import wait_for_commit
-from streamworker.stream import ByType, Stream
 
 P2 = ParamSpec("P2")
 R2 = TypeVar("R2")

@@ -9,14 +9,14 @@ from streamworker.core.data.schedules import CHOICES, Missed, PlannedTimes, When
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.rules import check_values
 from streamworker.core.units import Duration
-from streamworker.declare import check_into, describe, returned_type
+from streamworker.declaring.callables import P, R, Wrapper, look
+from streamworker.declaring.functions import check_into, describe, returned_type
+from streamworker.declaring.parameters import Resource, label, read_parameters
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
+from streamworker.declaring.stream import ByType, Stream, specs_of
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import P, R, Wrapper, look
-from streamworker.injection.parameters import Resource, label, read_parameters
-from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
-from streamworker.stream import ByType, Stream, specs_of
 
 O = TypeVar("O")  # noqa: E741 - what goes out
 

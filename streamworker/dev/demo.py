@@ -34,7 +34,7 @@ from streamworker.dev.tables import RowCount, read_table
 from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
 from streamworker.errors import BackendUnavailable
-from streamworker.redisio.data.streams import declare
+from streamworker.redisio.data.streams import provision
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
@@ -214,7 +214,7 @@ class _Demo:
         """Wait until both pipelines read, so that the tables grow while workers start and end."""
         stream = app.streams["flights"].spec
         # No producer or worker has started yet, so none has declared the stream.
-        await declare(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec_name)
+        await provision(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec_name)
         while len((await self._look(app, backend)).readers) < len(app.pipelines):
             self._check("Spark ran both pipelines")
             await asyncio.sleep(SAMPLE_S)

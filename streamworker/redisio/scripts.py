@@ -75,7 +75,7 @@ def _type_check(body: str) -> list[str]:
     return [f"local wrong = wrong_type({{{expected}}})", "if wrong then return {'BADTYPE', wrong} end"]
 
 
-DECLARE = load("data/declare")
+STORE = load("data/store")
 REGISTER = load("group/register")
 ACQUIRE = load("group/acquire")
 RELEASE = load("group/release")

@@ -24,9 +24,9 @@ from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.registry import Coordinator
 from streamworker.core.transcript import is_news, step_in_words
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, BackendUnavailable, InternalError
 from streamworker.log import get_logger
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.group.operation import Access, Operation
@@ -35,9 +35,9 @@ from streamworker.redisio.group.orders import read_versions
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.declaring import declare
 from streamworker.runtime.measuring import measure
 from streamworker.runtime.partitions import Partitions
+from streamworker.runtime.provisioning import provision
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run import trail
 from streamworker.runtime.telling import warn
@@ -221,7 +221,7 @@ class Group:
         pauses = Pauses(self.rng.random)
         while True:
             try:
-                return await declare(self.backend, self.spec, self._log, again=True)
+                return await provision(self.backend, self.spec, self._log, again=True)
             except BackendError as error:
                 warn(self._log, "declare_failed", error)
                 await anyio.sleep(pauses.next_ms() / 1000)

@@ -17,8 +17,8 @@ from structlog.stdlib import BoundLogger
 from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import runs
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.keys import GroupKeys
@@ -316,6 +316,6 @@ class Partitions:
             await self._expire()
             if self._running and self.spec.forward and (output := self.spec.output):
                 try:  # Somebody may have deleted its schema.
-                    await schemas.declare_schema(self.backend, self.keys, output.arrow_schema(), again=True)
+                    await schemas.provision_schema(self.backend, self.keys, output.arrow_schema(), again=True)
                 except StreamworkerError as error:
                     warn(self.log, "schema_unreadable", error)

@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 
 from streamworker.core.text import in_words
+from streamworker.declaring.middleware import Layer
+from streamworker.declaring.parameters import Resource, Scope
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import ProcessingError
-from streamworker.injection.middleware import Layer
-from streamworker.injection.parameters import Resource, Scope
 from streamworker.log import get_logger
-from streamworker.processors import ProcessorSpec
 
 CLOSE_S = 10
 """How long a resource may take to close. It is closed after a drain, and should only close connections."""

@@ -25,20 +25,20 @@ from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.registry import Coordinator, make_coordinator
 from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.core.text import storable
+from streamworker.declaring.middleware import Layer
+from streamworker.declaring.parameters import Override
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.injection.middleware import Layer
-from streamworker.injection.parameters import Override
 from streamworker.log import get_logger
-from streamworker.processors import ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import check_server
 from streamworker.runtime.clock import CLOCK
 from streamworker.runtime.connecting import connected
-from streamworker.runtime.declaring import declare, declare_retention
 from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
 from streamworker.runtime.listener import Listener
+from streamworker.runtime.provisioning import provision, provision_retention
 from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.invoke import describe_error
@@ -179,7 +179,7 @@ class Worker:
             log.warning("streams_form_a_cycle", streams=ring, remedy=remedy)
 
     async def _prepare(self, backend: Backend) -> bool:
-        """Check the server or the Cluster, and declare streams, groups and schemas, before joining.
+        """Check the server or the Cluster, and provision streams, groups and schemas, before joining.
 
         Returns False if ``stop`` was called while this was delayed.
 
@@ -193,9 +193,9 @@ class Worker:
             try:
                 await check_durability(backend, self._settings)
                 for spec in (*self._app.processors.values(), *self._app.timers_group()):
-                    await declare(backend, spec, log)
+                    await provision(backend, spec, log)
                 for its in self._unread:
-                    await declare_retention(backend, its, its.name, None, log, again=False)
+                    await provision_retention(backend, its, its.name, None, log, again=False)
             except BackendUnavailable as error:
                 if anyio.current_time() > until:
                     raise

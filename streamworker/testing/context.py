@@ -10,11 +10,11 @@ import structlog
 from streamworker.context import Call, Context, Place, TablesInCall, tables_in_call
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.declaring.processor import Processor
+from streamworker.declaring.table import Table
 from streamworker.records.packs import HEADER_PREFIX
 from streamworker.records.statetables import Watched, check_unchanged
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.run.state import PartitionState, StateView
-from streamworker.table import Table
 
 K = TypeVar("K")
 V = TypeVar("V")

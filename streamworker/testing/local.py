@@ -23,11 +23,13 @@ from streamworker.app import App
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.parameters import Override
 from streamworker.declaring.processor import Processor
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.stream import Stream
+from streamworker.declaring.table import Table
 from streamworker.declaring.timers import Timer
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
-from streamworker.injection.parameters import Override
-from streamworker.processors import ProcessorSpec
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.data.dead import StoredLetter, list_dead
@@ -40,8 +42,6 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.worker import Worker
-from streamworker.stream import Stream
-from streamworker.table import Table
 from streamworker.testing.clock import LOOK_S
 from streamworker.testing.home import Home, home_of
 from streamworker.testing.memory import changes_at

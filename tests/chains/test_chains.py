@@ -11,11 +11,11 @@ import pytest
 from streamworker import App, Context, DeadLetter, Records
 from streamworker.cli.doctor.groups import app_checks
 from streamworker.core.data.outbox import Target
+from streamworker.declaring.stream import Stream
 from streamworker.redisio.admin.outboxes import accept_target, find_diverged
 from streamworker.redisio.data.outbox import Heads, heads_of
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.stream import Stream
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened, records_of

@@ -110,7 +110,7 @@ def test_an_entry_that_was_unreadable_before_stops_no_deploy_and_shows_nothing_o
     async def declare() -> None:
         async with connected(app.settings, "test", 1) as backend:
             schema = json_schema(spec.record)
-            await streams.declare(backend, StreamKeys("shop", "orders"), 4, "json", schema=schema)
+            await streams.provision(backend, StreamKeys("shop", "orders"), 4, "json", schema=schema)
 
     anyio.run(declare)
     for payload in ("this is a SECRET", '{"customer":"SECRET","amount":1}', '{"order_id":1,"amount":1}'):

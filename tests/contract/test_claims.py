@@ -49,7 +49,7 @@ async def test_an_empty_store_lists_nothing_but_the_partitions_of_the_stream(gro
     """The number of partitions is read each time, and may have grown since."""
     for partitions in (0, 3, 5):
         if partitions:
-            await streams.declare(group.backend, group.stream, 3, "json")
+            await streams.provision(group.backend, group.stream, 3, "json")
             await group.backend.execute("HSET", group.stream.meta, "partitions", partitions)
         listed = await group.do(ListOwnership())
         assert isinstance(listed, OwnershipListed)

@@ -102,7 +102,7 @@ async def test_nothing_unread_is_trimmed_in_many_more_drawn_histories(
 async def others_meddle(group: Group, raw: Raw, seed: int) -> None:
     """Send, commit, trim, and do what another program might, and look after each step."""
     random, deletes = Random(seed), seed % 2
-    await streams.declare(group.backend, STREAM, 1, "json")
+    await streams.provision(group.backend, STREAM, 1, "json")
     parties = [Party(group, "w1"), Party(group.other(OTHER_GROUP), "w2")]
     sent: list[Entry] = await group.send(random.randrange(1, 20))
     deleted = set[EntryId]()

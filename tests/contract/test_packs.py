@@ -43,7 +43,7 @@ class Sender:
 
 @pytest.fixture
 async def send(group: Group) -> Sender:
-    await streams.declare(group.backend, STREAM, 1, "json")
+    await streams.provision(group.backend, STREAM, 1, "json")
     return Sender(group)
 
 

@@ -14,7 +14,7 @@ from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.declaring import declare
+from streamworker.runtime.provisioning import provision
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
@@ -124,17 +124,17 @@ async def test_a_stream_that_was_declared_otherwise_is_refused(
     Every worker and every producer declares the stream, so to do it again is no error.
     """
     for _ in range(2):
-        await streams.declare(backend, STREAM, 8, "json")
+        await streams.provision(backend, STREAM, 8, "json")
     assert await backend.execute("HGET", STREAM.meta, "partitions") == b"8"
     with pytest.raises(ConfigurationError, match=message):
-        await streams.declare(backend, STREAM, partitions, codec)
+        await streams.provision(backend, STREAM, partitions, codec)
 
 
 async def test_two_apps_cannot_share_keys_by_a_dot_in_their_names(backend: Backend) -> None:
     """App ``a`` with stream ``b.c`` and app ``a.b`` with stream ``c`` would have the same keys."""
-    await streams.declare(backend, StreamKeys("a", "b.c"), 1, "json")
+    await streams.provision(backend, StreamKeys("a", "b.c"), 1, "json")
     with pytest.raises(ConfigurationError, match=r"would share its keys with stream 'b\.c' of app 'a'"):
-        await streams.declare(backend, StreamKeys("a.b", "c"), 1, "json")
+        await streams.provision(backend, StreamKeys("a.b", "c"), 1, "json")
 
 
 @pytest.mark.parametrize("pack", ["", "json"], ids=["one by one", "packed"])
@@ -153,7 +153,7 @@ async def test_a_worker_starts_and_drains_where_memory_is_full(
     await streams.append_many(group.backend, STREAM, [append])
     full_memory.config_set("maxmemory", 1)
     for owner in ("w1", "w2"):  # The second finds what the first has stored.
-        await declare(group.backend, app.processors["price"], get_logger("test"))
+        await provision(group.backend, app.processors["price"], get_logger("test"))
         lock = await group.own(owner)
     held = full_memory.xlen(STREAM.events(0))
     entries = (await streams.read_each(group.backend, STREAM, {0: lock.checkpoint}, 500))[0]

@@ -104,7 +104,7 @@ async def test_a_group_that_was_removed_from_the_lists_still_keeps_what_it_has_n
 
 async def test_senders_do_not_wait_for_what_is_retained(group: Group) -> None:
     """The limit of a partition counts what a group has not read, before a trim of a worker and after it."""
-    await retention.declare(
+    await retention.provision(
         group.backend, GROUP, 1, retention.Retentions(Retention.of("1 hour", "retention"), None), again=False
     )
     await group.send(10, limit=10)
@@ -229,7 +229,7 @@ async def test_a_changed_retention_takes_effect_and_one_left_open_changes_nothin
     week, day, nothing = kept("7 days", "10 GB"), kept("1 day", None), kept(None, None)
 
     async def declare(mine: retention.Retentions, *, again: bool = False) -> retention.Retentions:
-        return await retention.declare(group.backend, GROUP, 1, mine, again=again)
+        return await retention.provision(group.backend, GROUP, 1, mine, again=again)
 
     assert await declare(week) == nothing
     assert await declare(nothing) == week

@@ -41,7 +41,7 @@ class Sender:
 
 @pytest.fixture
 async def send(group: Group) -> Sender:
-    await streams.declare(group.backend, STREAM, 1, "arrow")
+    await streams.provision(group.backend, STREAM, 1, "arrow")
     return Sender(group)
 
 

@@ -57,7 +57,7 @@ CALLS = {
     for call in (
         Call(scripts.REGISTER, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("price", "0-0", "nonce")),
         Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("w1", 7, 1000, "price", "nonce", "w1")),
-        Call(scripts.DECLARE, (STREAM.meta,), ("HSETNX", "codec", "json")),
+        Call(scripts.STORE, (STREAM.meta,), ("HSETNX", "codec", "json")),
         Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
         Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
         Call(scripts.ORDER, (LOCK,), ("pause", "ann", "why")),

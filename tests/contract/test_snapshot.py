@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> None:
     """All figures at one moment, by the server's clock."""
-    await streams.declare(group.backend, STREAM, 4, "json")
+    await streams.provision(group.backend, STREAM, 4, "json")
     _, changed = await group.join("a", "b", "c", "d", "e", partitions=4)
     entries = await group.send(10)
     lock = await group.own("a.1", generation=changed.generation)
@@ -62,7 +62,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
 
 
 async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: Raw) -> None:
-    await streams.declare(group.backend, STREAM, 2, "json")
+    await streams.provision(group.backend, STREAM, 2, "json")
     await group.send(3, 1)
     before = everything(raw)
     view = await take_snapshot(group.backend, "shop", "orders", "price")
@@ -147,7 +147,7 @@ async def test_a_key_of_the_group_that_was_written_over_is_named_and_the_rest_is
     group: Group, raw: Raw, name: str
 ) -> None:
     """Who looks when something is wrong must see what is right."""
-    await streams.declare(group.backend, STREAM, 4, "json")
+    await streams.provision(group.backend, STREAM, 4, "json")
     await group.join("a", partitions=4)
     await group.own("a.1")
     key = getattr(GROUP, name)

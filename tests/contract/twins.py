@@ -172,7 +172,7 @@ class Twins:
     async def begin(self) -> None:
         await self.backend.execute("FLUSHALL")
         await self.backend.set_clock(REGISTERED_MS)
-        await streams.declare(self.backend, STREAM, PARTITIONS, "json")
+        await streams.provision(self.backend, STREAM, PARTITIONS, "json")
         await streams.register(self.backend, GROUP, PARTITIONS, "earliest")
 
     async def end(self) -> None:
@@ -558,7 +558,7 @@ class Twins:
 
     async def _declare(self, _step: Step) -> None:
         """Start a worker, which says how many partitions there are."""
-        await streams.declare(self.backend, STREAM, PARTITIONS, "json")
+        await streams.provision(self.backend, STREAM, PARTITIONS, "json")
         self.model.stored.is_declared = True
 
     async def _claim(self, step: Step) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamworker import App
+from streamworker.declaring.stream import Stream
 from streamworker.errors import StreamworkerError
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.producer import Sent
-from streamworker.stream import Stream
 from tests.helpers import beside
 from tests.judge import check_chain, check_rows, read_logs
 from tests.raw import opened

@@ -109,7 +109,7 @@ def _timeless(answer: Any) -> Any:
 
 def declaring(t: Transcript) -> None:
     for command, codec in (("HSETNX", "json"), ("HSETNX", "arrow"), ("HSET", "fields")):
-        t.run(scripts.DECLARE, (STREAM.meta,), (command, "codec", codec))
+        t.run(scripts.STORE, (STREAM.meta,), (command, "codec", codec))
         t.note(t.client.hgetall(STREAM.meta))
 
 

@@ -18,8 +18,8 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.policies import Halt
-from streamworker.declare import describe
-from streamworker.processors import ProcessorSpec, StreamSpec
+from streamworker.declaring.functions import describe
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
 from streamworker.records.entries import Entries
 from streamworker.redisio.data.ackedlog import (

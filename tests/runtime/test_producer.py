@@ -40,7 +40,7 @@ async def test_a_send_returns_where_its_record_is(redis_url: str) -> None:
 async def test_concurrent_sends_share_round_trips_and_each_learns_its_own_id(redis_url: str) -> None:
     """Five hundred sends at once need a few appends, and their ids are those of their records."""
     async with bench(redis_url, run=False) as desk:
-        await streams.declare(desk.backend, desk.stream_keys, 1, "json")  # A script that is no append.
+        await streams.provision(desk.backend, desk.stream_keys, 1, "json")  # A script that is no append.
         await desk.backend.execute("CONFIG", "RESETSTAT")
         sent = await asyncio.gather(*(desk.producer.send(Order(n)) for n in range(500)))
         stats = (await desk.backend.execute("INFO", "commandstats")).decode()
@@ -219,7 +219,7 @@ async def test_a_refusal_after_a_try_without_an_answer_is_not_taken_for_a_no(red
 async def test_another_number_of_partitions_is_refused_before_the_first_send(redis_url: str) -> None:
     """The stream was declared with 4 partitions; a producer with 1 may not write."""
     async with bench(redis_url, run=False) as desk:
-        await streams.declare(desk.backend, StreamKeys("shop", "orders"), 4, "json")
+        await streams.provision(desk.backend, StreamKeys("shop", "orders"), 4, "json")
         with pytest.raises(ConfigurationError, match="4"):
             await desk.producer.send(Order(1))
         assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
@@ -233,7 +233,7 @@ async def test_a_stream_that_is_declared_otherwise_is_named_after_an_outage_too(
         sending = asyncio.create_task(desk.producer.send(Order(1)))
         await wait_for_async(lambda: _was_refused(desk), "a try found nobody")
         async with Backend.open(redis_url, name="t") as direct:
-            await streams.declare(direct, StreamKeys("shop", "orders"), 4, "json")
+            await streams.provision(direct, StreamKeys("shop", "orders"), 4, "json")
         proxy.heal()
         with pytest.raises(ConfigurationError, match="4"):
             await asyncio.wait_for(sending, PATIENCE_S)

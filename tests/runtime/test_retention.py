@@ -233,7 +233,7 @@ async def test_the_forecast_is_what_happens(raw: "redis.Redis", redis_url: str) 
     """The free memory is filled with a record every 40 ms; at a third of it the rest is forecast."""
     keys, room = GroupKeys("kept", "orders", "handle"), 12_000_000
     async with Backend.open(redis_url, name="fills") as backend:
-        await streams.declare(backend, keys, 1, "json")
+        await streams.provision(backend, keys, 1, "json")
         await streams.register(backend, keys, 1, "earliest")
         raw.hset(keys.meta, "retention", "365 days")
         limit = used(raw) + room

@@ -10,7 +10,7 @@ import redis
 from streamworker import App
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.ackedlog import schema_fingerprint
-from streamworker.redisio.data.schemas import CURRENT, declare_schema
+from streamworker.redisio.data.schemas import CURRENT, provision_schema
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
@@ -59,7 +59,7 @@ async def test_workers_of_two_versions_store_their_schemas_again_in_any_order(
     old, new = schema_fingerprint(OLD).encode(), schema_fingerprint(NEW).encode()
     async with Backend.open(redis_url, name="test") as backend:
         for schema in (first, OLD, NEW, OLD):
-            await declare_schema(backend, KEYS, schema, again=True)
+            await provision_schema(backend, KEYS, schema, again=True)
     with redis.Redis.from_url(redis_url) as raw:
         found = raw.hgetall(KEYS.schemas)
     assert found.keys() == {CURRENT, old, new}
@@ -69,6 +69,6 @@ async def test_workers_of_two_versions_store_their_schemas_again_in_any_order(
 async def test_a_worker_that_starts_is_still_refused_a_schema_that_drops_a_field(redis_url: str) -> None:
     """Only what has forwarded rows already is taken without a question."""
     async with Backend.open(redis_url, name="test") as backend:
-        await declare_schema(backend, KEYS, NEW)
+        await provision_schema(backend, KEYS, NEW)
         with pytest.raises(ConfigurationError, match="rows of another schema"):
-            await declare_schema(backend, KEYS, OLD)
+            await provision_schema(backend, KEYS, OLD)

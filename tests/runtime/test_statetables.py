@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from streamworker import App
-from streamworker.processors import ProcessorSpec
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.table import Table
 from streamworker.runtime.run.statetables import ITEM_BYTES, StateWithTables, TableCache
-from streamworker.table import Table
 from tests.helpers import wait_for_async
 from tests.runtime.bench import Bench, Order, bench
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
-from streamworker.processors import StreamSpec
 from streamworker.records import RecordType
 from streamworker.redisio.data.columns import unpacked
 from streamworker.runtime.send.routing import Router

@@ -55,7 +55,7 @@ PLANTS = {
         "            if False:\n",
     ),
     "a key of another partition is written": (
-        "streamworker/table.py",
+        "streamworker/declaring/table.py",
         "(partition := partition_of(key, field)) != here:",
         "(partition := partition_of(key, field)) is None:",
     ),

@@ -12,8 +12,8 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_many
-from streamworker.redisio.data.schemas import declare_schema
-from streamworker.redisio.data.streams import declare, register
+from streamworker.redisio.data.schemas import provision_schema
+from streamworker.redisio.data.streams import provision, register
 from streamworker.redisio.group.locks import acquire_many, move_checkpoint
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -56,7 +56,7 @@ class AckedLog:
         self.written: dict[int, list[dict[str, Any]]] = {p: [] for p in range(partitions)}
         self._runner = asyncio.Runner()
         self._backend = Backend.open(url, name="tests")
-        self._runner.run(declare(self._backend, StreamKeys(app, "orders"), partitions, "json"))
+        self._runner.run(provision(self._backend, StreamKeys(app, "orders"), partitions, "json"))
 
     def close(self) -> None:
         self._runner.run(self._backend.aclose())
@@ -80,7 +80,7 @@ class AckedLog:
 
     def declare(self, schema: pa.Schema) -> None:
         """Store what the processor forwards, as a worker's start does."""
-        self._runner.run(declare_schema(self._backend, self.keys, schema))
+        self._runner.run(provision_schema(self._backend, self.keys, schema))
 
     def register(self) -> None:
         self._runner.run(register(self._backend, self.keys, self.partitions, "earliest"))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
-from streamworker.processors import PipelineSpec
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.spark.driver.pipelines import run_pipelines
 from tests.spark.specs import pipeline
 

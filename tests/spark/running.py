@@ -2,7 +2,7 @@
 
 import threading
 
-from streamworker.processors import PipelineSpec
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.spark.driver.failures import TOO_BUSY
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from streamworker.core.policies import Policies
-from streamworker.processors import FunctionMode, PipelineSpec, ProcessorSpec, StreamSpec
+from streamworker.declaring.specs import FunctionMode, PipelineSpec, ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
 
 

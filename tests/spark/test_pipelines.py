@@ -15,8 +15,8 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 from pyspark.sql.streaming.query import StreamingQuery
 
 from streamworker.core.data.readers import read_position
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import ConfigurationError
-from streamworker.processors import PipelineSpec
 from streamworker.spark.driver import pipelines
 from streamworker.spark.driver.failures import TOO_BUSY
 from streamworker.spark.driver.pipelines import run_pipelines

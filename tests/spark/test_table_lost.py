@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
-from streamworker.processors import PipelineSpec
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session

@@ -7,7 +7,7 @@ columns that the query has. Its processor's type is version 1 of the record, wha
 import sys
 from pathlib import Path
 
-from streamworker.processors import PipelineSpec
+from streamworker.declaring.specs import PipelineSpec
 from tests.spark.driver import run_until_stopped
 from tests.spark.specs import pipeline, same
 

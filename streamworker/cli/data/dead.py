@@ -22,9 +22,9 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_processor
-from streamworker.processors import ProcessorSpec, StreamSpec
 from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.group.control import newest_id

@@ -14,9 +14,9 @@ from streamworker.cli.output import confirm, local_time, print_table, say
 from streamworker.cli.support import connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendRefused, CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.state import TIMERS, read_state
 from streamworker.redisio.data.streams import entries_up_to

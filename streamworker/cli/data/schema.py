@@ -11,9 +11,9 @@ from streamworker.cli.options import AppPath, AsJson
 from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import Commands, ask, group_keys
 from streamworker.core.text import in_words
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.importing import resolve_app, with_pipelines
-from streamworker.processors import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.evolution import changes, json_schema, may_hold
 from streamworker.records.statetables import alive

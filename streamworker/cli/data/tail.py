@@ -13,6 +13,7 @@ from streamworker.cli.output import local_time, print_json, say
 from streamworker.cli.support import ask, connected, group_keys, run_async
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.declaring.stream import Stream
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_processor, resolve_stream
 from streamworker.records.entries import Entries
@@ -20,7 +21,6 @@ from streamworker.records.rows import ids_of_rows
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.stream import Stream
 
 FOLLOW_S = 0.5
 """How often ``--follow`` looks for new entries."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import RecordError
-from streamworker.processors import StreamSpec
 
 
 def decoded(spec: StreamSpec, fields: Mapping[bytes, bytes]) -> object:

@@ -12,9 +12,10 @@ from streamworker.cli.status import holdings_of, kept, memory_forecast
 from streamworker.cli.support import group_keys, take
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.stream import Stream
 from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
-from streamworker.processors import ProcessorSpec
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Holder
 from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting, read_heads
@@ -26,7 +27,6 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
-from streamworker.stream import Stream
 from streamworker.tui.figures import counted, failure, held_up, memory
 
 READER_STILL_MS = 600_000

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from streamworker.core.data.retention import Retention
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import DECLARE, checked
+from streamworker.redisio.scripts import STORE, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import RecordCounts
@@ -47,7 +47,7 @@ async def read(backend: Backend, keys: GroupKeys) -> Retentions:
     return Retentions(*map(_parsed, found))
 
 
-async def declare(
+async def provision(
     backend: Backend, keys: GroupKeys, partitions: int, mine: Retentions, *, again: bool
 ) -> Retentions:
     """Store what an app declares, and return what was stored before. The call may be repeated.
@@ -63,7 +63,7 @@ async def declare(
     if (kept := mine.stream or before.stream) and not kept.keeps_nothing:
         # From now on no sender trims; see parts/counts.lua.
         calls += [((keys.counts(p),), ("HSETNX", "retained", 0)) for p in range(partitions)]
-    for reply in all_answered(await backend.run_many(DECLARE, calls)):
+    for reply in all_answered(await backend.run_many(STORE, calls)):
         checked(reply)
     return before
 

@@ -17,7 +17,7 @@ from streamworker.redisio.wire.info import pairs_of
 CURRENT = b"current"
 
 
-async def declare_schema(
+async def provision_schema(
     backend: Backend, keys: GroupKeys, schema: pa.Schema, *, again: bool = False
 ) -> None:
     """Store the schema that a processor forwards; refuse one that readers cannot handle.

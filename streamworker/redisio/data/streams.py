@@ -1,4 +1,4 @@
-"""Streams and their partitions: declare, register, append, read."""
+"""Streams and their partitions: provision, register, append, read."""
 
 import time
 from bisect import bisect_right
@@ -27,7 +27,7 @@ from streamworker.records.packs import (
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, DECLARE, REGISTER, checked, wrong_type
+from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, STORE, checked, wrong_type
 from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -105,7 +105,7 @@ class AppendReply:
     there was none before. Redis has lost what was confirmed and lies between two of them."""
 
 
-async def declare(
+async def provision(
     backend: Backend,
     keys: StreamKeys,
     partitions: int,
@@ -153,7 +153,7 @@ async def store_fields(
 ) -> None:
     """Store how something is declared, also when memory is full; without ``again``, what is there stays."""
     flat = [each for pair in fields.items() for each in pair]
-    checked(await backend.run(DECLARE, (key,), ("HSET" if again else "HSETNX", *flat)))
+    checked(await backend.run(STORE, (key,), ("HSET" if again else "HSETNX", *flat)))
 
 
 async def stored_schema(backend: Backend, keys: StreamKeys) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ from zlib import crc32
 
 from streamworker.context import Sending
 from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ProcessingError, RecordError
-from streamworker.processors import StreamSpec, Targets
 from streamworker.records.codecs import short
 from streamworker.records.lists import make_list_encoder
 from streamworker.redisio.data.streams import records_args

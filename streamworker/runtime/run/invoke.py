@@ -26,10 +26,10 @@ from streamworker.context import Call, Context, IdsOf, Place, Sending
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
 from streamworker.core.text import in_words, printable
+from streamworker.declaring.callables import NOT_RUN
+from streamworker.declaring.middleware import around
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.errors import DecodeError, ProcessingError, RecordError, StreamworkerError
-from streamworker.injection.callables import NOT_RUN
-from streamworker.injection.middleware import around
-from streamworker.processors import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.records.codecs import short
 from streamworker.records.entries import REPLAYED_FOR, id_at, readable_fields
 from streamworker.records.rows import first_id

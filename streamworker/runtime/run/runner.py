@@ -21,7 +21,7 @@ from structlog.stdlib import BoundLogger
 from streamworker.context import Place
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.tries import Tries
-from streamworker.processors import FunctionMode, ProcessorSpec
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_s

@@ -18,8 +18,8 @@ import anyio
 
 from streamworker.context import tables_in_call
 from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import TableSpec
 from streamworker.errors import BackendUnavailable
-from streamworker.processors import TableSpec
 from streamworker.records.statetables import alive
 from streamworker.redisio.data.statetables import read_fields
 from streamworker.redisio.keys import StreamKeys

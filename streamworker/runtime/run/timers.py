@@ -18,8 +18,8 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.pauses import Pauses
 from streamworker.core.policies import Skip
+from streamworker.declaring.specs import TimerSpec
 from streamworker.errors import BackendError
-from streamworker.processors import TimerSpec
 from streamworker.redisio.data.state import RAN, RUN, TICK, Ran
 from streamworker.redisio.group.control import newest_id
 from streamworker.runtime.clock import monotonic_ms

@@ -11,9 +11,9 @@ import anyio
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.retention import Retention
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
-from streamworker.processors import StreamSpec
 from streamworker.redisio.data import retention, trimming
 from streamworker.redisio.data.trimming import ANY_AGE, TRIM_ENTRIES, Keep, Trimmed
 from streamworker.redisio.group import readers

@@ -13,8 +13,8 @@ from structlog.stdlib import BoundLogger
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, RecordError
-from streamworker.processors import StreamSpec
 from streamworker.redisio.data import adopted
 from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePlace
 from streamworker.redisio.keys import StreamKeys

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection
 import anyio
 from structlog.stdlib import BoundLogger
 
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError
-from streamworker.processors import StreamSpec
 from streamworker.redisio.data import later
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend

@@ -20,6 +20,7 @@ from functools import partial
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
 from streamworker.core.text import in_words
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import (
     BackendError,
     BackendUnavailable,
@@ -28,7 +29,6 @@ from streamworker.errors import (
     StreamworkerError,
 )
 from streamworker.log import get_logger
-from streamworker.processors import StreamSpec
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.streams import AppendCode, AppendReply
 from streamworker.redisio.keys import StreamKeys
@@ -74,7 +74,7 @@ class Declaration:
     """Why it is not made yet."""
 
     async def make(self) -> bool:
-        """Check that the server supports the durability, and declare the stream, unless that was done.
+        """Check that the server supports the durability, and provision the stream, unless that was done.
 
         Returns whether it was not.
         """
@@ -83,7 +83,7 @@ class Declaration:
         try:
             await check_durability(self.backend, self.settings)
             keys = StreamKeys(self.spec.app, self.spec.name)
-            await streams.declare(self.backend, keys, self.spec.partitions, self.spec.codec_name)
+            await streams.provision(self.backend, keys, self.spec.partitions, self.spec.codec_name)
         except BackendUnavailable as error:
             self.trouble = error
             raise

@@ -14,8 +14,8 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import RecordError
-from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.lane import ROWS_PER_ENTRY_MAX, Encoded, OnFull, Part, Piece, bytes_of
 from streamworker.runtime.send.lanes import Lanes

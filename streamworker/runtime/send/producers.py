@@ -2,7 +2,7 @@
 
 import asyncio
 
-from streamworker.processors import StreamSpec
+from streamworker.declaring.specs import StreamSpec
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.durability import pipelines_of

@@ -11,7 +11,7 @@ from typing import Any
 from zlib import crc32
 
 from streamworker.core.data.partitioner import RoundRobin
-from streamworker.processors import StreamSpec
+from streamworker.declaring.specs import StreamSpec
 from streamworker.records.lists import Run, make_list_encoder
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
 

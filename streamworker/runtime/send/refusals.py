@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, ProducerError, RecordError, StreamFull, StreamworkerError
-from streamworker.processors import StreamSpec
 from streamworker.redisio.wire.durability import Durability
 from streamworker.runtime.send.lane import Lane, Part
 

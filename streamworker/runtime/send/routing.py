@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import RecordError
-from streamworker.processors import StreamSpec
 
 
 class Router:

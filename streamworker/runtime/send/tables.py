@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from streamworker.core.data.partitioner import RoundRobin
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.processors import StreamSpec
 from streamworker.records.fitting import make_check
 from streamworker.redisio.data.ackedlog import Codec
 from streamworker.redisio.data.columns import Packer

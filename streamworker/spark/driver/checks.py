@@ -8,8 +8,8 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import ConfigurationError
-from streamworker.processors import PipelineSpec
 from streamworker.spark.source.options import is_source_option, parse_options
 from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_batch
 

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from streamworker.core.pauses import pause_ms
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError, StreamworkerError
-from streamworker.processors import PipelineSpec
+from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local, source_options
-from streamworker.spark.driver.declaring import Pipelines
 from streamworker.spark.driver.driverlock import sole_driver
 from streamworker.spark.driver.failures import Failure, read_failure
 from streamworker.spark.driver.progress import PipelineProgress, from_event
@@ -55,8 +55,19 @@ FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 1_000, 30_000
 OnProgress = Callable[[PipelineProgress], None]
 
 
+class PipelinesApp(Protocol):
+    """What the driver needs of an app."""
+
+    name: str
+    settings: Settings
+    pipelines: dict[str, PipelineSpec]
+
+    def load_pipelines(self) -> None:
+        """Import the modules that declare pipelines."""
+
+
 def run_pipelines(
-    app_or_specs: Pipelines | Iterable[PipelineSpec],
+    app_or_specs: PipelinesApp | Iterable[PipelineSpec],
     *,
     pipeline: str | None = None,
     master: str | None = None,
@@ -141,7 +152,7 @@ def run_pipelines(
 
 
 def _selected(
-    app_or_specs: Pipelines | Iterable[PipelineSpec], name: str | None
+    app_or_specs: PipelinesApp | Iterable[PipelineSpec], name: str | None
 ) -> tuple[list[PipelineSpec], str | None]:
     if isinstance(app_or_specs, Iterable):
         specs, redis_url, owner = list(app_or_specs), None, "the list"

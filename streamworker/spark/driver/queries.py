@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import ConfigurationError
-from streamworker.processors import PipelineSpec
 from streamworker.spark.driver.checks import (
     FILE_FORMATS,
     PATHLESS_FORMATS,

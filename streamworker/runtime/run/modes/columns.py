@@ -34,8 +34,8 @@ from streamworker.core.data.batching import BatchLimits, Halving, prefix_within
 from streamworker.core.data.entries import Entry
 from streamworker.core.policies import Policy
 from streamworker.core.text import in_words
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec, Takes
 from streamworker.errors import DecodeError, RecordError
-from streamworker.processors import FunctionMode, ProcessorSpec, Takes
 from streamworker.records.rows import bounds, cut, ids_of_rows, rows_in
 from streamworker.records.statetables import check_unchanged
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint

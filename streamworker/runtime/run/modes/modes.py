@@ -25,8 +25,8 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
 from streamworker.core.policies import CHOICES, DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.text import storable
+from streamworker.declaring.specs import FunctionMode
 from streamworker.errors import ProcessingError
-from streamworker.processors import FunctionMode
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.activity import Activity

@@ -4,7 +4,7 @@ import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.retention import Retention
-from streamworker.processors import ProcessorSpec, StreamSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
 from streamworker.redisio.data.retention import Retentions
@@ -12,20 +12,20 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 
 
-async def declare_retention(
+async def provision_retention(
     backend: Backend, stream: StreamSpec, group: str, of_log: Retention | None, log: BoundLogger, again: bool
 ) -> None:
-    """Declare the retention of a stream and of a group's acked log, and log what that changes."""
+    """Store the declared retention of a stream and of a group's acked log, and log what that changes."""
     keys, mine = GroupKeys(stream.app, stream.name, group), Retentions(stream.retention, of_log)
-    before = await retention.declare(backend, keys, stream.partitions, mine, again=again)
+    before = await retention.provision(backend, keys, stream.partitions, mine, again=again)
     names = (f"stream {keys.stream}", f"acked log of {keys.group}")
     for of, was, now in zip(names, before, mine, strict=True):
         if was and now and was != now and not again:
             log.warning("retention_changed", of=of, before=str(was), now=str(now))
 
 
-async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
-    """Declare a processor's stream, retention, group in each partition, targets, and the schema of its rows.
+async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
+    """Store a processor's stream, retention, group in each partition, targets, and the schema of its rows.
 
     It may be called again: it compares what exists with what is declared. Other declarations than those of
     the app are refused. But of two values of the retention the later counts; ``again`` says that this program
@@ -34,16 +34,16 @@ async def declare(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, ag
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
-    await streams.declare(backend, keys, stream.partitions, stream.codec_name, schema=schema)
+    await streams.provision(backend, keys, stream.partitions, stream.codec_name, schema=schema)
     await streams.register(backend, keys, stream.partitions, spec.start)
     for target in spec.targets:
-        await streams.declare(
+        await streams.provision(
             backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name
         )
-    await declare_retention(backend, stream, spec.name, spec.log_retention, log, again)
+    await provision_retention(backend, stream, spec.name, spec.log_retention, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
         # when partitions wait.
         pa.array([0])
     if spec.forward and spec.output is not None:
-        await schemas.declare_schema(backend, keys, spec.output.arrow_schema())
+        await schemas.provision_schema(backend, keys, spec.output.arrow_schema())

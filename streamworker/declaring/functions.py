@@ -17,10 +17,9 @@ from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors, Policies
 from streamworker.core.rules import UNIONS, checked
 from streamworker.core.units import Duration, duration_ms
-from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import look, refused
-from streamworker.injection.parameters import Resource, label, read_parameters
-from streamworker.processors import (
+from streamworker.declaring.callables import look, refused
+from streamworker.declaring.parameters import Resource, label, read_parameters
+from streamworker.declaring.specs import (
     FunctionMode,
     OrderedBy,
     ProcessorSpec,
@@ -31,6 +30,7 @@ from streamworker.processors import (
     has_several_types,
     rows_of_several_types,
 )
+from streamworker.errors import ConfigurationError
 from streamworker.records import RecordCodec, RecordType
 from streamworker.redisio.keys import check_name
 

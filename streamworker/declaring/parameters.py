@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from streamworker.context import Context
+from streamworker.declaring.callables import Looked, P, R, Wrapper
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import Looked, P, R, Wrapper
 
 Scope = Literal["worker", "partition"]
 """How often a resource is made: once in each worker, or once for each partition that a worker runs."""

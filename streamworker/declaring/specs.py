@@ -12,9 +12,9 @@ from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes, When
 from streamworker.core.policies import Policies
+from streamworker.declaring.middleware import Layer
+from streamworker.declaring.parameters import Parameters
 from streamworker.errors import ConfigurationError
-from streamworker.injection.middleware import Layer
-from streamworker.injection.parameters import Parameters
 from streamworker.records import RecordCodec, RecordType
 from streamworker.records.own import codec_name
 from streamworker.records.statetables import TableForm

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from streamworker.core.rules import checked
+from streamworker.declaring.callables import look, takes_one
 from streamworker.declaring.processor import Processor
+from streamworker.declaring.resources import import_included, modules_of
+from streamworker.declaring.specs import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import look, takes_one
-from streamworker.injection.declaring import import_included, modules_of
-from streamworker.processors import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.redisio.keys import check_name
 from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline

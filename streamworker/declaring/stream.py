@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ConfigurationError
-from streamworker.processors import StreamSpec, Targets
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from streamworker.context import Context
+from streamworker.declaring.parameters import Parameters
 from streamworker.errors import ProcessingError
-from streamworker.injection.parameters import Parameters
 
 T = TypeVar("T")
 

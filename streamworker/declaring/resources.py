@@ -5,10 +5,10 @@ import typing
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, overload
 
+from streamworker.declaring.callables import P, R, look, no_generator
+from streamworker.declaring.middleware import Layer
+from streamworker.declaring.parameters import Resource, Scope, read_parameters
 from streamworker.errors import ConfigurationError
-from streamworker.injection.callables import P, R, look, no_generator
-from streamworker.injection.middleware import Layer
-from streamworker.injection.parameters import Resource, Scope, read_parameters
 
 
 def modules_of(argument: str, modules: Sequence[str]) -> tuple[str, ...]:

@@ -6,15 +6,15 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from streamworker.context import TablesInCall, tables_in_call
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.specs import ProcessorSpec, TableSpec
+from streamworker.declaring.stream import StreamApp
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.processors import ProcessorSpec, TableSpec
 from streamworker.records.statetables import TableForm, Watched, alive
 from streamworker.records.types import read_hint
 from streamworker.redisio.data.statetables import count_values, read_fields, read_table
 from streamworker.redisio.keys import StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.settings import Settings
-from streamworker.stream import StreamApp
 
 K = TypeVar("K")
 V = TypeVar("V")

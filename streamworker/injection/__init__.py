@@ -1,1 +1,0 @@
-"""What functions are given beside their records: resources, a context; and the middleware around calls."""
