@@ -29,6 +29,9 @@ BYTECODE := $(VENV)/.bytecode
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 EXTRAS := all,test
 
+# `.ci/run` names a file for tests that fail once: then they are run again (tests/again.py), and never else.
+PYTEST = $(PY) -m $(if $(FLAKY_TESTS),tests.again,pytest)
+
 # Where it is set, as images of containers do, each of the hundreds of processes that tests start compiles
 # all that it imports, and each pytest all tests. On a checkout that cannot be written Python does so anyway.
 unexport PYTHONDONTWRITEBYTECODE
@@ -55,8 +58,8 @@ test test-full: $(READY) $(BYTECODE)
 	@# What measures time runs by itself; the rest, of which much waits, three files at a time. Both parts
 	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
 	@status=0; \
-	$(PY) -m pytest -m "($(SUITE)) and alone" || status=$$?; \
-	$(PY) -m pytest -m "($(SUITE)) and not alone" -n 3 --dist loadfile --no-loadscope-reorder || status=$$?; \
+	$(PYTEST) -m "($(SUITE)) and alone" || status=$$?; \
+	$(PYTEST) -m "($(SUITE)) and not alone" -n 3 --dist loadfile --no-loadscope-reorder || status=$$?; \
 	exit $$status
 
 # The first of these that runs: a shim of pyenv may be there and not run.
@@ -72,10 +75,10 @@ test-no-spark:
 	fi
 
 soak: $(READY)
-	$(PY) -m pytest -m soak -s tests/chaos/test_soak.py tests/chaos/test_cluster_kinds.py
-	$(PY) -m pytest -m soak tests/contract -k "sentinel or cluster"
-	$(PY) -m pytest -m soak tests/dev/test_demo.py
-	$(PY) -m pytest -m soak tests/simulation/test_simulation.py -k ten_thousand
+	$(PYTEST) -m soak -s tests/chaos/test_soak.py tests/chaos/test_cluster_kinds.py
+	$(PYTEST) -m soak tests/contract -k "sentinel or cluster"
+	$(PYTEST) -m soak tests/dev/test_demo.py
+	$(PYTEST) -m soak tests/simulation/test_simulation.py -k ten_thousand
 
 SEED ?= 0
 SCHEDULES ?= 1000
