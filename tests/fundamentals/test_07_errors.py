@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from streamworker import App, Context, DeadLetter, Halt, Retry, Skip, StreamworkerError
+from streamworker import App, Context, Halt, Retry, Skip, StreamworkerError
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -14,13 +14,6 @@ class Payment(msgspec.Struct):
 
     account: str
     amount: int
-
-
-class Untyped(msgspec.Struct):
-    """What a careless producer sends to the same stream."""
-
-    account: str
-    amount: str
 
 
 def must_be_positive(batch: list[Payment]) -> None:
@@ -81,48 +74,6 @@ async def test_a_halted_partition_goes_on_when_the_function_was_put_right(redis_
     async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         assert [row["amount"] for row in await worker.rows(book)] == [1, -2, 3]
-
-
-async def test_a_dead_letter_leaves_the_batch_and_the_rest_keeps_its_order(redis_url: str) -> None:
-    """It keeps the entry as it was, with the error; the rows of the others are forwarded."""
-    app = App("bank", redis_url=redis_url)
-    payments = app.stream("payments", Payment, partitions=1)
-
-    @app.processor(payments, batch=100, within=0.2, errors=DeadLetter())
-    async def book(batch: list[Payment]) -> list[Payment]:
-        must_be_positive(batch)
-        return batch
-
-    await payments.send_many(Payment(f"a{n}", -1 if n in (7, 40) else n) for n in range(60))
-    async with local_worker(app, url=redis_url) as worker:
-        await worker.until_drained()
-        rows, letters = await worker.rows(book), await worker.dead_letters(book)
-
-    assert [row["account"] for row in rows] == [f"a{n}" for n in range(60) if n not in (7, 40)]
-    assert [msgspec.json.decode(letter.fields[b"v"])["account"] for letter in letters] == ["a7", "a40"]
-    assert "negative amount" in letters[0].error
-
-
-async def test_an_entry_that_is_no_record_takes_the_same_road(redis_url: str) -> None:
-    """It is not tried again, since it would fail each time."""
-    app = App("bank", redis_url=redis_url)
-    careless = App("bank", redis_url=redis_url)
-    payments = app.stream("payments", Payment, key="account", partitions=1)
-    untyped = careless.stream("payments", Untyped, key="account", partitions=1)
-
-    @app.processor(payments, errors=Retry(attempts=3, then=DeadLetter()))
-    async def book(payment: Payment) -> Payment:
-        return payment
-
-    async with careless:
-        await untyped.send(Untyped("ann", "five"))
-    await payments.send(Payment("ann", 5))
-    async with local_worker(app, url=redis_url) as worker:
-        await worker.until_drained()
-        (letter,) = await worker.dead_letters(book)
-        assert [row["amount"] for row in await worker.rows(book)] == [5]
-
-    assert "amount" in letter.error
 
 
 async def test_skip_passes_over_and_retry_is_the_chance_before(redis_url: str) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,7 @@ import pytest
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.runtime.watch.stages import FORCED, UNTOLD
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 from tests.raw import opened
 
 APP = """
@@ -57,12 +56,6 @@ async def cancelled():
 FUNCTION
 """
 
-KILLER = """
-async def handle(line: Line) -> Line:
-    if line.text == "bad":
-        os._exit(9)
-    return line
-"""
 ONE_BY_ONE = APP.replace("DeadLetter()", "Halt()")
 """An app that halts at what fails."""
 
@@ -167,10 +160,6 @@ def _send(url: str, text: str) -> None:
     with opened(url) as raw:
         for number in range(8):
             raw.xadd(f"sw:{{ends.lines.{number}}}:events", {"v": f'{{"text": "{text}"}}'})
-
-
-def _is_over(worker: WorkerProcess, url: str) -> bool:
-    return not worker.running or _left(url) == 0
 
 
 def _left(url: str) -> int:
@@ -452,33 +441,6 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     worker.terminate()
     assert worker.wait() == 0
     assert "worker_left" in worker.log()
-
-
-@pytest.mark.timeout(600)  # It starts five processes, each of which may take ten seconds.
-def test_a_record_that_kills_its_process_ends_one_more_than_it_has_attempts(
-    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
-) -> None:
-    """Workers are started again as a supervisor would; the fifth sets the record aside, and lives."""
-    policy = "Retry(attempts=3, then=DeadLetter())"
-    app = APP.replace("DeadLetter()", policy).replace("DeadLetter, Halt", "DeadLetter, Retry")
-    app = app.replace('App("ends"', 'App("ends", heartbeat_interval_ms=200, dead_after_ms=400')
-    write_app("ends", app.replace("FUNCTION", KILLER))
-    deaths = 0
-    for place in range(8):
-        worker = spawn("run", "ends:app")
-        if place == 0:
-            wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
-            with opened(redis_url) as raw:
-                for text in ("good", "bad", "fine"):
-                    raw.xadd("sw:{ends.lines.3}:events", {"v": f'{{"text": "{text}"}}'})
-        wait_for(partial(_is_over, worker, redis_url), "it dies, or all is done")
-        if worker.running:
-            break
-        deaths += 1
-    assert deaths == 4
-    with opened(redis_url) as raw:
-        ((_, letter),) = raw.xrange("sw:{ends.lines.3}:dead:handle")
-        assert b"3 workers died in a row in the call of this record." in letter[b"error"]
 
 
 @pytest.mark.full

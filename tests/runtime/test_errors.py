@@ -76,23 +76,6 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_
         assert await desk.committed() == (0 if mode in ("batch", "stream") else 3)
 
 
-@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
-async def test_each_pause_between_attempts_is_longer_than_the_one_before(redis_url: str, mode: str) -> None:
-    """Doubled, with jitter down to a half: the second is never below what the first may be at most."""
-    at: list[float] = []
-
-    def handle(order: Order, _: Context) -> Priced:
-        at.append(time.monotonic())
-        raise ValueError(order)
-
-    async with bench(redis_url) as desk:
-        await desk.send([0])
-        running = await start(desk, mode, handle, errors=Retry(attempts=3, backoff=0.1, backoff_max=1.0))
-        await wait_for_async(lambda: bool(running.halted), "all attempts were made")
-        assert at[1] - at[0] >= 0.05
-        assert at[2] - at[1] >= 0.1
-
-
 # -- dead letters ----------------------------------------------------------------------------
 
 
@@ -114,27 +97,6 @@ async def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on_in_order(
         assert msgspec.json.decode(dead[0][b"f.v"])["number"] == 3
         assert b"ValueError: cannot price 3" in dead[0][b"error"]
         assert dead[0][b"attempts"] == b"2"
-
-
-async def test_the_poison_of_a_batch_is_found_with_few_calls(redis_url: str) -> None:
-    """One poison record among 64 costs about log2(64) calls after the attempts of the batch."""
-    calls: list[int] = []
-
-    async def price(batch: list[Order]) -> None:
-        calls.append(len(batch))
-        if any(order.number == 40 for order in batch):
-            raise ValueError("no")
-
-    async with bench(redis_url) as desk:
-        desk.gate.close()
-        await desk.send(range(64))
-        running = await desk.start(desk.spec(price, batch=64, errors=Retry(attempts=2, then=DeadLetter())))
-        await wait_for_async(lambda: running.runner.intake.buffer.waiting == 64, "the whole batch waits")
-        desk.gate.open()
-        await desk.until_committed(64)
-        assert calls[:2] == [64, 64]
-        assert len(calls) <= 2 + 12 + 1
-        assert len(await desk.dead()) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -269,25 +231,3 @@ async def test_nothing_can_be_forwarded_or_stored_after_the_call(redis_url: str)
             kept[0].forward(Priced(2, 1.0))
         with pytest.raises(Exception, match="after the call was over"):
             kept[0].state["a"] = 1
-
-
-async def test_an_error_that_passes_is_not_poison(redis_url: str) -> None:
-    """A handler that fails for a while under dead_letter loses nothing that works later."""
-    left = 4
-
-    async def price(batch: list[Order]) -> list[Priced]:
-        nonlocal left
-        left -= 1
-        if left >= 0:
-            raise ConnectionError("not now")
-        return [Priced(order.number, 1.0) for order in batch]
-
-    async with handling(
-        redis_url, price, range(16), batch=16, errors=Retry(attempts=3, then=DeadLetter())
-    ) as (
-        desk,
-        _,
-    ):
-        await desk.until_committed(16)
-        assert await desk.dead() == []
-        assert [row["number"] for row in await desk.rows()] == list(range(16))

@@ -6,7 +6,7 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from streamworker import Context, DeadLetter, Halt, Retry
+from streamworker import Context, DeadLetter, Retry
 from streamworker.core.data.entries import EntryId
 from streamworker.redisio.data.columns import unpacked
 from streamworker.redisio.data.dead import list_dead
@@ -247,22 +247,3 @@ async def test_an_owner_that_is_drained_in_the_call_of_a_record_does_not_accuse_
             assert running.lock.deaths == 0
             await running.cancelled()
             await locks.release_many(desk.backend, desk.keys, {0: running.lock.epoch}, f"w{calls}")
-
-
-async def test_a_retry_by_an_operator_gives_the_record_all_its_attempts_again(redis_url: str) -> None:
-    """A partition that halted at a record that killed its workers calls it again then, and not before."""
-    each, seen = killing()
-    errors = Retry(attempts=3, then=Halt())
-    async with bench(redis_url) as desk:
-        await desk.send([POISON])
-        for owner in range(4):
-            running = await start(desk, "record", each, owner=f"w{owner}", errors=errors)
-            await wait_for_async(lambda calls=owner + 1: seen.count(POISON) == calls, "it is called")  # type: ignore[misc]
-            await running.cancelled()
-        running = await start(desk, "record", each, owner="w8", errors=errors)
-        assert "3 workers died in a row" in await running.halts()
-        await running.drained()
-        assert seen.count(POISON) == 4
-        await give_order(desk.backend, desk.keys, [0], "retry", who="ann", why="put right")
-        await start(desk, "record", each, owner="w9", errors=errors)
-        await wait_for_async(lambda: seen.count(POISON) == 5, "it is called again")

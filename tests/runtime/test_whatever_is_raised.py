@@ -1,10 +1,9 @@
 """Whatever a user's code raises is an error of its record, under its policy: it ends no worker.
 
-Each cell of the table is a worker of its own that meets one such record among others.
+Each mode is a worker of its own, which meets a record of each kind among others.
 """
 
 import asyncio
-import itertools
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -16,7 +15,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, Context, DeadLetter, DecodeError, Halt, Records, Skip
+from streamworker import App, Context, DeadLetter, DecodeError, Halt, Policy, Records, Skip
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.runtime.run import committer
@@ -331,28 +330,22 @@ async def working(
         yield worker, ids
 
 
-def each_of(*axes: Sequence[str]) -> list[Any]:
-    """Return all cells of a table; ``make test`` has one in five, and each row and column among them."""
-    rest = {False: [pytest.mark.full], True: []}
-    return [
-        pytest.param(*(axis[n] for axis, n in zip(axes, place, strict=True)), marks=rest[sum(place) % 5 == 0])
-        for place in itertools.product(*(range(len(axis)) for axis in axes))
-    ]
-
-
-@pytest.mark.parametrize(("mode", "kind"), each_of(list(MODES), list(KINDS)))
+@pytest.mark.parametrize("mode", MODES)
 async def test_whatever_the_code_of_a_record_raises_is_an_error_of_that_record(
-    mode: str, kind: str, redis_url: str
+    mode: str, redis_url: str
 ) -> None:
-    """It becomes a dead letter that says what was raised; all others are handled, by the same worker."""
-    items = [Item(number, kind if number == POISON else "") for number in range(COUNT)]
+    """Each of them is a dead letter that says what was raised; all others are handled, by the same worker."""
+    kinds = ["", *(kind for raised in KINDS for kind in (raised, ""))]
+    items = [Item(number, kind) for number, kind in enumerate(kinds)]
     async with working(redis_url, MODES[mode], items) as (worker, ids):
         await worker.until_drained()
-        [letter] = await worker.dead_letters("handle")
-        assert str(letter.entry_id) == ids[POISON]
-        assert KINDS[kind][1] in letter.error and len(letter.error) < 1_500
+        letters = {str(letter.entry_id): letter.error for letter in await worker.dead_letters("handle")}
+        bad = {entry_id: kind for entry_id, kind in zip(ids, kinds, strict=True) if kind}
+        assert letters.keys() == bad.keys()
+        for entry_id, kind in bad.items():
+            assert KINDS[kind][1] in letters[entry_id] and len(letters[entry_id]) < 1_500
         handled = [found["number"] for found in await worker.rows("handle")]
-        assert handled == [number for number in range(COUNT) if number != POISON]
+        assert handled == [number for number, kind in enumerate(kinds) if not kind]
         assert (await worker.snapshot()).processors["handle"].partitions[0].state == "running"
 
 
@@ -414,33 +407,26 @@ WAYS = {
         "arrow, def",
     )
 }
-HALTS = {DecodeError: Halt(), Exception: Halt()}
-ACTIONS = {"halt": Halt(), "dead letter": DeadLetter(), "skip": Skip()}
-PLACES = {"first": [0], "in the middle": [3], "last": [6], "two": [0, 3], "alone": [0]}
+AMONG_OTHERS, ALONE = [0, 3, 4, 6], [0]
+"""Which entries are no records: the first, two in the middle and the last of seven, or the only one."""
 
 
-@pytest.mark.parametrize(("way", "place", "action"), each_of(list(WAYS), list(PLACES), list(ACTIONS)))
-async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_stands(
-    way: str, place: str, action: str, redis_url: str
+@pytest.mark.parametrize(
+    ("policy", "bad", "count"),
+    [(DeadLetter(), AMONG_OTHERS, 7), (Skip(), AMONG_OTHERS, 7), (Skip(), ALONE, 1)],
+)
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_entry_that_is_no_record_leaves_alone_wherever_it_stands(
+    way: str, policy: Policy, bad: list[int], count: int, redis_url: str
 ) -> None:
-    """What comes before it is done; status, log and lock name its id where it halts the partition."""
-    bad, policy = PLACES[place], ACTIONS[action]
-    count = 1 if place == "alone" else 7
+    """All records around it are done."""
     entries: list[Item | bytes] = [BAD if number in bad else Item(number) for number in range(count)]
-    with capture_logs() as logs, opened(redis_url) as raw:
+    with capture_logs() as logs:
         async with working(redis_url, WAYS[way], entries, errors={DecodeError: policy}) as (worker, ids):
-            if isinstance(policy, Halt):
-                reason = (await until_shown(worker, is_halted)).reason
-                assert reason.startswith(f"entry {ids[bad[0]]} failed: DecodeError: ")
-                assert raw.hmget(KEYS.lock(0), "state", "reason") == [b"halted", reason.encode()]
-                [said] = [log for log in logs if log["event"] == "partition_halted"]
-                assert said["reason"] == reason
-                good = list(range(bad[0]))
-            else:
-                await worker.until_drained()
-                good = [number for number in range(count) if number not in bad]
+            await worker.until_drained()
             dead = [(str(letter.entry_id), letter.attempts) for letter in await worker.dead_letters("handle")]
             assert dead == ([(ids[number], 0) for number in bad] if isinstance(policy, DeadLetter) else [])
+            good = [number for number in range(count) if number not in bad]
             assert [found["number"] for found in await worker.rows("handle")] == good
     assert not [log for log in logs if log["event"] in ("runner_failed", "commit_refused")]
 
@@ -448,28 +434,39 @@ async def test_an_entry_that_is_no_record_is_an_error_of_its_own_wherever_it_sta
 # -- what was deleted ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("undecodable", [False, True], ids=["fails", "no record"])
-@pytest.mark.parametrize("way", ["record", "batch", "stream", "concurrent", "arrow, columns"])
-async def test_a_halted_partition_goes_on_when_the_entry_that_it_halted_at_is_deleted(
-    way: str, undecodable: bool, redis_url: str
+@pytest.mark.parametrize("is_record", [False, True], ids=["no record", "fails"])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_partition_halts_at_an_entry_and_goes_on_when_that_is_deleted(
+    way: str, is_record: bool, redis_url: str
 ) -> None:
-    """By the same worker, without a restart; as long as the entry is there it stays halted."""
-    if undecodable:
-        entries: list[Item | bytes] = [BAD if number == POISON else Item(number) for number in range(COUNT)]
-    else:
-        entries = [Item(number, "SystemExit" if number == POISON else "") for number in range(COUNT)]
-    changed = {"trim_interval_ms": 50}
+    """What comes before it is done; status, log and lock name its id. The same worker goes on."""
+    bad = [2] if is_record else AMONG_OTHERS
+    poison = [Item(number, "SystemExit") if is_record else BAD for number in range(7)]
+    entries: list[Item | bytes] = [poison[number] if number in bad else Item(number) for number in range(7)]
+    errors, changed = {DecodeError: Halt(), Exception: Halt()}, {"trim_interval_ms": 20}
     with opened(redis_url) as raw, capture_logs() as logs:
-        async with working(redis_url, WAYS[way], entries, changed, errors=HALTS) as (worker, ids):
-            await until_shown(worker, is_halted)
-            epoch = raw.hget(KEYS.lock(0), "epoch")
-            await asyncio.sleep(0.3)
-            assert raw.hmget(KEYS.lock(0), "state", "epoch") == [b"halted", epoch], "it looked, and it stays"
-            assert raw.xdel(EVENTS, ids[POISON]) == 1
-            await until_shown(worker, lambda view: (view.checkpoint, view.reason) == (ids[-1], ""))
+        async with working(redis_url, WAYS[way], entries, changed, errors=errors) as (worker, ids):
+            epochs = set()
+            for number in bad:
+                said = f"entry {ids[number]} failed: "
+                view = await until_shown(
+                    worker, lambda view, said=said: is_halted(view) and view.reason.startswith(said)
+                )
+                assert is_record or view.reason.startswith(f"{said}DecodeError: ")
+                assert raw.hmget(KEYS.lock(0), "state", "reason") == [b"halted", view.reason.encode()]
+                assert [log["reason"] for log in logs if log["event"] == "partition_halted"][
+                    -1
+                ] == view.reason
+                handled = [found["number"] for found in await worker.rows("handle")]
+                assert handled == [good for good in range(number) if good not in bad]
+                epochs.add(raw.hget(KEYS.lock(0), "epoch"))
+                assert raw.xdel(EVENTS, ids[number]) == 1
+            await until_shown(worker, lambda view: (view.lag, view.reason) == (0, ""))
             handled = [found["number"] for found in await worker.rows("handle")]
-            assert handled == [number for number in range(COUNT) if number != POISON]
-    assert sum(log["event"] == "partition_halted" for log in logs) == 1
+            assert handled == [number for number in range(7) if number not in bad]
+            assert epochs == {raw.hget(KEYS.lock(0), "epoch")}, "it did not begin anew"
+    assert sum(log["event"] == "partition_halted" for log in logs) == len(bad)
+    assert not [log for log in logs if log["event"] in ("runner_failed", "commit_refused")]
 
 
 async def test_a_halted_partition_stays_as_it_is_while_nobody_answers_for_its_entry(
