@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, DecodeError, Halt, Policy, Records, Skip
+from streamworker.core.snapshot import PartitionView
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.runtime.run import committer
@@ -434,6 +436,10 @@ async def test_an_entry_that_is_no_record_leaves_alone_wherever_it_stands(
 # -- what was deleted ------------------------------------------------------------------------------
 
 
+def _is_halted_by(reason: str, view: PartitionView) -> bool:
+    return is_halted(view) and view.reason.startswith(reason)
+
+
 @pytest.mark.parametrize("is_record", [False, True], ids=["no record", "fails"])
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_partition_halts_at_an_entry_and_goes_on_when_that_is_deleted(
@@ -449,9 +455,7 @@ async def test_a_partition_halts_at_an_entry_and_goes_on_when_that_is_deleted(
             epochs = set()
             for number in bad:
                 said = f"entry {ids[number]} failed: "
-                view = await until_shown(
-                    worker, lambda view, said=said: is_halted(view) and view.reason.startswith(said)
-                )
+                view = await until_shown(worker, partial(_is_halted_by, said))
                 assert is_record or view.reason.startswith(f"{said}DecodeError: ")
                 assert raw.hmget(KEYS.lock(0), "state", "reason") == [b"halted", view.reason.encode()]
                 assert [log["reason"] for log in logs if log["event"] == "partition_halted"][
