@@ -60,8 +60,8 @@ tables_in_call: ContextVar[TablesInCall | None] = ContextVar("tables_in_call", d
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
-    """Where calls run: the same for all calls of a partition while this worker owns it."""
+class OwnedPartition:
+    """What all calls of a partition have in common while this worker owns it."""
 
     app: str
     processor: str
@@ -133,11 +133,11 @@ class Call:
         self.__dict__.pop("entry_ids", None)
         self.__dict__.pop("headers", None)
 
-    def place_of(self, record: object) -> int | None:
+    def index_of(self, record: object) -> int | None:
         """Return the index of a record of the call; a row of columns is named by its index."""
         if isinstance(self.named, range):
             return record if type(record) is int and record in self.named else None
-        return next((place for place, each in enumerate(self.named) if each is record), None)
+        return next((index for index, each in enumerate(self.named) if each is record), None)
 
     @cached_property
     def entry_ids(self) -> list[EntryId]:
@@ -182,27 +182,27 @@ class Context:
     ...     ctx.log.info("seen", entry=str(ctx.entry_id))
     """
 
-    __slots__ = ("_began", "_call", "_place")
+    __slots__ = ("_began", "_call", "_owned")
 
-    def __init__(self, place: Place, call: Call) -> None:
-        self._place = place
+    def __init__(self, owned: OwnedPartition, call: Call) -> None:
+        self._owned = owned
         self._call = call
-        self._began = place.now()
+        self._began = owned.now()
 
     @property
     def app(self) -> str:
         """The app's name."""
-        return self._place.app
+        return self._owned.app
 
     @property
     def processor(self) -> str:
         """The processor's name."""
-        return self._place.processor
+        return self._owned.processor
 
     @property
     def partition(self) -> int:
         """The partition of the records."""
-        return self._place.partition
+        return self._owned.partition
 
     @property
     def epoch(self) -> int:
@@ -210,17 +210,17 @@ class Context:
 
         Together with ``owner`` it is a fencing token for another system.
         """
-        return self._place.epoch
+        return self._owned.epoch
 
     @property
     def owner(self) -> str:
         """The name of this worker in the partition's lock; no other worker ever has it."""
-        return self._place.owner
+        return self._owned.owner
 
     @property
     def log(self) -> "BoundLogger":
         """A logger that names app, processor and partition."""
-        return self._place.log
+        return self._owned.log
 
     @property
     def attempt(self) -> int:
@@ -235,7 +235,7 @@ class Context:
     @property
     def elapsed(self) -> float:
         """Seconds since this attempt began."""
-        return self._place.now() - self._began
+        return self._owned.now() - self._began
 
     @property
     def key(self) -> str | None:
@@ -248,9 +248,9 @@ class Context:
         ConfigurationError
             If the call has several records, or columns.
         """
-        if self.count != 1 or self._place.key_of is None:
+        if self.count != 1 or self._owned.key_of is None:
             raise self._wrong("ctx.key", "Take the key from each record.")
-        key = canonical_key(self._place.key_of(self._call.records[0]))
+        key = canonical_key(self._owned.key_of(self._call.records[0]))
         return None if key is None else key.decode("utf-8", "replace")
 
     @property
@@ -377,13 +377,13 @@ class Context:
 
     def _set_aside(self, record: object, policy: Policy) -> None:
         self._check_open("named a record")
-        place = self._call.place_of(record)
-        if place is None:
+        index = self._call.index_of(record)
+        if index is None:
             raise RecordError(
                 f"Processor {self.processor!r} named a record that is not of its call.",
                 remedy="Give ctx the record itself as the function received it, or the number of a row.",
             )
-        self._call.removed[place] = policy
+        self._call.removed[index] = policy
 
     def _check_open(self, what: str) -> None:
         if self._call.is_over:
@@ -419,7 +419,7 @@ def take_forwarded(contexts: Sequence[Context]) -> list[Any]:
 
 def is_set_aside(contexts: Sequence[Context], record: object) -> bool:
     """Return whether the function has named a record by ``ctx.skip`` or ``ctx.dead_letter``."""
-    return any(context._call.place_of(record) in context._call.removed for context in contexts)  # noqa: SLF001
+    return any(context._call.index_of(record) in context._call.removed for context in contexts)  # noqa: SLF001
 
 
 class Feed(Protocol):

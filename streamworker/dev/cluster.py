@@ -143,11 +143,11 @@ class EmbeddedCluster:
 
     def _form(self) -> None:
         primaries, replicas = self.nodes[: self._primaries], self.nodes[self._primaries :]
-        for place, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes):
             node.id = node.ask("CLUSTER", "MYID")
-            node.ask("CLUSTER", "SET-CONFIG-EPOCH", place + 1)
-        for place, node in enumerate(primaries):
-            first, last = (SLOTS * each // len(primaries) for each in (place, place + 1))
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
+        for index, node in enumerate(primaries):
+            first, last = (SLOTS * each // len(primaries) for each in (index, index + 1))
             node.ask("CLUSTER", "ADDSLOTSRANGE", first, last - 1)
         # To introduce each node to each other is faster than to wait for the gossip.
         for node in self.nodes:
@@ -155,10 +155,10 @@ class EmbeddedCluster:
                 if other is not node:
                     node.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
         deadline = time.monotonic() + FORM_TIMEOUT_S
-        for place, node in enumerate(replicas):
+        for index, node in enumerate(replicas):
             while True:
                 try:
-                    node.ask("CLUSTER", "REPLICATE", primaries[place % len(primaries)].id)
+                    node.ask("CLUSTER", "REPLICATE", primaries[index % len(primaries)].id)
                     break
                 except BackendUnavailable:  # The replica does not know its primary yet.
                     if time.monotonic() > deadline:

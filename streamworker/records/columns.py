@@ -295,9 +295,9 @@ class StructColumn(Column):
             return pa.StructArray.from_arrays(self.arrays(values), fields=self._fields)
         # A field that is not nullable has no value for a null record. So build the arrays of the other
         # records, and then insert the null records.
-        places = [place for place, value in enumerate(values) if value is not None]
-        with _inside("", places.__getitem__):
-            arrays = self.arrays([values[place] for place in places])
+        indexes = [index for index, value in enumerate(values) if value is not None]
+        with _inside("", indexes.__getitem__):
+            arrays = self.arrays([values[index] for index in indexes])
         count = itertools.count()
         spread = pa.array([None if value is None else next(count) for value in values], pa.int64())
         return pa.StructArray.from_arrays(arrays, fields=self._fields).take(spread)
@@ -315,9 +315,9 @@ class StructColumn(Column):
         import pyarrow.compute as pc
 
         # The fields of a null record are null, which is valid.
-        places = pc.indices_nonzero(array.is_valid())
-        with _inside("", lambda index: int(places[index].as_py())):
-            self.check_columns(array.take(places).flatten())
+        indexes = pc.indices_nonzero(array.is_valid())
+        with _inside("", lambda index: int(indexes[index].as_py())):
+            self.check_columns(array.take(indexes).flatten())
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:

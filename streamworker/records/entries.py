@@ -113,28 +113,28 @@ class Entries(Sequence[Entry]):
             payloads = self.payloads(field)
             return None if payloads is None else list(map(load_one, payloads))
         records: list[Any] = []
-        place, count = 0, len(self._ids)
-        while place < count:
-            flat, start = self._flats[place], self._ids[place]
+        index, count = 0, len(self._ids)
+        while index < count:
+            flat, start = self._flats[index], self._ids[index]
             if isinstance(start, int):
-                end = min(flat.count, start + count - place)
+                end = min(flat.count, start + count - index)
                 records += flat.decoded(load_all, start, end)
-                place += end - start
+                index += end - start
             elif len(flat) < 2 or flat[0] != field or field in flat[2::2]:
                 return None
             else:
                 records.append(load_one(flat[1]))
-                place += 1
+                index += 1
         return records
 
-    def id_at(self, place: int) -> EntryId:
+    def id_at(self, index: int) -> EntryId:
         """Return the id of an entry without creating the :class:`Entry`."""
-        return _id_of(self._ids[place], self._flats[place])
+        return _id_of(self._ids[index], self._flats[index])
 
-    def origin_at(self, place: int) -> tuple[EntryId, Any]:
+    def origin_at(self, index: int) -> tuple[EntryId, Any]:
         """Return the id of the entry that Redis holds, and its content as in ``Entry.origin``."""
-        flat = self._flats[place]
-        return (flat.last if isinstance(flat, Pack | NumberedRows) else self.id_at(place)), flat
+        flat = self._flats[index]
+        return (flat.last if isinstance(flat, Pack | NumberedRows) else self.id_at(index)), flat
 
     def after(self, position: EntryId) -> "Entries":
         """Return the records after a position, which may lie within the first entry."""
@@ -150,13 +150,13 @@ class Entries(Sequence[Entry]):
         return len(self._ids)
 
     @overload
-    def __getitem__(self, place: int) -> Entry: ...
+    def __getitem__(self, index: int) -> Entry: ...
     @overload
-    def __getitem__(self, place: slice) -> "Entries": ...
-    def __getitem__(self, place: int | slice) -> "Entry | Entries":
-        if isinstance(place, slice):
-            return Entries(self._ids[place], self._flats[place], self.sizes[place], has_packs=self.has_packs)
-        return _entry(self._ids[place], self._flats[place], self.sizes[place])
+    def __getitem__(self, index: slice) -> "Entries": ...
+    def __getitem__(self, index: int | slice) -> "Entry | Entries":
+        if isinstance(index, slice):
+            return Entries(self._ids[index], self._flats[index], self.sizes[index], has_packs=self.has_packs)
+        return _entry(self._ids[index], self._flats[index], self.sizes[index])
 
     def __iter__(self) -> Iterator[Entry]:
         return map(_entry, self._ids, self._flats, self.sizes)
@@ -217,11 +217,11 @@ def _entry(text: bytes | int, flat: Any, size: int) -> Entry:
     return entry
 
 
-def origin_at(entries: Sequence[Entry], place: int) -> tuple[EntryId, Any]:
+def origin_at(entries: Sequence[Entry], index: int) -> tuple[EntryId, Any]:
     """Return the id of the entry that holds a record, and its content as in ``Entry.origin``."""
     if isinstance(entries, Entries):
-        return entries.origin_at(place)
-    entry = entries[place]
+        return entries.origin_at(index)
+    entry = entries[index]
     return (entry.origin.last if isinstance(entry.origin, Pack | NumberedRows) else entry.id), entry.origin
 
 
@@ -248,9 +248,9 @@ def as_stored(id: EntryId, origin: Any) -> StoredEntry:
     return StoredEntry(id, hashlib.sha1(content, usedforsecurity=False).hexdigest())
 
 
-def id_at(entries: Sequence[Entry], place: int) -> EntryId:
+def id_at(entries: Sequence[Entry], index: int) -> EntryId:
     """Return the id of the entry at an index."""
-    return entries.id_at(place) if isinstance(entries, Entries) else entries[place].id
+    return entries.id_at(index) if isinstance(entries, Entries) else entries[index].id
 
 
 def sizes_of(entries: Sequence[Entry]) -> Sequence[int]:

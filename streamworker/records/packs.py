@@ -100,7 +100,7 @@ def pack(
     raw = b"[%b]" % b",".join(payloads) if is_json else _array(payloads)
     more: list[bytes] = []
     if headers:
-        packed_headers = _array([headers.get(place, b"\xc0") for place in range(count)])
+        packed_headers = _array([headers.get(index, b"\xc0") for index in range(count)])
         raw, more = raw + packed_headers, [b"h", b"%d" % len(packed_headers)]
     return pack_array(count, raw, more)
 
@@ -175,9 +175,9 @@ class Pack:
             return f"it declares {self._headers_size} bytes of headers, and {self._size} in all"
         return ""
 
-    def id_of(self, place: int) -> EntryId:
+    def id_of(self, index: int) -> EntryId:
         """Return the id of a record."""
-        return EntryId(self.first.ms, self.first.seq + place)
+        return EntryId(self.first.ms, self.first.seq + index)
 
     @property
     def payload(self) -> bytes:
@@ -229,20 +229,20 @@ class Pack:
         except msgspec.MsgspecError as error:
             raise self._unreadable(str(error)) from None
 
-    def fields_of(self, place: int) -> dict[bytes, bytes]:
+    def fields_of(self, index: int) -> dict[bytes, bytes]:
         """Return the fields of an entry that would hold this record alone.
 
         If the records cannot be told apart, the last one stands for the entry as a whole.
         """
         try:
-            raw = self.raws[place]
+            raw = self.raws[index]
             fields = {b"v": msgspec.msgpack.decode(raw) if raw[:1] in _BINARY else raw}
         except DecodeError:
-            if place < self.count - 1:
+            if index < self.count - 1:
                 return {FIRST: self.flat[1]}
             return dict(zip(self.flat[::2], self.flat[1::2], strict=True))
         if headers := self.headers:
-            for name, value in (headers[place] or {}).items():
+            for name, value in (headers[index] or {}).items():
                 fields[HEADER_PREFIX + name.encode()] = value
         return fields
 

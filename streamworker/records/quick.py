@@ -17,7 +17,7 @@ UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 
 Quick = Callable[[list[Any]], pa.Array | None]
 
-_UUID_DIGITS = [place for place in range(36) if place not in (8, 13, 18, 23)]
+_UUID_DIGITS = [index for index in range(36) if index not in (8, 13, 18, 23)]
 
 
 def all_are(values: list[Any], kind: type) -> bool:
@@ -70,8 +70,8 @@ def uuids(values: list[Any]) -> pa.Array | None:
         return None
     digits = b"".join([value.int.to_bytes(16) for value in values]).hex().encode()
     text = bytearray(b"-" * (36 * len(values)))
-    for digit, place in enumerate(_UUID_DIGITS):
-        text[place::36] = digits[digit::32]
+    for digit, index in enumerate(_UUID_DIGITS):
+        text[index::36] = digits[digit::32]
     return _packed("i", pa.string(), range(0, len(text) + 1, 36), pa.py_buffer(text))
 
 

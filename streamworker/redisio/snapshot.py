@@ -196,8 +196,8 @@ def _lag(
     if isinstance(groups, BackendError) or lock is None:
         return records, True  # There is no stream or no group yet: all records count as lag.
     shown = groups_by_name(groups).get(name.encode(), {})
-    place, lag = (shown.get(b"last-delivered-id"), shown.get(b"entries-read")), shown.get(b"lag")
-    is_ours = place == (str(lock.checkpoint).encode(), lock.entries)
+    position, lag = (shown.get(b"last-delivered-id"), shown.get(b"entries-read")), shown.get(b"lag")
+    is_ours = position == (str(lock.checkpoint).encode(), lock.entries)
     if not is_ours or lag is None or isinstance(settled, BackendError):
         return records, False
     told = pairs_of(settled)
@@ -377,9 +377,9 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
             member=message.member,
             at_ms=at_ms,
             moved=message.moved,
-            ms=_duration_ms(message, at_ms, known[place + 1 :]),
+            ms=_duration_ms(message, at_ms, known[index + 1 :]),
         )
-        for place, (at_ms, message) in enumerate(known)
+        for index, (at_ms, message) in enumerate(known)
         if isinstance(message, GroupChanged)
     ]
     repairs = [_repair(at_ms, fields) for at_ms, fields in messages if fields.get("kind") == "repaired"]

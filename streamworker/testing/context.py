@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 import structlog
 
-from streamworker.context import Call, Context, Place, TablesInCall, tables_in_call
+from streamworker.context import Call, Context, OwnedPartition, TablesInCall, tables_in_call
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.declaring.processor import Processor
 from streamworker.declaring.table import Table
@@ -57,7 +57,7 @@ class FakeContext(Context):
         spec = processor.spec
         fields = {HEADER_PREFIX + name.encode(): value.encode() for name, value in headers.items()}
         entry = Entry(EntryId(time.time_ns() // 1_000_000, 0), fields, 0)
-        place = Place(
+        owned = OwnedPartition(
             app=spec.stream.app,
             processor=spec.name,
             partition=partition,
@@ -67,7 +67,7 @@ class FakeContext(Context):
             now=monotonic_s,
             key_of=lambda _: key,
         )
-        super().__init__(place, Call([entry], StateView(PartitionState({})), records=[None]))
+        super().__init__(owned, Call([entry], StateView(PartitionState({})), records=[None]))
         self._stored = _Tables(spec.tables)
         self._token: Token[TablesInCall | None] | None = None
 

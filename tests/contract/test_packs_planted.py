@@ -28,7 +28,7 @@ PLANTS = {
     ),
     "a bad record takes its neighbours along": (
         "streamworker/records/packs.py",
-        "raw = self.raws[place]",
+        "raw = self.raws[index]",
         "raw = self.payload",
     ),
     "the lag of XINFO counts entries": (
@@ -83,13 +83,13 @@ PLANTS = {
     ),
     "headers go to the next record": (
         "streamworker/records/packs.py",
-        "(headers[place] or {})",
-        "(headers[place - 1] or {})",
+        "(headers[index] or {})",
+        "(headers[index - 1] or {})",
     ),
     "headers do not count for the bytes of an entry": (
         "streamworker/redisio/data/streams.py",
-        "sizes[place] += len(packed)",
-        "sizes[place] += 0",
+        "sizes[index] += len(packed)",
+        "sizes[index] += 0",
     ),
     "headers of another number of records are taken": (
         "streamworker/records/packs.py",

@@ -36,7 +36,7 @@ def made_of(read: list[list[tuple[bytes, bytes]]]) -> list[Entry]:
 def test_what_is_made_when_it_is_looked_at_is_what_the_constructors_make(
     read: list[list[tuple[bytes, bytes]]],
 ) -> None:
-    """Ids, fields and sizes; by place, by iteration, and from the end."""
+    """Ids, fields and sizes; by index, by iteration, and from the end."""
     entries, made = Entries.of(reply_of(read)), made_of(read)
     assert entries == made and made == entries
     assert [entries[n] for n in range(len(entries))] == made

@@ -39,7 +39,7 @@ def entry_of(
 ) -> list[Any]:
     """Return an entry of many records as Redis returns it; ``changed`` replaces fields."""
     encode = msgspec.json.encode if codec == "json" else msgspec.msgpack.encode
-    packed = {place: pack_headers(its) for place, its in (headers or {}).items()}
+    packed = {index: pack_headers(its) for index, its in (headers or {}).items()}
     flat = pack([encode(order) for order in orders], packed, is_json=codec == "json")
     fields = {FIRST: str(first).encode(), b"extra": b"%d" % (len(orders) - 1)}
     fields |= dict(zip(flat[::2], flat[1::2], strict=True))
@@ -55,8 +55,8 @@ def orders_of(numbers: range) -> list[Order]:
 def headers_of(numbers: range) -> Headers:
     """Return headers for two of three records, by index."""
     return {
-        place: {b"trace": b"\xff%d" % number, "größe".encode(): b""}
-        for place, number in enumerate(numbers)
+        index: {b"trace": b"\xff%d" % number, "größe".encode(): b""}
+        for index, number in enumerate(numbers)
         if number % 3
     }
 
@@ -67,7 +67,7 @@ def headers_in(entries: Entries) -> Headers:
         {name.removeprefix(b"h."): value for name, value in entry.fields.items() if name != b"v"}
         for entry in entries
     ]
-    return {place: headers for place, headers in enumerate(found) if headers}
+    return {index: headers for index, headers in enumerate(found) if headers}
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
@@ -77,7 +77,7 @@ def test_each_record_has_an_id_and_its_own_payload(codec: Codec, count: int) -> 
     orders, headers = orders_of(range(count)), headers_of(range(count))
     entries = Entries.of([entry_of(EntryId(7, 5), orders, codec, headers=headers)])
     assert len(entries) == count and entries.stored == 1
-    assert [entry.id for entry in entries] == [EntryId(7, 5 + place) for place in range(count)]
+    assert [entry.id for entry in entries] == [EntryId(7, 5 + index) for index in range(count)]
     assert ORDERS.decode_many(entries, codec) == orders
     decode = ORDERS.decoder(codec)
     assert [decode(entry.fields) for entry in entries] == orders
@@ -97,14 +97,14 @@ def test_any_cut_gives_each_record_once(sizes: list[int], data: st.DataObject) -
         one = [b"%d-0" % ms, [b"v", msgspec.json.encode(mine[0])]]
         some = data.draw(st.booleans()) and headers_of(range(len(orders), len(orders) + size))
         reply.append(one if single else entry_of(EntryId(ms, 0), mine, headers=some or None))
-        headers += [some.get(place, {}) if some and not single else {} for place in range(size)]
+        headers += [some.get(index, {}) if some and not single else {} for index in range(size)]
         orders += mine
     entries, found, ids, read = Entries.of(reply), [], [], []
     while len(entries):
         cut = data.draw(st.integers(1, len(entries)))
         found += ORDERS.decode_many(entries[:cut], "json")
         of_cut = headers_in(entries[:cut])
-        read += [of_cut.get(place, {}) for place in range(cut)]
+        read += [of_cut.get(index, {}) for index in range(cut)]
         ids += [entry.id for entry in entries[:cut]]
         entries = entries[cut:]
     assert (found, read) == (orders, headers)
@@ -234,7 +234,7 @@ def test_a_record_that_is_wrong_leaves_its_neighbours_in_the_entry_readable() ->
     with pytest.raises(DecodeError, match="Entry 7-1: The entry holds no Order"):
         ORDERS.decode_many(entries, "json")
     decode = ORDERS.decoder("json")
-    assert [decode(readable_fields(entries[place])) for place in (0, 2, 3, 4)] == [GOOD[0], *GOOD[2:]]
+    assert [decode(readable_fields(entries[index])) for index in (0, 2, 3, 4)] == [GOOD[0], *GOOD[2:]]
 
 
 def test_an_entry_of_more_records_than_allowed_takes_no_memory() -> None:
@@ -268,11 +268,11 @@ def test_any_damage_is_an_error_or_the_records(*, has_headers: bool, forged: boo
     id_, flat = entry_of(EntryId(7, 0), orders, headers=headers)
     for _ in range(3_000):
         parts = list(flat)
-        place = 13 if forged else rng.randrange(len(parts))
-        value = bytearray(parts[place])
+        index = 13 if forged else rng.randrange(len(parts))
+        value = bytearray(parts[index])
         at = rng.randrange(len(value) + 1)
         value[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
-        parts[place] = bytes(value)
+        parts[index] = bytes(value)
         if forged:
             parts[11] = b"%d" % zlib.crc32(value)
         entries = Entries.of([[id_, parts]])

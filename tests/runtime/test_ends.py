@@ -236,15 +236,15 @@ def test_only_a_call_that_was_left_behind_ends_a_process_without_its_last_words(
     work = "left_behind" if is_left else "time.sleep, args=(0.5,)"
     program = f"""
         import atexit, threading, time
-        from streamworker.context import Place
+        from streamworker.context import OwnedPartition
         from streamworker.core.data.entries import Entry, EntryId
         from streamworker.runtime.run.threads import registered
         from streamworker.runtime.watch.stages import end_despite_threads
 
         def left_behind():
             given = dict(app="shop", processor="price", partition=3, epoch=1, owner="w", log=None)
-            place = Place(**given, now=time.monotonic, key_of=None)
-            with registered(left_behind, place, [Entry(EntryId(7, 1), {{}}, 0)]):
+            owned = OwnedPartition(**given, now=time.monotonic, key_of=None)
+            with registered(left_behind, owned, [Entry(EntryId(7, 1), {{}}, 0)]):
                 time.sleep(60)
 
         atexit.register(print, "goodbye")

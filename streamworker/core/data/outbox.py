@@ -1,6 +1,6 @@
 """What a source sent to one partition of another stream: how much, and a digest of all of it.
 
-A source is a place that commits records for other streams in one step with its own progress, such as one
+A source commits records for other streams in one step with its own progress, such as one
 partition of a processor. A message says at which :class:`Mark` it begins and at which it ends, and the target
 partition keeps the mark that it has reached. It takes a message only if it stands where the message begins.
 So a message that is repeated is taken once, whoever sends it, and a loss at either end is noticed.
@@ -141,9 +141,9 @@ def standing_of(stands: Mark, messages: Sequence[Message], head: Mark = START) -
     if stands == head and head != START:
         return Standing.GOES_ON, len(messages)
     taken = 0
-    for place, (before, message) in enumerate(pairwise(messages), 1):
+    for index, (before, message) in enumerate(pairwise(messages), 1):
         if before.through != message.since and before.through.records < stands.records:
-            taken = place
+            taken = index
     went_back = stands.records < messages[taken].since.records
     return (Standing.TARGET_WENT_BACK if went_back else Standing.DIVERGED), taken
 

@@ -281,14 +281,14 @@ def _packed(
     else:
         payloads = [entry if isinstance(entry, bytes) else entry[0] for entry in entries]
         headed = {
-            place: pack_headers(entry[1])
-            for place, entry in enumerate(entries)
+            index: pack_headers(entry[1])
+            for index, entry in enumerate(entries)
             if not isinstance(entry, bytes) and entry[1]
         }
         # A record that has fields of its own is larger than any entry, so that it shares none.
         sizes = [len(each) if isinstance(each, bytes) else ENTRY_BYTES_MAX for each in payloads]
-        for place, packed in headed.items():
-            sizes[place] += len(packed)
+        for index, packed in headed.items():
+            sizes[index] += len(packed)
     ends = list(accumulate(sizes))
     yield 1, entry_fields(entries[0])
     start, count = 1, len(entries)
@@ -299,7 +299,7 @@ def _packed(
         if end - start == 1:
             yield 1, entry_fields(entries[start])
         else:
-            its = {place - start: packed for place, packed in headed.items() if start <= place < end}
+            its = {index - start: packed for index, packed in headed.items() if start <= index < end}
             its_payloads = payloads[start:end] if packing != "binary" else as_binary(payloads[start:end])
             yield end - start, pack(its_payloads, its, is_json=packing == "json")
         start = end

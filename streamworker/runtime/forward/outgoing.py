@@ -73,10 +73,10 @@ class OutboxWriter:
 def _chunks(entries: Sequence[Any], sizes: Sequence[int], most: int) -> Iterator[Sequence[Any]]:
     """Cut entries into lists of at most ``most`` entries and about ``MESSAGE_BYTES_MAX`` bytes."""
     start = size = 0
-    for place, its_size in enumerate(sizes):
-        if place > start and (place - start >= most or size + its_size > MESSAGE_BYTES_MAX):
-            yield entries[start:place]
-            start, size = place, 0
+    for index, its_size in enumerate(sizes):
+        if index > start and (index - start >= most or size + its_size > MESSAGE_BYTES_MAX):
+            yield entries[start:index]
+            start, size = index, 0
         size += its_size
     yield entries[start:]
 

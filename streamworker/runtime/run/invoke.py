@@ -22,7 +22,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pyarrow as pa
 
-from streamworker.context import Call, Context, IdsOf, Place, Sending
+from streamworker.context import Call, Context, IdsOf, OwnedPartition, Sending
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
 from streamworker.core.text import in_words, printable
@@ -79,11 +79,11 @@ class Invoker:
     """Calls the function of one processor for one partition."""
 
     def __init__(
-        self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int, routes: Routes
+        self, spec: ProcessorSpec, owned: OwnedPartition, state: PartitionState, threads: int, routes: Routes
     ) -> None:
         self.spec = spec
         self._routes = routes
-        self.place = place
+        self.owned = owned
         self.state = state
         self._limiter = shared_limiter(threads)
         self.threads = threads
@@ -132,16 +132,16 @@ class Invoker:
         mine = self.spec.name.encode()
         records: list[Any] = [None] * len(entries)
         bad: dict[int, Exception] = {}
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             if entry.fields.get(REPLAYED_FOR, mine) != mine:
-                bad[place] = NOT_OURS
+                bad[index] = NOT_OURS
             elif self.aside and (why := self._set_aside(entry)):
-                bad[place] = why
+                bad[index] = why
             else:
                 try:
-                    records[place] = decode(entry)
+                    records[index] = decode(entry)
                 except RecordError as error:
-                    bad[place] = error
+                    bad[index] = error
         return Decoded(records, bad)
 
     def _set_aside(self, entry: Entry) -> Exception | None:
@@ -205,7 +205,7 @@ class Invoker:
         """
 
         def call() -> Any:
-            with registered(self.spec.function, self.place, entries):
+            with registered(self.spec.function, self.owned, entries):
                 return returning_errors(function, args)
 
         run = partial(anyio.to_thread.run_sync, call, abandon_on_cancel=True)
@@ -228,7 +228,7 @@ class Invoker:
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
-        context = Context(self.place, call)
+        context = Context(self.owned, call)
         arguments = (argument, context) if spec.takes_context else (argument,)
         if not spec.is_async:
             function = partial(self.in_thread, entries, function, timeout_ms=spec.timeout_ms)
@@ -262,7 +262,7 @@ class Invoker:
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
         try:
-            result = self.taken(settled(function(argument, Context(self.place, call))))
+            result = self.taken(settled(function(argument, Context(self.owned, call))))
         finally:
             call.is_over = True
             view.close()
@@ -287,7 +287,7 @@ class Invoker:
         return records
 
     def _without(self, records: Sequence[Any], removed: Mapping[int, Policy]) -> Sequence[Any]:
-        return [record for place, record in enumerate(records) if place not in removed]
+        return [record for index, record in enumerate(records) if index not in removed]
 
     def _effects(
         self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]

@@ -18,7 +18,7 @@ import anyio
 import anyio.abc
 from structlog.stdlib import BoundLogger
 
-from streamworker.context import Place
+from streamworker.context import OwnedPartition
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.tries import Tries
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
@@ -119,7 +119,7 @@ class PartitionRunner:
             tables=kept if isinstance(kept, StateWithTables) else None,
             outbox=self.outbox,
         )
-        place = Place(
+        owned = OwnedPartition(
             app=app,
             processor=spec.name,
             partition=partition,
@@ -132,12 +132,12 @@ class PartitionRunner:
         invoker, mode = _ways_of(spec)
         routes = self.outbox.routes if self.outbox else Routes(spec.into, self.settings.entry_bytes_max)
         threads = self.settings.handler_threads
-        self.invoker = invoker(spec, place, kept, threads, routes)
+        self.invoker = invoker(spec, owned, kept, threads, routes)
         orders = self.start.lock.aside
         self.invoker.aside = {record: SetAside(f"Set aside {why}") for record, why in orders.items()}
         timers = Timers(
             calls=[
-                (timer, Invoker(timer.call, place, kept, threads, routes.also(timer.call.into)))
+                (timer, Invoker(timer.call, owned, kept, threads, routes.also(timer.call.into)))
                 for timer in spec.timers
             ],
             stored=self.state,

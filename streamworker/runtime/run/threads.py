@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from streamworker.context import Place
+from streamworker.context import OwnedPartition
 from streamworker.core.data.entries import Entry
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.work import span
@@ -22,7 +22,7 @@ class ThreadCall:
     """What one thread does."""
 
     function: Callable[..., Any]
-    place: Place
+    owned: OwnedPartition
     entries: Sequence[Entry]
     """The entries of the call, or those that it handles one after the other."""
     since_ms: int
@@ -30,7 +30,7 @@ class ThreadCall:
     @property
     def text(self) -> str:
         """The call in words, for the log."""
-        whose = f"processor {self.place.processor}, partition {self.place.partition}, {span(self.entries)}"
+        whose = f"processor {self.owned.processor}, partition {self.owned.partition}, {span(self.entries)}"
         return f"{name_of(self.function)}: {whose}, for {monotonic_ms() - self.since_ms} ms"
 
 
@@ -44,10 +44,12 @@ def running_calls() -> list[ThreadCall]:
 
 
 @contextmanager
-def registered(function: Callable[..., Any], place: Place, entries: Sequence[Entry]) -> Iterator[None]:
+def registered(
+    function: Callable[..., Any], owned: OwnedPartition, entries: Sequence[Entry]
+) -> Iterator[None]:
     """Register a call as that of this thread."""
     thread = threading.get_ident()
-    _running[thread] = ThreadCall(function, place, entries, monotonic_ms())
+    _running[thread] = ThreadCall(function, owned, entries, monotonic_ms())
     try:
         yield
     finally:

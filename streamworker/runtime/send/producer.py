@@ -378,11 +378,11 @@ class _RowSender(ManySender):
     def _before_fault(
         self, records: list[tuple[int, Any]]
     ) -> tuple[list[tuple[int, Any]], RecordError | None]:
-        for place, one in enumerate(records):
+        for index, one in enumerate(records):
             try:
                 self._producer.packer.of_records([one])
             except RecordError as error:
-                return records[:place], error
+                return records[:index], error
         return records, None
 
 

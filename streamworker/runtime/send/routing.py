@@ -28,10 +28,10 @@ class Router:
         if not keyed.null_count:
             return keyed
         missing = keyed.is_null()
-        places = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
+        indexes = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
         chunks = -(-keyed.null_count // chunk)
         dealt = pa.array([self._deal.next(self._spec.partitions) for _ in range(chunks)], pa.int32())
-        return pc.if_else(missing, dealt.take(pc.divide(pc.max_element_wise(places, 0), chunk)), keyed)
+        return pc.if_else(missing, dealt.take(pc.divide(pc.max_element_wise(indexes, 0), chunk)), keyed)
 
     def _keyed(self, batch: pa.RecordBatch) -> pa.Array:
         """Return the partition of each row; null where it has no key."""

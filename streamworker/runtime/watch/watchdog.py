@@ -314,7 +314,7 @@ class Watchdog:
     def _call_cause(self, runner: PartitionRunner, tasks: Sequence[Stack]) -> Cause | None:
         """Return what a call of the function waits for; None if no call runs."""
         if runner.invoker.calls_in_threads:
-            if any(call.place is runner.invoker.place for call in running_calls()):
+            if any(call.owned is runner.invoker.owned for call in running_calls()):
                 return Cause(f"{_function(runner)}, in a thread")
             return Cause(f"a free thread: all {self._settings.handler_threads} of handler_threads are taken")
         if runner.activity.busy_since_ms is None:

@@ -81,8 +81,8 @@ class Scales:
     def heaviest(self, member: str, most: int) -> int | None:
         """Return a member's heaviest partition that weighs at most ``most``."""
         had = self._had[member]
-        place = bisect_right(had, (most, 0))
-        return -had[place - 1][1] if place else None
+        index = bisect_right(had, (most, 0))
+        return -had[index - 1][1] if index else None
 
     def sum_up_to(self, member: str, most: int) -> int:
         """Return the total weight of a member's partitions that weigh at most ``most`` each."""

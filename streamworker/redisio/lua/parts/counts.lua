@@ -8,7 +8,7 @@
 --
 -- `entries-added` and XLEN count entries, so the records ever added are entries-added + extra - folded, and
 -- those present are XLEN + extra - before.
-local FIRST, EXTRA, N, CRC = 'sw:first', 4, 6, 12  -- places in the fields of an entry of many records
+local FIRST, EXTRA, N, CRC = 'sw:first', 4, 6, 12  -- indexes in the fields of an entry of many records
 local LOOKED_MAX = 10000
 
 local function beside(events, kind)

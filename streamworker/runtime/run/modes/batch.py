@@ -42,16 +42,16 @@ class BatchMode(Mode):
         entries, decoded = self._decode(entries)
         records, bad = decoded.records, decoded.bad
         halted = ""
-        end = next((place for place in bad if self.halts(Failed(bad[place], 0))), len(entries))
+        end = next((index for index in bad if self.halts(Failed(bad[index], 0))), len(entries))
         if end < len(entries):
             halted = self.reason([entries[end]], Failed(bad[end], 0))
             whole = entries = entries[:end]
             records = records[:end]
             if not entries:
                 return halted
-        part = _Part(poison=[(entries[place], Failed(bad[place], 0)) for place in bad if place < end])
+        part = _Part(poison=[(entries[index], Failed(bad[index], 0)) for index in bad if index < end])
         if part.poison:
-            good = [place for place in range(end) if place not in bad]
+            good = [index for index in range(end) if index not in bad]
             done = await self._run([entries[p] for p in good], [records[p] for p in good], part)
         else:
             done = await self._run(entries, records, part)
@@ -148,7 +148,7 @@ class BatchMode(Mode):
                 part.rows.append(rows)
             for where, rows_of_one in sends.items():
                 part.sends.setdefault(where, []).extend(rows_of_one)
-            for place, policy in (outcome.removed or {}).items():
-                its, _ = self._slice(entries, records, place, place + 1)
+            for index, policy in (outcome.removed or {}).items():
+                its, _ = self._slice(entries, records, index, index + 1)
                 part.poison.append((its[0], Failed(policy, made)))
         return outcome

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from streamworker.context import (
     Context,
-    Place,
+    OwnedPartition,
     is_set_aside,
     show_only,
     tables_in_call,
@@ -61,11 +61,11 @@ class ColumnsInvoker(Invoker):
     """Calls a function that takes columns, or that reads a stream of columns."""
 
     def __init__(
-        self, spec: ProcessorSpec, place: Place, state: PartitionState, threads: int, routes: Routes
+        self, spec: ProcessorSpec, owned: OwnedPartition, state: PartitionState, threads: int, routes: Routes
     ) -> None:
         if spec.mode is FunctionMode.RECORD:
             spec = replace(spec, function=self._for_each(spec.function, is_async=spec.is_async))
-        super().__init__(spec, place, state, threads, routes)
+        super().__init__(spec, owned, state, threads, routes)
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
         self.ids_of = ids_of_rows if self._is_arrow else None
@@ -255,18 +255,18 @@ class RowsMode(BatchMode):
     def _decode(self, entries: Sequence[Entry]) -> tuple[Sequence[Entry], Decoded]:
         decoded = self.invoker.decode(entries)
         wide = {
-            place
-            for place, error in decoded.bad.items()
+            index
+            for index, error in decoded.bad.items()
             # Any other error is of the whole entry: it is another group's, or killed its owners.
-            if rows_in(entries[place]) > 1 and isinstance(error, RecordError)
+            if rows_in(entries[index]) > 1 and isinstance(error, RecordError)
             if not self.halts(Failed(error, 0))
         }
         if not wide:
             return entries, decoded
         parts = [
             part
-            for place, entry in enumerate(entries)
-            for part in (self._around_bad_rows(entry) if place in wide else (entry,))
+            for index, entry in enumerate(entries)
+            for part in (self._around_bad_rows(entry) if index in wide else (entry,))
         ]
         return parts, self.invoker.decode(parts)
 

@@ -74,7 +74,7 @@ class Mode(ABC):
         self.spec = invoker.spec
         self.invoker = invoker
         self.state = invoker.state
-        self.log = invoker.place.log
+        self.log = invoker.owned.log
         self.intake = intake
         self.activity = activity
         self.commits = commits
@@ -251,6 +251,6 @@ class Mode(ABC):
         """Remove the records that a call with these entries named by ``ctx.skip`` and ``ctx.dead_letter``."""
         return [
             letter
-            for place, policy in sorted((effects.removed or {}).items())
-            for letter in self.removed(entries[place], Failed(policy, attempt))
+            for index, policy in sorted((effects.removed or {}).items())
+            for letter in self.removed(entries[index], Failed(policy, attempt))
         ]

@@ -53,35 +53,35 @@ class RecordMode(GroupingMode):
         """
         decoded = self.invoker.decode(entries)
         records, bad = decoded.records, decoded.bad
-        place = 0
-        while place < len(entries) and self.refused is None:
+        index = 0
+        while index < len(entries) and self.refused is None:
             if not await self.intake.wait_may_start():
                 return ""
             if self.intake.timers.are_due:
                 await self.run_timers()
                 continue
             failed: Failed | None = None
-            if place in bad:
-                failed = Failed(bad[place], 0)
+            if index in bad:
+                failed = Failed(bad[index], 0)
             else:
-                end = min((p for p in bad if p > place), default=len(entries))
+                end = min((p for p in bad if p > index), default=len(entries))
                 if not (careful or self.intake.tries.before):
-                    place, error = await self._slice(entries, records, place, end)
+                    index, error = await self._slice(entries, records, index, end)
                     if error is None:
                         await self.turn()
                         continue
                     failed = self.failed(error, 1)
-                outcome = await self._again(entries[place], records[place], failed)
+                outcome = await self._again(entries[index], records[index], failed)
                 if outcome is None:
                     return ""
                 failed = outcome if isinstance(outcome, Failed) else None
                 if isinstance(outcome, Effects):
-                    self.add_done([entries[place]], outcome)
+                    self.add_done([entries[index]], outcome)
             if failed is not None:
                 if self.halts(failed):
-                    return self.reason([entries[place]], failed)
-                self.add([entries[place]], dead=self.removed(entries[place], failed))
-            place += 1
+                    return self.reason([entries[index]], failed)
+                self.add([entries[index]], dead=self.removed(entries[index], failed))
+            index += 1
             await self.turn()
         return ""
 
@@ -118,34 +118,34 @@ class RecordMode(GroupingMode):
         self.in_call = ()
         self.begin_row(entries, start)
         plain, drops_none = invoker.plain, not invoker.forwards_input
-        place, look = start, start + 1
+        index, look = start, start + 1
         self.activity.begins()
         try:
-            while place < end:
-                for record in records[place:look]:
+            while index < end:
+                for record in records[index:look]:
                     try:
                         # This runs a million times a second, so it takes few steps, and calls only the
                         # function. It creates no Entry unless the call takes a context.
                         if plain is None:
-                            effects = await invoker.call_record(entries[place], record, 1)
+                            effects = await invoker.call_record(entries[index], record, 1)
                         elif (result := await plain(record)) is None and drops_none:
                             effects = NOTHING
                         else:
                             effects = invoker.effects_of(result, record)
                     except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                        return place, failure(raised)
-                    place += 1
+                        return index, failure(raised)
+                    index += 1
                     if effects is NOTHING:
-                        self._row_end = place
+                        self._row_end = index
                     else:
                         self.add_next(effects)
                     if not intake.may_start:
-                        return place, None
+                        return index, None
                     if self._idle:
                         self.poke()
                 if monotonic_ms() >= until_ms:
-                    return place, None
-                look = min(end, place + min(place - start, LOOKS_MAX))
+                    return index, None
+                look = min(end, index + min(index - start, LOOKS_MAX))
         finally:
             self.activity.ends()
         return end, None
@@ -160,15 +160,15 @@ class RecordMode(GroupingMode):
         takes_context = self.spec.takes_context
         self.activity.begins()
         try:
-            for place in range(start, end):
+            for index in range(start, end):
                 try:
-                    entry = (entries[place],) if takes_context else ()
-                    effects = self.invoker.call_here(records[place], entry, (records[place],), 1)
+                    entry = (entries[index],) if takes_context else ()
+                    effects = self.invoker.call_here(records[index], entry, (records[index],), 1)
                 except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                    return place, as_error(raised)
+                    return index, as_error(raised)
                 self.add_next(effects)
                 if monotonic_ms() >= until_ms or not self.intake.may_start:
-                    return place + 1, None
+                    return index + 1, None
                 self.poke(from_thread=True)
         finally:
             self.activity.ends()

@@ -95,7 +95,7 @@ class StreamMode(GroupingMode):
         self._close()
         arguments: list[Any] = [Records(self)]
         if self.spec.takes_context:
-            arguments.append(Context(self.invoker.place, self._seen))
+            arguments.append(Context(self.invoker.owned, self._seen))
         with anyio.CancelScope() as self._scope:
             try:
                 result = await self.spec.function(*arguments)
@@ -181,7 +181,7 @@ class StreamMode(GroupingMode):
         outputs: Sequence[Any] = self._seen.outputs
         removed = self._seen.removed
         if outputs or self.invoker.forwards_input:
-            kept = [record for place, (_, record, _) in enumerate(self._hand) if place not in removed]
+            kept = [record for index, (_, record, _) in enumerate(self._hand) if index not in removed]
             outputs = self.invoker.put_out(outputs, kept)
             if self._careful:
                 self.invoker.convert(outputs)
