@@ -45,15 +45,15 @@ def draw(
         return round(SIDE + scale * (min(max(at_ms, since_ms), until_ms) - since_ms), 1)
 
     names = sorted({each.owner for p in rows for each in commits[p] if since_ms <= each.at_ms <= until_ms})
-    colour = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(names)}
+    colour = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}">',
         "<style>text { font: 11px sans-serif }</style>",
         f'<rect width="{WIDTH}" height="{height:.0f}" fill="#ffffff"/>',
         f'<text x="{SIDE}" y="15" style="font: bold 13px sans-serif">{escape(title)}</text>',
     ]
-    for place, name in enumerate(names):
-        left = SIDE + 42 * place
+    for index, name in enumerate(names):
+        left = SIDE + 42 * index
         parts.append(f'<text x="{left}" y="32" fill="{colour[name]}">■ {escape(name)}</text>')
     for row, partition in enumerate(rows):
         y = HEAD + row * row_px

@@ -163,8 +163,8 @@ def records(client: redis.Redis, key: str, after: str = "0-0"):
         if b"h" in fields:
             end = size - int(fields[b"h"])
             array, its_headers = data[:end], msgspec.msgpack.decode(data[end:])
-        for place, (record, headers) in enumerate(zip(json.loads(array), its_headers, strict=True)):
-            id_ = (ms, last - n + 1 + place)
+        for index, (record, headers) in enumerate(zip(json.loads(array), its_headers, strict=True)):
+            id_ = (ms, last - n + 1 + index)
             if id_ > tuple(map(int, after.split("-"))):
                 yield f"{ms}-{id_[1]}", record, headers or {}
 

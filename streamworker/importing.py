@@ -162,11 +162,11 @@ def _resolve(path: str, kind: Kind = "") -> tuple[ModuleType, object]:
             if isinstance(named, Stream | Table):
                 return module, named
             return module, Processor(app, attribute, named.function)
-    place = getattr(module, "__file__", None) or "a namespace package"
+    file = getattr(module, "__file__", None) or "a namespace package"
     remedy = _apps_hint(module)
     if inside := _inside(module, kind):
         remedy += f" {_list('Names in them', inside)}"
-    raise ConfigurationError(f"Module {module_name!r} ({place}) has no {attribute!r}.", remedy=remedy)
+    raise ConfigurationError(f"Module {module_name!r} ({file}) has no {attribute!r}.", remedy=remedy)
 
 
 def _import(name: str) -> ModuleType:

@@ -103,13 +103,13 @@ class Settings:
     slow_after_ms: int = 30_000
     """A silent member whose connection lives is slow, not dead: removed only after this long."""
 
-    # -- places of static members ------------------------------------------------------------
+    # -- seats of static members ------------------------------------------------------------
     static_id: str = ""
     """A name under which this worker comes back after a restart, for instance its number in a
     set of pods. Its partitions then wait for it. Each worker needs one of its own: set it in the
-    worker's environment or by ``run --static-id``. Empty: its place is not kept."""
+    worker's environment or by ``run --static-id``. Empty: its seat is not kept."""
     hold_ms: int = 30_000
-    """How long the place of a static member that left or died is kept; nobody works on its
+    """How long the seat of a static member that left or died is kept; nobody works on its
     partitions meanwhile. Longer than a restart takes."""
 
     # -- handover ----------------------------------------------------------------------------

@@ -78,11 +78,11 @@ async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tupl
             edges.append(Edge(name, stream, "sends", per_s, group.outbox))
         for each in group.readers:
             age_ms, failed = max(0, group.taken_ms - each.updated_ms), failure(each, group.taken_ms)
-            to = _place(app.pipelines.get(each.name))
+            to = _table_of(app.pipelines.get(each.name))
             edges.append(Edge(name, _node(each.name), "spark", rate, each.lag_rows, age_ms, to, failed))
         known, rows = {each.name for each in group.readers}, sum(view.rows for view in group.partitions)
         edges += [
-            Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_place(pipeline))
+            Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_table_of(pipeline))
             for pipeline in app.pipelines.values()
             if pipeline.processor.name == spec.name and pipeline.name not in known
         ]
@@ -105,7 +105,7 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> Counter[str]:
     return sent
 
 
-def _place(pipeline: PipelineSpec | None) -> str:
+def _table_of(pipeline: PipelineSpec | None) -> str:
     return f"{pipeline.format} {pipeline.path}" if pipeline is not None and pipeline.path else ""
 
 

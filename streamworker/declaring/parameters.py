@@ -110,9 +110,9 @@ def read_parameters(
     record = context = ""
     resources: dict[str, Resource[..., Any]] = {}
     filled: list[str] = []
-    for place, parameter in enumerate(looked.signature.parameters.values()):
+    for index, parameter in enumerate(looked.signature.parameters.values()):
         name, hint = parameter.name, hints.get(parameter.name)
-        if takes_context and not context and (hint is Context or (hint is None and place == 1 and record)):
+        if takes_context and not context and (hint is Context or (hint is None and index == 1 and record)):
             context = name
         elif resource := _resource(whose, name, hint, known):
             resources[name] = resource

@@ -178,10 +178,10 @@ class EmbeddedServer:
 
     def describe(self) -> str:
         """Return one line about the server, its address, and whether it keeps data."""
-        place = "a private unix socket" if self._port is None else f"127.0.0.1:{self._port}"
+        address = "a private unix socket" if self._port is None else f"127.0.0.1:{self._port}"
         kept = self.data_dir is not None and self.appendonly
         fate = f"data is kept in {self.data_dir}" if kept else "data is lost on exit"
-        return f"{self.version} on {place}; {fate}"
+        return f"{self.version} on {address}; {fate}"
 
     def log_tail(self, lines: int = 20) -> str:
         """Return the last lines of the server's log."""

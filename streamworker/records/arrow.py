@@ -85,16 +85,16 @@ _QUICK = {int: ints, float: floats, str: texts}
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """The place of a hint in a record type, for messages."""
+class _FieldPath:
+    """Where a hint stands in a record type, for messages."""
 
     record: str
     path: str
     inside: tuple[type, ...]
     """The record types that contain it; a recursive type would repeat one of them."""
 
-    def within(self, suffix: str) -> "_Place":
-        return _Place(self.record, self.path + suffix, self.inside)
+    def within(self, suffix: str) -> "_FieldPath":
+        return _FieldPath(self.record, self.path + suffix, self.inside)
 
     def refuse(self, what: str, remedy: str) -> ConfigurationError:
         return ConfigurationError(
@@ -105,7 +105,7 @@ class _Place:
 
 def columns_of(record: Declared) -> StructColumn:
     """Compile a record type; raise ConfigurationError for a field whose type has no Arrow type."""
-    return _struct_column(record, False, _Place(record.name, "", ()))
+    return _struct_column(record, False, _FieldPath(record.name, "", ()))
 
 
 def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
@@ -126,9 +126,9 @@ def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
 # -- from hints to columns -------------------------------------------------------------------
 
 
-def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructColumn:
-    if record.python_type in place.inside:
-        raise place.refuse(
+def _struct_column(record: Declared, nullable: bool, at: _FieldPath) -> StructColumn:
+    if record.python_type in at.inside:
+        raise at.refuse(
             f"holds {record.name} within {record.name}",
             "Arrow has no recursive types: use a list of ids, or a str with JSON in it.",
         )
@@ -145,7 +145,7 @@ def _struct_column(record: Declared, nullable: bool, place: _Place) -> StructCol
     for field in record.declared:
         hint = read_hint(record.hints[field.name])
         may_be_absent = is_dict and not field.required
-        inner = _Place(place.record, f"{place.path}.{field.name}", (*place.inside, record.python_type))
+        inner = _FieldPath(at.record, f"{at.path}.{field.name}", (*at.inside, record.python_type))
         column = _column(hint, hint.nullable or may_be_absent, inner)
         fetch = _fetcher(field.name, record.kind, may_be_absent)
         leaves_out_none = may_be_absent or field.default is msgspec.UNSET
@@ -162,53 +162,51 @@ def _fetcher(name: str, kind: RecordKind, may_be_absent: bool) -> Callable[[list
     return lambda records: [getattr(record, name) for record in records]
 
 
-def _column(hint: Hint, nullable: bool, place: _Place) -> Column:
+def _column(hint: Hint, nullable: bool, at: _FieldPath) -> Column:
     base = hint.base
     origin = typing.get_origin(base)
     if origin is typing.Union:
-        raise place.refuse(
-            f"is one of several types ({_name(base)})", "Use one type, or a str with JSON in it."
-        )
+        raise at.refuse(f"is one of several types ({_name(base)})", "Use one type, or a str with JSON in it.")
     if origin is typing.Literal:
-        return _literal_column(typing.get_args(base), nullable, place)
+        return _literal_column(typing.get_args(base), nullable, at)
     if origin in _LISTS:
-        return ListColumn(_inner(_item_of(base, place), place.within("[]")), nullable)
+        return ListColumn(_inner(_item_of(base, at), at.within("[]")), nullable)
     if origin in _MAPS:
         key, value = typing.get_args(base)
-        key_column = _inner(key, place.within(" (key)"))
+        key_column = _inner(key, at.within(" (key)"))
         if key_column.nullable or not isinstance(key_column, Leaf):
-            raise place.refuse(f"has keys of type {_name(key)}", "Use str or int as the type of its keys.")
-        return MapColumn(key_column, _inner(value, place.within("{}")), nullable)
+            raise at.refuse(f"has keys of type {_name(key)}", "Use str or int as the type of its keys.")
+        return MapColumn(key_column, _inner(value, at.within("{}")), nullable)
     kind = kind_of(base)
     if kind is not None:
-        return _struct_column(Declared(base, kind), nullable, place)
+        return _struct_column(Declared(base, kind), nullable, at)
     if isinstance(base, type) and issubclass(base, enum.Enum):
-        return _enum_column(base, nullable, place)
+        return _enum_column(base, nullable, at)
     column = _scalar_column(base, hint.annotations, nullable)
     if column is None:
-        raise place.refuse(f"is {_name(base)}", _INSTEAD.get(base, _POSSIBLE))
+        raise at.refuse(f"is {_name(base)}", _INSTEAD.get(base, _POSSIBLE))
     return column
 
 
-def _inner(hint: Any, place: _Place) -> Column:
+def _inner(hint: Any, at: _FieldPath) -> Column:
     inner = read_hint(hint)
-    return _column(inner, inner.nullable, place)
+    return _column(inner, inner.nullable, at)
 
 
-def _item_of(base: Any, place: _Place) -> Any:
+def _item_of(base: Any, at: _FieldPath) -> Any:
     items = typing.get_args(base)
     if typing.get_origin(base) is tuple:
         items = tuple(item for item in items if item is not Ellipsis)
     if not items or any(item != items[0] for item in items):
-        raise place.refuse(
+        raise at.refuse(
             f"is {_name(base)}", "Use tuple[T, ...] of one type, or a record for fields of several."
         )
     return items[0]
 
 
-def _literal_column(values: tuple[Any, ...], nullable: bool, place: _Place) -> Column:
+def _literal_column(values: tuple[Any, ...], nullable: bool, at: _FieldPath) -> Column:
     plain = [value for value in values if value is not None]
-    arrow_type, accepts, never = _type_of_values(plain, place)
+    arrow_type, accepts, never = _type_of_values(plain, at)
     allowed = frozenset(plain)
 
     def first_other(column: list[Any]) -> int | None:
@@ -238,9 +236,9 @@ def _is_uuid(array: pa.Array) -> pa.Array:
     return pc.match_substring_regex(array, _UUID)
 
 
-def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column:
+def _enum_column(base: type[enum.Enum], nullable: bool, at: _FieldPath) -> Column:
     values = [member.value for member in base]
-    arrow_type, _, _ = _type_of_values(values, place)
+    arrow_type, _, _ = _type_of_values(values, at)
     wanted = f"{base.__name__} has {', '.join(map(repr, values))}"
     # A Flag is any combination of its members, which the decoder checks.
     is_allowed = None if issubclass(base, enum.Flag) else _is_one_of(values, arrow_type)
@@ -249,13 +247,13 @@ def _enum_column(base: type[enum.Enum], nullable: bool, place: _Place) -> Column
 
 
 def _type_of_values(
-    values: list[Any], place: _Place
+    values: list[Any], at: _FieldPath
 ) -> tuple[pa.DataType, tuple[type, ...], tuple[type, ...]]:
     if values and all(isinstance(value, str) for value in values):
         return pa.string(), (str,), ()
     if values and all(isinstance(value, int) and not isinstance(value, bool) for value in values):
         return pa.int64(), (int,), (bool,)
-    raise place.refuse("has values of several types", "Use values that are all str or all int.")
+    raise at.refuse("has values of several types", "Use values that are all str or all int.")
 
 
 def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> Column | None:

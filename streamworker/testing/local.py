@@ -259,7 +259,7 @@ class LocalWorker:
 
         Workers may have trimmed rows that every reader has read.
         """
-        keys, partitions = self._place(processor)
+        keys, partitions = self._group_of(processor)
         schemas = await stored_schemas(self._backend, keys)
         rows: list[dict[str, Any]] = []
         for partition in partitions:
@@ -269,7 +269,7 @@ class LocalWorker:
 
     async def dead_letters(self, processor: ProcessorName) -> list[StoredLetter]:
         """Return the records that a processor gave up on, by partition, oldest first."""
-        keys, partitions = self._place(processor)
+        keys, partitions = self._group_of(processor)
         return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
 
     async def run(self, timer: Timer[..., Any], *, at: datetime | None = None) -> None:
@@ -340,7 +340,7 @@ class LocalWorker:
         finally:
             self._ended.set()
 
-    def _place(self, processor: ProcessorName) -> tuple[GroupKeys, range]:
+    def _group_of(self, processor: ProcessorName) -> tuple[GroupKeys, range]:
         """Return the keys of a processor's group, and the partitions of its stream."""
         name = processor if isinstance(processor, str) else processor.name
         if name not in self._specs:

@@ -24,7 +24,7 @@ def search(count: int, poison: set[int]) -> tuple[list[tuple[int, int]], list[tu
     good: list[tuple[int, int]] = []
     while (part := halving.next()) is not None:
         tried.append(part)
-        if any(part[0] <= place < part[1] for place in poison):
+        if any(part[0] <= index < part[1] for index in poison):
             halving.failed()
         else:
             good.append(part)
@@ -39,8 +39,8 @@ def test_halving_finds_exactly_the_poison_and_handles_the_rest_once_in_order(dat
     poison = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     _, good, found = search(count, poison)
     assert found == sorted(poison)
-    handled = [place for start, end in good for place in range(start, end)]
-    assert handled == [place for place in range(count) if place not in poison]
+    handled = [index for start, end in good for index in range(start, end)]
+    assert handled == [index for index in range(count) if index not in poison]
 
 
 @given(st.integers(1, 300), st.data())

@@ -30,7 +30,7 @@ def test_who_wants_in_is_read_as_it_was_written() -> None:
 
 
 def test_a_message_that_cannot_be_read_or_is_of_a_static_member_lets_nobody_in() -> None:
-    """It joins by itself. A static member may find its place taken, and must hear that itself."""
+    """It joins by itself. A static member may find its seat taken, and must hear that itself."""
     door = Door(PACE_MS, lambda most: most)
     whole = applicant("w9").message().applicant
     endless = whole.replace('"pid":1', '"pid":Infinity')

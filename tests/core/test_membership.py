@@ -175,7 +175,7 @@ def static_group(n: int, partitions: int, strategy: str) -> Membership:
     return membership
 
 
-def by_place(membership: Membership) -> list[str | None]:
+def by_seat(membership: Membership) -> list[str | None]:
     """Return the name of the owner of each partition, which is the same after a restart."""
     return [owner and owner.partition(".")[0] for owner in membership.owners]
 
@@ -186,7 +186,7 @@ def test_a_rolling_restart_of_static_members_gives_no_partition_to_another(
 ) -> None:
     """In any order, by leave or by death, and with several away at once."""
     membership = static_group(n, partitions, strategy)
-    before = by_place(membership)
+    before = by_seat(membership)
     todo = data.draw(st.permutations(range(n)))
     away: list[int] = []
     while todo or away:
@@ -195,12 +195,12 @@ def test_a_rolling_restart_of_static_members_gives_no_partition_to_another(
             name = f"w{away[-1]}"
             if data.draw(st.booleans()):
                 membership = membership.with_leaving(f"{name}.0")
-                assert by_place(membership) == before
+                assert by_seat(membership) == before
             after = membership.with_gone([f"{name}.0"], 1_000)
         else:
             after = membership.with_member(member_named(f"w{away.pop(0)}", 1))
         assert membership.moved(after) == ()
-        assert by_place(after) == before
+        assert by_seat(after) == before
         membership = after
     assert membership.owners == tuple(f"{name}.1" for name in before)
 
@@ -209,7 +209,7 @@ def test_a_rolling_restart_of_static_members_gives_no_partition_to_another(
 def test_what_is_parked_is_given_to_nobody_and_all_of_it_when_the_hold_is_over(
     n: int, partitions: int, strategy: str
 ) -> None:
-    """A join meanwhile shares the rest; the first member removes the place, the others wait."""
+    """A join meanwhile shares the rest; the first member removes the seat, the others wait."""
     membership = static_group(n, partitions, strategy).with_gone(["w0.0"], 1_000)
     parked = membership.owned_by("w0.0")
     membership = membership.with_member(member_named("newcomer", 0))
@@ -222,7 +222,7 @@ def test_what_is_parked_is_given_to_nobody_and_all_of_it_when_the_hold_is_over(
     assert None not in after.owners
 
 
-def test_a_held_place_comes_back_as_it_was_written() -> None:
+def test_a_held_seat_comes_back_as_it_was_written() -> None:
     """With its static id and the end of its hold."""
     membership = static_group(2, 4, "sticky").with_gone(["w0.0"], 1_700_000_030_000)
     membership = replace(membership, generation=7)

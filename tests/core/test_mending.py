@@ -110,9 +110,9 @@ def test_a_member_writes_the_document_anew_as_it_was_known() -> None:
     assert bench.core.member == ME
 
 
-def test_held_places_and_weights_are_what_they_were() -> None:
+def test_held_seats_and_weights_are_what_they_were() -> None:
     """A static member that is away comes back to its partition; the balancer goes on from what it knew."""
-    held = Member("s.1", "s", "host", 1, 1, "held", static_id="place", held_until_ms=9_000_000)
+    held = Member("s.1", "s", "host", 1, 1, "held", static_id="seat", held_until_ms=9_000_000)
     me = Member(ME, "w1", "host", 1, 0)
     known = Membership(10, 3, "weighted", (me, held), (ME, "s.1", ME), (5, 7, 9), ((4_000, 1),))
     bench = Bench.started(partitions=3)

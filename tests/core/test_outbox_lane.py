@@ -49,13 +49,13 @@ class ForwardedOnce(RuleBasedStateMachine):
 
     def arrive(self, messages: Sequence[Message], *, full: int = -1) -> list[ForwardReply]:
         replies = []
-        for place, message in enumerate(messages):
+        for index, message in enumerate(messages):
             stands, rows = self.states[-1]
             if stands == message.through:
                 replies.append(ForwardReply(ForwardCode.TAKEN))
             elif stands != message.since:
                 replies.append(ForwardReply(ForwardCode.OTHER, stands))
-            elif place == full:
+            elif index == full:
                 replies.append(ForwardReply(ForwardCode.FULL))
             else:
                 records = range(message.through.records - len(message.data), message.through.records)

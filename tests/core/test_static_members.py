@@ -1,4 +1,4 @@
-"""Static members as one worker sees them: returning to a place, keeping and removing those of others."""
+"""Static members as one worker sees them: returning to a seat, keeping and removing those of others."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def running(*others: Member, static_id: str = "one") -> Bench:
 
 
 @pytest.mark.parametrize("noticed", [True, False], ids=["held", "death not noticed yet"])
-def test_a_worker_that_returns_takes_its_place_and_its_partitions(noticed: bool) -> None:
+def test_a_worker_that_returns_takes_its_seat_and_its_partitions(noticed: bool) -> None:
     """Also before anybody has noticed that its former self died; its heartbeats end with that."""
     before = group(member("w1.0", "one"), member("w2.0"))
     if noticed:
@@ -46,35 +46,35 @@ def test_a_worker_that_returns_takes_its_place_and_its_partitions(noticed: bool)
     assert (asked.added, asked.removed) == ((ME,), () if noticed else ("w1.0",))
 
 
-def test_a_static_member_leaves_its_place_behind() -> None:
+def test_a_static_member_leaves_its_seat_behind() -> None:
     """Drained and released as ever; what it had is parked until the hold is over."""
     bench = running(member("w2.0"))
     stopping = bench.send(ev.StopRequested())
     assert change(stopping).message.moved == ()
     left = change(bench.stop_runners(stopping) + bench.send(membership_events.DocumentChanged(11)))
-    place = left.membership.get(ME)
+    seat = left.membership.get(ME)
     assert left.message.cause == "left" and left.message.moved == ()
-    assert place is not None
-    assert (place.state, place.held_until_ms) == ("held", READ_MS + TIMING.hold_ms)
+    assert seat is not None
+    assert (seat.state, seat.held_until_ms) == ("held", READ_MS + TIMING.hold_ms)
     assert (left.removed, left.membership.owned_by(ME)) == ((ME,), frozenset(range(4)))
     assert "Finished" in names(bench.send(membership_events.DocumentChanged(12)))
 
 
-def test_the_place_of_a_static_member_that_died_is_held_from_then_on() -> None:
+def test_the_seat_of_a_static_member_that_died_is_held_from_then_on() -> None:
     """By the server's clock, as our own heartbeat told it last."""
     bench = running(member("w2.0", "two"))
     for age_ms in (3_000, 2_000, 1_000, 0):
         beats = {"w2.0": beat(1, 7), ME: beat(60_000 - age_ms, 8)}
         bench.heartbeat(after_ms=TIMING.heartbeat_interval_ms, beats=beats)
     died = change(bench.send(membership_events.PeersProbed(frozenset({8}))))
-    place = died.membership.get("w2.0")
+    seat = died.membership.get("w2.0")
     assert died.message.cause == "death" and died.message.moved == ()
-    assert place is not None
-    assert (place.state, place.held_until_ms) == ("held", 60_000 + TIMING.hold_ms)
+    assert seat is not None
+    assert (seat.state, seat.held_until_ms) == ("held", 60_000 + TIMING.hold_ms)
     assert died.removed == ("w2.0",)
 
 
-def test_a_place_is_suspected_by_nobody_and_removed_when_its_hold_is_over() -> None:
+def test_a_seat_is_suspected_by_nobody_and_removed_when_its_hold_is_over() -> None:
     """It sends no heartbeats, and is not asked for any."""
     bench = running(member("w2.0", "two"))
     held = group(member(ME, "one"), member("w2.0", "two")).with_gone(["w2.0"], 60_000)
@@ -89,7 +89,7 @@ def test_a_place_is_suspected_by_nobody_and_removed_when_its_hold_is_over() -> N
     assert over.membership.ids == (ME,)
 
 
-def test_a_static_worker_that_was_thought_dead_comes_back_to_its_place_under_a_new_name() -> None:
+def test_a_static_worker_that_was_thought_dead_comes_back_to_its_seat_under_a_new_name() -> None:
     """Its locks are those of its former self, which nobody else has been given."""
     bench = running(member("w2.0"))
     bench.heartbeat(lost=True)
@@ -100,7 +100,7 @@ def test_a_static_worker_that_was_thought_dead_comes_back_to_its_place_under_a_n
 
 
 def test_a_worker_whose_static_id_was_taken_by_another_ends_and_names_it() -> None:
-    """Else the two would take the place from each other for ever."""
+    """Else the two would take the seat from each other for ever."""
     bench = running()
     taken = replace(group(structs.replace(member("w9.0"), static_id="one")), generation=11)
     bench.changed(11)

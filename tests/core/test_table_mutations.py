@@ -116,11 +116,11 @@ CHECKS = {
 def is_noticed(table: str) -> bool:
     """Run a table's checks until one fails."""
     known = CHECKS[table]
-    for place, check in enumerate(known):
+    for index, check in enumerate(known):
         try:
             check()
         except Exception:
-            known.insert(0, known.pop(place))  # it will notice the next change as well, perhaps
+            known.insert(0, known.pop(index))  # it will notice the next change as well, perhaps
             return True
         except pytest.fail.Exception:
             return True
@@ -263,32 +263,32 @@ def code_of(function: Callable[..., Any], tree: ast.Module) -> CodeType:
 def arms() -> Iterator[Any]:
     """Return each function with the number of each of its arms."""
     for function in FUNCTIONS:
-        for place, arm in enumerate(tree_of(function)[1].cases):
+        for index, arm in enumerate(tree_of(function)[1].cases):
             name = f"{function.__qualname__}: {ast.unparse(arm.pattern)}"
-            yield pytest.param(function, place, id=name)
+            yield pytest.param(function, index, id=name)
 
 
 ARMS = list(arms())
 
 
-@pytest.mark.parametrize(("function", "place"), ARMS)
+@pytest.mark.parametrize(("function", "index"), ARMS)
 def test_an_arm_that_is_missing_is_noticed(
-    function: Callable[..., Any], place: int, monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Any], index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each kind of event means something."""
     tree, found = tree_of(function)
-    del found.cases[place]
+    del found.cases[index]
     monkeypatch.setattr(function, "__code__", code_of(function, tree))
     assert is_noticed(FUNCTIONS[function])
 
 
-@pytest.mark.parametrize(("function", "place"), [arm for arm in ARMS if arm.values[1] > 0])
+@pytest.mark.parametrize(("function", "index"), [arm for arm in ARMS if arm.values[1] > 0])
 def test_two_arms_that_are_exchanged_are_noticed(
-    function: Callable[..., Any], place: int, monkeypatch: pytest.MonkeyPatch
+    function: Callable[..., Any], index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is done for the one kind is done for the other."""
     tree, found = tree_of(function)
-    one, other = found.cases[place - 1 : place + 1]
+    one, other = found.cases[index - 1 : index + 1]
     one.body, other.body = other.body, one.body
     monkeypatch.setattr(function, "__code__", code_of(function, tree))
     assert is_noticed(FUNCTIONS[function])

@@ -114,7 +114,7 @@ def test_who_is_not_let_in_in_time_joins_by_itself_on_what_the_winner_wrote() ->
 def test_who_is_told_to_stop_while_it_waits_to_be_let_in_leaves_if_it_is_let_in_after_all(
     is_let_in: bool,
 ) -> None:
-    """Or its place would stay behind, and its partitions with it. After its patience nobody lets it in."""
+    """Or its seat would stay behind, and its partitions with it. After its patience nobody lets it in."""
     bench = Bench.joining(None)
     bench.refuse(group("w2.1", generation=5))
     assert bench.send(ev.StopRequested()) == []

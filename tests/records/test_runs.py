@@ -89,13 +89,13 @@ def test_many_small_records_fill_their_entries(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
-@pytest.mark.parametrize("place", [0, 1, 50])
+@pytest.mark.parametrize("index", [0, 1, 50])
 def test_a_record_that_a_consumer_would_refuse_is_refused_wherever_it_stands(
-    codec: Codec, place: int
+    codec: Codec, index: int
 ) -> None:
     """With ``validate`` alone: without it the values are the program's own affair."""
     items = [Item(n) for n in range(60)]
-    items[place].number = "seven"  # type: ignore[assignment]
+    items[index].number = "seven"  # type: ignore[assignment]
     assert encoder(codec, validate=True)(items) is None
     assert isinstance(encoder(codec)(items), Run)
-    assert isinstance(encoder(codec, validate=True)(items[:place] or [Item(0)]), Run)
+    assert isinstance(encoder(codec, validate=True)(items[:index] or [Item(0)]), Run)

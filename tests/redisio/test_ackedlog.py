@@ -168,8 +168,8 @@ def test_no_bytes_of_a_small_batch_end_the_process(data: st.DataObject, count: i
     acked = encode_batch(batch)
     changed = bytearray(pa.Codec("zstd").decompress(acked.data, acked.size, asbytes=True))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(changed) - 1))
-        changed[place : place + data.draw(st.integers(1, 3))] = data.draw(st.binary(max_size=3))
+        index = data.draw(st.integers(0, len(changed) - 1))
+        changed[index : index + data.draw(st.integers(1, 3))] = data.draw(st.binary(max_size=3))
     packed = bytes(pa.Codec("zstd").compress(bytes(changed), asbytes=True))
     forged = dataclasses.replace(acked, data=packed, crc=zlib.crc32(packed), size=len(changed))
     with contextlib.suppress(DataLoss, OverflowError):  # Python has no date beyond the year 9999.
@@ -200,9 +200,9 @@ def test_types_that_need_more_than_the_schema_are_refused(column: pa.Array) -> N
 def test_any_flipped_bit_of_a_batch_is_noticed(data: st.DataObject, codec: Any, count: int) -> None:
     """One changed bit anywhere in the payload is an error, never other rows and never a crash."""
     acked = encode_batch(many(count)) if codec == "auto" else encoded(many(count), codec)
-    place = data.draw(st.integers(0, len(acked.data) * 8 - 1))
+    index = data.draw(st.integers(0, len(acked.data) * 8 - 1))
     changed = bytearray(acked.data)
-    changed[place // 8] ^= 1 << place % 8
+    changed[index // 8] ^= 1 << index % 8
     with pytest.raises(DataLoss, match=r"Entry 900-0 .*CRC"):
         decode_entry(EntryId(900, 0), entry(acked, batch=bytes(changed)), SCHEMAS)
 

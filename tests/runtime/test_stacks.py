@@ -33,9 +33,9 @@ async def test_the_stack_of_a_task_goes_down_to_what_it_waits_for() -> None:
     found = await stacks_of({"one", "absent"})
     assert [len(stacks) for stacks in found.values()] == [2] and set(found) == {"one"}
     stack = found["one"][0]
-    assert stack.place(take.__code__) and "yield from go_on.wait()" in stack.text
-    assert stack.place(take.__code__).startswith("test_stacks.py:")
-    assert stack.place(take.__code__).endswith(" in __await__")
+    assert stack.line_of(take.__code__) and "yield from go_on.wait()" in stack.text
+    assert stack.line_of(take.__code__).startswith("test_stacks.py:")
+    assert stack.line_of(take.__code__).endswith(" in __await__")
     go_on.set()
     await asyncio.gather(*tasks)
 

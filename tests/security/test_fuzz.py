@@ -187,10 +187,10 @@ def _acked(fields: dict[bytes, bytes]) -> object:
     return ackedlog.decode_entry(EntryId(2, 0), fields, SCHEMAS).to_pylist()
 
 
-PLACE = {b"rows": b"2", b"prev": b"1-1", b"first": b"2-0", b"last": b"3-1", b"epoch": b"5"}
+LINK = {b"rows": b"2", b"prev": b"1-1", b"first": b"2-0", b"last": b"3-1", b"epoch": b"5"}
 
 
-def _place(fields: dict[bytes, bytes]) -> object:
+def _link(fields: dict[bytes, bytes]) -> object:
     return ackedlog.link_of(EntryId(2, 0), fields)
 
 
@@ -285,7 +285,7 @@ DECODERS = (
         several(damaged(b"5"), damaged(b"n.5"), damaged(b"3-1"), damaged(b"5 3-1 7"), or_none=True),
         lambda fields: logs._tail(*fields),
     ),
-    Decoder("place of an entry in its log", damaged_fields(PLACE, *PLACE), _place),
+    Decoder("link of an entry to the one before", damaged_fields(LINK, *LINK), _link),
     Decoder("acked log that somebody forged", forged.make, forged.check),
 )
 

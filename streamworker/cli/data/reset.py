@@ -203,7 +203,7 @@ async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear
 
 
 async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Move]) -> None:
-    """Refuse a place from which on some records are gone."""
+    """Refuse a position from which on some records are gone."""
     lacking = [move for move in moves if move.lacks]
     if not lacking:
         return

@@ -38,10 +38,10 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
     facts, rows = list[dict[str, object]](), list[Sequence[object]]()
     for view in ask(app, _views, app):
         spec = app.tables[view.name].spec
-        place = {"table": spec.name, "processor": spec.processor, "stream": spec.stream.name}
-        facts.append({**place, "ttl_ms": spec.ttl_ms, "keys": view.keys, "bytes": view.bytes})
+        names = {"table": spec.name, "processor": spec.processor, "stream": spec.stream.name}
+        facts.append({**names, "ttl_ms": spec.ttl_ms, "keys": view.keys, "bytes": view.bytes})
         ttl = duration(spec.ttl_ms) if spec.ttl_ms else "for ever"
-        rows.append((*place.values(), ttl, view.keys, memory(view.bytes)))
+        rows.append((*names.values(), ttl, view.keys, memory(view.bytes)))
     columns = ("table", "processor", "stream", "ttl", "keys", "memory")
     print_found(json, facts, f"App {app.name!r} has no tables.", columns, rows)
 

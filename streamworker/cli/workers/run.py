@@ -36,7 +36,7 @@ def run(
         str | None, option("--name NAME", "The worker's name in status and top; random by default.")
     ] = None,
     static_id: Annotated[
-        str | None, option("--static-id ID", "Id that keeps the worker's place in a restart; see hold_ms.")
+        str | None, option("--static-id ID", "Id that keeps the worker's seat in a restart; see hold_ms.")
     ] = None,
     tui: Annotated[bool, option("--tui", "Show the live view; log lines go to --log-file.")] = False,
     spark: Annotated[bool, option("--spark", "Run the app's Spark pipelines beside it.")] = False,

@@ -27,7 +27,7 @@ Fields = Sequence[bytes]
 """Names and values of an entry, in order."""
 
 
-class SourcePlace(NamedTuple):
+class SourcePosition(NamedTuple):
     """How far the stream was read: everything up to an entry was taken."""
 
     id: EntryId = ZERO
@@ -38,12 +38,12 @@ class SourcePlace(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What :func:`keep_place` writes; empty for a stream that was never read."""
-        return "" if self == SourcePlace() else f"{self.id} {self.tag} {self.added}"
+        """What :func:`keep_position` writes; empty for a stream that was never read."""
+        return "" if self == SourcePosition() else f"{self.id} {self.tag} {self.added}"
 
     @classmethod
-    def parse(cls, text: bytes | None) -> "SourcePlace":
-        """Read what :func:`keep_place` wrote."""
+    def parse(cls, text: bytes | None) -> "SourcePosition":
+        """Read what :func:`keep_position` wrote."""
         if text is None:
             return cls()
         entry_id, tag, count = text.decode().split(" ")
@@ -55,19 +55,19 @@ class Look:
     """What one look at the stream found."""
 
     entries: list[tuple[EntryId, Fields]]
-    """The entries behind the place, in order."""
-    place: SourcePlace
-    """The place, with the entries counted that were dropped before they were taken."""
+    """The entries behind the position, in order."""
+    position: SourcePosition
+    """The position, with the entries counted that were dropped before they were taken."""
     trouble: str = ""
     """Why they are not those that follow: the stream was made anew, or has gone back."""
     dropped: int = 0
-    """Entries behind the place that were trimmed or deleted before anybody took them."""
+    """Entries behind the position that were trimmed or deleted before anybody took them."""
 
     @property
-    def end(self) -> SourcePlace:
-        """The place behind the entries."""
+    def end(self) -> SourcePosition:
+        """The position behind the entries."""
         last, fields = self.entries[-1]
-        return SourcePlace(last, tag_of(fields), self.place.added + len(self.entries))
+        return SourcePosition(last, tag_of(fields), self.position.added + len(self.entries))
 
 
 def _field(source: str) -> str:
@@ -81,47 +81,49 @@ def tag_of(fields: Fields) -> str:
 
 async def standing(
     backend: Backend, keys: StreamKeys, source: str, partitions: int
-) -> tuple[SourcePlace, dict[int, str]]:
+) -> tuple[SourcePosition, dict[int, str]]:
     """Return how far the stream was read, and where each partition stands."""
     asked = [("HGET", keys.taken(p), _field(source)) for p in range(partitions)]
-    place, *found = all_answered(await backend.pipeline([("HGET", keys.meta, _field(source)), *asked]))
-    return SourcePlace.parse(place), {
+    position, *found = all_answered(await backend.pipeline([("HGET", keys.meta, _field(source)), *asked]))
+    return SourcePosition.parse(position), {
         p: START if text is None else text.decode() for p, text in enumerate(found)
     }
 
 
-async def keep_place(
-    backend: Backend, keys: StreamKeys, source: str, was: SourcePlace, place: SourcePlace
+async def keep_position(
+    backend: Backend, keys: StreamKeys, source: str, was: SourcePosition, position: SourcePosition
 ) -> bool:
     """Store how far the stream was read, unless another worker has stored something since; return whether."""
-    args = (_field(source), was.text or MISSING, place.text)
+    args = (_field(source), was.text or MISSING, position.text)
     return bool(checked(await backend.run(REPAIR_TAKEN, (keys.meta,), args))[0] == b"OK")
 
 
-async def look(backend: Backend, source: str, place: SourcePlace, count: int, taken: EntryId = ZERO) -> Look:
-    """Read what follows a place, and check that the place is still there, and the last entry ``taken``."""
-    here, newest = str(place.id), max(place.id, taken)
+async def look(
+    backend: Backend, source: str, position: SourcePosition, count: int, taken: EntryId = ZERO
+) -> Look:
+    """Read what follows a position, and check that it is still there, and the last entry ``taken``."""
+    here, newest = str(position.id), max(position.id, taken)
     if not await backend.execute("EXISTS", source):
-        return Look([], place, "it is gone" if place.tag or taken != ZERO else "")
+        return Look([], position, "it is gone" if position.tag or taken != ZERO else "")
     commands = [
         ("XINFO", "STREAM", source),
         ("XRANGE", source, here, here),
-        ("XRANGE", source, "-" if place.id == ZERO else f"({here}", "+", "COUNT", count),
+        ("XRANGE", source, "-" if position.id == ZERO else f"({here}", "+", "COUNT", count),
     ]
     flat, there, after = all_answered(await backend.pipeline(commands))
     info: Mapping[bytes, Any] = pairs_of(flat)
     last = EntryId.parse(info[b"last-generated-id"])
     if last < newest:
-        return Look([], place, f"its last id was {newest}, and is {last}")
-    if place.tag and there and tag_of(there[0][1]) != place.tag:
-        return Look([], place, f"entry {place.id} holds something else now")
+        return Look([], position, f"its last id was {newest}, and is {last}")
+    if position.tag and there and tag_of(there[0][1]) != position.tag:
+        return Look([], position, f"entry {position.id} holds something else now")
     gone, first = info[b"entries-added"] - info[b"length"], info[b"first-entry"]
-    passed = not first or EntryId.parse(first[0]) > place.id  # nothing is left up to the place
-    if place.added < 0:  # What was dropped before the first look is none of ours.
-        place = place._replace(added=gone if passed else 0)
-    dropped = max(0, gone - place.added) if passed else 0
-    place = place._replace(added=place.added + dropped)
-    return Look([(EntryId.parse(name), fields) for name, fields in after], place, dropped=dropped)
+    passed = not first or EntryId.parse(first[0]) > position.id  # nothing is left up to the position
+    if position.added < 0:  # What was dropped before the first look is none of ours.
+        position = position._replace(added=gone if passed else 0)
+    dropped = max(0, gone - position.added) if passed else 0
+    position = position._replace(added=position.added + dropped)
+    return Look([(EntryId.parse(name), fields) for name, fields in after], position, dropped=dropped)
 
 
 class Piece(NamedTuple):

@@ -188,8 +188,8 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         args += (batch.rows, str(batch.first), batch.schema, batch.crc, batch.codec, batch.size, batch.data)
     names = _names(keys, request.partition, *tables)
     if request.outbox is not None:
-        place = keys.outbox(request.partition)
-        names = (*names[:BESIDES], place.messages, place.heads, *names[BESIDES:])
+        outbox = keys.outbox(request.partition)
+        names = (*names[:BESIDES], outbox.messages, outbox.heads, *names[BESIDES:])
         args += request.outbox.args()
     for name, (its_sets, its_dels) in tables.items():
         args += (request.tables[name], len(its_sets) // 2, *its_sets, len(its_dels), *its_dels)

@@ -16,7 +16,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, RecordError
 from streamworker.redisio.data import adopted
-from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePlace
+from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePosition
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
@@ -48,9 +48,9 @@ class Adopter:
         self._log = self.log.bind(source=self.spec.source)
         assert self.spec.codec != "arrow"
         self._decode = self.spec.record.decoder(self.spec.codec)
-        self._place: SourcePlace | None = None
-        self._kept = SourcePlace()
-        """The place that is stored, as far as this worker knows."""
+        self._position: SourcePosition | None = None
+        self._kept = SourcePosition()
+        """The position that is stored, as far as this worker knows."""
         self._stands: dict[int, str] = {}
         self._told = ""
         self._stood = False
@@ -59,14 +59,14 @@ class Adopter:
         """Take entries while this worker owns partition 0, and so on for ever."""
         while True:
             if 0 not in owned():
-                self._place = None
+                self._position = None
                 await anyio.sleep(ELSEWHERE_S)
                 continue
             try:
                 pause_s = await self._step()
                 self._pauses.reset()
             except BackendError as error:
-                self._place = None
+                self._position = None
                 pause_s = self._pauses.next_ms() / 1000
                 warn(self._log, "source_unread", error)
             await anyio.sleep(pause_s)
@@ -74,14 +74,14 @@ class Adopter:
     async def _step(self) -> float:
         """Take one look's entries; return how long to pause."""
         source = self.spec.source
-        if self._place is None:
+        if self._position is None:
             found = await adopted.standing(self.backend, self._keys, source, self.spec.partitions)
-            self._place, self._stands = found
-            self._kept = self._place
+            self._position, self._stands = found
+            self._kept = self._position
         taken = max(map(_taken, self._stands.values()), default=ZERO)
-        look = await adopted.look(self.backend, source, self._place, READ_ENTRIES, taken)
+        look = await adopted.look(self.backend, source, self._position, READ_ENTRIES, taken)
         if look.trouble:
-            self._place = None  # Another worker may have stored it since, with the tag of its entry.
+            self._position = None  # Another worker may have stored it since, with the tag of its entry.
             self._tell("source_went_back", f"{look.trouble}; nothing is taken until it is right again")
             self.on_trouble(f"nothing is taken from {source}: {look.trouble}")
             self._stood = True
@@ -90,20 +90,20 @@ class Adopter:
             self.on_trouble("")
             self._stood = False
         if look.dropped:
-            if not await self._keep(look.place):
+            if not await self._keep(look.position):
                 return 0.0
             reason = f"{look.dropped} entries were dropped before they were taken"
             self._log.error("source_trimmed", reason=reason)
-        self._place = look.place
+        self._position = look.position
         if not look.entries or not await self._hand_over(look.entries):
             return IDLE_S
         await self._keep(look.end)
         return 0.0
 
-    async def _keep(self, place: SourcePlace) -> bool:
-        """Go on from a place, unless another worker has stored one since; then go on from that."""
-        kept = await adopted.keep_place(self.backend, self._keys, self.spec.source, self._kept, place)
-        self._kept, self._place = place, place if kept else None
+    async def _keep(self, position: SourcePosition) -> bool:
+        """Go on from a position, unless another worker has stored one since; then go on from that."""
+        kept = await adopted.keep_position(self.backend, self._keys, self.spec.source, self._kept, position)
+        self._kept, self._position = position, position if kept else None
         return kept
 
     async def _hand_over(self, entries: list[tuple[EntryId, Fields]]) -> bool:
@@ -141,9 +141,9 @@ class Adopter:
     def _went_back(self, piece: Piece, stands: str) -> None:
         """Read again from where a partition stands that a failover has put back."""
         back = _taken(stands)
-        if self._place is not None and back < _taken(piece.begin):
+        if self._position is not None and back < _taken(piece.begin):
             self._tell("source_read_again", f"partition {piece.partition} has gone back to {back}")
-            self._place = SourcePlace(min(back, self._place.id))
+            self._position = SourcePosition(min(back, self._position.id))
 
     def _partition_of(self, entry_id: EntryId, fields: Fields) -> int:
         """Return the partition of an entry; without a key, or without a record, its id decides."""

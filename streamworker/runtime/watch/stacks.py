@@ -33,7 +33,7 @@ class Stack:
         ]
         return "".join(traceback.StackSummary.from_list(shown).format()).rstrip()
 
-    def place(self, code: CodeType) -> str:
+    def line_of(self, code: CodeType) -> str:
         """Return the line that a function executes, as ``shop.py:17 in fetch``; empty if it is not here.
 
         This is the innermost line of the function's own file, because its author knows that file.

@@ -320,8 +320,8 @@ class Watchdog:
         if runner.activity.busy_since_ms is None:
             return None
         code: CodeType | None = getattr(inspect.unwrap(runner.invoker.spec.function), "__code__", None)
-        calls = [] if code is None else [stack for stack in tasks if stack.place(code)]
-        what = f"its function ({calls[0].place(code)})" if code and calls else _function(runner)
+        calls = [] if code is None else [stack for stack in tasks if stack.line_of(code)]
+        what = f"its function ({calls[0].line_of(code)})" if code and calls else _function(runner)
         return Cause(what, _different(calls or tasks))
 
 

@@ -113,8 +113,8 @@ def beside(path: str) -> str:
     's3a://bucket/lake/.streamworker/revenue'
     """
     scheme, mark, rest = path.rpartition("://")
-    place = PurePosixPath(rest)
-    return f"{scheme}{mark}{place.parent / CONTROL_FOLDER / place.name}"
+    result = PurePosixPath(rest)
+    return f"{scheme}{mark}{result.parent / CONTROL_FOLDER / result.name}"
 
 
 def is_local(path: str) -> bool:

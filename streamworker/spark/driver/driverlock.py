@@ -44,26 +44,28 @@ def sole_driver(
     with contextlib.ExitStack() as held:
         files: dict[Path, int] = {}
         for name, checkpoint in checkpoints.items():
-            place = checkpoint.with_name(f"{checkpoint.name}.lock")
-            if place in files:
+            lock_path = checkpoint.with_name(f"{checkpoint.name}.lock")
+            if lock_path in files:
                 continue
             try:
-                place.parent.mkdir(parents=True, exist_ok=True)
-                file = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                lock_path.parent.mkdir(parents=True, exist_ok=True)
+                file = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
                 held.callback(os.close, file)
-                locked = _lock(file, name, place, deadline, stop)
+                locked = _lock(file, name, lock_path, deadline, stop)
             except OSError as error:
                 # The file system has no locks, or cannot be written to; then Spark reports that.
-                log.warning("%s cannot be locked (%s): make sure that only one driver uses it", place, error)
+                log.warning(
+                    "%s cannot be locked (%s): make sure that only one driver uses it", lock_path, error
+                )
                 continue
             if not locked:
                 yield None
                 return
-            files[place] = file
+            files[lock_path] = file
         yield tuple(files.values())
 
 
-def _lock(file: int, name: str, place: Path, deadline: float, stop: threading.Event) -> bool:
+def _lock(file: int, name: str, lock_path: Path, deadline: float, stop: threading.Event) -> bool:
     """Wait for a lock and take it; return False if ``stop`` is set first."""
     is_logged = False
     while True:
@@ -72,9 +74,9 @@ def _lock(file: int, name: str, place: Path, deadline: float, stop: threading.Ev
         except BlockingIOError:
             if time.monotonic() >= deadline:
                 raise ConfigurationError(
-                    f"Another Spark driver runs pipeline {name!r}: it holds {place}.",
-                    remedy=f"End it first; `fuser {place}` names its processes. Two drivers that write one "
-                    "table may corrupt it.",
+                    f"Another Spark driver runs pipeline {name!r}: it holds {lock_path}.",
+                    remedy=f"End it first; `fuser {lock_path}` names its processes. Two drivers that write "
+                    "one table may corrupt it.",
                 ) from None
             if not is_logged:
                 log.info("pipeline %s waits for the previous driver to end", name)

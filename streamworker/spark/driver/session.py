@@ -256,7 +256,7 @@ def _start(
     java_home = find_java().home
     sweep()
     scratch, lock = make_scratch()
-    settings = SMALL_MACHINE | _places(scratch) | socket_conf(scratch) if local else EVERYWHERE
+    settings = SMALL_MACHINE | _local_conf(scratch) | socket_conf(scratch) if local else EVERYWHERE
     settings = {**settings, "spark.master": master, "spark.app.name": name, **conf}
     spark_conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     log_path = log_path or scratch / LOG_NAME
@@ -292,7 +292,7 @@ def _quiet_pyspark() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _places(scratch: Path) -> dict[str, str]:
+def _local_conf(scratch: Path) -> dict[str, str]:
     """Return confs that keep Spark's files in one folder, and Spark off the network."""
     return {
         "spark.local.dir": str(scratch / "local"),
@@ -326,8 +326,8 @@ def _jvm_environment(java_home: Path, redis_url: str | None, local: bool) -> dic
         found["PYSPARK_PYTHON"] = found["PYSPARK_DRIVER_PYTHON"] = sys.executable
         # A pipeline's functions may import modules that are only on this process's path.
         stdlib = str(Path(os.__file__).parent)
-        places = [place or str(Path.cwd()) for place in sys.path]
-        found["PYTHONPATH"] = os.pathsep.join(place for place in places if not place.startswith(stdlib))
+        folders = [folder or str(Path.cwd()) for folder in sys.path]
+        found["PYTHONPATH"] = os.pathsep.join(folder for folder in folders if not folder.startswith(stdlib))
     return found | of_connection(redis_url)
 
 

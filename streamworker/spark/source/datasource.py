@@ -119,11 +119,11 @@ def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int
     firsts = logs.first_positions({p: tail for p, tail in tails.items() if wanted.of(p) != "latest"})
     if options.starting_ms is not None and wanted is options.starting_offsets:
         at_ms = options.starting_ms
-        return {p: _place_at(logs, p, firsts.get(p, START), tail, at_ms) for p, tail in tails.items()}
-    return {p: _place(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
+        return {p: _position_at(logs, p, firsts.get(p, START), tail, at_ms) for p, tail in tails.items()}
+    return {p: _position(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
 
 
-def _place_at(logs: AckedLogs, p: int, first: Position, tail: Position, at_ms: int) -> Position:
+def _position_at(logs: AckedLogs, p: int, first: Position, tail: Position, at_ms: int) -> Position:
     """Return the position before the first row that was committed at a time or later.
 
     Ids count rows, so the time is found by bisection: some 20 reads of an entry.
@@ -141,7 +141,7 @@ def _place_at(logs: AckedLogs, p: int, first: Position, tail: Position, at_ms: i
     return tail if high == tail.rows > 0 else Position(high, tail.log) if high else START
 
 
-def _place(options: SourceOptions, p: int, where: Where, first: Position, tail: Position) -> Position:
+def _position(options: SourceOptions, p: int, where: Where, first: Position, tail: Position) -> Position:
     if where == "earliest":
         return first
     if where == "latest":

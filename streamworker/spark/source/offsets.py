@@ -30,7 +30,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in one partition's acked log: after its first ``rows`` rows."""
+    """A position in one partition's acked log: after its first ``rows`` rows."""
 
     rows: int = 0
     log: str = ""

@@ -29,14 +29,14 @@ planner call."""
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """``startingOffsets`` or ``endingOffsets``: one place for all partitions, or one for each."""
+    """``startingOffsets`` or ``endingOffsets``: one offset for all partitions, or one for each."""
 
     everywhere: Literal["earliest", "latest"]
-    """The place in each partition that ``each`` does not name."""
+    """The offset in each partition that ``each`` does not name."""
     each: Mapping[int, Where]
 
     def of(self, partition: int) -> Where:
-        """Return the place in one partition."""
+        """Return the offset in one partition."""
         return self.each.get(partition, self.everywhere)
 
 

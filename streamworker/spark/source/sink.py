@@ -99,5 +99,5 @@ class WholeResult:
                 shutil.rmtree(version, ignore_errors=True)
 
     def _query_id(self) -> str:
-        place = Path(self.checkpoint) / "metadata"
-        return str(json.loads(place.read_text("utf-8"))["id"])[:8] if place.exists() else ""
+        path = Path(self.checkpoint) / "metadata"
+        return str(json.loads(path.read_text("utf-8"))["id"])[:8] if path.exists() else ""

@@ -18,8 +18,8 @@ WRITTEN, PLANNED, DONE = "_spark_metadata", "offsets", "commits"
 
 def latest_batch(folder: str) -> int:
     """Return the highest number of a batch in a folder on a local disk; -1 if there is none."""
-    place = Path(folder)
-    return highest(each.name for each in place.iterdir()) if place.is_dir() else -1
+    path = Path(folder)
+    return highest(each.name for each in path.iterdir()) if path.is_dir() else -1
 
 
 def highest(names: Iterable[str]) -> int:

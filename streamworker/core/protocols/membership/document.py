@@ -130,24 +130,24 @@ class Membership:
         """Return the names of some members, separated by spaces, for messages."""
         return " ".join(member.name for member in self.members if member.id in member_ids)
 
-    def place_of(self, static_id: str) -> Member | None:
+    def seat_of(self, static_id: str) -> Member | None:
         """Return the member with this static id, held or not."""
         return next((each for each in self.members if static_id and each.static_id == static_id), None)
 
-    def place_for(self, static_id: str, former: Iterable[str]) -> Member | None:
+    def seat_for(self, static_id: str, former: Iterable[str]) -> Member | None:
         """Return the member whose membership a worker takes over: a held one, or a former self of the worker.
 
         If two workers use one static id, the later one gets the membership: it may be the earlier one after a
         crash that no member has noticed yet. A worker that lost its membership this way does not take it
         back: for it this raises ConfigurationError.
         """
-        place, ours = self.place_of(static_id), tuple(former)
-        if place and place.state == "active" and ours and place.id not in ours:
+        seat, ours = self.seat_of(static_id), tuple(former)
+        if seat and seat.state == "active" and ours and seat.id not in ours:
             raise ConfigurationError(
-                f"Worker {place.name!r} on {place.host} took the static id {static_id!r} of this one.",
+                f"Worker {seat.name!r} on {seat.host} took the static id {static_id!r} of this one.",
                 remedy="Give each worker a static id of its own.",
             )
-        return place
+        return seat
 
     def expired(self, server_ms: int, by: str, pace_ms: int) -> tuple[str, ...]:
         """Return the members whose hold has expired, as one present member judges it.
@@ -166,8 +166,8 @@ class Membership:
 
     def moved(self, after: "Membership") -> tuple[int, ...]:
         """Return the partitions that a later version gives to others; a static member's return moves none."""
-        place = {each.id: f"={each.static_id}" for each in (*self.members, *after.members) if each.static_id}
-        before, then = (tuple(o and place.get(o, o) for o in each.owners) for each in (self, after))
+        seat = {each.id: f"={each.static_id}" for each in (*self.members, *after.members) if each.static_id}
+        before, then = (tuple(o and seat.get(o, o) for o in each.owners) for each in (self, after))
         return moves(before, then)
 
     def owned_by(self, member_id: str) -> frozenset[int]:
@@ -183,11 +183,11 @@ class Membership:
         """
         if self.get(member.id):
             return self
-        place = self.place_of(member.static_id)
-        if place is None:
+        seat = self.seat_of(member.static_id)
+        if seat is None:
             return self._reassigned((*self.members, member), strategy)
-        taken = replace(self, owners=tuple(member.id if o == place.id else o for o in self.owners))
-        members = tuple(member if each is place else each for each in self.members)
+        taken = replace(self, owners=tuple(member.id if o == seat.id else o for o in self.owners))
+        members = tuple(member if each is seat else each for each in self.members)
         return taken._reassigned(members, strategy)  # noqa: SLF001
 
     def with_members(
@@ -313,10 +313,10 @@ class Membership:
     def _check_members(self) -> None:
         """Check that the members and the owners can be those of one group."""
         ids = set(self.ids)
-        places = [each.static_id for each in self.members if each.static_id]
+        seats = [each.static_id for each in self.members if each.static_id]
         can_own = {each.id for each in self.members if each.state == "active" or each.static_id}
         is_idle = None in self.owners and bool(self.active_ids)
-        if len(ids) < len(self.members) or len(set(places)) < len(places):
+        if len(ids) < len(self.members) or len(set(seats)) < len(seats):
             wrong = "has a member twice"
         elif is_idle or not can_own.issuperset(filter(None, self.owners)):
             wrong = "leaves partitions to nobody, or to somebody who leaves"

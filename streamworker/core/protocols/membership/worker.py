@@ -161,7 +161,7 @@ class WorkerCore:
         if self.phase is Phase.JOINING and me is None:
             if self._door.is_patient(now_ms):
                 return None
-            cause = "return" if now.place_for(who.static_id, self._former) else "join"
+            cause = "return" if now.seat_for(who.static_id, self._former) else "join"
             kept = now if who.static_id else now.without(self._former)
             return cause, who.name, kept.with_member(self._joining(), self._strategy)
         if me is None:
