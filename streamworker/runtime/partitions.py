@@ -36,7 +36,7 @@ from streamworker.runtime.run.invoke import describe_error, failure, traceback_o
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
 from streamworker.runtime.run.statetables import TableCache
-from streamworker.runtime.run.trims import Keeping, tell_of_deleted, trim_once
+from streamworker.runtime.run.trims import Trimmer, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
 from streamworker.runtime.send.due import send_due
 from streamworker.runtime.signals import Gate
@@ -90,7 +90,7 @@ class Partitions:
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
         self._forwarder = Forwarder(self.backend, self.spec.stream.app, self.settings, self.rng)
         stream, of_log = self.spec.stream, (self.spec.log_retention, self.spec.forward)
-        self._keeping = Keeping(self.backend, self.keys, stream, self.settings, self.log, *of_log)
+        self._trimmer = Trimmer(self.backend, self.keys, stream, self.settings, self.log, *of_log)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
         self.fetcher = fetcher_for(self.backend)(
             self.backend,
@@ -312,7 +312,7 @@ class Partitions:
         while True:
             await anyio.sleep(self.settings.trim_interval_ms / 1000)
             if trims := {p: runner.commits.trims for p, runner in self.running().items()}:
-                await trim_once(self._keeping, trims)
+                await trim_once(self._trimmer, trims)
             await self._expire()
             if self._running and self.spec.forward and (output := self.spec.output):
                 try:  # Somebody may have deleted its schema.

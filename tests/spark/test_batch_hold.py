@@ -19,7 +19,7 @@ from streamworker.errors import DataLoss
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run.trims import Keeping, Trims, trim_once
+from streamworker.runtime.run.trims import Trimmer, Trims, trim_once
 from streamworker.settings import Settings
 from streamworker.spark.source import datasource, logs
 from streamworker.spark.source.datasource import LogBatchReader, LogStreamReader, ReadTask
@@ -74,8 +74,8 @@ def work_trims(acked: AckedLog, url: str, rows: int | None = None) -> None:
         backend = Backend.open(url, name="worker")
         if rows is None:
             log = structlog.stdlib.get_logger()
-            keeping = Keeping(backend, acked.keys, price.spec.stream, Settings(), log, has_log=True)
-            await trim_once(keeping, {0: Trims(0)})
+            trimmer = Trimmer(backend, acked.keys, price.spec.stream, Settings(), log, has_log=True)
+            await trim_once(trimmer, {0: Trims(0)})
         else:
             await trim_many(backend, acked.keys, {0: rows})
         await backend.aclose()

@@ -112,8 +112,8 @@ class Trims:
 
 
 @dataclass(eq=False)
-class Keeping:
-    """What retention keeps of the partitions of one group's stream and acked log."""
+class Trimmer:
+    """Decides and does what is trimmed of the partitions of one group's stream and acked log."""
 
     backend: Backend
     keys: GroupKeys
@@ -211,28 +211,28 @@ def _age(kept: Retention | None) -> int | None:
     return None if kept is None else ANY_AGE if kept.ms is None else kept.ms
 
 
-async def trim_once(keeping: Keeping, partitions: Mapping[int, Trims]) -> None:
+async def trim_once(trimmer: Trimmer, partitions: Mapping[int, Trims]) -> None:
     """Trim what every reader has committed and no retention keeps in these partitions.
 
     It asks Redis only for partitions whose checkpoint or readers have moved, or of which retention may
     have ended for some entries.
     """
     try:
-        await keeping.look()
-        keeps = {partition: keeping.take(partition) for partition in partitions}
+        await trimmer.look()
+        keeps = {partition: trimmer.take(partition) for partition in partitions}
         moved: dict[int, int] = {}
         for partition, trims in partitions.items():
-            rows = keeping.rows.get(partition, 0)
-            trims.keep(rows, keeps[partition], is_read=keeping.is_read)
-            if trims.without_commit(rows) or keeping.is_due(partition):
+            rows = trimmer.rows.get(partition, 0)
+            trims.keep(rows, keeps[partition], is_read=trimmer.is_read)
+            if trims.without_commit(rows) or trimmer.is_due(partition):
                 moved[partition] = rows
         if moved:
-            done = await trimming.trim_many(keeping.backend, keeping.keys, moved, keeps.__getitem__)
+            done = await trimming.trim_many(trimmer.backend, trimmer.keys, moved, keeps.__getitem__)
             for partition, trimmed in done.items():
-                keeping.trimmed(partition, trimmed)
-                tell_of_deleted(keeping.log.bind(partition=partition), trimmed.gone)
+                trimmer.trimmed(partition, trimmed)
+                tell_of_deleted(trimmer.log.bind(partition=partition), trimmed.gone)
     except BackendError as error:
-        warn(keeping.log, "trim_failed", error)
+        warn(trimmer.log, "trim_failed", error)
 
 
 async def keep_unread(
@@ -246,13 +246,13 @@ async def keep_unread(
     kept = []
     for stream in streams:
         keys = GroupKeys(stream.app, stream.name, stream.name)
-        keeping = Keeping(backend, keys, stream, settings, _log.bind(stream=stream.name))
-        kept.append((keeping, {p: Trims(settings.trim_interval_ms) for p in range(stream.partitions)}))
+        trimmer = Trimmer(backend, keys, stream, settings, _log.bind(stream=stream.name))
+        kept.append((trimmer, {p: Trims(settings.trim_interval_ms) for p in range(stream.partitions)}))
     while kept:
         await anyio.sleep(settings.trim_interval_ms / 1000)
         if has_first():
-            for keeping, trims in kept:
-                await trim_once(keeping, trims)
+            for trimmer, trims in kept:
+                await trim_once(trimmer, trims)
 
 
 def tell_of_deleted(log: BoundLogger, entries: int) -> None:
