@@ -6,7 +6,7 @@ Then the faults end, each sender sends once more, and the world compares what is
 was promised: each record once and in order, the right ids, nothing that was refused, and each loss told by
 its number.
 
-Marks, messages, ``OutboxLane``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does what
+Marks, messages, ``OutboxQueue``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does what
 ``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what ``runtime/send/lanes.py`` does.
 
 A planted mistake has a name of ``PLANTS``; the place where the protocol keeps that rule asks for it.
@@ -27,7 +27,7 @@ from streamworker.core.data.outbox import (
     ForwardReply,
     Mark,
     Message,
-    OutboxLane,
+    OutboxQueue,
     Standing,
     Target,
 )
@@ -478,16 +478,16 @@ class Owner:
 
     def __init__(self, world: "World") -> None:
         self.world, self.source = world, world.source
-        self.lane = OutboxLane(TO)
+        self.queue = OutboxQueue(TO)
         self.read_up_to = 0
 
     def go_on(self) -> None:
         """Read what is new in the outbox, and forward what waits, as ``Forwarder`` does."""
         for number, message in self.source.box.items():
             if number > self.read_up_to:
-                self.lane.put(message)
+                self.queue.put(message)
                 self.read_up_to = number
-        messages = self.lane.begin(self.world.draw.choice([1, 60, 10**6]))
+        messages = self.queue.begin(self.world.draw.choice([1, 60, 10**6]))
         if not messages:
             return
         if self.world.plant == "a message is deleted before it is taken":
@@ -496,16 +496,16 @@ class Owner:
 
     def heard(self, replies: Sequence[ForwardReply]) -> None:
         """Process the replies to a round trip."""
-        taken, stopped = self.lane.answered(replies)
+        taken, stopped = self.queue.answered(replies)
         self.source.delete(taken)
         if stopped is not None and stopped.code is ForwardCode.OTHER:
             self.compare(stopped.stands)
-        self.lane.is_busy = False
+        self.queue.is_busy = False
 
     def compare(self, stands: Mark) -> None:
         """``Forwarder._compare``."""
         source, partition = self.source, self.world.partition
-        taken, why = self.lane.compared(stands, list(source.box.values()), source.head, self.read_up_to)
+        taken, why = self.queue.compared(stands, list(source.box.values()), source.head, self.read_up_to)
         source.delete(taken)
         if why is Standing.GOES_ON or stands != partition.stands:
             return
@@ -513,9 +513,9 @@ class Owner:
             self.world.is_halted = True
             return
         if self.world.plant != "a loss of the target is not told":
-            first, last = stands.records + 1, self.lane.messages[0].since.records
+            first, last = stands.records + 1, self.queue.messages[0].since.records
             self.world.lost[TO, first] = max(last, self.world.lost.get((TO, first), 0))
-        self.lane.accept(stands)
+        self.queue.accept(stands)
 
 
 # -- what is under way ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import pytest
 
-from streamworker.core.data.outbox import START, Mark, Message, OutboxLane, Standing, Target, standing_of
+from streamworker.core.data.outbox import START, Mark, Message, OutboxQueue, Standing, Target, standing_of
 
 TO = Target("priced", 0)
 A, B, C, D = (Mark(n, digest) for n, digest in enumerate(("aa", "bb", "cc", "dd"), 1))
@@ -33,23 +33,23 @@ def test_an_answer_tells_which_of_the_two_went_back(stands: Mark, expected: tupl
     assert standing_of(stands, CHAIN) == expected
 
 
-def test_what_is_committed_while_a_lane_is_compared_stays_in_it() -> None:
+def test_what_is_committed_while_a_queue_is_compared_stays_in_it() -> None:
     """The outbox was read before, so the message is not among those that were found."""
-    lane = OutboxLane(TO)
+    queue = OutboxQueue(TO)
     for message in CHAIN[:3]:
-        lane.put(message)
-    assert lane.compared(B, CHAIN[:2], None, through=1) == ([CHAIN[0].id], Standing.GOES_ON)
-    assert [*lane.messages] == CHAIN[1:3]
+        queue.put(message)
+    assert queue.compared(B, CHAIN[:2], None, through=1) == ([CHAIN[0].id], Standing.GOES_ON)
+    assert [*queue.messages] == CHAIN[1:3]
 
 
-def test_what_is_committed_between_head_and_messages_stays_in_the_lane() -> None:
+def test_what_is_committed_between_head_and_messages_stays_in_the_queue() -> None:
     """A failover brought the first message back. The target stands at the head, which was read before."""
-    lane = OutboxLane(TO)
+    queue = OutboxQueue(TO)
     for message in (CHAIN[0], CHAIN[2]):
-        lane.put(message)
+        queue.put(message)
     found = [CHAIN[0], CHAIN[2]]
-    assert lane.compared(C, found, C, through=1) == ([CHAIN[0].id], Standing.GOES_ON)
-    assert [*lane.messages] == [CHAIN[2]]
+    assert queue.compared(C, found, C, through=1) == ([CHAIN[0].id], Standing.GOES_ON)
+    assert [*queue.messages] == [CHAIN[2]]
 
 
 def test_a_mark_depends_on_the_whole_history() -> None:

@@ -1,23 +1,23 @@
-"""Mistakes in how a lane of an outbox decides, planted in a copy of the project: its tests find each."""
+"""Mistakes in how a queue of an outbox decides, planted in a copy of the project: its tests find each."""
 
 from tests.planting import PlantedMistakes
 
-TESTS = ("tests/core/test_outbox.py", "tests/core/test_outbox_lane.py")
-LANE = "streamworker/core/data/outbox.py"
+TESTS = ("tests/core/test_outbox.py", "tests/core/test_outbox_queue.py")
+OUTBOX = "streamworker/core/data/outbox.py"
 PLANTS = {
-    "two round trips forward a lane at once, as when its target had moved to another node": (
-        LANE,
+    "two round trips forward a queue at once, as when its target had moved to another node": (
+        OUTBOX,
         "() if self.is_busy else self.messages",
         "self.messages",
     ),
-    "what is committed during a comparison is forgotten": (LANE, "message.number > through", "False"),
+    "what is committed during a comparison is forgotten": (OUTBOX, "message.number > through", "False"),
     "a message without an answer counts as taken": (
-        LANE,
+        OUTBOX,
         "if reply.code is not ForwardCode.TAKEN:",
         "if reply.code in (ForwardCode.FULL, ForwardCode.OTHER):",
     ),
     "a target behind the first message is taken for one that has them all": (
-        LANE,
+        OUTBOX,
         "(stands != message.through)",
         "0",
     ),

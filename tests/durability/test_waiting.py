@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.core.data.outbox import ForwardCode, OutboxLane
+from streamworker.core.data.outbox import ForwardCode, OutboxQueue
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, ProducerError
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
@@ -136,15 +136,15 @@ async def test_a_repeat_writes_what_is_there_once_more(pair: Pair, what: str, fu
 async def test_messages_that_no_replica_has_are_not_deleted_at_their_source(pair: Pair) -> None:
     """Also if the target says to one of them that it has both by now: a failover may still lose them."""
     async with bench(pair.primary.url) as desk:
-        lane = OutboxLane(TO)
+        queue = OutboxQueue(TO)
         for each in chain(2):
-            lane.put(each)
+            queue.put(each)
         pair.pause_replica()
 
         async def forward(most: int, durability: Durability) -> list[EntryId]:
-            its = [("orders/0/price", each) for each in lane.begin(most)]
-            taken, _ = lane.answered(await forward_many(desk.backend, "shop", its, durability))
-            lane.is_busy = False
+            its = [("orders/0/price", each) for each in queue.begin(most)]
+            taken, _ = queue.answered(await forward_many(desk.backend, "shop", its, durability))
+            queue.is_busy = False
             return taken
 
         assert await forward(10**6, REPLICA) == []

@@ -1,4 +1,4 @@
-"""Known mistakes, each put into the model, around the core or in the lanes of outboxes on purpose.
+"""Known mistakes, each put into the model, around the core or in the queues of outboxes on purpose.
 
 A checker that has never caught anything is not trusted. Each of these is a mistake that somebody
 made or could make: in the scripts, in the runtime, in the protocol. The tests switch each on and
@@ -12,7 +12,7 @@ from typing import Any
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, OutboxLane, Standing
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, OutboxQueue, Standing
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
@@ -43,10 +43,10 @@ def _core(name: str, faults: str = "all") -> Callable[[type[Around]], type[Aroun
     return add
 
 
-def _lane(name: str, faults: str = "all") -> Callable[[type[OutboxLane]], type[OutboxLane]]:
-    def add(lane: type[OutboxLane]) -> type[OutboxLane]:
-        PLANTS[name] = Plant(name, lane=lane, faults=faults)
-        return lane
+def _queue(name: str, faults: str = "all") -> Callable[[type[OutboxQueue]], type[OutboxQueue]]:
+    def add(queue: type[OutboxQueue]) -> type[OutboxQueue]:
+        PLANTS[name] = Plant(name, queue=queue, faults=faults)
+        return queue
 
     return add
 
@@ -200,15 +200,15 @@ class _DigestNotCompared(RedisModel):
         return stands.records == message.since.records
 
 
-@_lane("a lane is forwarded by two round trips at once", "none")
-class _TwoRoundTrips(OutboxLane):
+@_queue("a queue is forwarded by two round trips at once", "none")
+class _TwoRoundTrips(OutboxQueue):
     def begin(self, most: int) -> list[Message]:
         self.is_busy = False
         return super().begin(most)
 
 
-@_lane("what a target has lost is passed over, and nobody is told", "failover,flap")
-class _TellsNoLoss(OutboxLane):
+@_queue("what a target has lost is passed over, and nobody is told", "failover,flap")
+class _TellsNoLoss(OutboxQueue):
     def compared(
         self, stands: Mark, chain: Sequence[Message], head: Mark | None, through: int
     ) -> tuple[list[EntryId], Standing]:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-from streamworker.core.data.outbox import OutboxLane
+from streamworker.core.data.outbox import OutboxQueue
 from streamworker.core.protocols.setup import Timing
 from tests.simulator.checkers import Checker
 from tests.simulator.clock import Dice, VirtualClock
@@ -29,7 +29,7 @@ class Ground(ABC):
     """Whether each partition has a timer."""
     has_chains = False
     """Whether each batch sends a message to another stream."""
-    lane = OutboxLane
+    queue = OutboxQueue
     """Decides about these messages."""
 
     @abstractmethod

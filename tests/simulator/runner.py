@@ -144,7 +144,7 @@ class Outgoing:
     def __init__(self, runner: SimRunner) -> None:
         self._runner, self._worker, self._partition = runner, runner.worker, runner.partition
         self._model = self._worker.world.model
-        self._lane = self._worker.world.lane(Target("next", runner.partition % TARGETS))
+        self._queue = self._worker.world.queue(Target("next", runner.partition % TARGETS))
         self.is_open = False
         self._last, self._number, self._mark = "", 0, START
         self._open()
@@ -159,8 +159,8 @@ class Outgoing:
     def _opened(self, found: tuple[Heads, list[Message]]) -> None:
         heads, messages = found
         for message in messages:
-            self._lane.put(message)
-        self._last, self._mark = heads.last, heads.marks.get(self._lane.to, START)
+            self._queue.put(message)
+        self._last, self._mark = heads.last, heads.marks.get(self._queue.to, START)
         self._number = EntryId.parse(heads.last).ms if heads.last else 0
         self.is_open = True
         self._runner.told()
@@ -170,18 +170,18 @@ class Outgoing:
         """Return the message of a batch, which follows the one before."""
         data = ",".join(str(record.number) for record in records).encode()
         through = self._mark.after(len(records), data)
-        message = Message(self._number + 1, self._lane.to, self._mark, through, data)
+        message = Message(self._number + 1, self._queue.to, self._mark, through, data)
         return OutboxWrite(self._last, [message], OUTBOX_MAX)
 
     def committed(self, write: OutboxWrite) -> None:
         """Forward the message of a commit that is confirmed."""
         (message,) = write.messages
         self._last, self._number, self._mark = str(message.id), message.number, message.through
-        self._lane.put(message)
+        self._queue.put(message)
         self._forward()
 
     def _forward(self) -> None:
-        if messages := self._lane.begin(ROUND_BYTES):
+        if messages := self._queue.begin(ROUND_BYTES):
             self._ask(
                 lambda: [self._model.forward(self._partition, message) for message in messages],
                 self._answered,
@@ -189,11 +189,11 @@ class Outgoing:
             )
 
     def _again(self) -> None:
-        self._lane.is_busy = False
+        self._queue.is_busy = False
         self._forward()
 
     def _answered(self, replies: Sequence[ForwardReply]) -> None:
-        taken, stopped = self._lane.answered(replies)
+        taken, stopped = self._queue.answered(replies)
         self._delete(taken)
         if stopped is None:
             self._worker.later(0, self._again)
@@ -207,14 +207,14 @@ class Outgoing:
 
     def _compared(self, stands: Mark, heads: Heads, chain: list[Message], through: int) -> None:
         """Compare where a target stands with all that the source still has for it."""
-        lane = self._lane
-        taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
+        queue = self._queue
+        taken, why = queue.compared(stands, chain, heads.marks.get(queue.to), through)
         self._delete(taken)
         if why is not Standing.GOES_ON:
-            since = lane.messages[0].since
+            since = queue.messages[0].since
             self._worker.world.checker.told(self._partition, why, stands, since, self._model)
         if why is Standing.TARGET_WENT_BACK:
-            lane.accept(stands)
+            queue.accept(stands)
         self._worker.later(DIVERGED_MS if why is Standing.DIVERGED else RETRY_MS, self._again)
 
     def _delete(self, ids: Sequence[EntryId]) -> None:

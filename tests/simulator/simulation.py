@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from random import Random
 
-from streamworker.core.data.outbox import OutboxLane
+from streamworker.core.data.outbox import OutboxQueue
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.protocols.setup import Timing
@@ -60,7 +60,7 @@ class Plant:
     name: str
     model: type[RedisModel] = RedisModel
     wrap: Callable[[Coordinator], Coordinator] = lambda core: core
-    lane: type[OutboxLane] = OutboxLane
+    queue: type[OutboxQueue] = OutboxQueue
     faults: str = "all"
     """The faults that reveal it soonest."""
 
@@ -155,7 +155,7 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
     )
     world.senders.fills_entries = True
     world.has_timers = schedule.seed % 4 == 1
-    world.has_chains, world.lane = schedule.seed % 4 == 2, plant.lane
+    world.has_chains, world.queue = schedule.seed % 4 == 2, plant.queue
     world.model.tick_ms = TICK_MS
     world.model.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))

@@ -173,7 +173,7 @@ class ForwardReply:
     error: BackendError | None = None
 
 
-class OutboxLane:
+class OutboxQueue:
     """The messages of one outbox for one target partition, in order, and what is done with them next.
 
     One round trip at a time forwards them. ``answered`` and ``compared`` return the ids of the messages that
@@ -206,7 +206,7 @@ class OutboxLane:
         return its
 
     def answered(self, replies: Sequence[ForwardReply]) -> tuple[list[EntryId], ForwardReply | None]:
-        """Take in the replies to the messages of a round trip, and the first one that holds up the lane.
+        """Take in the replies to the messages of a round trip, and the first one that holds up the queue.
 
         If that is ``OTHER``, the caller reads what the source has for the target, and compares it.
         """
@@ -227,7 +227,7 @@ class OutboxLane:
     ) -> tuple[list[EntryId], Standing]:
         """Go on from where the target stands, with all messages that the source has for it.
 
-        ``through`` is the number of the last message that was put into any lane before those of the source
+        ``through`` is the number of the last message that was put into any queue before those of the source
         were read. After ``TARGET_WENT_BACK`` the caller tells the loss, and then accepts it.
         """
         newer = [message for message in self.messages if message.number > through]

@@ -23,7 +23,7 @@ import anyio
 import anyio.abc
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Message, OutboxLane, Standing, Target
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Message, OutboxQueue, Standing, Target
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
@@ -53,7 +53,7 @@ DELETE_EVERY_MS = 20
 CONNECTIONS = 2
 
 
-class _Lane(OutboxLane):
+class _Queue(OutboxQueue):
     def __init__(self, source: "Source", to: Target) -> None:
         super().__init__(to)
         self.source = source
@@ -63,7 +63,7 @@ class _Lane(OutboxLane):
     @property
     def is_forgotten(self) -> bool:
         """Whether its messages, and what targets have said of them, count no more."""
-        return self.source.lanes.get(self.to) is not self
+        return self.source.queues.get(self.to) is not self
 
     @property
     def is_over(self) -> bool:
@@ -91,52 +91,52 @@ class Source:
         self.confirmed = through
         """Number of the last message that is durable at the source."""
         self.read_up_to = 0
-        """Number of the last message that was put into a lane."""
+        """Number of the last message that was put into a queue."""
         self.reading = self.closed = False
-        self.lanes: dict[Target, _Lane] = {}
-        self.written_to = self.lanes
-        """The lanes when the last messages were made for a commit."""
+        self.queues: dict[Target, _Queue] = {}
+        self.written_to = self.queues
+        """The queues when the last messages were made for a commit."""
         self.emptied = Signal()
 
     def committed(self, write: OutboxWrite) -> None:
         """Forward the messages of a commit that is confirmed."""
         first, self.confirmed = write.messages[0].number, write.messages[-1].number
-        is_known = self.written_to is self.lanes and self.read_up_to == first - 1
+        is_known = self.written_to is self.queues and self.read_up_to == first - 1
         if is_known and self.held < HELD_BYTES and not self.reading:
             self.put(write.messages)
         else:
             self._forwarder.read(self)
 
     def put(self, messages: Sequence[Message]) -> None:
-        """Put messages into the lanes of their targets."""
+        """Put messages into the queues of their targets."""
         for message in messages:
-            if (lane := self.lanes.get(message.to)) is None:
-                lane = self.lanes[message.to] = _Lane(self, message.to)
-            lane.put(message)
+            if (queue := self.queues.get(message.to)) is None:
+                queue = self.queues[message.to] = _Queue(self, message.to)
+            queue.put(message)
             self.read_up_to = message.number
-            self._forwarder.start(lane)
+            self._forwarder.start(queue)
 
     def look_again(self) -> None:
         """Forget all, and read what is in the outbox: it may hold what was deleted, and lack what was not."""
-        reason, self.lanes, self.read_up_to = self.reason, {}, 0
+        reason, self.queues, self.read_up_to = self.reason, {}, 0
         if reason and not self.closed:
             self.on_trouble("")
         self._forwarder.read(self)
 
     @property
     def held(self) -> int:
-        """Bytes of the messages in lanes."""
-        return sum(lane.held for lane in self.lanes.values())
+        """Bytes of the messages in queues."""
+        return sum(queue.held for queue in self.queues.values())
 
     @property
     def is_idle(self) -> bool:
         """Whether all confirmed messages have been taken."""
-        return self.read_up_to >= self.confirmed and not any(lane.messages for lane in self.lanes.values())
+        return self.read_up_to >= self.confirmed and not any(queue.messages for queue in self.queues.values())
 
     @property
     def reason(self) -> str:
         """What holds it up; empty if nothing does."""
-        return next((lane.reason for lane in self.lanes.values() if lane.reason), "")
+        return next((queue.reason for queue in self.queues.values() if queue.reason), "")
 
     async def settle(self) -> None:
         """Wait a moment until all is forwarded, unless something holds it up."""
@@ -165,7 +165,7 @@ class Forwarder:
         self._sources = WeakSet[Source]()
         self._taken: defaultdict[OutboxKeys, list[EntryId]] = defaultdict(list)
         """Messages to delete, also those of outboxes that were given up."""
-        self._ready: defaultdict[str, dict[_Lane, None]] = defaultdict(dict)
+        self._ready: defaultdict[str, dict[_Queue, None]] = defaultdict(dict)
         """Lanes with messages, in turn, by the node of their target."""
         self._rounds: set[str] = set()
         """Nodes to which a round trip is under way."""
@@ -214,7 +214,7 @@ class Forwarder:
     async def _read(self, source: Source) -> None:
         pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
         while self._wants_more(source):
-            up_to, lanes = source.confirmed, source.lanes
+            up_to, queues = source.confirmed, source.queues
             try:
                 found = await outbox.read_messages(
                     self._server, source.keys, source.read_up_to, up_to, outbox.READ_COUNT
@@ -223,7 +223,7 @@ class Forwarder:
                 self._log.warning("outbox_unreadable", source=source.keys.source, error=str(error))
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
-            if lanes is not source.lanes:
+            if queues is not source.queues:
                 continue
             source.put(found)
             if len(found) < outbox.READ_COUNT:
@@ -233,13 +233,13 @@ class Forwarder:
 
     # -- forwarding --------------------------------------------------------------------------
 
-    def start(self, lane: _Lane) -> None:
-        """Forward the messages of a lane, if it has any and nothing is under way for it."""
-        if self._tasks is None or lane.is_busy or not lane.messages or lane.is_over:
+    def start(self, queue: _Queue) -> None:
+        """Forward the messages of a queue, if it has any and nothing is under way for it."""
+        if self._tasks is None or queue.is_busy or not queue.messages or queue.is_over:
             return
-        events = StreamKeys(self.app, lane.to.stream).events(lane.to.partition)
+        events = StreamKeys(self.app, queue.to.stream).events(queue.to.partition)
         address = self.backend.known_address_of(events)
-        self._ready[address][lane] = None
+        self._ready[address][queue] = None
         if address not in self._rounds:
             self._rounds.add(address)
             self._tasks.start_soon(self._round, address)
@@ -251,112 +251,112 @@ class Forwarder:
         finally:
             self._rounds.discard(address)
 
-    def _gather(self, address: str) -> list[tuple[_Lane, list[Message]]]:
+    def _gather(self, address: str) -> list[tuple[_Queue, list[Message]]]:
         work, size, ready = [], 0, self._ready[address]
         while ready and size < ROUND_BYTES:
-            lane = next(iter(ready))
-            del ready[lane]
+            queue = next(iter(ready))
+            del ready[queue]
             # A target that did not take its last message is asked with one, not with all that waits.
-            most = 1 if lane.pauses else ROUND_BYTES - size
-            # A lane waits at two nodes if its target has moved meanwhile; only one of them begins it.
-            if not lane.is_over and (its := lane.begin(most)):
+            most = 1 if queue.pauses else ROUND_BYTES - size
+            # A queue waits at two nodes if its target has moved meanwhile; only one of them begins it.
+            if not queue.is_over and (its := queue.begin(most)):
                 size += sum(len(message.data) for message in its)
-                work.append((lane, its))
+                work.append((queue, its))
         return work
 
-    async def _forward(self, work: list[tuple[_Lane, list[Message]]]) -> None:
+    async def _forward(self, work: list[tuple[_Queue, list[Message]]]) -> None:
         assert self._tasks is not None
-        messages = [(lane.source.keys.source, message) for lane, its in work for message in its]
+        messages = [(queue.source.keys.source, message) for queue, its in work for message in its]
         try:
             replies = await outbox.forward_many(self._server, self.app, messages, self._durability)
         except BackendError as error:
             replies = [ForwardReply(ForwardCode.UNKNOWN, error=error)] * len(messages)
         at = 0
-        for lane, its in work:
+        for queue, its in work:
             answers, at = replies[at : at + len(its)], at + len(its)
-            if lane.is_forgotten:
+            if queue.is_forgotten:
                 continue
-            taken, stopped = lane.answered(answers)
-            self._took(lane, taken)
+            taken, stopped = queue.answered(answers)
+            self._took(queue, taken)
             if stopped is None:
-                lane.pauses = None
-                lane.held_up("")
-                self._go_on(lane)
+                queue.pauses = None
+                queue.held_up("")
+                self._go_on(queue)
             else:
-                self._tasks.start_soon(self._again, lane, stopped)
+                self._tasks.start_soon(self._again, queue, stopped)
 
-    def _go_on(self, lane: _Lane) -> None:
-        lane.is_busy = False
-        if not lane.messages:
-            lane.held_up("")
-        self.start(lane)
-        self.read(lane.source)
-        if lane.source.is_idle:
-            lane.source.emptied.fire()
+    def _go_on(self, queue: _Queue) -> None:
+        queue.is_busy = False
+        if not queue.messages:
+            queue.held_up("")
+        self.start(queue)
+        self.read(queue.source)
+        if queue.source.is_idle:
+            queue.source.emptied.fire()
 
-    async def _again(self, lane: _Lane, reply: ForwardReply) -> None:
+    async def _again(self, queue: _Queue, reply: ForwardReply) -> None:
         first_ms, max_ms = FULL_PAUSE_MS
-        lane.pauses = lane.pauses or Pauses(self.rng.random, first_ms=first_ms, max_ms=max_ms)
-        pause_ms = lane.pauses.next_ms()
+        queue.pauses = queue.pauses or Pauses(self.rng.random, first_ms=first_ms, max_ms=max_ms)
+        pause_ms = queue.pauses.next_ms()
         try:
             if reply.code is ForwardCode.OTHER:
-                pause_ms = await self._compare(lane, reply)
+                pause_ms = await self._compare(queue, reply)
             elif reply.code is not ForwardCode.FULL:
-                self._unanswered(lane, reply.error)
+                self._unanswered(queue, reply.error)
             elif pause_ms >= SHOWN_PAUSE_MS:
-                target = StreamKeys(self.app, lane.to.stream)
-                group = await slowest_group(self.backend, target, lane.to.partition)
+                target = StreamKeys(self.app, queue.to.stream)
+                group = await slowest_group(self.backend, target, queue.to.partition)
                 why = f"because {group} lags" if group else "and no processor reads it"
-                lane.held_up(f"{lane.to.in_words} is full {why}")
+                queue.held_up(f"{queue.to.in_words} is full {why}")
         except BackendError as error:
-            self._unanswered(lane, error)
+            self._unanswered(queue, error)
         await anyio.sleep(pause_ms / 1000)
-        self._go_on(lane)
+        self._go_on(queue)
 
-    def _unanswered(self, lane: _Lane, error: BackendError | None) -> None:
+    def _unanswered(self, queue: _Queue, error: BackendError | None) -> None:
         """Tell why a target does not take what it is sent, once for each reason."""
-        reason = f"{lane.to.in_words} does not take what it is sent: {error}"
-        if lane.reason != reason and error is not None:
-            source = lane.source.keys.source
-            warn(self._log, "forward_unanswered", error, source=source, to=str(lane.to))
-        lane.held_up(reason)
+        reason = f"{queue.to.in_words} does not take what it is sent: {error}"
+        if queue.reason != reason and error is not None:
+            source = queue.source.keys.source
+            warn(self._log, "forward_unanswered", error, source=source, to=str(queue.to))
+        queue.held_up(reason)
 
-    async def _compare(self, lane: _Lane, stopped: ForwardReply) -> int:
+    async def _compare(self, queue: _Queue, stopped: ForwardReply) -> int:
         """Compare where a target stands with all that the source still has for it.
 
-        Take what follows into the lane, and return how long the lane rests.
+        Take what follows into the queue, and return how long the queue rests.
         """
-        source, through, stands = lane.source, lane.source.read_up_to, stopped.stands
-        log = self._log.bind(source=source.keys.source, to=str(lane.to), stands=str(stands))
+        source, through, stands = queue.source, queue.source.read_up_to, stopped.stands
+        log = self._log.bind(source=source.keys.source, to=str(queue.to), stands=str(stands))
         # Also what was committed since: another worker may own the outbox by now.
         heads = await outbox.read_heads(self._server, source.keys)
-        chain = (await outbox.read_chains(self._server, source.keys, lane.to)).get(lane.to, [])
-        taken, why = lane.compared(stands, chain, heads.marks.get(lane.to), through)
-        self._took(lane, taken)
-        now = await outbox.read_stands(self._server, self.app, source.keys.source, lane.to)
-        if why is Standing.GOES_ON or stands != now or lane.is_forgotten:
+        chain = (await outbox.read_chains(self._server, source.keys, queue.to)).get(queue.to, [])
+        taken, why = queue.compared(stands, chain, heads.marks.get(queue.to), through)
+        self._took(queue, taken)
+        now = await outbox.read_stands(self._server, self.app, source.keys.source, queue.to)
+        if why is Standing.GOES_ON or stands != now or queue.is_forgotten:
             return 0  # If it has moved since it answered, it may have taken what is deleted by now.
-        since = lane.messages[0].since
+        since = queue.messages[0].since
         if why is Standing.DIVERGED:
             reason = (
-                f"{lane.to.in_words} has records that this partition has lost: it stands at {stands}, and "
+                f"{queue.to.in_words} has records that this partition has lost: it stands at {stands}, and "
                 f"this partition goes on from {since}; see `streamworker doctor`"
             )
-            if lane.reason != reason:  # It may have been held up by something else before.
+            if queue.reason != reason:  # It may have been held up by something else before.
                 log.error("outbox_diverged", since=str(since))
-            lane.held_up(reason)
+            queue.held_up(reason)
             return DIVERGED_PAUSE_MS
         lost = since.records - stands.records
         log.error("forwarded_records_lost", records=lost, reason="the target confirmed them and lost them")
-        await outbox.note_lost(self._server, source.keys, lane.to, stands, since)
-        lane.accept(stands)
+        await outbox.note_lost(self._server, source.keys, queue.to, stands, since)
+        queue.accept(stands)
         return 0
 
     # -- deleting ----------------------------------------------------------------------------
 
-    def _took(self, lane: _Lane, taken: list[EntryId]) -> None:
-        if taken and not lane.is_forgotten:
-            self._taken[lane.source.keys] += taken
+    def _took(self, queue: _Queue, taken: list[EntryId]) -> None:
+        if taken and not queue.is_forgotten:
+            self._taken[queue.source.keys] += taken
             self._to_delete.fire()
 
     async def _delete(self) -> None:

@@ -40,7 +40,7 @@ class OutboxWriter:
                 messages += self._messages(to, its)
         if messages:
             self._last = str(messages[-1].id)
-        self.source.written_to = self.source.lanes
+        self.source.written_to = self.source.queues
         return OutboxWrite(after, messages, self._limit)
 
     def _dealt(

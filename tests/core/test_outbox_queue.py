@@ -1,4 +1,4 @@
-"""A lane of an outbox, whatever arrives when: each message is forwarded once, and deleted when it is there.
+"""A queue of an outbox, whatever arrives when: each message is forwarded once, and deleted when it is there.
 
 The servers are lists. The target may go back to any of its states, its answers may be lost, and a round trip
 that was given up may arrive late. The source keeps what it has: tests/chains/model.py differs there.
@@ -17,7 +17,7 @@ from streamworker.core.data.outbox import (
     ForwardReply,
     Mark,
     Message,
-    OutboxLane,
+    OutboxQueue,
     Standing,
     Target,
 )
@@ -81,7 +81,7 @@ class ForwardedOnce(RuleBasedStateMachine):
         """Another owner reads all that is there; what the last one had under way may arrive yet."""
         if getattr(self, "trip", None):
             self.late.append(self.trip)
-        self.lane = OutboxLane(TO)
+        self.queue = OutboxQueue(TO)
         self.trip: list[Message] = []
         self.stands: Mark | None = None
         """Where the target stands, while that is compared."""
@@ -93,7 +93,7 @@ class ForwardedOnce(RuleBasedStateMachine):
             self.put(message)
 
     def put(self, message: Message) -> None:
-        self.lane.put(message)
+        self.queue.put(message)
         self.last_put = message.number
 
     @rule(records=st.integers(1, 3), answered=st.booleans())
@@ -115,8 +115,8 @@ class ForwardedOnce(RuleBasedStateMachine):
 
     @rule(most=st.integers(1, 6))
     def begin(self, most: int) -> None:
-        """Whoever may forward the lane asks for what is next, whatever is under way."""
-        messages = self.lane.begin(most)
+        """Whoever may forward the queue asks for what is next, whatever is under way."""
+        messages = self.queue.begin(most)
         assert not (messages and (self.trip or self.stands is not None)), "two round trips at once"
         self.trip = messages or self.trip
 
@@ -128,12 +128,12 @@ class ForwardedOnce(RuleBasedStateMachine):
             self.late.append(messages)
         else:
             replies = self.arrive(messages, full=full)
-        taken, stopped = self.lane.answered([NO_ANSWER] * len(messages) if how else replies)
+        taken, stopped = self.queue.answered([NO_ANSWER] * len(messages) if how else replies)
         self.deletes += taken
         if stopped is not None and stopped.code is ForwardCode.OTHER:
             self.stands, self.through = stopped.stands, self.last_put
         else:
-            self.lane.is_busy = False
+            self.queue.is_busy = False
 
     @precondition(lambda self: self.stands is not None and self.found is None)
     @rule()
@@ -147,13 +147,13 @@ class ForwardedOnce(RuleBasedStateMachine):
         assert self.stands is not None
         stands, (chain, head) = self.stands, self.found
         self.stands = self.found = None
-        taken, why = self.lane.compared(stands, chain, head, self.through)
+        taken, why = self.queue.compared(stands, chain, head, self.through)
         assert why is not Standing.DIVERGED
         self.deletes += taken
         if why is Standing.TARGET_WENT_BACK:
-            self.told.update(range(stands.records, self.lane.messages[0].since.records))
-            self.lane.accept(stands)
-        self.lane.is_busy = False
+            self.told.update(range(stands.records, self.queue.messages[0].since.records))
+            self.queue.accept(stands)
+        self.queue.is_busy = False
 
     @precondition(lambda self: self.deletes)
     @rule()
@@ -170,7 +170,7 @@ class ForwardedOnce(RuleBasedStateMachine):
 
     @invariant()
     def its_bytes_are_counted(self) -> None:
-        assert self.lane.held == sum(len(message.data) for message in self.lane.messages)
+        assert self.queue.held == sum(len(message.data) for message in self.queue.messages)
 
     def teardown(self) -> None:
         """Let all calls be answered: each record is there, or its loss was told."""
