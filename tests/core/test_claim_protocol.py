@@ -1,7 +1,6 @@
-"""The claim protocol's worked examples, and what it does when things go wrong, in the simulator's world.
+"""What the claim protocol does when partitions are handed over and things go wrong, in the simulator's world.
 
-The examples are those of the document (docs/protocols/claim.md has it sentence by sentence); each is
-run from several seeds. Step by step they are in tests/protocol.
+The document's worked examples are the transcripts tests/protocol/002-*.txt.
 """
 
 from collections.abc import Callable
@@ -10,13 +9,9 @@ from typing import Any
 
 import pytest
 
-from streamworker.core.events import Effect
-from streamworker.core.protocols.claim.events import ClaimPartitions
 from streamworker.core.protocols.claim.settings import Claim
-from streamworker.core.protocols.registry import Coordinator
-from tests.core.groups import Around, NotingWorld, causes, check, pause, until
-from tests.simulator.faults import QUIET, Fault, FaultKind
-from tests.simulator.process import CALL_TIMEOUT_MS
+from tests.core.groups import NotingWorld, causes, check, pause, until
+from tests.simulator.faults import QUIET
 from tests.simulator.simulation import Schedule, run
 from tests.simulator.worker import SimWorker
 
@@ -25,18 +20,6 @@ LONGEST_CYCLE_MS = CYCLE_MS + CYCLE_MS // 10 + 50
 """With its spread, and the calls."""
 DRAIN_DEADLINE_MS = 12_000
 BATCH_MS = 50
-
-
-class Spied(Around):
-    """A core of which is known what it asked for."""
-
-    def __init__(self, core: Coordinator) -> None:
-        super().__init__(core)
-        self.asked: list[Effect] = []
-
-    def after(self, effects: list[Effect]) -> list[Effect]:
-        self.asked += effects
-        return effects
 
 
 class Group(NotingWorld):
@@ -48,7 +31,6 @@ class Group(NotingWorld):
             partitions=partitions,
             protocol="claim",
             drain_deadline_ms=DRAIN_DEADLINE_MS,
-            wrap=Spied,
         )
         self.conditions = self.usual = replace(QUIET, latency_ms=5, batch_ms=BATCH_MS)
 
@@ -91,114 +73,7 @@ def has(group: Group, *shares: int) -> Callable[[], bool]:
 seeds = pytest.mark.parametrize("seed", range(8))
 
 
-# -- the worked examples -----------------------------------------------------------------------
-
-
-@seeds
-def test_scenario_1_one_worker_claims_five_partitions_one_a_cycle(seed: int) -> None:
-    """5 partitions, 1 worker: the first is a random one, and each cycle brings one more."""
-    group = Group(5, seed)
-    worker = group.start()
-    for claimed in range(1, 6):
-        took_ms = until(group, has(group, claimed), f"{claimed} are handled", LONGEST_CYCLE_MS)
-        assert took_ms >= CYCLE_MS - 50 or claimed == 1, "two claims in one cycle"
-    group.settles_at(5)
-    assert running(worker) == set(range(5))
-
-
-def test_scenario_1_the_first_partition_is_a_random_one() -> None:
-    """Over some seeds each one comes up."""
-    firsts = set()
-    for seed in range(40):
-        group = Group(5, seed)
-        worker = group.start()
-        until(group, has(group, 1), "the first claim", 1_000)
-        firsts |= running(worker)
-    assert firsts == set(range(5))
-
-
-@seeds
-def test_scenario_2_a_sixth_worker_stays_inactive_until_one_of_five_goes_down(seed: int) -> None:
-    """5 / 6 = 0 and 5 % 6 = 5: five own 1 partition, and one owns none and keeps looking."""
-    group = Group(5, seed)
-    group.start_some(5)
-    group.settles_at(1, 1, 1, 1, 1)
-    sixth = group.start()
-    group.settles_at(1, 1, 1, 1, 1, 0)
-    assert isinstance(sixth.core, Spied)
-    assert sixth.core.asked
-    assert not any(isinstance(effect, ClaimPartitions) for effect in sixth.core.asked)
-    group.kill(group.workers[2])
-    took_ms = group.settles_at(1, 1, 1, 1, 1)
-    assert len(running(sixth)) == 1
-    assert took_ms <= EXPIRY_MS + 2 * LONGEST_CYCLE_MS
-
-
-@seeds
-def test_scenario_3_a_fourth_worker_steals_until_eighteen_partitions_are_balanced(seed: int) -> None:
-    """18 / 4 = 4 and 18 % 4 = 2: two own 4 and two own 5, and no more moves than that takes."""
-    group = Group(18, seed)
-    group.start_some(3)
-    group.settles_at(6, 6, 6)
-    before = len(group.starts)
-    group.start()
-    took_ms = group.settles_at(5, 5, 4, 4)
-    assert len(group.starts) - before == 4
-    assert took_ms <= 5 * LONGEST_CYCLE_MS, "one steal a cycle"
-    assert group.displaced == 0
-
-
-@seeds
-def test_scenario_4_three_workers_claim_what_a_fourth_left_when_it_went_down(seed: int) -> None:
-    """20 / 3 = 6 and 20 % 3 = 2: one owns 6 and two own 7, and nobody is stolen from."""
-    group = Group(20, seed)
-    group.start_some(4)
-    group.settles_at(5, 5, 5, 5)
-    before, changes = len(group.starts), len(causes(group))
-    group.kill(group.workers[0])
-    took_ms = group.settles_at(7, 7, 6)
-    assert len(group.starts) - before == 5
-    assert EXPIRY_MS - LONGEST_CYCLE_MS <= took_ms <= EXPIRY_MS + 4 * LONGEST_CYCLE_MS
-    assert causes(group)[changes:] == ["claim"] * 5
-
-
-@seeds
-def test_scenario_5_partitions_that_were_added_are_claimed(seed: int) -> None:
-    """25 / 4 = 6 and 25 % 4 = 1: three own 6 and one owns 7; the count is read in each cycle."""
-    group = Group(20, seed)
-    group.start_some(4)
-    group.settles_at(5, 5, 5, 5)
-    before = len(group.starts)
-    group.grow(25)
-    took_ms = group.settles_at(7, 6, 6, 6)
-    assert len(group.starts) - before == 5
-    assert took_ms <= 4 * LONGEST_CYCLE_MS
-
-
-@seeds
-def test_workers_that_start_at_once_share_the_partitions_without_moving_one_twice(seed: int) -> None:
-    """Their claims collide, and one of each two wins; a partition in dispute is handled by one."""
-    group = Group(24, seed)
-    group.start_some(8)
-    group.settles_at(*[3] * 8)
-    assert group.displaced == 0
-    assert len(group.starts) <= 24 + 12, "stealing is for who came too late"
-
-
 # -- handing over ------------------------------------------------------------------------------
-
-
-@seeds
-def test_a_thief_waits_until_the_batch_in_hand_is_done(seed: int) -> None:
-    """The worker that was stolen from drains, releases, and says so; the lock waits for it."""
-    group = Group(6, seed)
-    group.conditions = replace(group.usual, batch_ms=5_000)
-    group.start()
-    group.settles_at(6)
-    group.start()
-    group.settles_at(3, 3)
-    assert (group.displaced, group.model.overtaken, group.model.fenced) == (0, 0, 0)
-    assert max(group.checker.executions.values()) == 1
 
 
 def test_a_thief_overtakes_who_does_not_release_at_the_drain_deadline() -> None:
@@ -254,21 +129,6 @@ def test_who_leaves_before_it_owns_anything_just_leaves() -> None:
 
 
 @seeds
-def test_a_worker_that_cannot_renew_starts_no_batch_before_its_claims_expire(seed: int) -> None:
-    """By its own clock, one cycle earlier; and again once it could renew."""
-    group = Group(4, seed)
-    worker = group.start()
-    group.settles_at(4)
-    group.happen(Fault(0, FaultKind.CUT, 0, EXPIRY_MS))
-    last_ms = max(entry.modified_ms for entry in group.store.entries.values())
-    until(group, lambda: worker.batches_paused, "it pauses", EXPIRY_MS)
-    assert group.clock.now_ms < last_ms + EXPIRY_MS
-    again_ms = EXPIRY_MS + 2 * CYCLE_MS + CALL_TIMEOUT_MS
-    until(group, lambda: not worker.batches_paused, "it goes on", again_ms)
-    assert running(worker) == set(range(4)), "nobody else was there to claim them"
-
-
-@seeds
 def test_a_worker_that_slept_finds_its_partitions_claimed_and_takes_part_again(seed: int) -> None:
     """It drains what it lost, is fenced where it would commit, and balances by claims."""
     group = Group(6, seed)
@@ -297,20 +157,6 @@ def test_lost_answers_leave_no_partition_unhandled_and_none_handled_twice(seed: 
     group.clock.run_for(60_000)
     group.conditions = group.usual
     group.settles_at(4, 4, 4)
-
-
-@seeds
-def test_the_store_comes_back_from_what_is_owned(seed: int) -> None:
-    """After FLUSHALL each worker claims anew, in one cycle, what it had; nothing moves."""
-    group = Group(12, seed)
-    group.start_some(3)
-    group.settles_at(4, 4, 4)
-    before = len(group.starts)
-    owned = {worker.name: running(worker) for worker in group.workers}
-    group.model.empty_store()
-    group.settles_at(4, 4, 4)
-    assert len(group.starts) == before
-    assert {worker.name: running(worker) for worker in group.workers} == owned
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -123,17 +123,6 @@ def test_races_that_overlap_need_more_rounds_and_still_end_balanced(seed: int) -
     assert took_ms <= 3 * ROUND_MS + HANDOVER_MS
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_a_single_partition_stays_where_it_is(seed: int) -> None:
-    """The author: "The partition does not skip among the nodes, but squarely lands on one node and
-    stays there". It is challenged some 60 times here.
-    """
-    world = at_rest(seed, workers=5, partitions=1)
-    (first,) = world.starts
-    world.clock.run_for(300_000)
-    assert world.starts == [first]
-
-
 @pytest.mark.parametrize("seed", range(30))
 def test_the_load_of_a_killed_node_moves_after_about_the_maximum_lease_time(seed: int) -> None:
     """The author: "If I kill a node without giving it any chance to do any cleanup after roughly
@@ -149,19 +138,6 @@ def test_the_load_of_a_killed_node_moves_after_about_the_maximum_lease_time(seed
     print(f"after a kill: {took_ms} ms")
     assert took_ms <= TIMING.max_ms + HANDOVER_MS
     check(world)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_partitions_stay_where_they_are_while_the_load_is_even(seed: int) -> None:
-    """The author: "If the load is completely evenly distributed between the nodes the pieces of the
-    load should be sticky". Also where it cannot be quite even: ten partitions on three nodes.
-    """
-    world = at_rest(seed, workers=3, partitions=10)
-    before = len(world.starts)
-    world.clock.run_for(300_000)
-    assert len(world.starts) == before
-    assert sorted(world.counts) == [3, 3, 4]
-    assert max(world.checker.executions.values()) == 1
 
 
 # -- what was decided where the text is in two minds -----------------------------------------

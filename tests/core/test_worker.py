@@ -3,9 +3,8 @@
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged, PartitionsAcquired, PartitionsReleased
-from streamworker.core.ownership.lifecycle import State
-from streamworker.core.ownership.locks import Held, Stale
+from streamworker.core.control import GroupChanged, PartitionsAcquired
+from streamworker.core.ownership.locks import Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
 from streamworker.core.protocols.membership.joining import PATIENCE_MS, JoinWanted
@@ -17,13 +16,6 @@ CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUME
 
 
 # -- joining -------------------------------------------------------------------------------------
-
-
-def test_starting_reads_the_document_and_does_nothing_else() -> None:
-    """Nothing is known yet."""
-    bench = Bench()
-    assert bench.send(ev.Started()) == [membership_events.ReadDocument()]
-    assert bench.core.next_deadline_ms() is None
 
 
 def test_the_first_worker_of_a_group_takes_every_partition() -> None:
@@ -176,34 +168,6 @@ def test_answers_to_questions_that_were_not_asked_are_bugs() -> None:
 # -- a change of the group -----------------------------------------------------------------------
 
 
-def test_a_second_worker_makes_the_first_drain_only_what_moved_and_release_it() -> None:
-    """Partitions 4 to 7 are handed over, 0 to 3 are not touched; the message says that it is done."""
-    bench = Bench.running(ME)
-    assert names(bench.changed(11)) == ["ReadDocument"]
-    effects = bench.read(group(ME, "w2.1", generation=11))
-    assert of_type(effects, ev.DrainRunner) == [ev.DrainRunner(p, 100 + p) for p in (4, 5, 6, 7)]
-    assert names(effects) == ["DrainRunner"] * 4
-    assert [mark.state for mark in of_type(effects, ev.MarkLock)] == ["draining"] * 4
-    effects = bench.send(ev.RunnerStopped(4, 104))
-    assert effects == [ev.ReleaseLocks(ME, {4: 104})]
-    assert bench.release(effects) == [ev.PostControl(PartitionsReleased((4,), ME, 11))]
-
-
-def test_a_batch_that_outlives_the_grace_period_is_cancelled() -> None:
-    """Once; the lock is released when the runner has stopped."""
-    bench = Bench.running(ME)
-    bench.changed(11)
-    bench.read(group(ME, "w2.1", generation=11))
-    bench.heartbeat(beats={})
-    for p in (5, 6, 7):
-        bench.release(bench.send(ev.RunnerStopped(p, 100 + p)))
-    early = bench.wait(TIMING.grace_period_ms - 1)
-    assert of_type(early, ev.CancelRunner) == []
-    assert of_type(bench.wait(1), ev.CancelRunner) == [ev.CancelRunner(4, 104)]
-    assert of_type(bench.wait(60_000), ev.CancelRunner) == []
-    assert bench.send(ev.RunnerStopped(4, 104)) == [ev.ReleaseLocks(ME, {4: 104})]
-
-
 def test_a_worker_acts_on_the_newest_generation_and_not_on_each() -> None:
     """A member that came and went in between moves nothing. What is known is not asked for; many ask once."""
     bench = Bench.running(ME)
@@ -215,20 +179,6 @@ def test_a_worker_acts_on_the_newest_generation_and_not_on_each() -> None:
     assert bench.send(ev.ControlReceived(news)) == [membership_events.ReadDocument()]
     assert bench.changed(16) == []
     assert names(bench.read(group(ME, generation=15))) == ["ReadDocument"]
-
-
-def test_a_partition_that_somebody_still_holds_is_asked_for_again_after_a_pause_or_its_release() -> None:
-    """The pause has jitter, so that members do not ask in step; the message saves it."""
-    bench = Bench.started()
-    bench.jitter = 30
-    bench.read(group("w2.1", ME))
-    replies = {p: Held("w2.1", 0) for p in (4, 5, 6, 7)}
-    assert bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), replies)) == []
-    effects = bench.send(ev.ControlReceived((PartitionsReleased((2, 5, 6), "w2.1", 10),)))
-    assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(5, 6)]
-    assert names(bench.wait(TIMING.acquire_retry_ms + 29)) == []
-    (again,) = of_type(bench.wait(1), ev.AcquireLocks)
-    assert again.partitions == (4, 7)
 
 
 def test_a_lock_that_knows_a_later_generation_makes_the_worker_read_the_document() -> None:
@@ -255,48 +205,6 @@ def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:
     bench.send(membership_events.DocumentChanged(2_000))
     (again,) = of_type(bench.wait(TIMING.acquire_retry_ms), ev.AcquireLocks)
     assert (again.partitions, again.generation) == ((4, 5, 6, 7), 2_000)
-
-
-def test_a_fenced_partition_is_not_released_and_the_document_is_read() -> None:
-    """Somebody else has the lock; if the document still gives it to us, we ask for it again."""
-    bench = Bench.running(ME)
-    effects = bench.send(ev.RunnerFenced(3, 103))
-    assert names(effects) == ["ReadDocument"]
-    assert [note.event for note in of_type(effects, ev.Note)] == ["partition_fenced"]
-    bench.read(group(ME))
-    effects = bench.wait(TIMING.acquire_retry_ms)
-    assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(3,)]
-
-
-def test_a_halted_partition_stays_where_it_is_until_it_is_taken_away() -> None:
-    """It shows its reason in the lock, and is drained like any other."""
-    bench = Bench.running(ME)
-    effects = bench.send(ev.RunnerHalted(7, 107, "poison at 5-0"))
-    assert effects == [ev.MarkLock(7, ME, 107, "halted", "poison at 5-0")]
-    bench.changed(11)
-    effects = bench.read(group(ME, "w2.1", generation=11))
-    assert ev.DrainRunner(7, 107) in effects
-    assert names(bench.send(ev.RunnerStopped(7, 107))) == ["ReleaseLocks"]
-
-
-def test_a_partition_that_comes_back_while_it_drains_is_released_and_acquired_anew() -> None:
-    """One road in, one road out: its epoch rises."""
-    bench = Bench.running(ME)
-    bench.changed(11)
-    bench.read(group(ME, "w2.1", generation=11))
-    bench.changed(12)
-    assert names(bench.read(group(ME, generation=12))) == []
-    effects = bench.release(bench.send(ev.RunnerStopped(4, 104)))
-    assert names(effects) == ["PostControl", "AcquireLocks"]
-    assert names(bench.grant(effects)) == ["StartRunner", "PostControl"]
-
-
-def test_an_event_that_the_table_does_not_allow_is_a_bug_and_changes_nothing() -> None:
-    """A runner that was not asked to stop says that it stopped."""
-    bench = Bench.running(ME)
-    with pytest.raises(InternalError, match="running cannot be stopped"):
-        bench.send(ev.RunnerStopped(3, 103))
-    assert bench.core._ownership.state(3) is State.RUNNING
 
 
 # -- leaving -------------------------------------------------------------------------------------
@@ -353,15 +261,6 @@ def test_stopping_twice_is_stopping_once() -> None:
     bench = Bench.running(ME)
     bench.send(ev.StopRequested())
     assert bench.send(ev.StopRequested()) == []
-
-
-def test_a_worker_that_is_stopped_before_it_joined_writes_nothing() -> None:
-    """There is nothing to undo, also while the document is still on its way."""
-    gone = [membership_events.StopHeartbeat(), ev.Finished()]
-    assert Bench().send(ev.StopRequested()) == gone
-    bench = Bench.started()
-    assert bench.send(ev.StopRequested()) == []
-    assert bench.read(group("w2.1")) == gone
 
 
 def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:

@@ -147,14 +147,6 @@ def test_a_killed_peer_is_removed_shortly_after_its_connection_is_gone() -> None
     assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(4, 5, 6, 7)]
 
 
-def test_several_dead_peers_are_removed_in_one_change() -> None:
-    """A machine with many workers died: one rebalance, not one a worker."""
-    bench = Bench.running(ME, "w2.1", "w3.1", "w4.1")
-    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7), w3=beat(1, 8))
-    (change,) = of_type(probed(bench), membership_events.ChangeDocument)
-    assert (change.removed, change.message.member) == (("w2.1", "w3.1"), "w2 w3")
-
-
 def test_a_peer_that_beats_again_after_a_lost_race_is_not_removed() -> None:
     """The removal was refused for another change; meanwhile the peer is back."""
     bench = Bench.running(ME, "w2.1")
