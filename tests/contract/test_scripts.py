@@ -145,26 +145,33 @@ def test_every_script_is_in_these_cases() -> None:
     assert {script.name for script in SCRIPTS} == set(CALLS)
 
 
+LOCK_FIELDS_SET = (
+    *("owner", "w1", "epoch", "5", "generation", "7", "checkpoint", "1-0", "entries", "1", "rows", "10"),
+    *("log", "log"),
+)
+PREPARED: list[tuple[Argument, ...]] = [
+    ("XADD", EVENTS, "1-0", "v", "x"),
+    ("XADD", EVENTS, "2-0", "v", "y"),
+    ("XGROUP", "CREATE", EVENTS, "price", "1-0"),
+    ("HSET", LOCK, *LOCK_FIELDS_SET),
+    ("XADD", ACKED, "10-0", "rows", "10"),
+    ("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x"),
+    ("HSET", GROUP.of_group("claims"), "1", "5|1|0|1-0|w1", "last", "5"),
+    ("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0"),
+    ("HSET", GROUP.readers, "spark", "{}"),
+    ("SET", GROUP.damaged, "x"),
+    ("HSET", GROUP.tables(0, ["totals"])[0], "ann", "1 x"),
+    ("ZADD", GROUP.tables(0, ["totals"])[1], 1, "ann"),
+    ("XADD", OUTBOX.messages, "1-1", "to", "priced/0"),
+    ("ZADD", GROUP.later(0), "1", "due"),
+    ("HSET", GROUP.delayed(0), "due", "w first 1 1,1,1,1\nabvx"),
+]
+"""Commands after which every call of CALLS writes something."""
+
+
 async def prepare(group: Group) -> None:
-    """Bring the keys into a state in which every call of CALLS would write something."""
-    run = group.backend.execute
-    await run("XADD", EVENTS, "1-0", "v", "x")
-    await run("XADD", EVENTS, "2-0", "v", "y")
-    await run("XGROUP", "CREATE", EVENTS, "price", "1-0")
-    lock = ["owner", "w1", "epoch", "5", "generation", "7", "checkpoint", "1-0", "entries", "1", "rows", "10"]
-    await run("HSET", LOCK, *lock, "log", "log")
-    await run("XADD", ACKED, "10-0", "rows", "10")
-    await run("XADD", DEAD, "1-0", "id", "1-0", "f.v", "x")
-    await run("HSET", GROUP.of_group("claims"), "1", "5|1|0|1-0|w1", "last", "5")
-    await run("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0")
-    await run("HSET", GROUP.readers, "spark", "{}")
-    await run("SET", GROUP.damaged, "x")
-    values, index = GROUP.tables(0, ["totals"])
-    await run("HSET", values, "ann", "1 x")
-    await run("ZADD", index, 1, "ann")
-    await run("XADD", OUTBOX.messages, "1-1", "to", "priced/0")
-    await run("ZADD", GROUP.later(0), "1", "due")
-    await run("HSET", GROUP.delayed(0), "due", "w first 1 1,1,1,1\nabvx")
+    for command in PREPARED:
+        await group.backend.execute(*command)
 
 
 @pytest.mark.usefixtures("small_nodes")
