@@ -88,12 +88,8 @@ FULL = {
     "durability/test_full_disk.py": "root mounts a small disk",
     "fundamentals/test_13_timers.py::test_what_is_missed_is_skipped_run_once_or_caught_up": "waits",
     "rebalance": "how long partitions stand still is measured, and sessions and holds run out",
-    "runtime/test_ends.py::test_a_record_that_kills_its_process_ends_one_more_than_it_has_attempts": "starts",
     "runtime/test_tables_planted.py": "runs the tests of tables for each mistake",
     "runtime/test_timers_planted.py": "runs a storm of timers for each mistake",
-    "runtime/test_tables_and_kills.py::test_processes_are_killed_at_random_and_each_record_is_counted_once": (
-        "kills processes for half a minute"
-    ),
     "runtime/test_fetcher.py::test_a_new_entry_reaches_its_buffer_within_milliseconds": "measures a latency",
     "runtime/test_keeper.py::test_a_dead_peer_is_removed_when_its_time_is_over_and_not_later": (
         "waits for a worker's death to be seen"
