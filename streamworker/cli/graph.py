@@ -100,8 +100,8 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> Counter[str]:
     if spec.may_send:
         heads = await read_heads(backend, group_keys(spec), range(spec.stream.partitions))
         for each in heads.values():
-            for target, mark in each.marks.items():
-                sent[target.stream] += mark.records
+            for target, position in each.positions.items():
+                sent[target.stream] += position.records
     return sent
 
 

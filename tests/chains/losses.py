@@ -17,7 +17,7 @@ import msgspec
 import redis
 
 from streamworker import App
-from streamworker.core.data.outbox import START, Mark, Target
+from streamworker.core.data.outbox import START, Position, Target
 from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import BackendError
 from streamworker.redisio.admin.outboxes import Diverged, accept_target, find_diverged
@@ -81,15 +81,15 @@ WAYS = [
 
 
 @dataclass(frozen=True)
-class Marks:
+class Positions:
     """How far each way has come."""
 
     heads: dict[str, Heads]
     """Of each source."""
-    taken: dict[Way, Mark]
+    taken: dict[Way, Position]
 
-    def head(self, way: Way) -> Mark:
-        return self.heads[way.source].marks.get(way.to, START)
+    def head(self, way: Way) -> Position:
+        return self.heads[way.source].positions.get(way.to, START)
 
     @property
     def waiting(self) -> list[str]:
@@ -102,7 +102,7 @@ class Marks:
 
 
 @dataclass(frozen=True)
-class Found(Marks):
+class Found(Positions):
     """What lies in Redis, as numbers of records."""
 
     streams: dict[tuple[str, int], list[int]]
@@ -168,14 +168,14 @@ class Judge:
         try:
             wait_for(self._is_at_rest, "all has arrived, and what waits for a person was told", 90)
         except AssertionError as error:
-            error.add_note("\n".join(self._marks().waiting))
+            error.add_note("\n".join(self._positions().waiting))
             raise
 
     def _is_at_rest(self) -> bool:
         try:
             asyncio.run(self._accept_what_was_told())
             groups = self.scene.snapshots()
-            return not self._marks().waiting and all(group.lag == group.outbox == 0 for group in groups)
+            return not self._positions().waiting and all(group.lag == group.outbox == 0 for group in groups)
         except (BackendError, redis.RedisError):
             return False  # A node has just gone.
 
@@ -201,20 +201,20 @@ class Judge:
                 for stream, count in PARTITIONS.items()
                 for p in range(count)
             }
-        marks = self._marks()
-        return Found(marks.heads, marks.taken, streams)
+        positions = self._positions()
+        return Found(positions.heads, positions.taken, streams)
 
-    def _marks(self) -> Marks:
+    def _positions(self) -> Positions:
         heads: dict[str, Heads] = {}
-        taken: dict[Way, Mark] = {}
+        taken: dict[Way, Position] = {}
         with opened(self.scene.url) as client:
             for way in WAYS:
                 if way.source not in heads:
                     stored = client.hgetall(way.keys.outbox(way.partition).heads)
                     heads[way.source] = heads_of([part for pair in stored.items() for part in pair])
                 stands = client.hget(StreamKeys("chain", way.to.stream).taken(way.to.partition), way.source)
-                taken[way] = Mark.parse(stands) if stands else START
-        return Marks(heads, taken)
+                taken[way] = Position.parse(stands) if stands else START
+        return Positions(heads, taken)
 
     # -- judging -------------------------------------------------------------------------------
 
@@ -259,7 +259,9 @@ class Judge:
             self.verdict.lost += len(lost)
         else:
             assert len(accepted) == 1 and not lost, f"{way}: one failover, and told were {accepted}, {lost}"
-            stands, since = (mark.records - len(before) for mark in (accepted[0].stands, accepted[0].since))
+            stands, since = (
+                position.records - len(before) for position in (accepted[0].stands, accepted[0].since)
+            )
             assert 0 <= since <= stands <= len(arrived), f"{way}: {accepted}"
             assert arrived[:since] == sent[:since], (
                 f"{way}: of {sent} arrived {arrived}, both begin alike up to {since}, {accepted}"
@@ -272,7 +274,7 @@ class Judge:
         told = set()
         for each in losses:
             if (each["source"], each["to"]) == (way.source, str(way.to)):
-                stands = Mark.parse(each["stands"]).records
+                stands = Position.parse(each["stands"]).records
                 told |= set(range(stands + 1, stands + each["records"] + 1))
         noted = {
             number

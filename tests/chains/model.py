@@ -6,8 +6,8 @@ Then the faults end, each sender sends once more, and the world compares what is
 was promised: each record once and in order, the right ids, nothing that was refused, and each loss told by
 its number.
 
-Marks, messages, ``OutboxQueue``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does what
-``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what ``runtime/send/lanes.py`` does.
+Positions, messages, ``OutboxQueue``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does
+what ``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what ``runtime/send/lanes.py`` does.
 
 A planted mistake has a name of ``PLANTS``; the place where the protocol keeps that rule asks for it.
 """
@@ -25,9 +25,9 @@ from streamworker.core.data.outbox import (
     START,
     ForwardCode,
     ForwardReply,
-    Mark,
     Message,
     OutboxQueue,
+    Position,
     Standing,
     Target,
 )
@@ -57,7 +57,7 @@ PLANTS = (
     "what is forgotten is taken for lost",
     "a repeat is believed before it is durable",
     # the target of an outbox, and its source
-    "only numbers of marks are compared",
+    "only numbers of positions are compared",
     "where a message begins is not compared",
     "a message is deleted before it is taken",
     "a message is forwarded before it is durable",
@@ -137,7 +137,7 @@ class Answer(NamedTuple):
     """An answer to an append."""
 
     code: Code
-    marks: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
     last: int | None = None
     """Id of the last record, if it is there."""
 
@@ -174,7 +174,7 @@ class Partition:
         self.read = self.behind_ticks = self.durable = 0
         self.sends: dict[str, Kept] = {}
         self.stands = START
-        self.copies: list[tuple[int, dict[str, Kept], Mark]] = []
+        self.copies: list[tuple[int, dict[str, Kept], Position]] = []
         self.wrote()
 
     def wrote(self) -> None:
@@ -232,8 +232,8 @@ class Partition:
         """``forward.lua``."""
         plant = self.world.plant
 
-        def same(one: Mark, other: Mark) -> bool:
-            is_enough = plant == "only numbers of marks are compared"
+        def same(one: Position, other: Position) -> bool:
+            is_enough = plant == "only numbers of positions are compared"
             return one.records == other.records if is_enough else one == other
 
         if same(self.stands, message.through):
@@ -393,7 +393,7 @@ class ProducerLane:
 
     def compare(self, answer: Answer) -> None:
         if answer.last is not None and self.world.plant != "losses are not compared":
-            lost = self.ledger.behind("priced", 0, answer.marks)
+            lost = self.ledger.behind("priced", 0, answer.numbers)
             self.told += lost.records if lost else 0
 
     def settle(self, batch: Batch, answer: Answer, last: int) -> None:
@@ -437,7 +437,7 @@ class Source:
         self.handled = self.number = self.salt = self.durable = 0
         self.head = START
         self.box: dict[int, Message] = {}
-        self.copies: list[tuple[int, int, Mark, dict[int, Message]]] = []
+        self.copies: list[tuple[int, int, Position, dict[int, Message]]] = []
         self.wrote()
 
     def wrote(self) -> None:
@@ -502,7 +502,7 @@ class Owner:
             self.compare(stopped.stands)
         self.queue.is_busy = False
 
-    def compare(self, stands: Mark) -> None:
+    def compare(self, stands: Position) -> None:
         """``Forwarder._compare``."""
         source, partition = self.source, self.world.partition
         taken, why = self.queue.compared(stands, list(source.box.values()), source.head, self.read_up_to)

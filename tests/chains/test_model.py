@@ -20,7 +20,7 @@ RARE = {
     "a send without an answer is cut again": 606,
     "the third number may be of a send that was given up": 12_648,
     "a repeat is believed before it is durable": 1_537,
-    "only numbers of marks are compared": 764,
+    "only numbers of positions are compared": 764,
     "OTHER is believed before it is durable": 1_101,
 }
 """Seeds at which to begin the search for mistakes that few schedules show."""

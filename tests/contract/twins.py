@@ -466,11 +466,11 @@ class Twins:
         if how % 5 > 2:
             return None
         lock, messages = self.model.locks[p], list[Message]()
-        number, marks = EntryId.parse(lock.last_message or "0-0").ms, dict(lock.marks)
+        number, positions = EntryId.parse(lock.last_message or "0-0").ms, dict(lock.positions)
         for turn in range(1 + how // 5 % 2):
             to = TARGETS[(how // 10 + turn) % len(TARGETS)]
             payloads = (b"%d from %d, %d" % (number + turn, p, how), b"and one more")[: 1 + how % 2]
-            each = message(number + turn + 1, marks.get(to, START), *payloads)
+            each = message(number + turn + 1, positions.get(to, START), *payloads)
             messages.append(replace(each, to=to))
         self.sent[p] += messages
         return OutboxWrite("7-7" if how % 13 == 0 else lock.last_message, messages, how // 3 % 4)
@@ -713,7 +713,7 @@ class Twins:
             self._compare_outbox(p, *rest[5 * p + 3 : 5 * p + 5])
         for to, taken, count in zip(TARGETS, rest[-4::2], rest[-3::2], strict=True):
             its = {p: each for (target, p), each in stored.taken.items() if target == to}
-            marks = {GROUP.outbox(p).source: str(each.mark) for p, each in its.items()}
+            marks = {GROUP.outbox(p).source: str(each.position) for p, each in its.items()}
             self.same(f"what {to} has taken", fields_of(taken), marks)
             records = sum(decode(data)[1] for each in its.values() for data in each.data)
             self.same(f"how many records {to} has", count, records)
@@ -789,7 +789,9 @@ class Twins:
 
     def _compare_outbox(self, p: int, messages: Sequence[Any], heads: list[bytes]) -> None:
         mine, real = self.model.locks[p], outbox.heads_of(heads)
-        self.same(f"the heads of outbox {p}", (real.last, real.marks), (mine.last_message, mine.marks))
+        self.same(
+            f"the heads of outbox {p}", (real.last, real.positions), (mine.last_message, mine.positions)
+        )
         there = [(entry_id.decode(), flat[-1]) for entry_id, flat in messages]
         self.same(f"the messages of {p}", there, [(str(each.id), each.data) for each in mine.messages])
 

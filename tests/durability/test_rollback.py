@@ -108,9 +108,9 @@ async def test_sends_that_were_given_up_hide_no_loss(redis_url: str, given_up: i
             (reply,) = await append_many(desk.backend, keys, [its])
             assert reply.last_id is not None
             if is_heard:
-                losses.append(ledger.behind("orders", 0, reply.marks))
+                losses.append(ledger.behind("orders", 0, reply.numbers))
                 ledger.confirm(number, 1, reply.last_id)
-            return reply.marks
+            return reply.numbers
 
         losses = list[LostSends | None]()
         for _ in range(3):
@@ -122,8 +122,8 @@ async def test_sends_that_were_given_up_hide_no_loss(redis_url: str, given_up: i
         for _ in range(given_up):
             await append(is_heard=False)
         if how == "asked":
-            marks = (await streams.last_numbers(desk.backend, keys, "p", [0]))[0]
-            losses.append(ledger.behind("orders", 0, marks))
+            numbers = (await streams.last_numbers(desk.backend, keys, "p", [0]))[0]
+            losses.append(ledger.behind("orders", 0, numbers))
         for _ in range(4):
             await append()
         assert [lost.records for lost in losses if lost] == [3]

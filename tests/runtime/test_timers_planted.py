@@ -13,8 +13,8 @@ elseif held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end""",
     "a time counts as done a step before its results are stored": (
         "streamworker/runtime/run/modes/modes.py",
         "await self.commits.submit(Work(sends=tick.sends, before=tick.before, state=state))",
-        """name, mark = next(iter(tick.marks.items()))
-                early = (mark or b"") + b"/"
+        """name, done = next(iter(tick.fields.items()))
+                early = (done or b"") + b"/"
                 await self.commits.submit(Work(before=tick.before, state={name: early}))
                 await self.commits.submit(Work(sends=tick.sends, before=early, state=state))""",
     ),

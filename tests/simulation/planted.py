@@ -12,7 +12,7 @@ from typing import Any
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Mark, Message, OutboxQueue, Standing
+from streamworker.core.data.outbox import ForwardCode, ForwardReply, Message, OutboxQueue, Position, Standing
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
@@ -160,7 +160,7 @@ class _StateOutsideOfCommit(RedisModel):
 
 @_model("a message is forwarded without comparing its number", "lost,kill,stop")
 class _NumberNotCompared(RedisModel):
-    def goes_on(self, stands: Mark, message: Message) -> bool:
+    def goes_on(self, stands: Position, message: Message) -> bool:
         return True
 
 
@@ -192,11 +192,11 @@ class _DeletesUntaken(RedisModel):
 class _DigestNotCompared(RedisModel):
     def forward(self, partition: int, message: Message) -> ForwardReply:
         known = self.taken(message.to, partition)
-        if known.mark.records == message.through.records:
+        if known.position.records == message.through.records:
             return ForwardReply(ForwardCode.TAKEN)
         return super().forward(partition, message)
 
-    def goes_on(self, stands: Mark, message: Message) -> bool:
+    def goes_on(self, stands: Position, message: Message) -> bool:
         return stands.records == message.since.records
 
 
@@ -210,7 +210,7 @@ class _TwoRoundTrips(OutboxQueue):
 @_queue("what a target has lost is passed over, and nobody is told", "failover,flap")
 class _TellsNoLoss(OutboxQueue):
     def compared(
-        self, stands: Mark, chain: Sequence[Message], head: Mark | None, through: int
+        self, stands: Position, chain: Sequence[Message], head: Position | None, through: int
     ) -> tuple[list[EntryId], Standing]:
         taken, why = super().compared(stands, chain, head, through)
         if why is Standing.TARGET_WENT_BACK:

@@ -262,6 +262,9 @@ class SimulatedGroup(Ground):
         return not any(
             lock.messages
             and not self.checker.has_diverged(p)
-            and not (model.losses and all(model.taken(to, p).mark == mark for to, mark in lock.marks.items()))
+            and not (
+                model.losses
+                and all(model.taken(to, p).position == position for to, position in lock.positions.items())
+            )
             for p, lock in enumerate(model.locks)
         )

@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from streamworker.core import events as ev
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardReply, Mark, Message, Standing, Target
+from streamworker.core.data.outbox import START, ForwardReply, Message, Position, Standing, Target
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
@@ -146,7 +146,7 @@ class Outgoing:
         self._model = self._worker.world.model
         self._queue = self._worker.world.queue(Target("next", runner.partition % TARGETS))
         self.is_open = False
-        self._last, self._number, self._mark = "", 0, START
+        self._last, self._number, self._position = "", 0, START
         self._open()
 
     def _ask(self, do: Callable[[], T], heard: Callable[[T], None], failed: Callable[[], None]) -> None:
@@ -160,7 +160,7 @@ class Outgoing:
         heads, messages = found
         for message in messages:
             self._queue.put(message)
-        self._last, self._mark = heads.last, heads.marks.get(self._queue.to, START)
+        self._last, self._position = heads.last, heads.positions.get(self._queue.to, START)
         self._number = EntryId.parse(heads.last).ms if heads.last else 0
         self.is_open = True
         self._runner.told()
@@ -169,14 +169,14 @@ class Outgoing:
     def write(self, records: Sequence[Record]) -> OutboxWrite:
         """Return the message of a batch, which follows the one before."""
         data = ",".join(str(record.number) for record in records).encode()
-        through = self._mark.after(len(records), data)
-        message = Message(self._number + 1, self._queue.to, self._mark, through, data)
+        through = self._position.after(len(records), data)
+        message = Message(self._number + 1, self._queue.to, self._position, through, data)
         return OutboxWrite(self._last, [message], OUTBOX_MAX)
 
     def committed(self, write: OutboxWrite) -> None:
         """Forward the message of a commit that is confirmed."""
         (message,) = write.messages
-        self._last, self._number, self._mark = str(message.id), message.number, message.through
+        self._last, self._number, self._position = str(message.id), message.number, message.through
         self._queue.put(message)
         self._forward()
 
@@ -205,10 +205,10 @@ class Outgoing:
             self._again,
         )
 
-    def _compared(self, stands: Mark, heads: Heads, chain: list[Message], through: int) -> None:
+    def _compared(self, stands: Position, heads: Heads, chain: list[Message], through: int) -> None:
         """Compare where a target stands with all that the source still has for it."""
         queue = self._queue
-        taken, why = queue.compared(stands, chain, heads.marks.get(queue.to), through)
+        taken, why = queue.compared(stands, chain, heads.positions.get(queue.to), through)
         self._delete(taken)
         if why is not Standing.GOES_ON:
             since = queue.messages[0].since

@@ -1,9 +1,9 @@
 """What a source sent to one partition of another stream: how much, and a digest of all of it.
 
-A source commits records for other streams in one step with its own progress, such as one
-partition of a processor. A message says at which :class:`Mark` it begins and at which it ends, and the target
-partition keeps the mark that it has reached. It takes a message only if it stands where the message begins.
-So a message that is repeated is taken once, whoever sends it, and a loss at either end is noticed.
+A source commits records for other streams in one step with its own progress, such as one partition of a
+processor. A message says at which :class:`Position` it begins and at which it ends, and the target partition
+keeps the position that it has reached. It takes a message only if it stands where the message begins. So a
+message that is repeated is taken once, whoever sends it, and a loss at either end is noticed.
 
 A number would not do without a digest: after a failover the source may send other records under the same
 numbers (docs/decisions/0048).
@@ -24,10 +24,10 @@ DIGEST_BYTES = 6
 """Two histories of one source with the same number have equal digests once in 2**48."""
 
 
-class Mark(NamedTuple):
+class Position(NamedTuple):
     """How far the history of one source and one target partition has come.
 
-    >>> Mark.parse(str(Mark(12, "9f86d081884c"))) == Mark(12, "9f86d081884c")
+    >>> Position.parse(str(Position(12, "9f86d081884c"))) == Position(12, "9f86d081884c")
     True
     """
 
@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Read a mark as it is stored; raise ValueError for other text."""
+        """Read a position as it is stored; raise ValueError for other text."""
         if isinstance(text, bytes):
             text = text.decode("ascii", "replace")
         records, _, digest = text.partition("-")
@@ -45,19 +45,19 @@ class Mark(NamedTuple):
     def __str__(self) -> str:
         return f"{self.records}-{self.digest}"
 
-    def after(self, records: int, data: bytes) -> "Mark":
-        """Return the mark after a message with some records.
+    def after(self, records: int, data: bytes) -> "Position":
+        """Return the position after a message with some records.
 
-        >>> Mark(0).after(3, b"abc").records
+        >>> Position(0).after(3, b"abc").records
         3
         """
         digest = blake2b(self.digest.encode(), digest_size=DIGEST_BYTES)
         digest.update(data)
-        return Mark(self.records + records, digest.hexdigest())
+        return Position(self.records + records, digest.hexdigest())
 
 
-START = Mark(0)
-"""The mark of a target partition that has taken nothing."""
+START = Position(0)
+"""The position of a target partition that has taken nothing."""
 
 
 class Target(NamedTuple):
@@ -92,9 +92,9 @@ class Message:
     number: int
     """Its number among all messages of the source."""
     to: Target
-    since: Mark
+    since: Position
     """Where the target must stand to take it."""
-    through: Mark
+    through: Position
     """Where the target stands after it."""
     data: bytes
     """What the target's append takes."""
@@ -116,22 +116,24 @@ class Standing(Enum):
     """It has records that the source does not know any more; the source may have sent others since."""
 
 
-def standing_of(stands: Mark, messages: Sequence[Message], head: Mark = START) -> tuple[Standing, int]:
+def standing_of(
+    stands: Position, messages: Sequence[Message], head: Position = START
+) -> tuple[Standing, int]:
     """Compare where a target stands with the messages that the source still has for it, in their order.
 
     ``head`` is how far the source's history of the target has come, if that is known. The second value is the
     number of the messages that the target has taken. Some may be missing in between: a failover of the source
     brings back some that were deleted. What was deleted the target had taken, and all before it.
 
-    >>> a, b, c, to = Mark(1, "aa"), Mark(2, "bb"), Mark(3, "cc"), Target("priced", 5)
+    >>> a, b, c, to = Position(1, "aa"), Position(2, "bb"), Position(3, "cc"), Target("priced", 5)
     >>> chain = [Message(7, to, a, b, b""), Message(8, to, b, c, b"")]
     >>> standing_of(b, chain)
     (<Standing.GOES_ON: 'goes on'>, 1)
-    >>> standing_of(Mark(0), chain)
+    >>> standing_of(Position(0), chain)
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 0)
-    >>> standing_of(Mark(2, "xx"), chain)
+    >>> standing_of(Position(2, "xx"), chain)
     (<Standing.DIVERGED: 'the source went back'>, 0)
-    >>> standing_of(Mark(7), [chain[0], Message(9, to, Mark(8, "ii"), Mark(9, "jj"), b"")])
+    >>> standing_of(Position(7), [chain[0], Message(9, to, Position(8, "ii"), Position(9, "jj"), b"")])
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 1)
     """
     for behind, message in enumerate(reversed(messages)):
@@ -168,7 +170,7 @@ class ForwardReply:
     """The reply to a message."""
 
     code: ForwardCode
-    stands: Mark = START
+    stands: Position = START
     """Where the target stands, with ``OTHER``."""
     error: BackendError | None = None
 
@@ -223,7 +225,7 @@ class OutboxQueue:
         return taken, None
 
     def compared(
-        self, stands: Mark, chain: Sequence[Message], head: Mark | None, through: int
+        self, stands: Position, chain: Sequence[Message], head: Position | None, through: int
     ) -> tuple[list[EntryId], Standing]:
         """Go on from where the target stands, with all messages that the source has for it.
 
@@ -239,7 +241,7 @@ class OutboxQueue:
         taken = self._take(min(count, len(self.messages)))
         return taken, why if self.messages else Standing.GOES_ON
 
-    def accept(self, stands: Mark) -> None:
+    def accept(self, stands: Position) -> None:
         """Let the first message follow where the target stands: what was between is lost, and is told."""
         self.messages[0] = replace(self.messages[0], since=stands)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamworker.core.data.outbox import START, Mark, Standing, Target, standing_of
+from streamworker.core.data.outbox import START, Position, Standing, Target, standing_of
 from streamworker.redisio.data.outbox import Heads, heads_of, read_chains, read_stands
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import REPAIR_TAKEN, checked
@@ -18,9 +18,9 @@ class Diverged:
     partition: int
     """The source's partition."""
     to: Target
-    stands: Mark
+    stands: Position
     """Where the target stands."""
-    since: Mark
+    since: Position
     """Where the source goes on."""
 
 
@@ -51,7 +51,7 @@ async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> 
         chains = await read_chains(backend, keys.outbox(partition)) if heads.last else {}
         for to, chain in chains.items():
             stands = await read_stands(backend, keys.app, keys.outbox(partition).source, to)
-            why, taken = standing_of(stands, chain, heads.marks.get(to, START))
+            why, taken = standing_of(stands, chain, heads.positions.get(to, START))
             if why is Standing.DIVERGED:
                 found.append(Diverged(partition, to, stands, chain[taken].since))
     return found

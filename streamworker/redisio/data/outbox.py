@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Mark, Message, Target
+from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, Position, Target
 from streamworker.errors import BackendError
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
@@ -36,7 +36,7 @@ class Heads:
 
     last: str
     """Id of the last message; empty if there was none."""
-    marks: Mapping[Target, Mark]
+    positions: Mapping[Target, Position]
     """How far the history of each target has come."""
     lost: Mapping[tuple[Target, int], int]
     """Records that targets lost after they had confirmed them: the last by target and first."""
@@ -96,7 +96,7 @@ async def read_heads(backend: Backend, keys: OutboxKeys) -> Heads:
 
 def heads_of(flat: Sequence[bytes]) -> Heads:
     """Parse the fields and values of an outbox's heads; what cannot be read is left out."""
-    last, marks, lost = "", {}, {}
+    last, positions, lost = "", {}, {}
     for name, value in pairs_of(flat).items():
         field, text = name.decode("utf-8", "replace"), value.decode("utf-8", "replace")
         try:
@@ -106,10 +106,10 @@ def heads_of(flat: Sequence[bytes]) -> Heads:
                 target, _, first = field.removeprefix(LOST).rpartition(":")
                 lost[Target.parse(target), int(first)] = int(text)
             elif field:
-                marks[Target.parse(field)] = Mark.parse(text)
+                positions[Target.parse(field)] = Position.parse(text)
         except ValueError:  # Another program wrote it.
             continue
-    return Heads(last, marks, lost)
+    return Heads(last, positions, lost)
 
 
 async def read_messages(
@@ -142,8 +142,8 @@ def _message(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Message:
     return Message(
         EntryId.parse(entry_id).ms,
         Target.parse(fields[b"to"].decode()),
-        Mark.parse(fields[b"since"]),
-        Mark.parse(fields[b"through"]),
+        Position.parse(fields[b"since"]),
+        Position.parse(fields[b"through"]),
         fields[b"data"],
     )
 
@@ -159,7 +159,9 @@ async def delete_messages(
     return {keys: each for keys, each in zip(taken, replies, strict=True) if isinstance(each, BackendError)}
 
 
-async def note_lost(backend: Backend, keys: OutboxKeys, to: Target, stands: Mark, since: Mark) -> None:
+async def note_lost(
+    backend: Backend, keys: OutboxKeys, to: Target, stands: Position, since: Position
+) -> None:
     """Keep what a target lost, for `status` and `doctor`."""
     await backend.execute("HSET", keys.heads, f"{LOST}{to}:{stands.records + 1}", since.records)
 
@@ -178,12 +180,12 @@ async def forward_many(
     return list(map(_reply, await backend.run_many(FORWARD, calls, durability=durability)))
 
 
-async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Mark:
+async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Position:
     """Return where a target stands with a source."""
     key = StreamKeys(app, to.stream).taken(to.partition)
     stored = await backend.execute("HGET", key, source)
     try:
-        return Mark.parse(stored) if stored else START
+        return Position.parse(stored) if stored else START
     except ValueError:  # Another program wrote it.
         raise wrong_type(key) from None
 
@@ -210,7 +212,7 @@ def _reply(reply: Any) -> ForwardReply:
         case [b"BADTYPE", key]:
             return ForwardReply(ForwardCode.REFUSED, error=wrong_type(key))
         case [b"OTHER", stands]:
-            return ForwardReply(ForwardCode.OTHER, Mark.parse(stands))
+            return ForwardReply(ForwardCode.OTHER, Position.parse(stands))
         case [b"FULL", _]:
             return ForwardReply(ForwardCode.FULL)
         case _:

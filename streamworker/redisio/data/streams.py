@@ -100,7 +100,7 @@ class AppendReply:
     error: BackendError | None = None
     wrote: bool = True
     """Whether this call wrote something. Only then does a WAIT after it prove that the append is durable."""
-    marks: tuple[int, ...] = ()
+    numbers: tuple[int, ...] = ()
     """Numbers of this producer's appends before it that Redis remembers, the newest first; 0 at the end if
     there was none before. Redis has lost what was confirmed and lies between two of them."""
 
@@ -351,9 +351,9 @@ def _append_reply(reply: Any) -> AppendReply:
     code, last, length, *more = reply
     if not more:
         return AppendReply(AppendCode(code.decode()), None, int(length))
-    marks = (int(more[0] or 0), int(more[2] or 0))
+    numbers = (int(more[0] or 0), int(more[2] or 0))
     last_id = EntryId.parse(last)
-    return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), marks=marks)
+    return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), numbers=numbers)
 
 
 def unproven() -> BackendError:
@@ -364,7 +364,7 @@ def unproven() -> BackendError:
 async def last_numbers(
     backend: Backend, keys: StreamKeys, producer: str, partitions: Sequence[int]
 ) -> dict[int, tuple[int, ...]]:
-    """Return a producer's numbers that Redis remembers in each partition, as the marks of a reply."""
+    """Return a producer's numbers that Redis remembers in each partition, as a reply names them."""
     asked = [("GET", keys.producer(p, producer)) for p in partitions]
     replies = zip(partitions, all_answered(await backend.pipeline(asked)), strict=True)
     return {p: tuple(whole(each) or 0 for each in (reply or b"").split(b":")[::2]) for p, reply in replies}

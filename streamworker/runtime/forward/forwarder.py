@@ -331,7 +331,7 @@ class Forwarder:
         # Also what was committed since: another worker may own the outbox by now.
         heads = await outbox.read_heads(self._server, source.keys)
         chain = (await outbox.read_chains(self._server, source.keys, queue.to)).get(queue.to, [])
-        taken, why = queue.compared(stands, chain, heads.marks.get(queue.to), through)
+        taken, why = queue.compared(stands, chain, heads.positions.get(queue.to), through)
         self._took(queue, taken)
         now = await outbox.read_stands(self._server, self.app, source.keys.source, queue.to)
         if why is Standing.GOES_ON or stands != now or queue.is_forgotten:

@@ -26,10 +26,10 @@ class OutboxWriter:
         """Where rows without a key begin: each source begins elsewhere."""
         self._last = heads.last
         self._number = EntryId.parse(heads.last).ms if heads.last else 0
-        self._marks = dict(heads.marks)
+        self._positions = dict(heads.positions)
         self._sent: Counter[str] = Counter()
-        for target, mark in heads.marks.items():
-            self._sent[target.stream] += mark.records
+        for target, position in heads.positions.items():
+            self._sent[target.stream] += position.records
 
     def write(self, routed: Routed) -> OutboxWrite:
         """Number and pack rows for the next commit, which must follow the one before."""
@@ -62,11 +62,11 @@ class OutboxWriter:
         # A row of a stream of columns is encoded in its message.
         sizes = [0] * len(entries) if route.spec.codec == "arrow" else list(map(_size_of, entries))
         for chunk in _chunks(entries, sizes, most):
-            since = self._marks.get(to, START)
+            since = self._positions.get(to, START)
             data = pack_records(route.spec.records_max, route.args(chunk))
             through = since.after(len(chunk), data)
             self._number += 1
-            self._marks[to] = through
+            self._positions[to] = through
             yield Message(self._number, to, since, through, data)
 
 

@@ -39,7 +39,7 @@ LOOK_AGAIN_MS = 60_000
 class Tick(NamedTuple):
     """A planned time of a timer that is done, and the results of its call."""
 
-    marks: Changes
+    fields: Changes
     """The fields that say so; the first names the timer, and begins with the planned time."""
     before: bytes
     """What the first of them held before."""
@@ -53,8 +53,8 @@ class _Timer:
     ) -> None:
         self.spec = spec
         self.invoker = invoker
-        self.mark = stored.get(TICK + spec.name, b"")
-        self.last_ms = int(self.mark.partition(b"/")[0] or -1)
+        self.done = stored.get(TICK + spec.name, b"")
+        self.last_ms = int(self.done.partition(b"/")[0] or -1)
         """The planned time up to which it is done; -1 before its first deploy."""
         self.attempts = 0
         self.pauses = Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS)
@@ -175,14 +175,14 @@ class Timers:
 
     async def _tick(self, timer: _Timer, found: Due, now_ms: int) -> Tick | None:
         name, schedule, timer.held = timer.spec.name, timer.spec.schedule, None
-        mark = b"%d" % found.at_ms
-        marks: Changes = {TICK + name: mark}
+        done = b"%d" % found.at_ms
+        fields: Changes = {TICK + name: done}
         at_ms = found.at_ms
         if timer.orders and found.runs:
             at_ms = max(timer.orders.values())
             # A call that was asked for moves no planned time, and must differ from the one before.
-            mark += b"/%d" % now_ms
-            marks = {TICK + name: mark, **dict.fromkeys(timer.orders)}
+            done += b"/%d" % now_ms
+            fields = {TICK + name: done, **dict.fromkeys(timer.orders)}
         changes: Changes = {}
         sends: Routed = {}
         if found.runs:
@@ -197,7 +197,7 @@ class Timers:
                 self._failed(timer, failure(raised))
                 return None
             ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self.by)
-            marks[RAN + name] = msgspec.json.encode(ran)
+            fields[RAN + name] = msgspec.json.encode(ran)
         elif timer.last_ms >= 0:
             self.log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
         if timer.attempts > 1:
@@ -205,8 +205,8 @@ class Timers:
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
         timer.orders = {} if found.runs else timer.orders
         timer.pauses.reset()
-        before, timer.mark = timer.mark, mark
-        return Tick(marks, before, changes, sends)
+        before, timer.done = timer.done, done
+        return Tick(fields, before, changes, sends)
 
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()

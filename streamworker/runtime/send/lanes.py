@@ -330,7 +330,7 @@ class Lanes:
     def _compare(self, lane: Lane, reply: AppendReply) -> None:
         """Check whether Redis still knows the appends before the one that it answers."""
         if reply.last_id is not None:
-            self.losses.note(lane.ledger.behind(self._spec.name, lane.partition, reply.marks))
+            self.losses.note(lane.ledger.behind(self._spec.name, lane.partition, reply.numbers))
 
     async def verify(self) -> list[LostSends]:
         """Ask Redis for the last numbers of each lane, and compare them with the ledger."""

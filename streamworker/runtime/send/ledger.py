@@ -78,7 +78,7 @@ class Ledger:
         """Whether Redis should still know a number of this producer."""
         return bool(self._appends) and monotonic_s() - self._at_s < REMEMBERED_FOR_S
 
-    def behind(self, stream: str, partition: int, marks: Sequence[int]) -> LostSends | None:
+    def behind(self, stream: str, partition: int, numbers: Sequence[int]) -> LostSends | None:
         """Return and forget the appends that Redis does not know, by the numbers that it knows.
 
         These are in order, the newest first; at the end 0 says that Redis knows of none before.
@@ -91,19 +91,19 @@ class Ledger:
         >>> lost.records, str(lost.first), str(lost.last), lost.is_all
         (3, '6-0', '6-2', True)
         """
-        if marks[-1] == 0 and not self.may_be_asked:
+        if numbers[-1] == 0 and not self.may_be_asked:
             self._appends.clear()  # Redis has forgotten them.
         lost, known = list[_Confirmed](), list[_Confirmed]()
-        while self._appends and self._appends[-1].number > marks[-1]:
+        while self._appends and self._appends[-1].number > numbers[-1]:
             append = self._appends.pop()
-            (known if append.number in marks else lost).append(append)
+            (known if append.number in numbers else lost).append(append)
         self._appends.extend(reversed(known))
         if not lost:
             return None
         records = sum(append.records for append in lost)
         # The entries of one append have one time and consecutive numbers.
         number, count, (ms, seq) = lost[-1]
-        is_all = self._dropped <= next(mark for mark in marks if mark < number)
+        is_all = self._dropped <= next(each for each in numbers if each < number)
         return LostSends(stream, partition, records, is_all, EntryId(ms, seq - count + 1), lost[0].last)
 
 

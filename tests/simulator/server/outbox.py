@@ -6,7 +6,7 @@ Each partition has an outbox. Its targets may lie on another server, which fails
 from collections.abc import Collection
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Mark, Message, Target
+from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, Position, Target
 from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from tests.simulator.server.stored import Stored, Taken
 
@@ -21,14 +21,14 @@ class Outboxes:
     def open_outbox(self, partition: int) -> tuple[Heads, list[Message]]:
         """``open_outbox.lua``, and all messages that are there."""
         lock = self.stored.locks[partition]
-        return Heads(lock.last_message, dict(lock.marks), {}), list(lock.messages)
+        return Heads(lock.last_message, dict(lock.positions), {}), list(lock.messages)
 
     def put(self, partition: int, write: OutboxWrite) -> None:
         """``parts/outbox.lua``: add the messages of a commit."""
         lock = self.stored.locks[partition]
         for message in write.messages:
             lock.messages.append(message)
-            lock.last_message, lock.marks[message.to] = str(message.id), message.through
+            lock.last_message, lock.positions[message.to] = str(message.id), message.through
 
     def delete_messages(self, partition: int, ids: Collection[EntryId]) -> None:
         """``XDEL``."""
@@ -42,14 +42,14 @@ class Outboxes:
     def forward(self, partition: int, message: Message) -> ForwardReply:
         """``forward.lua``; the model's targets have no limit."""
         known = self.taken(message.to, partition)
-        if known.mark == message.through:
+        if known.position == message.through:
             return ForwardReply(ForwardCode.TAKEN)
-        if not self.goes_on(known.mark, message):
-            return ForwardReply(ForwardCode.OTHER, known.mark)
+        if not self.goes_on(known.position, message):
+            return ForwardReply(ForwardCode.OTHER, known.position)
         after = Taken(message.through, (*known.data, message.data))
         self.stored.taken[message.to, partition] = after
         return ForwardReply(ForwardCode.TAKEN)
 
-    def goes_on(self, stands: Mark, message: Message) -> bool:
+    def goes_on(self, stands: Position, message: Message) -> bool:
         """Return whether a target stands where a message begins."""
         return stands == message.since

@@ -113,7 +113,7 @@ class Mode(ABC):
                 self.activity.ends()
             if tick is not None:
                 self.state.keep(tick.changes)
-                state = {**tick.marks, **self.state.seal()}
+                state = {**tick.fields, **self.state.seal()}
                 await self.commits.submit(Work(sends=tick.sends, before=tick.before, state=state))
 
     @property
