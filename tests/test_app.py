@@ -93,14 +93,6 @@ def test_a_header_that_is_no_text_is_refused_by_name(redis_url: str, headers: An
         asyncio.run(orders.send(Order("ann", 1), headers=headers))
 
 
-@pytest.mark.parametrize("number", [0, -1, True, 2.5, "4"])
-@pytest.mark.parametrize("name", ["partitions", "max_records"])
-def test_a_number_that_is_none_is_refused_when_the_stream_is_declared(name: str, number: Any) -> None:
-    """Half a partition would be noticed much later; no entries at all, never."""
-    with pytest.raises(ConfigurationError, match=name):
-        App("shop").stream("orders", Order, **{name: number})
-
-
 def test_a_protocol_is_chosen_by_name_with_its_settings_or_by_a_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -158,28 +150,10 @@ def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordinati
         App("shop", assignment="weighted", coordination=coordination)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "remedy"),
-    [
-        ("capacity", 0, "from 1 to 1000"),
-        ("capacity", 1_001, "from 1 to 1000"),
-        ("balance_threshold_percent", 100, "from 1 to 99"),
-        ("balance_damping_percent", 101, "from 1 to 100"),
-        ("balance_interval_ms", 999, "Raise balance_interval_ms to 1000 or more"),
-        ("balance_moves_per_minute", 0, "from 1 to"),
-        ("founding_pause_ms", -1, "from 0 to"),
-    ],
-)
-def test_a_setting_that_cannot_be_is_refused_with_its_remedy(name: str, value: int, remedy: str) -> None:
-    """Before anything connects."""
-    with pytest.raises(ConfigurationError, match=remedy):
-        Settings.from_env({}, **{name: value})
-
-
-def test_the_pause_of_a_young_group_can_be_left_out() -> None:
-    """An app that is started by one worker has nobody to wait for."""
-    assert App("shop", founding_pause_ms=0).settings.founding_pause_ms == 0
-    assert Settings.from_env({"STREAMWORKER_FOUNDING_PAUSE_MS": "0"}).founding_pause_ms == 0
+def test_a_look_at_the_loads_is_a_second_after_the_last_at_least() -> None:
+    """Before anything connects; the limits of each setting by itself are tried in test_arguments.py."""
+    with pytest.raises(ConfigurationError, match="Raise balance_interval_ms to 1000 or more"):
+        Settings.from_env({}, balance_interval_ms=999)
 
 
 @pytest.mark.parametrize(

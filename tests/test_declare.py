@@ -9,7 +9,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from streamworker import App, ConfigurationError, Context, DecodeError, Records, Retry, Skip
+from streamworker import App, ConfigurationError, Context, Records
 from streamworker.app import Options
 from streamworker.declaring.specs import FunctionMode
 
@@ -180,19 +180,12 @@ def takes_records(records: Records[Order]) -> None:
         (takes_something_else, {}, "number"),
         (takes_records, {}, "async"),
         (one, {"batch": 5}, "list\\[Order\\]"),
-        (one, {"timeout": 0}, "timeout"),
-        (some, {"batch": 0}, "batch=0"),
         (one, {"tables": ["totals"]}, "'one' has tables=.*app.table"),
         (one, {"tables": 5}, "'one' has tables=5"),
+        (one, {"timeout": 0}, "timeout"),
         (all_of_them, {"timeout": 1.0}, "timeout"),
         (one, {"name": "a b"}, "a b"),
         (one, {"errors": "panic"}, "'one' .*errors='panic' is no policy"),
-        (one, {"errors": {"ValueError": Skip()}}, "the key 'ValueError'"),
-        (one, {"errors": {ValueError: Skip}}, "for ValueError"),
-        (one, {"errors": {DecodeError: Retry()}}, "retries DecodeError"),
-        (one, {"concurrency": 0}, "concurrency=0"),
-        (one, {"concurrency": 2.0}, "whole number"),
-        (one, {"concurrency": 5_000}, "1000"),
         (one, {"concurrency": 4, "ordered_by": "customer"}, "key, none"),
         (some, {"concurrency": 4}, "one record at a time.*as Order"),
         (all_of_them, {"concurrency": 4}, "one record at a time"),

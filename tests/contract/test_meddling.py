@@ -15,7 +15,6 @@ from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, reque
 pytestmark = pytest.mark.anyio
 
 SEEDS, STEPS = 25, 60
-SOAK_SEEDS = 400
 KEY = STREAM.events(0)
 
 
@@ -85,22 +84,6 @@ async def test_nothing_unread_is_trimmed_and_lag_is_right_whatever_others_do(
     group: Group, raw: Raw, seed: int
 ) -> None:
     """Two groups, of which one is often away; groups are moved and entries deleted at every moment."""
-    await others_meddle(group, raw, seed)
-
-
-@pytest.mark.one_server
-@pytest.mark.soak
-@pytest.mark.usefixtures("small_nodes")
-@pytest.mark.parametrize("seed", range(SEEDS, SOAK_SEEDS))
-async def test_nothing_unread_is_trimmed_in_many_more_drawn_histories(
-    group: Group, raw: Raw, seed: int
-) -> None:
-    """On one server: how a Cluster and sentinels differ, the first seeds have shown."""
-    await others_meddle(group, raw, seed)
-
-
-async def others_meddle(group: Group, raw: Raw, seed: int) -> None:
-    """Send, commit, trim, and do what another program might, and look after each step."""
     random, deletes = Random(seed), seed % 2
     await streams.provision(group.backend, STREAM, 1, "json")
     parties = [Party(group, "w1"), Party(group.other(OTHER_GROUP), "w2")]

@@ -8,7 +8,6 @@ import pytest
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.redisio.data.statetables import count_values, expire_many, read_fields, read_table
-from streamworker.redisio.scripts import EXPIRE
 from tests.contract.support import GROUP, OTHER_TYPES, Group, Raw, request
 from tests.helpers import wait_for_async
 
@@ -45,16 +44,6 @@ async def test_a_commit_sets_and_deletes_keys_of_a_table(group: Group) -> None:
     assert (await group.commit(second)).code is CommitCode.DUP
     assert (await group.commit(first)).code is CommitCode.GAP
     assert await count_values(group.backend, GROUP, "totals", [0]) == {0: 2}
-
-
-async def test_who_is_not_the_owner_changes_nothing(group: Group) -> None:
-    """Neither by a commit nor by removing what has expired."""
-    (sent,) = await commits(group, {"ann": 1})
-    assert (await group.commit(replace(sent, owner="w2"))).code is CommitCode.FENCED
-    assert await read_table(group.backend, GROUP, "totals", 0) == {}
-    await done(group, [sent])
-    reply = await group.backend.run(EXPIRE, [GROUP.lock(0), VALUES, INDEX], ["w2", sent.epoch, 10])
-    assert reply == [b"FENCED"]
 
 
 @pytest.mark.parametrize("ttl_ms", [0, HOUR_MS])
@@ -139,15 +128,3 @@ async def test_a_key_of_another_type_is_named_and_nothing_is_written(
     assert (await group.lock()).checkpoint == sent.previous
     with pytest.raises(BackendRefused, match="holds another type"):
         await expire_many(group.backend, GROUP, ["totals"], {0: ("w1", sent.epoch)})
-
-
-async def test_a_commit_of_a_table_under_full_memory_writes_nothing(group: Group, full_memory: Raw) -> None:
-    """It succeeds when there is room again."""
-    (sent,) = await commits(group, {"ann": 1}, ttl_ms=HOUR_MS)
-    full_memory.config_set("maxmemory", 1)
-    reply = await group.commit(sent)
-    assert reply.code is CommitCode.UNKNOWN
-    assert "out of memory" in str(reply.error)
-    assert full_memory.exists(VALUES, INDEX) == 0
-    full_memory.config_set("maxmemory", 0)
-    await done(group, [sent])

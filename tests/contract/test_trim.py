@@ -30,23 +30,6 @@ async def test_the_source_is_trimmed_up_to_the_slowest_group(group: Group, mine:
 
 
 @pytest.mark.usefixtures("small_nodes")
-async def test_what_another_programs_group_has_not_acknowledged_stays(group: Group, raw: Raw) -> None:
-    """A group of XREADGROUP was given entries that it has not finished: they are not dropped."""
-    entries = await group.send(10)
-    await group.commit(request(await group.own(), entries))
-    key = STREAM.events(0)
-    raw.xgroup_create(key, "theirs", id="0")
-    raw.xreadgroup("theirs", "c", {key: ">"}, count=8)
-    raw.xack(key, "theirs", *[str(entry.id) for entry in entries[:4]])
-    assert await trimming.trim_many(group.backend, GROUP, {0: 0}) == {0: (4, 0, 0)}
-
-
-async def test_a_stream_without_a_group_is_not_trimmed(group: Group) -> None:
-    await group.send(500)
-    assert await trimming.trim_many(group.backend, GROUP, {0: 0, 1: 0}) == {0: (0, 0, 0), 1: (0, 0, 0)}
-
-
-@pytest.mark.usefixtures("small_nodes")
 async def test_a_commit_may_trim_as_it_goes(group: Group) -> None:
     """With the flag it drops what every group is past; without it nothing."""
     entries, lock = await group.begun(6)

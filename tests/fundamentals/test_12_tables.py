@@ -104,23 +104,6 @@ async def test_a_call_reads_what_it_has_written(redis_url: str, way: str) -> Non
         assert await sums.get("ann") == [4]
 
 
-async def test_a_table_moves_with_its_partition(redis_url: str) -> None:
-    """The next owner reads what the last one committed."""
-    app = App("bank", redis_url=redis_url)
-    deposits = app.stream("deposits", Deposit, key="account", partitions=1)
-    sums = app.table("sums", int)
-
-    @app.processor(deposits, tables=[sums])
-    async def balances(deposit: Deposit) -> None:
-        sums.set(deposit.account, (await sums.get(deposit.account) or 0) + deposit.amount)
-
-    for day in range(3):
-        async with local_worker(app, url=redis_url, name=f"day-{day}") as worker:
-            await deposits.send(Deposit("ann", 5))
-            await worker.until_drained()
-            assert await sums.get("ann") == 5 * (day + 1)
-
-
 class Visit(msgspec.Struct):
     user: UUID
     page: int

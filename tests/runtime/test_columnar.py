@@ -354,17 +354,6 @@ async def test_state_and_outputs_of_an_entrys_rows_stand_or_fall_together(redis_
         ]
 
 
-async def test_a_def_function_of_one_record_runs_in_a_thread(redis_url: str) -> None:
-    """With its timeout for all rows of an entry."""
-
-    def price(order: Order) -> Priced | None:
-        return Priced(order.number, 1.0) if order.number % 2 else None
-
-    async with handling(redis_url, price, 10, timeout=5.0) as (desk, _):
-        await desk.until_committed(10)
-        assert [row["number"] for row in await desk.rows()] == [1, 3, 5, 7, 9]
-
-
 async def test_a_drain_between_two_calls_commits_what_is_done_and_nothing_behind_it(redis_url: str) -> None:
     """Several calls are made of what one read brought; a call that was given up is a wall."""
     seen: list[int] = []

@@ -99,16 +99,6 @@ async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_check
         assert reply.code is (CommitCode.UNKNOWN if passed else CommitCode.FENCED)
 
 
-async def test_a_fenced_commit_at_the_first_try_was_not_done(redis_url: str) -> None:
-    """The reply names the epoch that overtook ours, and nothing moved."""
-    async with bench(redis_url) as desk:
-        lock = await own(desk, 0)
-        later = await desk.acquire(0, "w2")
-        reply = await desk.commit(request(lock, EntryId(5, 0)))
-        assert reply.code is CommitCode.FENCED and reply.epoch == later.epoch
-        assert await desk.checkpoint() == "0-0"
-
-
 async def test_a_submit_that_is_cancelled_leaves_the_others_alone(redis_url: str) -> None:
     """One of two commits in the queue is cancelled; the other is done."""
     async with bench(redis_url, partitions=2) as desk:

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, DeadLetter, Policy, Retry, Skip
+from streamworker import App, DeadLetter, Retry, Skip
 from streamworker.context import Context
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN
 from streamworker.runtime.run.runner import StopReason
@@ -169,19 +169,6 @@ async def test_functions_in_threads_overlap_as_far_as_there_are_threads(redis_ur
     assert watch.widest == 4
 
 
-async def test_a_timeout_does_not_count_the_wait_for_a_thread(redis_url: str) -> None:
-    """No call begins before there is a thread for it."""
-
-    def price(_: Order) -> None:
-        time.sleep(0.2)
-
-    async with bench(redis_url, handler_threads=2) as desk:
-        await desk.send(range(20), KEYS)
-        running = await desk.start(desk.spec(price, concurrency=20, timeout_ms=1_400))
-        await desk.until_committed(20)
-        assert running.halted == []
-
-
 async def test_rows_of_one_call_stay_together_and_in_order(redis_url: str) -> None:
     """What is forwarded through the context comes before what is returned, record by record."""
 
@@ -198,18 +185,6 @@ async def test_rows_of_one_call_stay_together_and_in_order(redis_url: str) -> No
         await desk.until_committed(10)
         rows = [(row["number"], row["price"]) for row in await desk.rows()]
         assert rows == [(n, price) for n in range(10) for price in (0.0, 1.0, 1.0)]
-
-
-async def test_the_records_themselves_are_forwarded_in_order(redis_url: str) -> None:
-    """With forward=True and no return value."""
-    rng = random.Random(5)
-
-    async def audit(_: Order) -> None:
-        await asyncio.sleep(rng.random() / 100)
-
-    async with handling(redis_url, audit, range(100), concurrency=16, forward=True) as (desk, _):
-        await desk.until_committed(100)
-        assert await numbers_of(desk, Order) == list(range(100))
 
 
 # -- errors ------------------------------------------------------------------------------------
@@ -284,29 +259,6 @@ async def test_the_first_in_order_is_to_blame_whichever_failed_first(redis_url: 
         assert await desk.committed() == 2
 
 
-@pytest.mark.parametrize("then", [DeadLetter(), Skip()])
-async def test_poison_is_taken_out_and_its_key_goes_on(redis_url: str, then: Policy) -> None:
-    """Dead letters are in the order of the source, whichever failed first."""
-    poison = (3, 4, 17, 23, 39)
-
-    async def price(order: Order) -> Priced:
-        await asyncio.sleep((40 - order.number) / 2000)
-        if order.number in poison:
-            raise ValueError(f"cannot price {order.number}")
-        return Priced(order.number, 1.0)
-
-    async with handling(redis_url, price, range(40), concurrency=10, errors=Retry(attempts=2, then=then)) as (
-        desk,
-        _,
-    ):
-        await desk.until_committed(40)
-        assert await numbers_of(desk) == [n for n in range(40) if n not in poison]
-        ids, dead = await desk.ids(), await desk.dead()
-        taken_out = poison if isinstance(then, DeadLetter) else ()
-        assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in taken_out]
-        assert all(letter[b"attempts"] == b"2" for letter in dead)
-
-
 async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) -> None:
     """Another program may have written it; its place among the others of its key is unknown."""
     calls: list[int] = []
@@ -327,23 +279,6 @@ async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) 
         errors = [letter[b"error"] for letter in await desk.dead()]
         assert sorted(calls) == [0, 1, 2, 5]
         assert b"float cannot be a key" in errors[0] and b"KeyError: 4" in errors[1]
-
-
-async def test_rows_that_are_changed_after_their_call_stay_as_they_were(redis_url: str) -> None:
-    """A call before them is still under way, so that they wait for their commit."""
-    kept, release = Priced(1, 1.0), asyncio.Event()
-
-    async def price(order: Order) -> Priced:
-        if order.number == 0:
-            await release.wait()
-        if order.number == 2:
-            kept.number = 2**80
-            release.set()
-        return kept if order.number == 1 else Priced(order.number, 1.0)
-
-    async with handling(redis_url, price, range(10), concurrency=3) as (desk, _):
-        await desk.until_committed(10)
-        assert await numbers_of(desk) == list(range(10))
 
 
 @pytest.mark.parametrize("use", ["get", "set", "delete", "look", "list"])
@@ -607,26 +542,6 @@ async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: st
                 await asyncio.sleep(0.02)
         assert len(watch.begun) == 4_000
     watch.check_order()
-
-
-async def test_the_call_that_has_been_running_for_longest_is_known(redis_url: str) -> None:
-    """The watchdog names its entry, not one that has just begun."""
-    release = {0: asyncio.Event(), 2: asyncio.Event()}
-
-    async def price(order: Order) -> None:
-        if event := release.get(order.number):
-            await event.wait()
-
-    async with handling(redis_url, price, range(40), concurrency=4) as (desk, running):
-        ids = await desk.ids()
-        await wait_for_async(lambda: running.runner.mode.oldest == ids[0], "the first call is the oldest")
-        since_ms = running.runner.activity.busy_since_ms
-        assert since_ms is not None
-        release[0].set()
-        await wait_for_async(lambda: running.runner.mode.oldest == ids[2], "the third call is")
-        release[2].set()
-        await desk.until_committed(40)
-        assert running.runner.mode.oldest == "" and running.runner.activity.busy_since_ms is None
 
 
 async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str) -> None:

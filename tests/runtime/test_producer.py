@@ -216,15 +216,6 @@ async def test_a_refusal_after_a_try_without_an_answer_is_not_taken_for_a_no(red
             await wait_for_async(lambda: direct.xlen(key) == 2, "the first try has arrived")
 
 
-async def test_another_number_of_partitions_is_refused_before_the_first_send(redis_url: str) -> None:
-    """The stream was declared with 4 partitions; a producer with 1 may not write."""
-    async with bench(redis_url, run=False) as desk:
-        await streams.provision(desk.backend, StreamKeys("shop", "orders"), 4, "json")
-        with pytest.raises(ConfigurationError, match="4"):
-            await desk.producer.send(Order(1))
-        assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
-
-
 async def test_a_stream_that_is_declared_otherwise_is_named_after_an_outage_too(redis_url: str) -> None:
     """Nothing was sent before it was declared, so nothing of it can be on its way."""
     async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:

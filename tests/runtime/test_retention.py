@@ -81,18 +81,6 @@ async def test_a_new_processor_begins_an_hour_back(raw: "redis.Redis", redis_url
     assert (first, second) == ([0, 1, 2, 3, 4], [2, 3, 4])
 
 
-async def test_a_number_of_records_stays_and_senders_do_not_wait(raw: "redis.Redis", redis_url: str) -> None:
-    """The limit of the partition is less than what is kept."""
-    seen: list[int] = []
-    app = shop(redis_url, seen, retention="50 records", max_records=20)
-    async with local_worker(app, url=redis_url) as worker:
-        for number in range(120):
-            await app.streams["orders"].send(Order(number), timeout=10)
-        await worker.until_drained()
-        await wait_for_async(lambda: raw.xlen(EVENTS) == 50, "fifty records stay")
-    assert seen == list(range(120))
-
-
 def chain(redis_url: str, **arguments: object) -> App:
     """A chain whose last stream no processor reads."""
     app = App("kept", redis_url=redis_url, trim_interval_ms=50)
@@ -127,21 +115,6 @@ async def test_a_stream_that_nobody_reads_keeps_its_retention(
     assert held.oldest_ms is not None
     now_ms = held.oldest_ms + 5 * HOUR_MS
     assert kept == "1 hour" or held.growth(now_ms).rate == pytest.approx(held.size / (5 * 3600))
-
-
-async def test_a_group_of_another_program_keeps_what_it_has_not_read_of_such_a_stream(
-    raw: "redis.Redis", redis_url: str
-) -> None:
-    """No processor of the app reads the stream, and a group does: it is asked as any group is."""
-    keys = GroupKeys("kept", "orders", "theirs")
-    ids = write(raw, 5 * HOUR_MS, 4 * HOUR_MS, 3 * HOUR_MS)
-    async with Backend.open(redis_url, name="theirs") as backend:
-        await streams.register(backend, keys, 1, ids[0])
-    async with local_worker(chain(redis_url, retention="1 hour"), url=redis_url):
-        await wait_for_async(lambda: raw.xlen(EVENTS) == 2, "what the group has passed was dropped")
-        raw.hset(keys.lock(0), "checkpoint", ids[1])
-        await wait_for_async(lambda: raw.xlen(EVENTS) == 1, "and the next")
-        assert raw.xinfo_stream(EVENTS)["first-entry"][0] == ids[2].encode()
 
 
 async def test_a_changed_retention_takes_effect_and_both_programs_are_told(

@@ -82,26 +82,6 @@ async def test_a_record_is_committed_while_the_next_one_takes_long(redis_url: st
         await desk.until_committed(5)
 
 
-async def test_a_stream_processor_acks_a_record_when_it_asks_for_the_next(redis_url: str) -> None:
-    """While the loop body works on a record, that record is not acked, and the one before is."""
-    release = anyio.Event()
-    at_third = anyio.Event()
-
-    async def price(records: Records[Order]) -> None:
-        async for order in records:
-            if order.number == 2:
-                at_third.set()
-                await release.wait()
-
-    async with handling(redis_url, price, range(5)) as (desk, running):
-        await at_third.wait()
-        await desk.until_committed(2)
-        assert await desk.committed() == 2
-        release.set()
-        await desk.until_committed(5)
-        assert (await running.drained()).reason is StopReason.DRAINED
-
-
 async def test_waiting_for_records_is_no_work_of_a_stream_processor(redis_url: str) -> None:
     """The alarm for a function that makes no progress counts from the record, not from the wait for it."""
     since_ms: dict[int, int | None] = {}
@@ -169,29 +149,6 @@ async def test_a_filter_forwards_only_what_it_returns(redis_url: str) -> None:
         assert [row["number"] for row in await desk.rows(Order)] == list(range(0, 30, 3))
 
 
-async def test_a_def_function_runs_in_a_thread_and_the_event_loop_goes_on(redis_url: str) -> None:
-    """A blocking handler blocks only its thread."""
-    threads: set[int] = set()
-    release = threading.Event()
-
-    def price(batch: list[Order]) -> list[Priced]:
-        threads.add(threading.get_ident())
-        release.wait(20)
-        return [Priced(order.number, 1.0) for order in batch]
-
-    async with handling(redis_url, price, range(100)) as (desk, running):
-        await wait_for_async(lambda: bool(threads), "the handler runs")
-        assert threading.get_ident() not in threads
-        since_ms = running.runner.activity.busy_since_ms
-        assert since_ms is not None
-        await wait_for_async(
-            lambda: running.runner.activity.busy_since_ms == since_ms, "it is seen as busy since then"
-        )
-        release.set()
-        await desk.until_committed(100)
-        assert len(await desk.rows()) == 100
-
-
 # -- batches ---------------------------------------------------------------------------------
 
 
@@ -224,24 +181,6 @@ async def test_a_drain_in_the_middle_of_a_slice_starts_no_other_call(redis_url: 
         await wait_for_async(running.ended.is_set, "the runner ends")
         assert begun == list(range(101))
         assert await desk.committed() == 101
-
-
-async def test_a_batch_waits_for_more_records_but_not_longer_than_asked(redis_url: str) -> None:
-    """Records that come within the time share a call; the time counts from the first of them."""
-    batches: list[list[int]] = []
-
-    async def price(batch: list[Order]) -> None:
-        batches.append([order.number for order in batch])
-
-    async with bench(redis_url) as desk:
-        await desk.start(desk.spec(price, within=0.3))
-        began = time.monotonic()
-        await desk.send([0])
-        await desk.send([1])
-        await desk.until_committed(2)
-        took = time.monotonic() - began
-        assert batches == [[0, 1]]
-        assert took >= 0.29
 
 
 async def test_a_full_batch_does_not_wait(redis_url: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from streamworker import App, Context, DeadLetter, Retry
+from streamworker import App, Context
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import When
 from streamworker.errors import ConfigurationError
@@ -306,82 +305,6 @@ async def test_a_virtual_clock_is_refused_where_it_cannot_be_the_only_one() -> N
         async with local_worker(app, url=server.url, clock="virtual") as worker:
             with pytest.raises(TimeoutError, match=r"Waited 0\.1 s in vain"):
                 await worker.until(lambda _: False, timeout=0.1)
-
-
-async def test_a_resource_has_the_same_time() -> None:
-    """A client's timeout, for instance."""
-    app, orders = _shop()
-
-    @app.resource
-    async def clock() -> AsyncIterator[float]:
-        yield asyncio.get_running_loop().time()
-
-    waited: list[float] = []
-
-    @app.processor(orders)
-    async def take(order: Order, clock: float) -> None:
-        waited.append(asyncio.get_running_loop().time() - clock)
-
-    async with local_worker(app, clock="virtual") as worker:
-        await worker.advance("1 minute")
-        await orders.send(Order("ann", 1))
-        await worker.until_drained()
-    assert waited == pytest.approx([60], abs=1)
-
-
-def answers(*codes: int) -> Any:
-    """Return a service that answers with these codes, and then with the last of them."""
-    left = list(codes)
-
-    def ask() -> None:
-        code = left.pop(0) if len(left) > 1 else left[0]
-        if code == 0:
-            raise ConnectionError("nobody there")
-        if code >= 400:
-            raise ValueError(f"answered {code}")
-
-    return ask
-
-
-async def test_a_service_that_is_away_for_minutes_delays_and_loses_nothing() -> None:
-    """Its partition is shown as retrying; what heals goes on by itself, in order."""
-    app, orders = _shop()
-    ask = answers(0, 0, 0, 0, 0, 200)
-
-    @app.processor(orders, errors={ConnectionError: Retry(backoff_max="1 minute")})
-    async def price(order: Order) -> Order:
-        ask()
-        return order
-
-    began_s = time.monotonic()
-    async with local_worker(app, clock="virtual") as worker:
-        await orders.send_many(Order("ann", n) for n in range(10))
-        now = await worker.until(lambda now: now.processors["price"].retrying == 1)
-        assert now.processors["price"].committed == 0
-        await worker.advance("5 minutes")
-        await worker.until_drained()
-        assert [row["number"] for row in await worker.rows(price)] == list(range(10))
-    assert time.monotonic() - began_s < 20
-
-
-async def test_what_a_service_refuses_is_set_aside_after_its_attempts() -> None:
-    """Although they take a quarter of a minute."""
-    app, orders = _shop()
-    ask = answers(500)
-
-    @app.processor(orders, errors=Retry(attempts=5, backoff="1 second", then=DeadLetter()))
-    async def price(order: Order) -> Order:
-        ask()
-        return order
-
-    began_s = time.monotonic()
-    async with local_worker(app, clock="virtual") as worker:
-        await orders.send(Order("ann", 1))
-        await worker.until_drained()
-        [letter] = await worker.dead_letters(price)
-    assert letter.error.startswith("ValueError")
-    assert letter.attempts == 5
-    assert time.monotonic() - began_s < 20
 
 
 async def test_tables_that_are_sent_while_the_clock_stands_still_have_ids_of_that_time() -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections import defaultdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,10 +10,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from streamworker import App, Context, DeadLetter, Halt, Processor
+from streamworker import App, Context, Halt, Processor
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.data.dead import replay_dead
-from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import Snapshot, fake_context, local_worker
 from tests.helpers import wait_for_async
@@ -98,57 +95,6 @@ async def test_columns_come_and_go_as_columns(url: str) -> None:
         assert sorted(row["amount"] for row in await worker.rows(large)) == [98, 99]
         with pytest.raises(ConfigurationError, match="are columns"):
             await worker.sent(orders)
-
-
-async def test_calls_that_overlap_keep_the_order_of_each_key(url: str) -> None:
-    """And some do overlap."""
-    app = App("shop")
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    seen: dict[str, list[int]] = defaultdict(list)
-    under_way, most = 0, 0
-
-    @app.processor(orders, concurrency=8)
-    async def ask(order: Order) -> Order:
-        nonlocal under_way, most
-        under_way += 1
-        most = max(most, under_way)
-        await anyio.sleep(0.001)
-        seen[order.customer].append(order.amount)
-        under_way -= 1
-        return order
-
-    async with local_worker(app, url=url) as worker:
-        await orders.send_many(Order(f"c{n % 10}", n) for n in range(100))
-        await worker.until_drained()
-        assert [row["amount"] for row in await worker.rows(ask)] == list(range(100))
-    assert most > 1
-    assert dict(seen) == {f"c{c}": list(range(c, 100, 10)) for c in range(10)}
-
-
-async def test_a_dead_letter_that_is_replayed_is_handled_and_was_not_sent_again(url: str) -> None:
-    """By the group that had given it up."""
-    app = App("shop")
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    repaired = False
-
-    @app.processor(orders, errors=DeadLetter())
-    async def book(order: Order) -> Order:
-        if order.amount < 0 and not repaired:
-            raise ValueError("a negative amount")
-        return order
-
-    async with local_worker(app, url=url) as worker:
-        await orders.send_many([Order("ann", 5), Order("ann", -1), Order("ann", 7)])
-        await worker.until_drained()
-        (letter,) = await worker.dead_letters(book)
-        assert letter.error.startswith("ValueError: a negative amount")
-        repaired = True
-        async with Backend.open(app.settings.redis_url, name="operator") as backend:
-            await replay_dead(backend, GroupKeys("shop", "orders", "book"), 0, [letter.id])
-        await worker.until_drained()
-        assert [row["amount"] for row in await worker.rows(book)] == [5, 7, -1]
-        assert await worker.dead_letters(book) == []
-        assert [order.amount for order in await worker.sent(orders)] == [5, -1, 7]
 
 
 async def test_a_wait_in_vain_says_what_was_seen_last(url: str) -> None:
