@@ -5,10 +5,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
 from streamworker.cli.root import app
+from streamworker.importing import resolve_app
+from streamworker.testing import local_worker
 from tests.cli.terminal import Terminal
 from tests.helpers import logging_set_back
 
@@ -97,6 +100,16 @@ def terminal(shop: Path, redis_url: str) -> Iterator[OpenTerminal]:
     yield run
     for each in opened:
         each.end()
+
+
+def work_off(redis_url: str) -> None:
+    """Let a worker ``w1`` of this process handle all that was sent to the shop, and leave."""
+
+    async def work() -> None:
+        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1") as worker:
+            await worker.until_drained()
+
+    anyio.run(work)
 
 
 def lines_of(records: Sequence[str]) -> str:

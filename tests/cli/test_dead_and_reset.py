@@ -1,4 +1,4 @@
-"""`dead list|show|replay|drop` and `reset`, on letters that a real worker has left."""
+"""`dead list|show|replay|drop` and `reset`, on letters that a worker has left."""
 
 import json
 import re
@@ -9,9 +9,9 @@ import pytest
 from streamworker.cli.data.reset import parse_target
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, work_off
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 from tests.raw import opened
 
 ORDERS = [{"order_id": n, "customer": f"c{n}", "amount": -1.0 if n % 4 == 0 else 1.0} for n in range(12)]
@@ -29,26 +29,20 @@ def lag(streamworker: Invoke) -> int:
 
 
 @pytest.fixture
-def worker(streamworker: Invoke, spawn: SpawnWorker) -> WorkerProcess:
-    """A worker that has taken twelve orders and given up three of them."""
+def sent(streamworker: Invoke) -> None:
+    """Twelve orders, of which three cannot be priced."""
     sent = streamworker("send", "shop:orders", "-", input="\n".join(map(json.dumps, ORDERS)))
     assert sent.exit_code == 0, sent.output
-    process = spawn("run", "shop:price", "--name", "w1")
-    wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "three orders are dead")
-    return process
 
 
 @pytest.fixture
-def stopped(worker: WorkerProcess) -> WorkerProcess:
-    """The same worker after it has left."""
-    worker.terminate()
-    assert worker.wait() == 0
-    return worker
+def stopped(sent: None, redis_url: str) -> None:
+    """A worker that has taken the orders, given up three of them, and left."""
+    work_off(redis_url)
 
 
-def test_dead_letters_are_chosen_by_error_and_time(stopped: WorkerProcess, streamworker: Invoke) -> None:
+def test_dead_letters_are_chosen_by_error_and_time(stopped: None, streamworker: Invoke) -> None:
     """In lists and replays; a letter has the end of its traceback, which names the line of the function."""
-    del stopped
     first = letters(streamworker)[0]
     assert "pricing" in str(first["traceback"])
     assert "raise ValueError(" in streamworker("dead", "show", "shop:price", str(first["letter"])).stdout
@@ -67,7 +61,7 @@ def test_dead_letters_are_chosen_by_error_and_time(stopped: WorkerProcess, strea
     assert letters(streamworker) == []
 
 
-def test_dead_letters_are_listed_with_their_error(stopped: WorkerProcess, streamworker: Invoke) -> None:
+def test_dead_letters_are_listed_with_their_error(stopped: None, streamworker: Invoke) -> None:
     """And one of them is shown in full: the record, the entry, who gave it up."""
     listed = letters(streamworker)
     assert {letter["record"]["order_id"] for letter in listed} == {0, 4, 8}  # type: ignore[index]
@@ -82,10 +76,16 @@ def test_dead_letters_are_listed_with_their_error(stopped: WorkerProcess, stream
     assert streamworker("dead", "list", "shop:price", "-n", "2").stdout.count("negative") == 2
 
 
-def test_a_replayed_letter_goes_through_the_processor_again(
-    worker: WorkerProcess, streamworker: Invoke
+def test_while_a_worker_lives_letters_are_replayed_and_nothing_is_reset(
+    sent: None, streamworker: Invoke, spawn: SpawnWorker, redis_url: str
 ) -> None:
-    """It dies again here, as a new letter: replay ends all the same, and replays each once."""
+    """A letter dies again here, as a new one: replay ends all the same, and replays each once.
+
+    After a move its commits would be refused. Nobody stops the workers for a reset that cannot be.
+    """
+    worker = spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "three orders are dead")
+    would_move_all_back(streamworker)
     before = {letter["letter"] for letter in letters(streamworker)}
     result = streamworker("dead", "replay", "shop:price", "--all")
     assert result.exit_code == ExitCode.OK, result.output
@@ -93,8 +93,27 @@ def test_a_replayed_letter_goes_through_the_processor_again(
     wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "they are dead again")
     assert before.isdisjoint(letter["letter"] for letter in letters(streamworker))
 
+    result = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert result.exit_code == ExitCode.FAILED
+    assert "is being run by w1.\nStop all of its workers first" in result.stderr
+    trim(redis_url, leave=1)
+    result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
+    assert result.exit_code == ExitCode.FAILED
+    assert "the oldest entry is of 20" in result.stderr
+    assert worker.running
 
-def test_a_letter_that_is_not_there_is_named(stopped: WorkerProcess, streamworker: Invoke) -> None:
+
+def would_move_all_back(streamworker: Invoke) -> None:
+    """Check that a dry run says what would move and what is not undone, and moves nothing."""
+    result = streamworker("reset", "shop:price", "--to", "earliest", "--dry-run")
+    assert result.exit_code == ExitCode.OK, result.output
+    assert "Moves 4 partitions back by 12 records" in result.stdout
+    assert "Rows of the acked log that were committed stay" in result.stdout
+    assert result.stdout.endswith("Nothing was changed.\n")
+    assert lag(streamworker) == 0
+
+
+def test_a_letter_that_is_not_there_is_named(stopped: None, streamworker: Invoke) -> None:
     """It may have been replayed by somebody else."""
     one = str(letters(streamworker)[0]["letter"])
     assert streamworker("dead", "replay", "shop:price", one).exit_code == ExitCode.OK
@@ -107,7 +126,7 @@ def test_a_letter_that_is_not_there_is_named(stopped: WorkerProcess, streamworke
 
 
 def test_a_letter_is_named_by_its_record_everywhere(
-    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+    stopped: None, streamworker: Invoke, redis_url: str
 ) -> None:
     """As the log and `status` name it, together with letters by their own ids."""
     before = letters(streamworker)
@@ -122,7 +141,7 @@ def test_a_letter_is_named_by_its_record_everywhere(
     assert (again.exit_code, "1 did not exist." in again.stderr) == (ExitCode.FAILED, True)
 
 
-def test_dropping_asks_first(stopped: WorkerProcess, streamworker: Invoke) -> None:
+def test_dropping_asks_first(stopped: None, streamworker: Invoke) -> None:
     """Without a terminal only with --yes; then they are gone."""
     refused = streamworker("dead", "drop", "shop:price", "--all")
     assert refused.exit_code == ExitCode.USAGE
@@ -155,26 +174,9 @@ def test_letters_or_all_but_not_both(invoke: Invoke) -> None:
     assert invoke("dead", "replay", "shop:price", "0/1-0", "--all").exit_code == ExitCode.USAGE
 
 
-def test_reset_is_refused_while_a_worker_lives(worker: WorkerProcess, streamworker: Invoke) -> None:
-    """Its commits would be refused after the move."""
-    result = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
-    assert result.exit_code == ExitCode.FAILED
-    assert "is being run by w1.\nStop all of its workers first" in result.stderr
-
-
-def test_a_reset_to_what_is_gone_is_refused_before_the_workers_are_named(
-    worker: WorkerProcess, streamworker: Invoke, redis_url: str
-) -> None:
-    """Nobody stops the workers for a reset that cannot be."""
-    trim(redis_url, leave=1)
-    result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
-    assert result.exit_code == ExitCode.FAILED
-    assert "the oldest entry is of 20" in result.stderr
-    assert worker.running
-
-
-def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, streamworker: Invoke) -> None:
+def test_reset_runs_records_again_or_leaves_them_out(stopped: None, streamworker: Invoke) -> None:
     """To the earliest everything waits again; to the latest nothing does."""
+    would_move_all_back(streamworker)
     asked = streamworker("reset", "shop:price", "--to", "earliest")
     assert asked.exit_code == ExitCode.USAGE
     assert lag(streamworker) == 0
@@ -187,22 +189,8 @@ def test_reset_runs_records_again_or_leaves_them_out(stopped: WorkerProcess, str
     assert lag(streamworker) == 0
 
 
-@pytest.mark.parametrize("state", ["worker", "stopped"])
-def test_a_dry_run_says_what_would_move_and_what_is_not_undone(
-    state: str, request: pytest.FixtureRequest, streamworker: Invoke
-) -> None:
-    """And moves nothing, so that workers may run meanwhile."""
-    request.getfixturevalue(state)
-    result = streamworker("reset", "shop:price", "--to", "earliest", "--dry-run")
-    assert result.exit_code == ExitCode.OK, result.output
-    assert "Moves 4 partitions back by 12 records" in result.stdout
-    assert "Rows of the acked log that were committed stay" in result.stdout
-    assert result.stdout.endswith("Nothing was changed.\n")
-    assert lag(streamworker) == 0
-
-
 def test_a_reset_says_that_state_is_not_undone_where_there_is_some(
-    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+    stopped: None, streamworker: Invoke, redis_url: str
 ) -> None:
     """What the processor's timers keep beside it is no state of the function."""
     dry = ("reset", "shop:price", "--to", "earliest", "--dry-run")
@@ -213,9 +201,7 @@ def test_a_reset_says_that_state_is_not_undone_where_there_is_some(
     assert "The state holds what was counted since, and is not undone." in streamworker(*dry).stdout
 
 
-def test_a_reset_that_would_change_nothing_fails(
-    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
-) -> None:
+def test_a_reset_that_would_change_nothing_fails(stopped: None, streamworker: Invoke, redis_url: str) -> None:
     """It does not claim that something moved: all that the stream held was read, and went."""
     assert streamworker("reset", "shop:price", "--to", "latest", "-y").exit_code == ExitCode.FAILED
     trim(redis_url)
@@ -226,7 +212,7 @@ def test_a_reset_that_would_change_nothing_fails(
 
 
 def test_a_time_before_the_oldest_entry_is_refused(
-    stopped: WorkerProcess, streamworker: Invoke, redis_url: str
+    stopped: None, streamworker: Invoke, redis_url: str
 ) -> None:
     """The message says what is kept and since when there are entries; nothing was moved."""
     with opened(redis_url) as raw:
@@ -250,7 +236,7 @@ def trim(redis_url: str, *, leave: int = 0) -> None:
             raw.hincrby(f"{key}:groups", "#trimmed", dropped)
 
 
-def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: WorkerProcess, streamworker: Invoke) -> None:
+def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: None, streamworker: Invoke) -> None:
     """A time in the past is the earliest, one in the future the latest: no entry to come is left out."""
     assert streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "-y").exit_code == ExitCode.OK
     assert lag(streamworker) == 12
@@ -291,17 +277,14 @@ def test_what_is_no_place_to_reset_to_is_refused(invoke: Invoke, text: str) -> N
 
 
 def test_the_dead_rows_of_an_entry_of_columns_are_shown_as_records(
-    shop: Path, streamworker: Invoke, spawn: SpawnWorker
+    shop: Path, streamworker: Invoke, redis_url: str
 ) -> None:
     """And not as bytes; each is a letter of its own, and is replayed as any other."""
     module = (shop / "shop.py").read_text("utf-8")
     (shop / "shop.py").write_text(module.replace("=4)", '=1, codec="arrow")'), "utf-8")
     lines = "\n".join(json.dumps({"order_id": n, "customer": "ann", "amount": -1.0}) for n in range(3))
     assert streamworker("send", "shop:orders", "-", input=lines).exit_code == 0
-    process = spawn("run", "shop:price", "--name", "w1")
-    wait_for(lambda: len(letters(streamworker)) == 3 and lag(streamworker) == 0, "the rows are dead")
-    process.terminate()
-    assert process.wait() == 0
+    work_off(redis_url)
     found = letters(streamworker)
     assert [row["order_id"] for letter in found for row in letter["record"]] == [0, 1, 2]  # type: ignore[attr-defined]
     shown = streamworker("dead", "show", "shop:price", str(found[1]["letter"])).stdout

@@ -53,7 +53,7 @@ def dev(spawn: SpawnWorker, shop: Path) -> WorkerProcess:
 def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
     dev: WorkerProcess, shop: Path
 ) -> None:
-    """Two workers share the partitions; SIGTERM drains them and ends with 0."""
+    """Two workers share the partitions; one that is killed is named. SIGTERM drains them and ends with 0."""
     children = family(dev.pid)
     url = next(
         child.environ()[REDIS_URL_OVERRIDE]
@@ -62,29 +62,14 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
     )
 
     wait_for(lambda: owners(shop, url) == {"w1", "w2"}, "both are members")
-    dev.terminate()
-    assert dev.wait(60) == ExitCode.OK, dev.log()
-    assert dev.log().count("worker_left") == 2
-    assert all(process_is_gone(child.pid) for child in children)
-    assert (shop / "data" / "redis").is_dir()
-
-
-def test_nothing_outlives_dev_even_if_it_is_killed(dev: WorkerProcess) -> None:
-    """The kernel closes the pipes that the children look at."""
-    children = family(dev.pid)
-    assert len(children) >= 3
-    dev.kill()
-    wait_for(lambda: all(process_is_gone(child.pid) for child in children), "all have ended", 60)
-
-
-def test_a_killed_worker_is_named_and_the_others_go_on(dev: WorkerProcess) -> None:
-    """To kill one is what many will try first."""
-    victim = next(child for child in family(dev.pid) if "w2" in child.cmdline())
-    victim.kill()
+    next(child for child in children if "w2" in child.cmdline()).kill()
     wait_for(lambda: "worker w2 was ended by signal 9" in dev.log(), "its end is reported")
     assert dev.running
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
+    assert dev.log().count("worker_left") == 1
+    assert all(process_is_gone(child.pid) for child in children)
+    assert (shop / "data" / "redis").is_dir()
 
 
 def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker, shop: Path) -> None:
@@ -231,8 +216,11 @@ def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess,
     assert not rendezvous.FILE.exists()
 
 
-def test_the_file_of_a_dev_that_was_killed_is_ignored(dev: WorkerProcess, shop: Path) -> None:
-    """It is still there, and names a process that is not."""
+def test_nothing_outlives_dev_even_if_it_is_killed(dev: WorkerProcess, shop: Path) -> None:
+    """The kernel closes the pipes that the children look at; its file names a process that is not there."""
+    children = family(dev.pid)
+    assert len(children) >= 3
     dev.kill()
     assert rendezvous.FILE.exists()
     assert rendezvous.find() is None
+    wait_for(lambda: all(process_is_gone(child.pid) for child in children), "all have ended", 60)

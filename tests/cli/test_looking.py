@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamworker.tui.overview import COLUMNS
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, work_off
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
@@ -30,37 +30,16 @@ def _lag(streamworker: Invoke) -> dict[str, int]:
     return {group["processor"]: group["lag"] for group in listed}
 
 
-def test_status_names_owner_epoch_and_state_of_each_partition(
-    worker: WorkerProcess, streamworker: Invoke
-) -> None:
-    """As a table for people and as JSON for programs."""
+def test_status_and_top_show_a_group_at_work(worker: WorkerProcess, streamworker: Invoke) -> None:
+    """Status: each processor, owner, epoch and state of each partition, and what Redis holds, also as JSON.
+
+    Top prints one picture for each processor where there is no terminal, without control characters.
+    """
     table = streamworker("status", "shop:price")
     assert table.exit_code == 0
-    rows = [line.split() for line in table.stdout.splitlines()]
+    lines = table.stdout.splitlines()
+    rows = [line.split() for line in lines]
     assert [row[:2] for row in rows if row and row[0].isdigit()] == [[str(p), "w1"] for p in range(4)]
-    snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
-    assert snapshot["members"][0]["name"] == "w1"
-    assert {view["state"] for view in snapshot["partitions"]} == {"running"}
-    assert sum(view["rows"] for view in snapshot["partitions"]) == 50
-
-
-def test_status_begins_with_a_line_for_each_processor(worker: WorkerProcess, streamworker: Invoke) -> None:
-    """How many workers and partitions it has, and which partition does not go on and why."""
-    paused = streamworker("pause", "shop:price", "--partition", "2", "--why", "mail server moves")
-    assert paused.exit_code == 0, paused.output
-    lines = [line.split(None, 3) for line in streamworker("status", "shop:app").stdout.splitlines()[:3]]
-    assert [*lines[0][:3], *lines[0][3].split()] == list(COLUMNS)
-    told = {line[1]: line[2:] for line in lines[1:]}
-    assert "  0/s" in told["audit"][1]
-    assert told["audit"][0] == told["price"][0] == "1"
-    assert told["audit"][1].startswith("4: 4 running")
-    assert told["price"][1].startswith("4: 3 running, 1 paus")
-    assert "partition 2 paus" in told["price"][1] and told["price"][1].endswith('"mail server moves"')
-
-
-def test_status_tells_what_redis_holds_and_how_far_back(worker: WorkerProcess, streamworker: Invoke) -> None:
-    """The memory of streams, logs and dead letters, the oldest record, and when the memory is full."""
-    lines = streamworker("status", "shop:price").stdout.splitlines()
     (stream,) = [line for line in lines if line.startswith("stream ")]
     assert stream.endswith("what a group has not read")
     (log,) = [line for line in lines if line.startswith("acked log")]
@@ -68,10 +47,31 @@ def test_status_tells_what_redis_holds_and_how_far_back(worker: WorkerProcess, s
     (unread,) = [line for line in lines if "No reader has registered for the acked log of 'price'" in line]
     assert "forward=False" in unread and "log_retention=" in unread
     assert "Full at today's rate: never" in lines[-1]
-    told = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]["held"]
-    assert {each["kind"] for each in told["holdings"]} == {"stream", "acked log", "state", "dead letters"}
-    assert told["memory_used"] < told["memory_limit"]
-    assert told["memory_full_in_s"] is None
+
+    snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
+    assert snapshot["members"][0]["name"] == "w1"
+    assert {view["state"] for view in snapshot["partitions"]} == {"running"}
+    assert sum(view["rows"] for view in snapshot["partitions"]) == 50
+    held = snapshot["held"]
+    assert {each["kind"] for each in held["holdings"]} == {"stream", "acked log", "state", "dead letters"}
+    assert held["memory_used"] < held["memory_limit"]
+    assert held["memory_full_in_s"] is None
+
+    top = streamworker("top", "shop:app")
+    assert top.exit_code == 0
+    assert top.stdout.count("A w1") == 4  # in the matrix and among the members, twice
+    assert "\x1b" not in top.stdout
+
+    paused = streamworker("pause", "shop:price", "--partition", "2", "--why", "mail server moves")
+    assert paused.exit_code == 0, paused.output
+    begin = [line.split(None, 3) for line in streamworker("status", "shop:app").stdout.splitlines()[:3]]
+    assert [*begin[0][:3], *begin[0][3].split()] == list(COLUMNS)
+    told = {line[1]: line[2:] for line in begin[1:]}
+    assert "  0/s" in told["audit"][1]
+    assert told["audit"][0] == told["price"][0] == "1"
+    assert told["audit"][1].startswith("4: 4 running")
+    assert told["price"][1].startswith("4: 3 running, 1 paus")
+    assert "partition 2 paus" in told["price"][1] and told["price"][1].endswith('"mail server moves"')
 
 
 def test_a_stream_of_seconds_tells_no_rate_of_growth(
@@ -116,10 +116,10 @@ def test_status_tells_the_rate_of_each_processor(
     assert {each["processor"]: each["per_second"] > 0 for each in told}["audit"]
 
 
-def test_history_tells_why_what_moved_and_how_long(worker: WorkerProcess, streamworker: Invoke) -> None:
+def test_history_tells_why_what_moved_and_how_long(streamworker: Invoke, redis_url: str) -> None:
     """A join of the first worker moves all partitions to it; its leave moves none."""
-    worker.terminate()
-    assert worker.wait() == 0
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(50))).exit_code == 0
+    work_off(redis_url)
     listed = json.loads(streamworker("history", "shop:price", "--json").stdout)
     assert (listed[0]["cause"], listed[0]["member"], listed[0]["moved"]) == ("join", "w1", [0, 1, 2, 3])
     assert listed[0]["ms"] >= 0
@@ -127,16 +127,6 @@ def test_history_tells_why_what_moved_and_how_long(worker: WorkerProcess, stream
     assert "join" in table
     assert "0-3" in table
     assert len(streamworker("history", "shop:price", "--limit", "1").stdout.splitlines()) == 2
-
-
-def test_top_prints_one_picture_where_there_is_no_terminal(
-    worker: WorkerProcess, streamworker: Invoke
-) -> None:
-    """One for each processor, without colours or control characters."""
-    result = streamworker("top", "shop:app")
-    assert result.exit_code == 0
-    assert result.stdout.count("A w1") == 4  # in the matrix and among the members, twice
-    assert "\x1b" not in result.stdout
 
 
 def test_a_control_stream_that_was_written_over_is_named_and_all_else_is_shown(

@@ -77,19 +77,6 @@ def test_a_worker_that_is_told_twice_ends_with_5(
     assert worker.wait(10) == ExitCode.FORCED
 
 
-def test_a_worker_that_cannot_end_in_time_ends_with_5(
-    streamworker: Invoke, spawn: SpawnWorker, shop: Path
-) -> None:
-    """The hard deadline is a setting."""
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == 0
-    (shop / "blocking.py").write_text(BLOCKING, "utf-8")
-    environ = {"STREAMWORKER_GRACE_PERIOD_MS": "200", "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "500"}
-    worker = spawn("run", "blocking:app", environ=environ)
-    wait_for(lambda: "blocked" in worker.log(), "the handler blocks")
-    worker.terminate()
-    assert worker.wait(10) == ExitCode.FORCED
-
-
 def test_only_the_named_processor_runs_under_the_given_name(streamworker: Invoke, spawn: SpawnWorker) -> None:
     """The other group has no member."""
     worker = spawn("run", "shop:app", "--processor", "price", "--name", "price-1")
@@ -104,13 +91,16 @@ def test_only_the_named_processor_runs_under_the_given_name(streamworker: Invoke
 
 
 def test_log_lines_can_be_json(streamworker: Invoke, spawn: SpawnWorker) -> None:
-    """One object a line, with event, level and time."""
-    worker = spawn("run", "shop:app", "--log-format", "json", "--loop", "asyncio")
+    """One object a line, with event, level and time, also for a variable that is misspelt."""
+    environ = {"STREAMWORKER_HOLD": "20000"}
+    worker = spawn("run", "shop:app", "--log-format", "json", "--loop", "asyncio", environ=environ)
     started(worker)
     worker.terminate()
     assert worker.wait() == 0
     lines = [json.loads(line) for line in worker.log().splitlines()]
     assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+    assert lines[0]["level"] == "warning"
+    assert lines[0]["event"].endswith("Is STREAMWORKER_HOLD_MS meant?")
 
 
 def test_a_worker_ends_with_its_parent(streamworker: Invoke, spawn: SpawnWorker) -> None:

@@ -1,4 +1,4 @@
-"""Wrong paths, servers and command lines, met by each command; tests/test_wrong_use.py has the rest.
+"""Wrong paths, servers, declarations and command lines, met by each command.
 
 Real processes: what is tested is what somebody sees, and that no traceback is among it.
 """
@@ -18,7 +18,7 @@ from streamworker.dev.server import EmbeddedServer
 from tests.cli.conftest import SHOP
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import WorkerProcess
 
 REFUSED = "redis://127.0.0.1:1/0"
 """Nobody listens at port 1."""
@@ -130,14 +130,3 @@ def test_a_misspelt_variable_is_said_once_beside_what_was_asked_for(shop: Path, 
         "Is STREAMWORKER_GRACE_PERIOD_MS meant?\n"
     )
     assert len(json.loads(done.stdout)) == 2
-
-
-def test_a_worker_logs_a_misspelt_variable(spawn: SpawnWorker, shop: Path) -> None:
-    """Each of its lines is JSON where that was asked for."""
-    worker = spawn(
-        "run", "shop:app", "--log-format", "json", cwd=shop, environ={"STREAMWORKER_HOLD": "20000"}
-    )
-    wait_for(lambda: "worker_started" in worker.log(), "the worker has started")
-    first = json.loads(worker.log().splitlines()[0])
-    assert first["level"] == "warning"
-    assert first["event"].endswith("Is STREAMWORKER_HOLD_MS meant?")

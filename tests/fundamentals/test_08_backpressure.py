@@ -50,13 +50,3 @@ async def test_a_sender_that_waits_goes_on_when_a_worker_has_made_room(redis_url
             await items.send_many(Item(number) for number in range(100))
         await worker.until_drained()
     assert handled == list(range(100))
-
-
-async def test_a_wait_can_have_an_end(redis_url: str) -> None:
-    """With `timeout`, in seconds: the record was not written."""
-    app, _ = declare(redis_url)
-    items = app.streams["items"]
-    async with app:
-        await items.send_many(Item(number) for number in range(10))
-        with pytest.raises(StreamFull):
-            await items.send(Item(10), timeout=3)

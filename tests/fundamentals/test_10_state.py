@@ -44,26 +44,6 @@ async def test_totals_count_each_record_once_though_calls_fail(redis_url: str) -
     assert {row["account"]: row["balance"] for row in rows} == {"ann": 100, "bob": 100}
 
 
-async def test_state_moves_with_the_partition(redis_url: str) -> None:
-    """The next owner begins with what the last one committed."""
-    app = App("bank", redis_url=redis_url)
-    deposits = app.stream("deposits", Deposit, key="account", partitions=1)
-
-    @app.processor(deposits)
-    async def balances(deposit: Deposit, ctx: Context) -> Balance:
-        total = ctx.state.get(deposit.account, 0) + deposit.amount
-        ctx.state[deposit.account] = total
-        return Balance(deposit.account, total)
-
-    for day in range(3):
-        async with local_worker(app, url=redis_url, name=f"day-{day}") as worker:
-            await deposits.send(Deposit("ann", 5))
-            await worker.until_drained()
-            rows = await worker.rows(balances)
-
-    assert [row["balance"] for row in rows] == [5, 10, 15]
-
-
 async def test_a_value_is_stored_by_assigning_it_or_changing_it_in_place(redis_url: str) -> None:
     """Plain values: what is changed in place, or cannot be stored, is not a silent surprise."""
     app = App("bank", redis_url=redis_url)

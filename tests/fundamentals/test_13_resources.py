@@ -183,48 +183,33 @@ async def test_what_fails_to_close_keeps_no_worker_from_leaving(redis_url: str) 
         await worker.until_drained()
 
 
-def _ways(app: App, stream: Any, names: list[str]) -> dict[str, Callable[[], None]]:
-    """Return for each way to take records what declares it."""
+WAYS: dict[str, tuple[Any, bool, dict[str, Any]]] = {
+    "one": (Order, False, {}),
+    "in a thread": (Order, True, {}),
+    "in time": (Order, True, {"timeout": 30}),
+    "some": (list[Order], False, {"batch": 10}),
+    "overlapping": (Order, False, {"concurrency": 4}),
+    "columns": (pa.RecordBatch, False, {}),
+}
+"""What a function takes, whether it runs in a thread, and its options."""
 
-    def one() -> None:
-        @app.processor(stream)
-        async def take(order: Order) -> None:
-            names.append("call")
 
-    def in_a_thread() -> None:
-        @app.processor(stream)
-        def take(order: Order, ctx: Context) -> None:
-            assert threading.current_thread() is not threading.main_thread()
-            names.append("call")
+def _noting(names: list[str], kind: Any, *, in_thread: bool) -> Callable[..., Any]:
+    def take(records: Any) -> None:
+        assert (threading.current_thread() is threading.main_thread()) is not in_thread
+        names.append("call")
 
-    def in_time() -> None:
-        @app.processor(stream, timeout=30)
-        def take(order: Order) -> None:
-            names.append("call")
+    async def take_on_the_loop(records: Any) -> None:
+        take(records)
 
-    def some() -> None:
-        @app.processor(stream, batch=10)
-        async def take(batch: list[Order], ctx: Context) -> None:
-            names.append("call")
-
-    def overlapping() -> None:
-        @app.processor(stream, concurrency=4)
-        async def take(order: Order) -> None:
-            names.append("call")
-
-    def columns() -> None:
-        @app.processor(stream)
-        async def take(rows: pa.RecordBatch) -> None:
-            names.append("call")
-
-    every = (one, in_a_thread, in_time, some, overlapping, columns)
-    return {function.__name__: function for function in every}
+    function = take if in_thread else take_on_the_loop
+    function.__annotations__ = {"records": kind, "return": None}
+    return function
 
 
 @pytest.mark.parametrize(
     ("way", "codec"),
-    [(way, "json") for way in ("one", "in_a_thread", "in_time", "some", "overlapping", "columns")]
-    + [(way, "arrow") for way in ("one", "in_a_thread", "in_time", "some", "columns")],
+    [(way, codec) for way in WAYS for codec in ("json", "arrow") if (way, codec) != ("overlapping", "arrow")],
 )
 async def test_middleware_is_around_each_call_and_sees_its_context(
     redis_url: str, way: str, codec: Any
@@ -234,7 +219,8 @@ async def test_middleware_is_around_each_call_and_sees_its_context(
     orders = app.stream("orders", Order, key="customer", partitions=1, codec=codec)
     names: list[str] = []
     counted = 0
-    _ways(app, orders, names)[way]()
+    kind, in_thread, options = WAYS[way]
+    app.processor(orders, name="take", **options)(_noting(names, kind, in_thread=in_thread))
 
     @app.resource
     async def client() -> AsyncIterator[Client]:
@@ -256,7 +242,7 @@ async def test_middleware_is_around_each_call_and_sees_its_context(
     assert counted == 5
     each = Counter(names)
     assert each["before"] == each["after"] > 0
-    if way != "overlapping" and not (codec == "arrow" and way in ("one", "in_a_thread", "in_time")):
+    if way != "overlapping" and not (codec == "arrow" and way in ("one", "in a thread", "in time")):
         assert names == ["before", "call", "after"] * each["call"]
 
 

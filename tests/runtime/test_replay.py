@@ -73,11 +73,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "stream": {"forward": True},
 }
 CASES = [
-    (mode, codec)
-    for mode in OPTIONS
-    for codec in (*CODECS, "arrow")
-    if codec != "arrow" or mode not in ("concurrency", "stream")
+    *(("record", codec) for codec in (*CODECS, "arrow")),
+    *(("columns", codec) for codec in ("json", "arrow")),
+    *((mode, "json") for mode in ("thread", "batch", "concurrency", "stream")),
+    ("batch", "arrow"),
 ]
+"""Each codec, each mode, and columns and rows from either kind of entry."""
 
 
 async def numbers(worker: Any, processor: str) -> list[int]:
