@@ -256,39 +256,31 @@ def test_no_command_writes_to_a_terminal_what_it_obeys(
         check(run.text)
 
 
-def test_json_says_exactly_what_was_written(hostile: dict[str, str], streamworker: Invoke) -> None:
-    """Its escapes are undone by whoever reads it."""
+def test_a_dead_letter_is_shown_as_it_was_written(hostile: dict[str, str], streamworker: Invoke) -> None:
+    """JSON says exactly what it is. As text no field passes for another: each label stands once for each
+    thing that there is, at the margin, and the traceback is indented.
+    """
     shown = json.loads(streamworker("dead", "show", "shop:price", hostile["LETTER"], "--json").stdout)
     assert shown["error"] == shown["by"] == shown["fields"][HOSTILE] == HOSTILE
     assert shown["record"]["customer"] == HOSTILE
-
-
-def test_a_field_of_a_dead_letter_cannot_pass_for_another(
-    hostile: dict[str, str], streamworker: Invoke
-) -> None:
-    """Each label stands once for each thing that there is, at the margin; the traceback is indented."""
-    shown = streamworker("dead", "show", "shop:price", hostile["LETTER"]).stdout.split("\n")
-    assert shown.pop() == ""
+    lines = streamworker("dead", "show", "shop:price", hostile["LETTER"]).stdout.split("\n")
+    assert lines.pop() == ""
     head = ["letter", "entry", "given", "error"]
     traced = slice(len(head), len(head) + TRACEBACK.count("\n") + 1)
-    assert [line for line in shown[traced] if not line.startswith("    ") or not line.isprintable()] == []
-    assert shown[traced][1].startswith(f"    record    {FORGED}")
-    assert shown[traced][-1] == "    error     none"
-    del shown[traced]
-    assert [line.split(" ")[0] for line in shown] == [*head, *["field"] * 2, "record"]
+    assert [line for line in lines[traced] if not line.startswith("    ") or not line.isprintable()] == []
+    assert lines[traced][1].startswith(f"    record    {FORGED}")
+    assert lines[traced][-1] == "    error     none"
+    del lines[traced]
+    assert [line.split(" ")[0] for line in lines] == [*head, *["field"] * 2, "record"]
 
 
-def test_a_question_about_a_record_obeys_nothing(hostile: dict[str, str], terminal: OpenTerminal) -> None:
-    """It shows the record as its own type writes it."""
+def test_a_question_and_the_live_view_obey_nothing(hostile: dict[str, str], terminal: OpenTerminal) -> None:
+    """One shows the record as its type writes it, the other names, reasons and readers in their places."""
     run = terminal("dead", "put", "shop:audit", hostile["RECORD"])
     wait_for(lambda: "Go on?" in run.read(), "it asks")
     run.press("n\r")
     assert run.wait() == ExitCode.FAILED
     assert SEEN in check(run.text)
-
-
-def test_the_live_view_obeys_nothing(hostile: dict[str, str], terminal: OpenTerminal) -> None:
-    """Names, reasons and readers stand in it, each in its place."""
     view = terminal("top", "shop:price")
     wait_for(lambda: SEEN in view.frame, "the reason is shown")
     view.press("q")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke, OpenTerminal, lines_of
-from tests.conftest import SpawnWorker
+from tests.cli.conftest import Invoke, OpenTerminal, lines_of, work_off
 from tests.helpers import wait_for
 
 ORDERS = "order_id,customer,amount\n" + lines_of([f"{n},{'bob' if n % 2 else 'ann'},{n}.5" for n in range(6)])
@@ -47,13 +46,11 @@ def test_tail_follows_a_stream(sent: Invoke, terminal: OpenTerminal) -> None:
     assert following.wait() == ExitCode.INTERRUPTED
 
 
-def test_peek_shows_the_newest_rows_of_an_acked_log(sent: Invoke, spawn: SpawnWorker) -> None:
+def test_peek_shows_the_newest_rows_of_an_acked_log(sent: Invoke, redis_url: str) -> None:
     """With their numbers, oldest first, whatever the batches were."""
     place = json.loads(sent("tail", "shop:orders", "--key", "bob", "-n", "1", "--json").stdout)["id"]
     partition = place.split("/")[0]
-    spawn("run", "shop:price", "--name", "w1")
-    wait_for(lambda: '"bob"' in sent("peek", "shop:price", partition).stdout, "the rows are committed")
-    wait_for(lambda: sent("lag", "shop:price", "--json").stdout.count('"lag": 0') > 0, "all are committed")
+    work_off(redis_url)
     rows = json.loads(sent("peek", "shop:price", partition, "--last", "2").stdout)
     assert [row["order_id"] for row in rows if row["customer"] == "bob"][-1] == 5
     assert rows[1]["row"] == rows[0]["row"] + 1

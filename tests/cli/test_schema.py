@@ -14,10 +14,8 @@ from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import streams
 from streamworker.redisio.keys import StreamKeys
 from streamworker.runtime.connecting import connected
-from tests.cli.conftest import SHOP, Invoke
+from tests.cli.conftest import SHOP, Invoke, work_off
 from tests.cli.test_send import orders
-from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
 
 
 @pytest.fixture
@@ -32,20 +30,13 @@ def _deploy(shop: Path, before: str, after: str) -> None:
 
 
 def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
-    shop: Path, streamworker: Invoke, spawn: SpawnWorker
+    shop: Path, streamworker: Invoke, redis_url: str
 ) -> None:
     nothing = streamworker("schema", "check", "shop:app")
     assert nothing.exit_code == 0 and "there is nothing to compare with" in nothing.output
     assert streamworker("send", "shop:orders", "-", input="\n".join(orders(50))).exit_code == 0
-    process = spawn("run", "shop:app", "--name", "w1")
-    wait_for(
-        lambda: (
-            sum(each["lag"] for each in json.loads(streamworker("lag", "shop:app", "--json").stdout)) == 0
-        ),
-        "all orders are committed",
-    )
+    work_off(redis_url)
     streamworker("send", "shop:orders", "-", input="\n".join(orders(5)))
-    process.kill()
     same = streamworker("schema", "check", "shop:app")
     assert (same.exit_code, same.output) == (0, "Every record type is the one that is stored.\n")
 

@@ -1,4 +1,4 @@
-"""`streamworker table`, and what other commands tell of tables, on what a real worker has counted."""
+"""`streamworker table`, and what other commands tell of tables, on what a worker has counted."""
 
 import json
 import sys
@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke
-from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.cli.conftest import Invoke, work_off
 
 COUNTED = """
 totals = app.table("totals", dict[str, float], ttl="400 days")
@@ -26,20 +24,13 @@ ORDERS = [{"order_id": n, "customer": f"c{n % 3}", "amount": 2.5} for n in range
 
 
 @pytest.fixture
-def counted(shop: Path, streamworker: Invoke, spawn: SpawnWorker) -> Invoke:
+def counted(shop: Path, streamworker: Invoke, redis_url: str) -> Invoke:
     """Twelve orders of three customers that a worker has counted, before it left."""
     with (shop / "shop.py").open("a", encoding="utf-8") as file:
         file.write(COUNTED)
     sent = streamworker("send", "shop:orders", "-", input="\n".join(map(json.dumps, ORDERS)))
     assert sent.exit_code == 0, sent.output
-    process = spawn("run", "shop:count", "--name", "w1")
-
-    def done() -> bool:
-        return bool(json.loads(streamworker("lag", "shop:count", "--json").stdout)[0]["lag"] == 0)
-
-    wait_for(done, "twelve orders are counted")
-    process.terminate()
-    assert process.wait() == 0
+    work_off(redis_url)
     return streamworker
 
 

@@ -15,7 +15,7 @@ from streamworker import App, Context, DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.text import TEXT_MAX
 from streamworker.errors import BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.statetables import TableForm
-from streamworker.redisio.group.locks import LockView, read_locks
+from streamworker.redisio.group.locks import read_locks
 from streamworker.redisio.group.orders import give_order
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.link import Endpoint, Link
@@ -240,51 +240,67 @@ async def test_each_kind_of_text_is_in_the_reason_of_a_lock(way: str) -> None:
         check(reason, TEXTS[kind][1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_the_reason_of_a_declared_policy(kind: str) -> None:
+async def test_the_reason_of_a_declared_policy() -> None:
     """It stands behind the error."""
-    app = declared("", raising(lambda _: ValueError("bad")), DeadLetter(TEXTS[kind][0]))
+    app = App("shop")
+    items = app.stream("items", Item, partitions=1)
+    for number, kind in enumerate(KINDS):
+        function = raising(lambda _: ValueError("bad"))
+        app.processor(items, name=f"handle{number}", errors=DeadLetter(TEXTS[kind][0]))(function)
     async with local_worker(app) as worker:
         await send(app, [0])
         await worker.until_drained()
-        [letter] = await worker.dead_letters("handle")
-    check(letter.error, TEXTS[kind][1])
+        for number, kind in enumerate(KINDS):
+            [letter] = await worker.dead_letters(f"handle{number}")
+            check(letter.error, TEXTS[kind][1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_timer_that_fails(kind: str) -> None:
+async def test_a_timer_that_fails() -> None:
     """Its partition shows why, and goes on with its records."""
     app = declared("", nothing, None)
 
-    @app.timer(every=0.1)
-    async def sweep() -> None:
-        raise ValueError(TEXTS[kind][0])
+    def failing(kind: str, name: str) -> Callable[[], Any]:
+        async def sweep() -> None:
+            raise ValueError(TEXTS[kind][0])
+
+        sweep.__name__ = name
+        return sweep
+
+    names = {f"sweep{number}": kind for number, kind in enumerate(KINDS)}
+    for name, kind in names.items():
+        app.timer(every=0.1)(failing(kind, name))
+    failed: dict[str, str] = {}
+
+    def all_failed() -> bool:
+        failed.update({log["timer"]: log["error"] for log in logs if log["event"] == "timer_failed"})
+        return failed.keys() == names.keys()
 
     with capture_logs() as logs:
         async with local_worker(app) as worker:
-            failed = await wait_for_async(
-                lambda: [log for log in logs if log["event"] == "timer_failed"], "the timer has failed"
-            )
+            await wait_for_async(all_failed, "the timers have failed")
             await send(app, [WELL])
             await worker.until_drained()
-    check(failed[0]["error"], TEXTS[kind][1])
+    for name, kind in names.items():
+        check(failed[name], TEXTS[kind][1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_what_an_operator_says(kind: str) -> None:
+async def test_what_an_operator_says() -> None:
     """It is in the lock, as the worker obeys it."""
-    app = declared("", nothing, None)
+    app = declared("", nothing, None, partitions=WELL)
     async with local_worker(app) as worker:
-        text = TEXTS[kind][0]
-        await give_order(worker._backend, KEYS, [0], "pause", who=text, why=text)
+        for partition, kind in enumerate(KINDS):
+            text = TEXTS[kind][0]
+            await give_order(worker._backend, KEYS, [partition], "pause", who=text, why=text)
 
-        async def paused() -> Any:
-            lock = (await read_locks(worker._backend, KEYS, [0]))[0]
-            return lock.pause if isinstance(lock, LockView) else None
+        async def paused() -> list[Any]:
+            found = await read_locks(worker._backend, KEYS, range(WELL))
+            pauses = [getattr(found.get(partition), "pause", None) for partition in range(WELL)]
+            return pauses if all(pauses) else []
 
-        pause = await wait_for_async(paused, "the pause stands in the lock")
-    for said in (pause.why, pause.by):
-        check(said, TEXTS[kind][1][:400])
+        pauses = await wait_for_async(paused, "the pauses stand in the locks")
+    for kind, pause in zip(KINDS, pauses, strict=True):
+        for said in (pause.why, pause.by):
+            check(said, TEXTS[kind][1][:400])
 
 
 @pytest.mark.parametrize("kind", KINDS[:-1])
