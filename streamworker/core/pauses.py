@@ -21,13 +21,14 @@ class Pauses:
         self._random = random
         self._first_ms = first_ms
         self._max_ms = max_ms
-        self._failures = 0
+        self.failures = 0
+        """The tries that have failed since the last reset."""
 
     def next_ms(self) -> int:
         """Return the next pause, in ms."""
-        self._failures += 1
-        return pause_ms(self._failures, self._random, first_ms=self._first_ms, max_ms=self._max_ms)
+        self.failures += 1
+        return pause_ms(self.failures, self._random, first_ms=self._first_ms, max_ms=self._max_ms)
 
     def reset(self) -> None:
         """Start again with the shortest pause."""
-        self._failures = 0
+        self.failures = 0

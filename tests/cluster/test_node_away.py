@@ -197,7 +197,7 @@ async def test_a_node_that_is_away_is_no_reason_to_look_at_all_streams_of_the_ot
             with client_of(node) as client:
                 client.delete(STREAM.events(gone))
             await fetcher._watch._compare(idle)
-            assert fetcher._watch._broken == {gone}
+            assert fetcher._watch.left_out == {gone}
 
 
 async def test_a_node_that_gives_no_answer_is_left_alone_though_others_change_places() -> None:

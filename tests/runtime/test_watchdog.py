@@ -251,7 +251,7 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
     async with scene(redis_url, take) as seen:
         await seen.worker.until_drained()
         fetcher = seen.worker._worker._groups[0].partitions.fetcher
-        fetcher._watch._broken.add(0)  # a fault that nobody has thought of
+        fetcher._watch.left_out.add(0)  # a fault that nobody has thought of
         fetcher.candidates.clear()
         app = seen.worker._worker._app
         assert isinstance(app, App)

@@ -34,18 +34,13 @@ class Tries:
         self.before = {each: count - chance for each, count in lock.tries if each > lock.checkpoint}
         """Calls that earlier owners have made, by record."""
         self._begun = dict(self.before)
-        self._alone = 0 if lock.deaths is None or self._limit is None else window
-        """How many of the next records are taken one by one."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether the next record is taken alone: it, or one after it, may have killed the last owner."""
-        return self._alone > 0
+        self.alone = 0 if lock.deaths is None or self._limit is None else window
+        """How many of the next records are taken one by one: one of them may have killed the last owner."""
 
     @property
     def is_suspect(self) -> bool:
         """Whether the last owner died in the call of the next record, which may be called again."""
-        return self.is_alone and self._deaths > 0 and not self._is_over(min(self.before, default=None))
+        return self.alone > 0 and self._deaths > 0 and not self._is_over(min(self.before, default=None))
 
     def made(self, entries: Sequence[Entry]) -> int:
         """Return how many calls with these records earlier owners have made."""
@@ -63,7 +58,7 @@ class Tries:
         deaths, is_over = self._deaths, self._is_over(entry.id)
         self._deaths = 0
         # What has come since the last owner died cannot have killed it.
-        self._alone = 0 if is_over or entry.id.ms > self._epoch else self._alone - 1
+        self.alone = 0 if is_over or entry.id.ms > self._epoch else self.alone - 1
         if is_over:
             return ProcessDied(f"{deaths} workers died in a row in the call of this record.")
         self.before.setdefault(entry.id, 0)

@@ -12,7 +12,7 @@ comes after the first.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
@@ -59,21 +59,19 @@ class Durability:
     timeout_ms: int = 2_000
     """Maximum time that the server waits before it replies with the current count."""
 
-    @property
-    def command(self) -> tuple[str | int, ...]:
-        """The command that waits; empty in mode ``memory``."""
-        match self.mode:
-            case "memory":
-                return ()
-            case "aof":
-                return ("WAITAOF", 1, 0, self.timeout_ms)
-            case "replicas":
-                return ("WAIT", self.replicas, self.timeout_ms)
+    command: tuple[str | int, ...] = field(init=False, repr=False)
+    """The command that waits; empty in mode ``memory``."""
+    longest_ms: int = field(init=False, repr=False)
+    """Additional time that a call may take because of the wait."""
 
-    @property
-    def longest_ms(self) -> int:
-        """Additional time that a call may take because of the wait."""
-        return self.timeout_ms + WAIT_MARGIN_MS if self.command else 0
+    def __post_init__(self) -> None:
+        commands = {
+            "memory": (),
+            "aof": ("WAITAOF", 1, 0, self.timeout_ms),
+            "replicas": ("WAIT", self.replicas, self.timeout_ms),
+        }
+        object.__setattr__(self, "command", commands[self.mode])
+        object.__setattr__(self, "longest_ms", self.timeout_ms + WAIT_MARGIN_MS if self.command else 0)
 
     def shortfall(self, reply: Any) -> str:
         """Return what the reply to :attr:`command` does not confirm; empty if the write is durable."""

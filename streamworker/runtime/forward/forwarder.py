@@ -372,7 +372,8 @@ class Forwarder:
             except BackendError as error:
                 left = dict.fromkeys(taken, error)
             if not left:
-                pauses.reset()
+                if pauses.failures:
+                    pauses.reset()
                 await anyio.sleep(DELETE_EVERY_MS / 1000)
                 continue
             for keys in left if self._taken is newer else ():

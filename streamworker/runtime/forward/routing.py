@@ -30,7 +30,7 @@ class Routes:
     """The ways from the rows of one processor to other streams."""
 
     def __init__(self, into: Targets, row_bytes_max: int) -> None:
-        self._into = into
+        self.into = into
         self._row_bytes_max = row_bytes_max
         self._known: dict[str, _Route] = {}
 
@@ -43,7 +43,7 @@ class Routes:
     def routed(self, rows: Sequence[Any], sendings: Sequence[Sending]) -> Routed:
         """Return encoded rows by where they go; raise an error for a row that cannot go anywhere."""
         found: Routed = {}
-        into = self._into
+        into = self.into
         if isinstance(into, StreamSpec):
             if rows:
                 self.route(into).add(found, rows)
@@ -79,6 +79,7 @@ class _Route:
         self._row_bytes_max = row_bytes_max
         self._encode = None if spec.codec == "arrow" else spec.record.encoder(spec.codec)
         self._encode_list = None if spec.codec == "arrow" else make_list_encoder(spec.record, spec.codec)
+        self._packing = spec.packing
         self._packer: Any = None
 
     def add(self, to: Routed, rows: Sequence[Any], headers: Mapping[bytes, bytes] | None = None) -> None:
@@ -124,7 +125,7 @@ class _Route:
     def args(self, entries: Sequence[Any]) -> list[Argument]:
         """Return what the target's script appends for entries of one partition."""
         if self._encode is not None:
-            return records_args(entries, self.spec.packing)
+            return records_args(entries, self._packing)
         from streamworker.redisio.data.columns import Packer  # pyarrow takes long to import
 
         if self._packer is None:

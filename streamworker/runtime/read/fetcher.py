@@ -89,7 +89,8 @@ class Fetcher(Reads):
             except BackendError as error:
                 await self.sort_out(plan, error, pauses.next_ms())
             else:
-                pauses.reset()
+                if pauses.failures:
+                    pauses.reset()
                 if was_away:
                     was_away = False
                     self.on_back()

@@ -153,7 +153,7 @@ class Reads(ABC):
         partition = buffer.partition
         if self._buffers.get(partition) is not buffer:
             return
-        if not buffer.has_room or self._watch.leaves_out(partition):
+        if not buffer.has_room or partition in self._watch.left_out:
             self.candidates.pop(partition, None)
             return
         estimate = buffer.estimate if buffer.estimate.is_known else self.budget.estimate

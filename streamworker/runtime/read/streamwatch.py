@@ -55,23 +55,21 @@ class StreamWatch:
     """As of the fetcher."""
 
     def __post_init__(self) -> None:
-        self._broken: set[int] = set()
+        self.left_out: set[int] = set()
+        """Partitions that the fetcher must not read."""
         self._unreadable: dict[int, bool] = {}
         """Partitions whose key held another type, and whether the key was missing in the last check."""
         self._added = Signal()
         self._compared = 0
 
-    def leaves_out(self, partition: int) -> bool:
-        """Whether the fetcher must not read a partition."""
-        return partition in self._broken or partition in self._unreadable
-
     def leave_out(self, partition: int, kind: str) -> None:
         """Stop reads of a partition whose key holds ``kind`` instead of a stream."""
         buffer = self.buffers.get(partition)
-        if buffer is None or self.leaves_out(partition):
+        if buffer is None or partition in self.left_out:
             return
         reason = f"key {self.keys.events(partition)} holds a {kind} and not a stream"
         self._unreadable[partition] = False
+        self.left_out.add(partition)
         self.on_change(buffer)
         _log.error("partition_unreadable", partition=partition, reason=reason)
         self.on_unreadable(partition, reason)
@@ -79,7 +77,7 @@ class StreamWatch:
 
     def forget(self, partition: int) -> None:
         """Forget a partition that is removed or added again."""
-        self._broken.discard(partition)
+        self.left_out.discard(partition)
         self._unreadable.pop(partition, None)
 
     # -- keys of another type ------------------------------------------------------------------
@@ -106,6 +104,7 @@ class StreamWatch:
             self._unreadable[partition] = True
             return
         del self._unreadable[partition]
+        self.left_out.discard(partition)
         if reason := regression(buffer.position, answer):
             self._break(buffer, reason)
             return
@@ -123,7 +122,7 @@ class StreamWatch:
             idle = [
                 buffer
                 for partition, buffer in self.buffers.items()
-                if seen.get(partition) == buffer.position and not self.leaves_out(partition)
+                if seen.get(partition) == buffer.position and partition not in self.left_out
             ]
             seen = {partition: buffer.position for partition, buffer in self.buffers.items()}
             if idle:
@@ -155,7 +154,7 @@ class StreamWatch:
             position = positions[buffer]
             has_moved = buffer.closed or buffer.position != position
             reason = regression(position, answer)
-            if reason and not has_moved and not self.leaves_out(buffer.partition):
+            if reason and not has_moved and buffer.partition not in self.left_out:
                 self._break(buffer, reason)
 
     async def _ask(self, buffers: Sequence[PartitionBuffer]) -> list[tuple[PartitionBuffer, Any]]:
@@ -169,7 +168,7 @@ class StreamWatch:
     def _break(self, buffer: PartitionBuffer, reason: str) -> None:
         partition = buffer.partition
         if self.buffers.get(partition) is buffer:
-            self._broken.add(partition)
+            self.left_out.add(partition)
             self.on_change(buffer)
             self.on_regressed(partition, f"stream {self.keys.events(partition)} {reason}")
 

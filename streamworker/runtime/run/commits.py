@@ -6,25 +6,30 @@ than a round trip, and at most two batches are handled and not known to be commi
 """
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import anyio.to_thread
+import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
-from streamworker.records.entries import as_stored, origin_at
-from streamworker.redisio.data.ackedlog import encode_batch
-from streamworker.redisio.data.commit import WRITTEN, CommitCode, CommitReply, CommitRequest
+from streamworker.records.entries import as_stored, id_at, origin_at, sizes_of
+from streamworker.records.rows import first_id, records_in
+from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
+from streamworker.redisio.data.commit import WRITTEN, CommitCode, CommitReply, CommitRequest, DeadEntry
 from streamworker.runtime.forward.outgoing import OutboxWriter
+from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.committer import Committer, Ticket
+from streamworker.runtime.run.state import Changes
 from streamworker.runtime.run.statetables import StateWithTables
 from streamworker.runtime.run.trims import Trims
-from streamworker.runtime.run.work import Work
 from streamworker.runtime.signals import Signal
 from streamworker.settings import Settings
 
@@ -37,6 +42,46 @@ HANDOVER_YIELDS = 4
 """Turns of the event loop from the start of a commit until its bytes are on the socket. The next handler
 may compute without awaiting, so the commit should be sent before it starts. If no entries wait, no
 handler starts before then, and the partition does not yield."""
+
+
+@dataclass(slots=True)
+class Work:
+    """Entries that are done, in order, and the results that their commit writes."""
+
+    entries: Sequence[Entry] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    """Rows to forward that are not converted to Arrow yet."""
+    rows: pa.RecordBatch | None = None
+    packed: AckedBatch | None = None
+    """``rows`` in encoded form, if the commit can use it as it is."""
+    dead: list[DeadEntry] = field(default_factory=list)
+    sends: Routed = field(default_factory=dict)
+    """Rows for other streams, encoded."""
+    before: bytes = b""
+    """For a timer the value of the first field of ``state`` before; see ``CommitRequest``."""
+    state: Changes = field(default_factory=dict)
+    holds_rows: bool = False
+    """Whether the entries are those of a stream of columns."""
+
+    @property
+    def first(self) -> EntryId:
+        """Id of the first record."""
+        return first_id(self.entries[0]) if self.holds_rows else id_at(self.entries, 0)
+
+    @property
+    def last(self) -> EntryId:
+        """Id of the last entry: the checkpoint after the commit."""
+        return id_at(self.entries, -1)
+
+    @property
+    def records(self) -> int:
+        """How many records the entries count for."""
+        return sum(map(records_in, self.entries)) if self.holds_rows else len(self.entries)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the entries."""
+        return sum(sizes_of(self.entries)) if self.entries else 0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -191,3 +236,24 @@ def _refusal(request: CommitRequest, reply: CommitReply) -> str:
             return f"the checkpoint is {reply.checkpoint}, and we had committed up to {request.previous}"
         case _:
             return f"the commit was refused: {reply.code.name}"
+
+
+def span(entries: Sequence[Entry]) -> str:
+    """Name entries by their ids, for messages."""
+    return f"{'entry' if len(entries) == 1 else 'entries'} {ids_of(entries)}"
+
+
+def ids_of(entries: Sequence[Entry]) -> str:
+    """Return the id of an entry, or the first and the last id of several; empty if there are none."""
+    if not entries:
+        return ""
+    first, last = id_at(entries, 0), id_at(entries, -1)
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch | None:
+    """Join record batches of one schema; None if there are no rows."""
+    batches = [batch for batch in batches if batch.num_rows]
+    if len(batches) < 2:
+        return batches[0] if batches else None
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]

@@ -11,6 +11,7 @@ that waits until somebody else has acted, for example until a reader has made ro
 
 import asyncio
 import itertools
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -194,7 +195,8 @@ class Committer:
         return ready[:count]
 
     async def _send(self, group: list[Ticket], address: str, tasks: anyio.abc.TaskGroup) -> None:
-        for ticket in group:
+        is_told = trail.asked.isEnabledFor(logging.DEBUG)
+        for ticket in group if is_told else ():
             trail.commit("commit_sent", ticket.request, tries=ticket.tries)
         try:
             requests = [ticket.request for ticket in group]
@@ -203,7 +205,8 @@ class Committer:
             self._under_way[address] -= 1
             self._start_soon()
         for ticket, reply in zip(group, replies, strict=True):
-            trail.commit("commit_answered", ticket.request, tries=ticket.tries, code=reply.code.value)
+            if is_told:
+                trail.commit("commit_answered", ticket.request, tries=ticket.tries, code=reply.code.value)
             if reply.code is CommitCode.UNKNOWN or reply.code in HELD_UP:
                 tasks.start_soon(self._again, ticket, reply)
             elif ticket.tries and reply.code is CommitCode.FENCED:

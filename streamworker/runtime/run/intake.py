@@ -113,17 +113,17 @@ class Intake:
                 activity.rests()
                 await self._drain.wait()
                 continue
-            its = replace(limits, records=1) if self.tries.is_alone else limits
+            its = replace(limits, records=1) if self.tries.alone else limits
             if not buffer.is_ready(its):
                 activity.rests()
                 await buffer.wait_ready(its)
                 continue
-            if self.tries.is_suspect and not self._has_turn():
+            if self.tries.alone and self.tries.is_suspect and not self._has_turn():
                 await self._drain.wait(TURN_LOOK_S)
                 continue
             activity.works()
             taken = buffer.take(its.records, its.bytes)
-            if self.tries.is_alone:
+            if self.tries.alone:
                 await self._name(taken[0])
             return taken
         activity.works()

@@ -335,7 +335,9 @@ class Invoker:
             sendings = [each for each in outputs if type(each) is Sending]
             outputs = [each for each in outputs if type(each) is not Sending]
         rows = self.to_rows(outputs)
-        sends = self._routes.routed(outputs, sendings) if outputs or sendings else {}
+        sends: Routed = {}
+        if sendings or (outputs and self._routes.into is not None):
+            sends = self._routes.routed(outputs, sendings)
         return rows, sends
 
     def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:

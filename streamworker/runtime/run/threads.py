@@ -14,7 +14,7 @@ from typing import Any
 from streamworker.context import OwnedPartition
 from streamworker.core.data.entries import Entry
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.run.work import span
+from streamworker.runtime.run.commits import span
 
 
 @dataclass(frozen=True, slots=True, eq=False)

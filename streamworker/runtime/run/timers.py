@@ -122,7 +122,8 @@ class Timers:
                 warn(self.log, "timers_wait", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
                 continue
-            pauses.reset()
+            if pauses.failures:
+                pauses.reset()
             now_ms = self._now_ms()
             if any(timer.due(now_ms, self._committed) for timer in self._timers):
                 self.are_due = True

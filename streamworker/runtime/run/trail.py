@@ -22,14 +22,13 @@ from streamworker.redisio.data.commit import CommitRequest
 from streamworker.runtime.clock import monotonic_ms
 
 _NAME = "streamworker.trail"
-_asked = logging.getLogger(_NAME)
+asked = logging.getLogger(_NAME)
+"""Tells whether the lines of commits are wanted: who calls :func:`commit` asks it first."""
 _log = get_logger(_NAME)
 
 
 def commit(event: str, request: CommitRequest, **details: object) -> None:
     """Log a commit that is sent now, or its answer; the code ``UNKNOWN`` means that there was none."""
-    if not _asked.isEnabledFor(logging.DEBUG):
-        return
     _log.debug(
         event,
         at_ms=monotonic_ms(),
@@ -47,7 +46,7 @@ def commit(event: str, request: CommitRequest, **details: object) -> None:
 
 def locks_answered(effect: Effect, event: Event) -> None:
     """Log locks that were acquired or released."""
-    if not _asked.isEnabledFor(logging.DEBUG):
+    if not asked.isEnabledFor(logging.DEBUG):
         return
     at_ms = monotonic_ms()
     if isinstance(event, LocksAnswered) and isinstance(effect, AcquireLocks):

@@ -98,6 +98,8 @@ class Lanes:
         self._backend = backend
         self._spec = spec
         self._durability = durability_of(settings)
+        self._packing = spec.packing
+        self._pauses = partial(Pauses, rng.random, max_ms=backend.pause_max_ms)
         self._keys = StreamKeys(spec.app, spec.name)
         self._id = secrets.token_hex(8)
         """Redis remembers this producer's numbers under this id."""
@@ -225,7 +227,7 @@ class Lanes:
 
     async def _append(self, batches: list[Batch]) -> None:
         """Append until Redis answers or no sender waits; settled appends are removed from the list."""
-        pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+        pauses: Pauses | None = None
         while any(batch.is_wanted for batch in batches):
             try:
                 if await self.declaration.make() and any(batch.is_given_up for batch in batches):
@@ -233,14 +235,12 @@ class Lanes:
                     for batch in batches:
                         self._put_back(batch)
                     return
-                appends = [
-                    batch.append(self._id, self._spec.records_max, self._spec.packing) for batch in batches
-                ]
+                appends = [batch.append(self._id, self._spec.records_max, self._packing) for batch in batches]
                 replies = await streams.append_many(self._backend, self._keys, appends, self._durability)
             except BackendUnavailable as error:
                 for batch in batches:
                     batch.unanswered |= self.declaration.is_made
-                pause_ms = pauses.next_ms()
+                pause_ms = (pauses := pauses or self._pauses()).next_ms()
                 warn(_log, "send_unanswered", error, stream=self._spec.name, retry_in_ms=pause_ms)
                 await asyncio.sleep(pause_ms / 1000)
                 continue
@@ -252,7 +252,7 @@ class Lanes:
             batches[:] = [batch for batch, reply in pairs if not self._is_through(batch, reply)]
             if batches:
                 self._others_go_on()
-                pause_ms = pauses.next_ms()
+                pause_ms = (pauses := pauses or self._pauses()).next_ms()
                 for trouble in {batch.lane.undurable for batch in batches if batch.lane.undurable}:
                     _log.warning(
                         "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms

@@ -42,11 +42,11 @@ from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.forward.routing import Routes
+from streamworker.runtime.run.commits import joined
 from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker, settled
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
 from streamworker.runtime.run.state import Changes, PartitionState
-from streamworker.runtime.run.work import joined
 from streamworker.runtime.send.tables import as_table
 
 CALL_ENTRIES_MAX = 1_000

@@ -24,11 +24,11 @@ from streamworker.core.data.window import Window
 from streamworker.core.policies import Halt, Retry
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.commits import Work
 from streamworker.runtime.run.invoke import as_error
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.state import NoState
-from streamworker.runtime.run.work import Work
 from streamworker.runtime.signals import Signal
 
 WINDOW_PER_CALL = 32

@@ -30,7 +30,7 @@ from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.commits import Commits
+from streamworker.runtime.run.commits import Commits, Work, ids_of, span
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import (
     NOT_OURS,
@@ -41,7 +41,6 @@ from streamworker.runtime.run.invoke import (
     failure,
     traceback_of,
 )
-from streamworker.runtime.run.work import Work, ids_of, span
 
 SLICE_MS = 2
 """A mode handles records one after the other for this long before it yields to the event loop and a commit

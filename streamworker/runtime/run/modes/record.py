@@ -6,10 +6,10 @@ from typing import Any
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.commits import ids_of
 from streamworker.runtime.run.invoke import NOTHING, Effects, as_error, failure
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
-from streamworker.runtime.run.work import ids_of
 
 LOOKS_MAX = 16
 """Maximum calls from one look at the clock to the next. The first look follows the first call, and each

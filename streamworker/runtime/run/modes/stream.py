@@ -12,10 +12,10 @@ from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.policies import Halt, Retry
 from streamworker.errors import RecordError
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.run.commits import ids_of
 from streamworker.runtime.run.invoke import Effects, failure, untaken
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
-from streamworker.runtime.run.work import ids_of
 
 _Item = tuple[Entry, Any, Exception | None]
 """An entry that was taken from the buffer, its record, and the error if it could not be decoded."""
