@@ -44,7 +44,7 @@ HOLDS = {
         "entry of the log by rows, source id and epoch; gone, where others deleted entries before the "
         "group had committed them; with retention of the log dropped, its rows that went, and oldest, the "
         "time of its first (ms); reset, the epoch at which the checkpoint was last moved by hand; "
-        "ordered, the version of the operators' orders, and obeyed, the version that the last acquisition "
+        "ordered, the version of the operators' requests, and obeyed, the version that the last acquisition "
         "returned; from_epoch, the epoch at which the owner acquired it; paused_at, paused_by, paused_why while an "
         "operator's pause stands; aside, a line for each record to set aside; "
         "retry, the failed attempts of a record that is tried again, with the times of the first and the next; "

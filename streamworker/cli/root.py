@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, graph, orders, status, timers, top
+from streamworker.cli import acl, graph, requests, status, timers, top
 from streamworker.cli.data import dead, later, reset, schema, send, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
@@ -58,9 +58,9 @@ app.command()(status.status)
 app.command()(status.lag)
 app.command()(graph.graph)
 app.command()(status.history)
-app.command()(orders.pause)
-app.command()(orders.resume)
-app.command()(orders.retry)
+app.command()(requests.pause)
+app.command()(requests.resume)
+app.command()(requests.retry)
 app.add_typer(timers.app, name="timers")
 app.add_typer(dead.app, name="dead")
 app.add_typer(table.app, name="table")

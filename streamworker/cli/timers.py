@@ -7,8 +7,8 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson, argument
-from streamworker.cli.orders import POLL_S, Wait, operator
 from streamworker.cli.output import print_found, say
+from streamworker.cli.requests import POLL_S, Wait, operator
 from streamworker.cli.support import Commands, ask, give_up, group_keys
 from streamworker.core.units import duration_ms
 from streamworker.core.words import name_of
@@ -17,7 +17,7 @@ from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, resolve_timer
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
 from streamworker.redisio.group.locks import LockView, read_locks
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import counted, duration
 
@@ -82,7 +82,7 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
     at_ms = await backend.time_ms()
     await ask_for_calls(backend, keys, partitions, timer.name, at_ms)
     why = f"run timer {timer.name}"
-    if not await give_order(backend, keys, partitions, "retry", who=operator(), why=why):
+    if not await make_request(backend, keys, partitions, "retry", who=operator(), why=why):
         raise StreamworkerError(
             f"No worker has run {timer.name!r} yet.",
             remedy="The first worker that starts will run it at once.",
@@ -100,7 +100,7 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
         where = "" if is_of_app else f" in {counted(len(still), 'partition')}"
         give_up(
             f"It has not run{where} within {wait_s:g} s: a call runs or "
-            "fails, or no worker is there. The order stands; `streamworker timers` shows when it ran."
+            "fails, or no worker is there. The request stands; `streamworker timers` shows when it ran."
         )
 
 

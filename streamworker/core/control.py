@@ -83,8 +83,8 @@ class PartitionsAcquired(PartitionsMessage):
     kind: ClassVar[str] = "acquired"
 
 
-class OrderGiven(ControlMessage):
-    """An operator gave an order that stands in the locks of some partitions."""
+class RequestMade(ControlMessage):
+    """An operator made a request that stands in the locks of some partitions."""
 
     kind: ClassVar[str] = "order"
     is_news: ClassVar[bool] = True

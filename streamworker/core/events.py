@@ -57,14 +57,14 @@ class ControlReceived(Event):
         return "ControlReceived: " + "; ".join(map(str, together(self.messages)))
 
 
-class OrdersSeen(Event):
-    """The versions of the operators' orders in some partitions' locks; the worker looks at intervals."""
+class RequestsSeen(Event):
+    """The versions of the operators' requests in some partitions' locks; the worker looks at intervals."""
 
     is_routine: ClassVar[bool] = True
     versions: Mapping[int, int]
 
     def __str__(self) -> str:
-        return f"OrdersSeen: {by_words({p: f'version {v}' for p, v in self.versions.items()})}"
+        return f"RequestsSeen: {by_words({p: f'version {v}' for p, v in self.versions.items()})}"
 
 
 class LocksAnswered(Event):

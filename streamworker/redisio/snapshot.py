@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamworker.core.control import ControlMessage, GroupChanged, OrderGiven, PartitionsAcquired
+from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, RequestMade
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -266,7 +266,7 @@ def _state(
         # A lock whose owner was removed counts as free.
         return ("acquiring" if assigned else "unowned"), ""
     if look.lock.pause is not None:
-        return "paused" if look.lock.obeyed >= look.lock.ordered else "pausing", ""
+        return "paused" if look.lock.obeyed >= look.lock.requested else "pausing", ""
     match look.lock.state:
         case "halted" | "retrying" | "draining" as state:
             return state, look.lock.reason
@@ -383,16 +383,16 @@ def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebal
         if isinstance(message, GroupChanged)
     ]
     repairs = [_repair(at_ms, fields) for at_ms, fields in messages if fields.get("kind") == "repaired"]
-    orders = [
+    requests = [
         Rebalance(0, message.order, _given_by(message), at_ms, message.partitions, 0)
         for at_ms, message in known
-        if isinstance(message, OrderGiven)
+        if isinstance(message, RequestMade)
     ]
     others = [each for protocol in PROTOCOLS.values() for each in protocol.history(known)]
-    return tuple(sorted([*changes, *orders, *others, *repairs], key=lambda each: each.at_ms))
+    return tuple(sorted([*changes, *requests, *others, *repairs], key=lambda each: each.at_ms))
 
 
-def _given_by(message: OrderGiven) -> str:
+def _given_by(message: RequestMade) -> str:
     return f'{message.who} "{message.why}"' if message.why else message.who
 
 

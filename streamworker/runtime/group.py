@@ -31,7 +31,7 @@ from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.group.operation import Access, Operation
 from streamworker.redisio.group.operations import OPERATIONS
-from streamworker.redisio.group.orders import read_versions
+from streamworker.redisio.group.requests import read_versions
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
@@ -44,8 +44,8 @@ from streamworker.runtime.telling import warn
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 
-ORDERS_LOOK_S = 5.0
-"""How often the worker looks for operators' orders in its locks: the delay that a lost message causes. A look
+REQUESTS_LOOK_S = 5.0
+"""How often the worker looks for requests in its locks: the delay that a lost message causes. A look
 is one round trip, with one short command a partition."""
 
 
@@ -118,7 +118,7 @@ class Group:
         """Take part in the group until stopped; raise if it runs with another number of partitions."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            for keep_running in (*self.partitions.services(), self._look_at_orders):
+            for keep_running in (*self.partitions.services(), self._look_at_requests):
                 tasks.start_soon(keep_running)
             self.deliver(ev.Started())
             try:
@@ -269,17 +269,17 @@ class Group:
         except BackendError as error:
             self._log.warning("posting_failed", error=str(error))
 
-    async def _look_at_orders(self) -> None:
-        """Look at intervals for orders of which no message told."""
+    async def _look_at_requests(self) -> None:
+        """Look at intervals for requests of which no message told."""
         while True:
-            await anyio.sleep(ORDERS_LOOK_S)
+            await anyio.sleep(REQUESTS_LOOK_S)
             if held := self.core.held:
                 try:
                     seen = await read_versions(self.backend, self.keys, held)
                 except BackendError as error:
                     self._log.debug("orders_unreadable", error=str(error))
                 else:
-                    self.deliver(ev.OrdersSeen(seen))
+                    self.deliver(ev.RequestsSeen(seen))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
         running, report = self.partitions.running, partial(self.keeper.report, self.keys)

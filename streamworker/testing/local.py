@@ -36,7 +36,7 @@ from streamworker.redisio.data.dead import StoredLetter, list_dead
 from streamworker.redisio.data.schemas import stored_schemas
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
 from streamworker.redisio.data.streams import range_entries
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
@@ -293,7 +293,7 @@ class LocalWorker:
         partitions = range(group.stream.partitions)
         at_ms = await self._backend.time_ms() if at is None else round(at.timestamp() * 1000)
         await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
-        await give_order(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
+        await make_request(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
 
         async def has_run(_: int) -> bool:
             if await calls_asked_for(self._backend, keys, partitions, timer.name, at_ms):

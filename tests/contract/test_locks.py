@@ -11,7 +11,7 @@ from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import locks
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.runtime.watch.watchdog import STALLED
 from tests.contract.support import GENERATION, GROUP, Group, Raw, everything, request
 from tests.helpers import wait_for_async
@@ -59,7 +59,7 @@ async def test_an_acquisition_after_an_order_fences_what_its_owner_began_before(
     first = await group.own("w1")
     assert await group.release("w1", first.epoch)
     held, entries = await group.own("w1"), await group.send(1)
-    await give_order(group.backend, group.keys, [0], "pause", who="ann", why="")
+    await make_request(group.backend, group.keys, [0], "pause", who="ann", why="")
     late = await group.own("w1")
     assert (late.is_paused, late.epoch > held.epoch) == (True, True)
     assert await group.own("w1") == late, "once an order"

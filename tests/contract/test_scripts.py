@@ -60,7 +60,7 @@ CALLS = {
         Call(scripts.STORE, (STREAM.meta,), ("HSETNX", "codec", "json")),
         Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
         Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
-        Call(scripts.ORDER, (LOCK,), ("pause", "ann", "why")),
+        Call(scripts.REQUEST, (LOCK,), ("pause", "ann", "why")),
         Call(scripts.COMMIT, *commit.commit_call(GROUP, _COMMIT)),
         Call(
             scripts.APPEND,

@@ -21,9 +21,9 @@ from streamworker.core import events as ev
 from streamworker.core.control import (
     ControlMessage,
     GroupChanged,
-    OrderGiven,
     PartitionsAcquired,
     PartitionsReleased,
+    RequestMade,
 )
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.outbox import START, Message, Target
@@ -51,7 +51,7 @@ from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.data.state import TICK
-from streamworker.redisio.group import control, locks, membership, operations, orders
+from streamworker.redisio.group import control, locks, membership, operations, requests
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.loads import loads_text
 from streamworker.redisio.group.operation import Access
@@ -79,9 +79,9 @@ NOBODY = 2**40
 PAUSES_MS = (0, 0, 0, 1, 1, 7, 90, 300, 1_100, 2_100, 3_001)
 CLOCKS_BEHIND_MS = (0, 0, 90, 5_000)
 """How far the clock of a server that takes over may be behind."""
-ORDERED = 7
-"""Before one step of so many an operator gives an order."""
-ORDERS: tuple[orders.Order, ...] = ("pause", "resume", "retry", "put")
+REQUESTED = 7
+"""Before one step of so many an operator makes a request."""
+REQUESTS: tuple[requests.Request, ...] = ("pause", "resume", "retry", "put")
 FORWARDED = 3
 """Before one step of so many an outbox is opened, or some of it is forwarded or deleted."""
 MEDDLED = 4
@@ -186,8 +186,8 @@ class Twins:
         await self.backend.set_clock(self.now_ms)
         if step.how % MEDDLED == 0:
             await self._meddle(step)
-        if step.how % ORDERED == 0:
-            await self._order(step)
+        if step.how % REQUESTED == 0:
+            await self._operator_request(step)
         if step.how % FORWARDED == 0:
             await (self._forward, self._forward, self._delete, self._open)[step.how // FORWARDED % 4](step)
         await getattr(self, f"_{step.what.replace(' ', '_')}")(step)
@@ -402,15 +402,15 @@ class Twins:
             self.same(f"whether {owner} released {epochs}", real, modelled)
             self.met.add(f"released: {real[step.where]}")
 
-    async def _order(self, step: Step) -> None:
-        order: orders.Order = ORDERS[step.how // ORDERED % 4]
+    async def _operator_request(self, step: Step) -> None:
+        order: requests.Request = REQUESTS[step.how // REQUESTED % 4]
         p, lock = step.where, self.model.locks[step.where]
         waiting = [record.id for record in lock.events if record.id > lock.checkpoint]
         record = waiting[-1] if waiting and step.how % 5 else lock.checkpoint
-        given = await orders.give_order(
+        given = await requests.make_request(
             self.backend, GROUP, [p], order, who="ann", why="", record=_real(record)
         )
-        version = self.model.order(p, order, record)
+        version = self.model.operator_request(p, order, record)
         self.same(
             f"the version of {order} {p}",
             {p: each.version for p, each in given.items() if each.is_new},
@@ -418,7 +418,7 @@ class Twins:
         )
         if version is not None:
             said = str(_real(record)) if order == "put" else ""
-            self.model.post(OrderGiven(order, (p,), (version,), "ann", said))
+            self.model.post(RequestMade(order, (p,), (version,), "ann", said))
 
     # -- records -------------------------------------------------------------------------------
 
@@ -757,13 +757,13 @@ class Twins:
             ),
         )
         self.same(
-            f"the orders of {p}",
+            f"the requests of {p}",
             (
                 *(int(fields.get(name, 0)) for name in ("ordered", "obeyed")),
                 "paused_at" in fields,
                 *(_id(EntryId.parse(line.split(" ")[0])) for line in fields.get("aside", "").splitlines()),
             ),
-            (mine.ordered, mine.obeyed, mine.is_paused, *mine.aside),
+            (mine.requested, mine.obeyed, mine.is_paused, *mine.aside),
         )
         self.same(f"checkpoint {p}", _id(checkpoint), mine.checkpoint)
         entries = Entries.of(events)

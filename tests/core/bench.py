@@ -54,9 +54,9 @@ def stored(membership: Membership) -> bytes:
     return b'{"generation":%d,%s' % (membership.generation, membership.body()[1:].encode())
 
 
-def lock(epoch: int, *, ordered: int = 0, is_paused: bool = False) -> Acquired:
+def lock(epoch: int, *, requested: int = 0, is_paused: bool = False) -> Acquired:
     """Return the answer for a lock that was acquired."""
-    return Acquired(epoch, EntryId(0, 0), 0, 0, "log", ordered=ordered, is_paused=is_paused)
+    return Acquired(epoch, EntryId(0, 0), 0, 0, "log", requested=requested, is_paused=is_paused)
 
 
 def beat(server_ms: int, connection: int, run_id: str = "run") -> membership_events.Beat:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from streamworker.core import events as ev
-from streamworker.core.control import OrderGiven, PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import PartitionsAcquired, PartitionsReleased, RequestMade
 from streamworker.core.ownership.lifecycle import HANDLING, State
 from streamworker.core.ownership.locks import AcquireReply, Held, Stale
 from streamworker.core.ownership.partitions import Ownership
@@ -57,18 +57,18 @@ class Desk:
         self.ownership.told(partitions, self.now_ms)
         return self.advance()
 
-    def ordered(self, partition: int, version: int) -> list[ev.Effect]:
-        """Tell of an operator's order."""
-        told = ev.ControlReceived((OrderGiven("pause", (partition,), (version,), "ann", ""),))
+    def requested(self, partition: int, version: int) -> list[ev.Effect]:
+        """Tell of an operator's request."""
+        told = ev.ControlReceived((RequestMade("pause", (partition,), (version,), "ann", ""),))
         return self.ownership.handle(told, self.now_ms) + self.advance()
 
     def seen(self, versions: Mapping[int, int]) -> list[ev.Effect]:
         """Look at the orders in the locks."""
-        return self.ownership.handle(ev.OrdersSeen(versions), self.now_ms) + self.advance()
+        return self.ownership.handle(ev.RequestsSeen(versions), self.now_ms) + self.advance()
 
     def paused(self, partition: int) -> "Desk":
         """Acquire a partition on whose lock a pause stands, given as order 7."""
-        self.asking(partition).answer((partition,), {partition: lock(101, ordered=7, is_paused=True)})
+        self.asking(partition).answer((partition,), {partition: lock(101, requested=7, is_paused=True)})
         return self
 
     def running(self, *partitions: int) -> "Desk":
@@ -363,22 +363,22 @@ def test_an_illegal_event_raises_and_changes_nothing(partition: int) -> None:
     assert desk.advance(60_000) == []
 
 
-# -- operators' orders -----------------------------------------------------------------------------
+# -- operators' requests -----------------------------------------------------------------------------
 
 
 def test_an_order_ends_what_is_in_hand_and_asks_for_the_lock_again() -> None:
     """Whatever it is: the answer about the lock says what the operator wants."""
     desk = Desk().running(1)
-    assert desk.ordered(1, 7) == [ev.DrainRunner(1, 101)]
+    assert desk.requested(1, 7) == [ev.DrainRunner(1, 101)]
     assert desk.ownership.state(1) is State.STOPPING
-    assert desk.ordered(1, 8) == []
+    assert desk.requested(1, 8) == []
     assert desk.stopped(1, 101) == [ask(1)]
     acquired = ev.PostControl(PartitionsAcquired((1,), OWNER, 5))
-    assert desk.answer((1,), {1: lock(101, ordered=8, is_paused=True)}) == [acquired]
+    assert desk.answer((1,), {1: lock(101, requested=8, is_paused=True)}) == [acquired]
     assert desk.ownership.state(1) is State.PAUSED
-    assert desk.ordered(1, 8) == []
-    assert desk.ordered(1, 9) == [ask(1)]
-    resumed = lock(101, ordered=9)
+    assert desk.requested(1, 8) == []
+    assert desk.requested(1, 9) == [ask(1)]
+    resumed = lock(101, requested=9)
     assert desk.answer((1,), {1: resumed}) == [ev.StartRunner(1, OWNER, resumed), acquired]
 
 
@@ -387,7 +387,7 @@ def test_an_order_ends_a_halt() -> None:
     desk = Desk().running(1)
     desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), 0)
     assert desk.ownership.state(1) is State.HALTED
-    assert desk.ordered(1, 7) == [ev.DrainRunner(1, 101)]
+    assert desk.requested(1, 7) == [ev.DrainRunner(1, 101)]
     assert desk.ownership.handle(ev.RunnerHalted(1, 101, "poison"), 0) == []
     assert desk.ownership.state(1) is State.STOPPING
     assert desk.stopped(1, 101) == [ask(1)]
@@ -395,9 +395,9 @@ def test_an_order_ends_a_halt() -> None:
 
 def test_a_call_under_way_may_have_missed_an_order() -> None:
     """It was given after the lock had answered, before the answer was here: the worker asks again, once."""
-    for first in (lock(101), lock(101, ordered=6, is_paused=True)):
+    for first in (lock(101), lock(101, requested=6, is_paused=True)):
         desk = Desk().asking(1)
-        assert desk.ordered(1, 7) == []
+        assert desk.requested(1, 7) == []
         effects = desk.answer((1,), {1: first})
         if first.is_paused:
             assert ask(1) in effects
@@ -429,7 +429,7 @@ def test_a_paused_partition_is_given_back_like_any_other() -> None:
     desk.released((1,), 1)
     assert desk.ownership.is_idle
     desk = Desk().running(1)
-    desk.ordered(1, 7)
+    desk.requested(1, 7)
     mark = ev.MarkLock(1, OWNER, 101, "draining", "")
     assert desk.assign(generation=6) == [ev.DrainRunner(1, 101), mark]
     assert desk.advance(GRACE_MS) == [ev.CancelRunner(1, 101)]
@@ -439,23 +439,25 @@ def test_a_paused_partition_is_given_back_like_any_other() -> None:
 def test_a_lock_that_is_held_is_given_back_if_the_assignment_changes_before_it_is_asked_for() -> None:
     """In the moment between the end of a runner, or an order, and the question about the lock."""
     stopping, paused = Desk().running(1), Desk().paused(1)
-    stopping.ordered(1, 8)
-    for desk, event in ((stopping, ev.RunnerStopped(1, 101)), (paused, ev.OrdersSeen({1: 8}))):
+    stopping.requested(1, 8)
+    for desk, event in ((stopping, ev.RunnerStopped(1, 101)), (paused, ev.RequestsSeen({1: 8}))):
         desk.ownership.handle(event, desk.now_ms)
         assert desk.assign(generation=6) == [ask(1)]
-        assert desk.answer((1,), {1: lock(101, ordered=8)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+        assert desk.answer((1,), {1: lock(101, requested=8)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
 
 
 def test_a_pause_does_not_hold_up_what_is_withdrawn() -> None:
     """The lock was acquired and its partition revoked meanwhile: it is released."""
     desk = Desk().asking(1)
     desk.assign(generation=6)
-    assert desk.answer((1,), {1: lock(101, ordered=7, is_paused=True)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+    assert desk.answer((1,), {1: lock(101, requested=7, is_paused=True)}) == [
+        ev.ReleaseLocks(OWNER, {1: 101})
+    ]
 
 
 def test_a_runner_that_is_fenced_while_it_stops_asks_later() -> None:
     desk = Desk().running(1)
-    desk.ordered(1, 7)
+    desk.requested(1, 7)
     desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
     assert desk.ownership.state(1) is State.WAITING
     assert desk.ownership.looks_stale()
@@ -465,7 +467,7 @@ def test_a_runner_that_is_fenced_while_it_stops_asks_later() -> None:
 
 def test_a_lost_membership_drops_runners_and_nothing_that_is_paused() -> None:
     desk = Desk().running(1, 2)
-    desk.ordered(1, 7)
+    desk.requested(1, 7)
     assert desk.ownership.drop() == [ev.DropRunner(1, 101), ev.DropRunner(2, 102)]
     assert Desk().paused(1).ownership.drop() == []
 
@@ -487,7 +489,7 @@ class EveryOrder(RuleBasedStateMachine):
         self.ending: set[int] = set()
         self.acquiring: list[ev.AcquireLocks] = []
         self.releasing: list[ev.ReleaseLocks] = []
-        self.ordered: dict[int, int] = {}
+        self.requested: dict[int, int] = {}
         """The newest order of each partition; an odd one is a pause."""
 
     def do(self, effects: list[ev.Effect]) -> None:
@@ -509,7 +511,7 @@ class EveryOrder(RuleBasedStateMachine):
                     assert partition not in self.runners
                     self.runners[partition] = granted.epoch
                 case ev.DrainRunner(partition, epoch):
-                    assert partition not in self.desired or partition in self.ordered
+                    assert partition not in self.desired or partition in self.requested
                     assert self.runners[partition] == epoch
                     self.ending.add(partition)
                 case ev.CancelRunner(partition, epoch):
@@ -532,8 +534,8 @@ class EveryOrder(RuleBasedStateMachine):
             self.epoch += 1
             if reply != "lost":
                 refusal = HELD if reply == "held" else Stale(99)
-                order = self.ordered.get(partition, 0)
-                granted = lock(self.epoch, ordered=order, is_paused=order % 2 == 1)
+                order = self.requested.get(partition, 0)
+                granted = lock(self.epoch, requested=order, is_paused=order % 2 == 1)
                 answers[partition] = granted if reply == "granted" else refusal
         self.calling -= set(asked)
         self.do(self.desk.answer(asked, answers))
@@ -565,11 +567,11 @@ class EveryOrder(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 3), is_heard=st.booleans())
     def order(self, partition: int, is_heard: bool) -> None:
-        self.ordered[partition] = self.ordered.get(partition, 0) + 1
+        self.requested[partition] = self.requested.get(partition, 0) + 1
         if is_heard:
-            self.do(self.desk.ordered(partition, self.ordered[partition]))
+            self.do(self.desk.requested(partition, self.requested[partition]))
         else:
-            self.do(self.desk.seen({partition: self.ordered[partition]}))
+            self.do(self.desk.seen({partition: self.requested[partition]}))
 
     @rule(partitions=st.frozensets(st.integers(0, 5)))
     def told(self, partitions: frozenset[int]) -> None:

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.core.control import OrderGiven
+from streamworker.core.control import RequestMade
 from streamworker.core.events import (
     ControlReceived,
     DrainRunner,
     Effect,
     Event,
     LocksAnswered,
-    OrdersSeen,
+    RequestsSeen,
     StopRequested,
 )
 from streamworker.core.ownership.locks import Acquired
@@ -188,27 +188,27 @@ def test_a_group_that_is_stopped_as_a_whole_leaves_no_member_and_no_lock() -> No
 
 
 class Watched(Around):
-    """A core that must not drain a partition which nobody took away from it or gave an order about."""
+    """A core that must not drain a partition which nobody took away from it or made a request about."""
 
     stopping = False
-    ordered: frozenset[int] = frozenset()
-    """The partitions about which an operator gave an order."""
+    requested: frozenset[int] = frozenset()
+    """The partitions about which an operator made a request."""
 
     def before(self, event: Event) -> Event:
         self.stopping |= isinstance(event, StopRequested)
         if isinstance(event, ControlReceived):
-            orders = [message for message in event.messages if isinstance(message, OrderGiven)]
-            self.ordered |= {partition for order in orders for partition in order.partitions}
-        if isinstance(event, OrdersSeen):
-            self.ordered |= {partition for partition, version in event.versions.items() if version}
+            orders = [message for message in event.messages if isinstance(message, RequestMade)]
+            self.requested |= {partition for order in orders for partition in order.partitions}
+        if isinstance(event, RequestsSeen):
+            self.requested |= {partition for partition, version in event.versions.items() if version}
         if isinstance(event, LocksAnswered):
             replies = event.replies.items()
-            self.ordered |= {p for p, reply in replies if isinstance(reply, Acquired) and reply.ordered}
+            self.requested |= {p for p, reply in replies if isinstance(reply, Acquired) and reply.requested}
         return event
 
     def after(self, effects: list[Effect]) -> list[Effect]:
         drained = {effect.partition for effect in effects if isinstance(effect, DrainRunner)}
-        uncaused = drained & self.owned - self.ordered
+        uncaused = drained & self.owned - self.requested
         assert self.stopping or not uncaused, f"drained without a cause: {uncaused}"
         return effects
 

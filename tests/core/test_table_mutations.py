@@ -86,7 +86,7 @@ MESSAGES: tuple[control.ControlMessage, ...] = (
     control.GroupChanged(7, "join", "w2", (4, 5)),
     control.PartitionsReleased((1, 2), "w1.a", 7),
     control.PartitionsAcquired((1, 2), "w1.a", 7),
-    control.OrderGiven("pause", (3,), (9,), "ann", "the mail server moves"),
+    control.RequestMade("pause", (3,), (9,), "ann", "the mail server moves"),
     LeaseChallenged((3,), "w1.a", 7),
     LeaseEnded((3,), "w1.a", 7),
     JoinWanted("w3", '{"id":"w3.b"}'),

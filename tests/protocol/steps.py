@@ -63,11 +63,11 @@ STEPS = {
     "000.sticky": "An even load stays where it is",
     "000.fault": "The known fault: a node that answers late loses its partition",
     # -- docs/incidents.md --------------------------------------------------------------------------
-    "order.pause": "An operator pauses a partition: what is in hand is finished, and nothing begins",
-    "order.moves": "A paused partition moves, and its new owner keeps it paused",
-    "order.resume": "An operator resumes it, and it goes on after its checkpoint",
-    "order.retry": "An operator has a partition retried: it begins anew after its checkpoint",
-    "order.look": "A message is lost: the worker finds the order when it looks at its locks",
+    "request.pause": "An operator pauses a partition: what is in hand is finished, and nothing begins",
+    "request.moves": "A paused partition moves, and its new owner keeps it paused",
+    "request.resume": "An operator resumes it, and it goes on after its checkpoint",
+    "request.retry": "An operator has a partition retried: it begins anew after its checkpoint",
+    "request.look": "A message is lost: the worker finds the request when it looks at its locks",
     # -- docs/assignments.md ------------------------------------------------------------------------
     "assignment.sticky": "A newcomer gets its share, and no other partition moves",
     # -- races -------------------------------------------------------------------------------------

@@ -136,9 +136,9 @@ def a_life_of_a_lock(t: Transcript) -> None:
     t.run(scripts.MARK, (LOCK,), ("w1", epoch, "halted", "why"))
     t.run(scripts.MARK, (LOCK,), ("w2", epoch, "running", ""))
     for order in ("resume", "pause", "pause", "retry"):
-        t.run(scripts.ORDER, (LOCK,), (order, "ann", "why"))
+        t.run(scripts.REQUEST, (LOCK,), (order, "ann", "why"))
         t.acquire("w1", 8)
-    t.run(scripts.ORDER, (LOCK,), ("resume", "ann", ""))
+    t.run(scripts.REQUEST, (LOCK,), ("resume", "ann", ""))
     t.run(scripts.RELEASE, (LOCK,), ("w2", epoch))
     for _ in range(2):
         t.run(scripts.RELEASE, (LOCK,), ("w1", epoch))

@@ -14,7 +14,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.data.columns import unpacked
 from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from tests.runtime.bench import MODES, OVERLAPPING, Bench, Order, Priced, bench, start
 from tests.runtime.test_columnar import columns, send, taking
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 async def put(desk: Bench, record: EntryId) -> bool:
     """Order that a record is set aside; return whether there was anything to order."""
-    given = await give_order(desk.backend, desk.keys, [0], "put", who="ann", why="a test", record=record)
+    given = await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="a test", record=record)
     return given[0].is_new
 
 

@@ -16,7 +16,7 @@ from streamworker.core.text import TEXT_MAX
 from streamworker.errors import BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.statetables import TableForm
 from streamworker.redisio.group.locks import read_locks
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.link import Endpoint, Link
 from streamworker.runtime.run.invoke import TRACE_MAX
@@ -290,7 +290,7 @@ async def test_what_an_operator_says() -> None:
     async with local_worker(app) as worker:
         for partition, kind in enumerate(KINDS):
             text = TEXTS[kind][0]
-            await give_order(worker._backend, KEYS, [partition], "pause", who=text, why=text)
+            await make_request(worker._backend, KEYS, [partition], "pause", who=text, why=text)
 
         async def paused() -> list[Any]:
             found = await read_locks(worker._backend, KEYS, range(WELL))

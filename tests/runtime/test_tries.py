@@ -11,7 +11,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.redisio.data.columns import unpacked
 from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.runtime.run import intake
 from tests.helpers import wait_for_async
 from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, Running, bench, handler, start
@@ -191,14 +191,14 @@ async def test_by_default_the_partition_halts_at_a_record_that_kills_its_process
         running = await start(desk, mode, each, owner="w8", errors=None)
         assert "ProcessDied: 3 workers died in a row in the call of this record" in await running.halts()
         await running.drained()
-        await give_order(desk.backend, desk.keys, [0], "retry", who="ann", why="put right")
+        await make_request(desk.backend, desk.keys, [0], "retry", who="ann", why="put right")
         for calls in range(5, 8):
             await dies(calls)
         running = await start(desk, mode, each, owner="w9", errors=None)
         await running.halts()
         await running.drained()
         poison = EntryId.parse((await desk.ids())[0])
-        await give_order(desk.backend, desk.keys, [0], "put", who="ann", why="it kills", record=poison)
+        await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="it kills", record=poison)
         await start(desk, mode, each, owner="w10", errors=None)
         await desk.until_committed(20 - POISON)
         assert seen.count(POISON) == 7

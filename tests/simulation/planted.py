@@ -328,7 +328,7 @@ class _FencesWhatIsDone(RedisModel):
         return CommitCode.FENCED if code is CommitCode.OK and commit.new % 10 == 0 else code
 
 
-# -- operators' orders -------------------------------------------------------------------------
+# -- operators' requests -------------------------------------------------------------------------
 
 
 @_core("a worker goes on with a partition that an operator has paused", "operator")
@@ -351,10 +351,10 @@ class _LosesPause(RedisModel):
         return super().acquire(partition, owner, generation, live)
 
 
-@_core("an order of which no message tells is never obeyed", "operator,silence")
+@_core("a request of which no message tells is never obeyed", "operator,silence")
 class _NeverLooks(Around):
     def before(self, event: ev.Event) -> ev.Event | None:
-        return None if isinstance(event, ev.OrdersSeen) else event
+        return None if isinstance(event, ev.RequestsSeen) else event
 
 
 @_model("each owner that learns of it sets a record aside, outside of commits", "operator,kill,stop")

@@ -131,7 +131,7 @@ class Checker:
             self.figures.owned(change.partition, worker_of(change.owner))
 
     def acquired(self, partition: int, lock: Lock) -> None:
-        """An owner learns of the orders: it sets records aside, and in a pause commits nothing (I4)."""
+        """An owner learns of the requests: it sets records aside, and in a pause commits nothing (I4)."""
         self._watched[partition].is_paused |= lock.is_paused
         self._watched[partition].aside |= frozenset(lock.aside)
 

@@ -384,8 +384,8 @@ HAPPENINGS: dict[str, Happening] = {
     r"the clock of (w\w+) goes at (\d+) thousandths": _said(
         lambda world, name, pace: world.worker(name).drift(int(pace))
     ),
-    r"an operator orders: (pause|resume|retry|put) (\d+)": lambda world, _, order, p: world.order(
-        world.partition(p), order
+    r"an operator requests: (pause|resume|retry|put) (\d+)": lambda world, _, order, p: (
+        world.operator_request(world.partition(p), order)
     ),
     r"(w\w+) tries to release (\d+) with epoch (\d+)": _tries_to_release,
 }

@@ -128,10 +128,12 @@ class SimWorker(Process):
         if messages and self.world.random.random() >= self.world.conditions.control_lost:
             self.handle(ev.ControlReceived(messages))
 
-    def look_for_orders(self) -> None:
-        """Read the versions of the orders in the locks that it holds."""
+    def look_for_requests(self) -> None:
+        """Read the versions of the requests in the locks that it holds."""
         locks, held = self.world.model.locks, self.core.held
-        self.request(lambda: ev.OrdersSeen({p: locks[p].ordered for p in held}), self.handle, lambda: None)
+        self.request(
+            lambda: ev.RequestsSeen({p: locks[p].requested for p in held}), self.handle, lambda: None
+        )
 
     # -- effects -------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamworker.core.control import OrderGiven
+from streamworker.core.control import RequestMade
 from streamworker.core.protocols.membership.mending import is_of_later_release
 from tests.simulator.faults import QUIET, Fault, FaultKind
 from tests.simulator.group import SimulatedGroup
@@ -29,8 +29,8 @@ LATER_AWAY_MS = 6_000
 """Time until a document of a later release is replaced by hand: workers do not touch it."""
 KNOWN_MS = 2_000
 """Time until each worker has read the document that was put back: it looks once a second."""
-ORDERS_LOOK_MS = 5_000
-"""How often a worker looks for orders, once there was one."""
+REQUESTS_LOOK_MS = 5_000
+"""How often a worker looks for requests, once there was one."""
 LATER_LOOKS = 3
 """How often the document of a later release is looked for, since a failover may restore it."""
 WORSE: dict[FaultKind, dict[str, float]] = {
@@ -46,8 +46,8 @@ class World(SimulatedGroup):
 
     _flapping: Sequence[SimWorker] = ()
     """Workers that were started to stop soon."""
-    _has_orders = False
-    """Whether an operator has given an order."""
+    _has_requests = False
+    """Whether an operator has made a request."""
     _before_later = b""
     """The document before the one of a later release."""
 
@@ -85,42 +85,44 @@ class World(SimulatedGroup):
                 worker.connect()
             if worker.paused:
                 worker.wake()
-        for turn in range(LATER_LOOKS if self._has_orders else 0):
-            self.clock.after(turn * ORDERS_LOOK_MS // 2, self._resume_all)  # A failover may restore a pause.
+        for turn in range(LATER_LOOKS if self._has_requests else 0):
+            self.clock.after(
+                turn * REQUESTS_LOOK_MS // 2, self._resume_all
+            )  # A failover may restore a pause.
 
     # -- the operator --------------------------------------------------------------------------
 
     def _operate(self, fault: Fault) -> None:
         partition = fault.pick // 4 % len(self.model.locks)
-        self.order(partition, ("retry", "put", "pause", "pause")[fault.pick % 4])
+        self.operator_request(partition, ("retry", "put", "pause", "pause")[fault.pick % 4])
         if fault.pick % 4 > 1:
-            self.clock.after(fault.span_ms, lambda: self.order(partition, "resume"))
+            self.clock.after(fault.span_ms, lambda: self.operator_request(partition, "resume"))
 
-    def order(self, partition: int, order: str) -> None:
-        """Give an order, and tell the workers; look for it at intervals from then on."""
-        self.note(f"an operator gives an order: {order} {partition}")
+    def operator_request(self, partition: int, order: str) -> None:
+        """Make a request, and tell the workers; look for it at intervals from then on."""
+        self.note(f"an operator requests: {order} {partition}")
         self.checker.figures.happened()
-        if not self._has_orders:
-            self._has_orders = True
-            self.clock.after(ORDERS_LOOK_MS, self._look_for_orders)
+        if not self._has_requests:
+            self._has_requests = True
+            self.clock.after(REQUESTS_LOOK_MS, self._look_for_requests)
         lock = self.model.locks[partition]
         waiting = next((record.id for record in lock.events if record.id > lock.checkpoint), 0)
-        version = self.model.order(partition, order, waiting)
+        version = self.model.operator_request(partition, order, waiting)
         if order == "resume":
             self.checker.resumed(partition)
         if version is not None:
-            self.model.post(OrderGiven(order, (partition,), (version,), "ann", ""))
+            self.model.post(RequestMade(order, (partition,), (version,), "ann", ""))
 
     def _resume_all(self) -> None:
         for partition, lock in enumerate(self.model.locks):
             if lock.is_paused:
-                self.order(partition, "resume")
+                self.operator_request(partition, "resume")
 
-    def _look_for_orders(self) -> None:
+    def _look_for_requests(self) -> None:
         for worker in self.workers:
             if worker.alive and not worker.finished:
-                worker.look_for_orders()
-        self.clock.after(ORDERS_LOOK_MS, self._look_for_orders)
+                worker.look_for_requests()
+        self.clock.after(REQUESTS_LOOK_MS, self._look_for_requests)
 
     # -- workers that come ---------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from streamworker import App, Context
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import When
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.connecting import connected
 from streamworker.testing import MemoryServer, local_worker
@@ -76,7 +76,7 @@ async def test_a_processor_paused_for_an_hour_goes_on_where_it_stood(*, is_pause
         await orders.send_many(Order("ann", number) for number in range(10))
         await worker.until_drained()
         if is_paused:
-            await give_order(backend, keys, partitions, "pause", who="ann", why="the mail server moves")
+            await make_request(backend, keys, partitions, "pause", who="ann", why="the mail server moves")
             await worker.until(lambda now: {v.state for v in now.processors["take"].partitions} == {"paused"})
         before = (await worker.snapshot()).processors["take"]
         await orders.send_many(Order("ann", number) for number in range(10, 20))
@@ -86,7 +86,7 @@ async def test_a_processor_paused_for_an_hour_goes_on_where_it_stood(*, is_pause
         assert after.taken_ms - before.taken_ms >= 3_600_000
         assert after.lag == (10 if is_paused else 0)
         assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
-        await give_order(backend, keys, partitions, "resume", who="ann", why="")
+        await make_request(backend, keys, partitions, "resume", who="ann", why="")
         await worker.until_drained()
     assert seen == list(range(20))
 

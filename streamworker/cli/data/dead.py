@@ -15,8 +15,8 @@ import typer
 
 from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
-from streamworker.cli.orders import POLL_S, Wait, Why, operator
 from streamworker.cli.output import confirm, console, local_time, print_found, print_json, progress_bar, say
+from streamworker.cli.requests import POLL_S, Wait, Why, operator
 from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
@@ -29,7 +29,7 @@ from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, r
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.group.locks import LockView, read_lock
-from streamworker.redisio.group.orders import give_order
+from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import counted
@@ -241,10 +241,10 @@ async def _text_of(backend: Backend, spec: ProcessorSpec, partition: int, record
 async def _put(
     backend: Backend, keys: GroupKeys, partition: int, record_id: EntryId, why: str, wait: str
 ) -> tuple[StoredLetter | None, str]:
-    """Give the order, and wait until it is obeyed; return the dead letter, or why there is none."""
+    """Make the request, and wait until it is obeyed; return the dead letter, or why there is none."""
     wait_s = duration_ms(wait, "--wait") / 1000
     newest = await newest_id(backend, keys.dead(partition))
-    given = await give_order(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
+    given = await make_request(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
     if partition not in given:
         return None, "the group has never run in this partition."
     if not given[partition].is_new:
@@ -258,14 +258,14 @@ async def _put(
     letters = await list_dead(backend, keys, [partition], after=newest, count=PAGE)
     letter = next((each for each in letters if each.entry_id == record_id), None)
     if letter is not None or lock is None or record_id not in lock.aside:
-        return letter, "its worker committed it before it knew of the order."
+        return letter, "its worker committed it before it knew of the request."
     if lock.pause is not None:
         holds = "an operator has paused the partition"
     elif not lock.owner:
         holds = "no worker owns the partition"
     else:
         holds = f"{name_of(lock.owner)} has not come to it within {wait}: {lock.reason or 'a call runs'}"
-    return None, f"{holds}. The order stands, and a worker obeys it when it comes to the record."
+    return None, f"{holds}. The request stands, and a worker obeys it when it comes to the record."
 
 
 def _parse_letter(text: str, spec: ProcessorSpec, hint: str = "LETTER") -> tuple[int, EntryId]:

@@ -9,8 +9,8 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, Yes, option
-from streamworker.cli.orders import Partition
 from streamworker.cli.output import confirm, local_time, print_table, say
+from streamworker.cli.requests import Partition
 from streamworker.cli.support import connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held

@@ -17,8 +17,8 @@ from streamworker.cli.doctor.repair_plan import (
     plan_undeclared,
 )
 from streamworker.cli.options import AppPath, AsJson, Yes, option
-from streamworker.cli.orders import operator
 from streamworker.cli.output import confirm, print_json, print_table, say
+from streamworker.cli.requests import operator
 from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app

@@ -10,8 +10,8 @@ import typer
 from streamworker.app import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, option
-from streamworker.cli.orders import FAILING
 from streamworker.cli.output import console, say
+from streamworker.cli.requests import FAILING
 from streamworker.cli.support import connected, group_keys, run_async, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel

@@ -18,7 +18,7 @@ an answer tells which epoch to release.
 DRAINING never returns to RUNNING. A partition that is assigned again while it drains finishes, is released,
 and is acquired anew with a new epoch. There is one way in and one way out.
 
-An operator's order (pause, resume, retry, put) stands in the lock. The worker obeys each in one way: it
+An operator's request (pause, resume, retry, put) stands in the lock. The worker obeys each in one way: it
 finishes the batch in hand (STOPPING), and asks for the lock again; the answer says what the operator wants
 now. A lock with a standing pause is granted like any other, and leads to PAUSED, where no runner exists.
 
@@ -45,7 +45,7 @@ class State(Enum):
     RUNNING = "running"
     """This worker holds the lock and handles records."""
     STOPPING = "stopping"
-    """An operator gave an order: the worker finishes and commits the batch in hand, and then asks for the
+    """An operator made a request: the worker finishes and commits the batch in hand, and then asks for the
     lock again."""
     PAUSED = "paused"
     """This worker holds the lock, and handles nothing until an operator resumes the partition."""
@@ -67,8 +67,8 @@ class Trigger(Enum):
     GRANTED = "granted"
     PAUSED = "paused"
     """The lock was granted, and an operator's pause stands in it."""
-    ORDERED = "ordered"
-    """An operator gave an order that this worker has not obeyed yet."""
+    REQUESTED = "requested"
+    """An operator made a request that this worker has not obeyed yet."""
     REFUSED = "refused"
     """Another worker holds the lock, or this worker's view of the group is old."""
     FAILED = "failed"
@@ -106,14 +106,14 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     },
     _S.RUNNING: {
         _T.REVOKED: _S.DRAINING,
-        _T.ORDERED: _S.STOPPING,
+        _T.REQUESTED: _S.STOPPING,
         _T.HALTED: _S.HALTED,
         _T.FENCED: _S.WAITING,
     },
     _S.HALTED: {
         _T.HALTED: _S.HALTED,
         _T.REVOKED: _S.DRAINING,
-        _T.ORDERED: _S.STOPPING,
+        _T.REQUESTED: _S.STOPPING,
         _T.FENCED: _S.WAITING,
     },
     _S.STOPPING: {
@@ -124,7 +124,7 @@ TRANSITIONS: dict[State, dict[Trigger, State]] = {
     },
     _S.PAUSED: {
         _T.REVOKED: _S.RELEASING,
-        _T.ORDERED: _S.ACQUIRING,
+        _T.REQUESTED: _S.ACQUIRING,
     },
     _S.DRAINING: {
         _T.HALTED: _S.DRAINING,

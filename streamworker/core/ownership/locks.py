@@ -35,8 +35,8 @@ class Acquired:
     been told of before."""
     reset: int = 0
     """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
-    ordered: int = 0
-    """Version of the operators' orders in the lock; 0 if there never was one."""
+    requested: int = 0
+    """Version of the operators' requests in the lock; 0 if there never was one."""
     is_paused: bool = False
     """Whether an operator's pause stands."""
     aside: Mapping[EntryId, str] = field(default_factory=dict)

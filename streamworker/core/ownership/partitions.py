@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamworker.core import events as ev
-from streamworker.core.control import ControlMessage, OrderGiven, PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased, RequestMade
 from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
 from streamworker.core.ownership.locks import Acquired, Held, Stale
 
@@ -27,10 +27,10 @@ class _Partition:
     """DRAINING: when its grace period ends."""
     told: bool = False
     """Another member released the lock while this member's question was under way."""
-    ordered: int = 0
-    """The version of the operators' orders that this member obeys."""
+    requested: int = 0
+    """The version of the operators' requests that this member obeys."""
     is_overtaken: bool = False
-    """An operator gave an order while this member's question was under way."""
+    """An operator made a request while this member's question was under way."""
 
 
 class Ownership:
@@ -124,12 +124,14 @@ class Ownership:
             case ev.RunnerStopped() | ev.RunnerFenced() | ev.RunnerHalted():
                 return self._runner_told(event, now_ms)
             case ev.ControlReceived(messages):
-                return self._ordered(_news(messages, self._partitions), now_ms)
-            case ev.OrdersSeen(versions):
-                # After a failover that lost an order, the version in the lock is lower.
+                return self._requested(_news(messages, self._partitions), now_ms)
+            case ev.RequestsSeen(versions):
+                # After a failover that lost a request, the version in the lock is lower.
                 known = self._partitions
-                others = [p for p, version in versions.items() if p in known and version != known[p].ordered]
-                return self._ordered(others, now_ms)
+                others = [
+                    p for p, version in versions.items() if p in known and version != known[p].requested
+                ]
+                return self._requested(others, now_ms)
         return []
 
     def _answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
@@ -143,7 +145,7 @@ class Ownership:
             match reply:
                 case Acquired():
                     entry.state = step(entry.state, Trigger.PAUSED if reply.is_paused else Trigger.GRANTED)
-                    entry.epoch, entry.ordered = reply.epoch, reply.ordered
+                    entry.epoch, entry.requested = reply.epoch, reply.requested
                     if entry.state is State.RELEASING:
                         entry.retry_at_ms = now_ms
                     else:
@@ -151,7 +153,7 @@ class Ownership:
                     if entry.state is State.RUNNING:
                         effects.append(ev.StartRunner(partition, self.owner, reply))
                     if entry.is_overtaken:
-                        effects += self._ordered([partition], now_ms)
+                        effects += self._requested([partition], now_ms)
                 case Held() | Stale():
                     entry.state = step(entry.state, Trigger.REFUSED)
                     self._retry_later(entry, now_ms)
@@ -198,9 +200,9 @@ class Ownership:
                 entry.retry_at_ms = now_ms
             entry.told = entry.calling
 
-    # -- operators' orders -----------------------------------------------------------------------
+    # -- operators' requests -----------------------------------------------------------------------
 
-    def _ordered(self, partitions: Iterable[int], now_ms: int) -> list[ev.Effect]:
+    def _requested(self, partitions: Iterable[int], now_ms: int) -> list[ev.Effect]:
         """Finish what is in hand and ask for the locks again: each answer says what the operator wants."""
         effects: list[ev.Effect] = []
         self._is_touched = True
@@ -209,7 +211,7 @@ class Ownership:
             entry.is_overtaken = entry.calling
             if entry.calling or entry.state not in (State.RUNNING, State.HALTED, State.PAUSED):
                 continue
-            entry.state = step(entry.state, Trigger.ORDERED)
+            entry.state = step(entry.state, Trigger.REQUESTED)
             if entry.state is State.STOPPING:
                 effects.append(ev.DrainRunner(partition, entry.epoch))
             else:
@@ -319,7 +321,7 @@ class Ownership:
 
 
 def _news(messages: Iterable[ControlMessage], known: Mapping[int, _Partition]) -> list[int]:
-    """Return the partitions that have an order which the last answer about the lock did not contain."""
-    orders = [message for message in messages if isinstance(message, OrderGiven)]
-    said = [pair for each in orders for pair in zip(each.partitions, each.versions, strict=False)]
-    return [p for p, version in said if p in known and version > known[p].ordered]
+    """Return the partitions that have a request which the last answer about the lock did not contain."""
+    requests = [message for message in messages if isinstance(message, RequestMade)]
+    said = [pair for each in requests for pair in zip(each.partitions, each.versions, strict=False)]
+    return [p for p, version in said if p in known and version > known[p].requested]

@@ -18,9 +18,9 @@ from typing import Protocol
 from streamworker.core.control import (
     ControlMessage,
     GroupChanged,
-    OrderGiven,
     PartitionsAcquired,
     PartitionsReleased,
+    RequestMade,
 )
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.claim.protocol import ClaimCore
@@ -83,7 +83,12 @@ PROTOCOLS: Mapping[str, ProtocolEntry] = {
     )
 }
 
-_SHARED: tuple[type[ControlMessage], ...] = (GroupChanged, PartitionsReleased, PartitionsAcquired, OrderGiven)
+_SHARED: tuple[type[ControlMessage], ...] = (
+    GroupChanged,
+    PartitionsReleased,
+    PartitionsAcquired,
+    RequestMade,
+)
 MESSAGES: dict[str, type[ControlMessage]] = {
     message.kind: message
     for messages in (_SHARED, *(entry.messages for entry in PROTOCOLS.values()))

@@ -20,7 +20,7 @@ RAN = "\0ran:"
 """Prefix of the fields that tell of a timer's last call, as JSON."""
 RUN = "\0run:"
 """Prefix of the fields by which somebody asks for a call now: the time to call it for (ms). The name of a
-field ends with that time, too: the end of a call takes away no order that came while it ran."""
+field ends with that time, too: the end of a call takes away no request that came while it ran."""
 
 
 class Ran(msgspec.Struct, frozen=True):

@@ -43,8 +43,8 @@ class LockView:
     """Source records that another program deleted before the group had committed them."""
     reset: int
     """The epoch at which the checkpoint was last moved by hand; 0 if it never was."""
-    ordered: int = 0
-    """Version of the operators' orders."""
+    requested: int = 0
+    """Version of the operators' requests."""
     obeyed: int = 0
     """The version that the last acquisition returned to its owner."""
     pause: PauseView | None = None
@@ -86,13 +86,13 @@ async def acquire_many(
 
 def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
-        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, ordered, paused_at, aside, *died]:
+        case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, requested, paused_at, aside, *died]:
             identity = log.decode("utf-8", "replace")
             counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
-            orders = (whole(ordered) or 0, bool(paused_at), _aside(aside))
+            requests = (whole(requested) or 0, bool(paused_at), _aside(aside))
             deaths, tries, reason = died
             tried = whole(deaths), _tries(tries), reason.decode("utf-8", "replace")
-            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *orders, *tried)
+            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *requests, *tried)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
         case _:
@@ -221,7 +221,7 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         reason=text(b"reason"),
         gone=number(b"gone"),
         reset=number(b"reset"),
-        ordered=number(b"ordered"),
+        requested=number(b"ordered"),
         obeyed=number(b"obeyed"),
         retry=_retry_view(text(b"retry")),
         pause=PauseView(number(b"paused_at"), text(b"paused_by"), text(b"paused_why"))

@@ -132,7 +132,7 @@ class Intake:
     async def _name(self, entry: Entry) -> None:
         found = self.tries.suspect(entry)
         if isinstance(found, Exception):
-            self.aside.setdefault(entry.id, found)  # An operator's order comes first.
+            self.aside.setdefault(entry.id, found)  # An operator's request comes first.
         else:
             self._taken = entry.id
             await self.commits.store_tries(found, alone=True)

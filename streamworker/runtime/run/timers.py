@@ -61,7 +61,7 @@ class _Timer:
         self.not_before_ms = 0
         self.held: tuple[Due, EntryId] | None = None
         """What waits, and the entry that has to be committed first; it keeps its planned time meanwhile."""
-        self.orders = {
+        self.asked = {
             field: int(stored[field]) for field in stored if field.partition("/")[0] == RUN + spec.name
         }
         """The fields by which somebody asked for a call now, and the times to call it for."""
@@ -77,7 +77,7 @@ class _Timer:
             return Due(now_ms, False)  # Nothing was missed before it was first deployed.
         if now_ms < self.not_before_ms:
             return None
-        if self.orders:
+        if self.asked:
             return Due(self.last_ms, True)  # What is planned comes at its own time, besides.
         return due(self.spec.schedule, self.spec.missed, self.last_ms, now_ms)
 
@@ -179,11 +179,11 @@ class Timers:
         done = b"%d" % found.at_ms
         fields: Changes = {TICK + name: done}
         at_ms = found.at_ms
-        if timer.orders and found.runs:
-            at_ms = max(timer.orders.values())
+        if timer.asked and found.runs:
+            at_ms = max(timer.asked.values())
             # A call that was asked for moves no planned time, and must differ from the one before.
             done += b"/%d" % now_ms
-            fields = {TICK + name: done, **dict.fromkeys(timer.orders)}
+            fields = {TICK + name: done, **dict.fromkeys(timer.asked)}
         changes: Changes = {}
         sends: Routed = {}
         if found.runs:
@@ -204,7 +204,7 @@ class Timers:
         if timer.attempts > 1:
             self.on_trouble("")
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
-        timer.orders = {} if found.runs else timer.orders
+        timer.asked = {} if found.runs else timer.asked
         timer.pauses.reset()
         before, timer.done = timer.done, done
         return Tick(fields, before, changes, sends)

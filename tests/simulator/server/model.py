@@ -74,7 +74,7 @@ class RedisModel(Documents, Outboxes):
         """Number of locks that a contender took from a live owner that did not release in time."""
         self.on_lock: Callable[[LockChange], None] = lambda _: None
         self.on_acquired: Callable[[int, Lock], None] = lambda _partition, _lock: None
-        """Called with a partition whose owner learns of its orders: a pause, and records to set aside."""
+        """Called with a partition whose owner learns of its requests: a pause, and records to set aside."""
         self.on_held: Callable[[int, int], None] = lambda _partition, _generation: None
         """Called with a partition whose lock a contender is refused, and the contender's generation."""
         self.on_commit: Callable[[int, Commit], None] = lambda _partition, _commit: None
@@ -109,19 +109,19 @@ class RedisModel(Documents, Outboxes):
         else:
             if lock.generation < generation and generation >= lock.wanted_in:
                 lock.wanted_since = None
-            if lock.obeyed != lock.ordered:
+            if lock.obeyed != lock.requested:
                 lock.epoch = self.raised(lock.epoch)
         lock.generation = generation
         self._changed(partition, "acquire", owner, before)
         rows = sum(len(commit.rows) for commit in lock.log)
-        lock.obeyed = lock.ordered
+        lock.obeyed = lock.requested
         self.on_acquired(partition, lock)
         aside = {EntryId(record, 0): "by ann" for record in lock.aside}
-        more = (lock.ordered, lock.is_paused, aside, 0 if lock.died_at == lock.checkpoint else None)
+        more = (lock.requested, lock.is_paused, aside, 0 if lock.died_at == lock.checkpoint else None)
         return Acquired(lock.epoch, EntryId(lock.checkpoint, 0), 0, rows, lock.log_id, 0, 0, *more)
 
-    def order(self, partition: int, order: str, record: int = 0) -> int | None:
-        """``order.lua``: return the new version; None if there is nothing to change."""
+    def operator_request(self, partition: int, order: str, record: int = 0) -> int | None:
+        """``request.lua``: return the new version; None if there is nothing to change."""
         lock = self.locks[partition]
         if not lock.log_id or (order == "resume" and not lock.is_paused):
             return None
@@ -132,8 +132,8 @@ class RedisModel(Documents, Outboxes):
         elif order == "retry":
             lock.died_at = None
         lock.is_paused = order == "pause" or (lock.is_paused and order != "resume")
-        lock.ordered = max(self.lock_ms, lock.ordered + 1)
-        return lock.ordered
+        lock.requested = max(self.lock_ms, lock.requested + 1)
+        return lock.requested
 
     @property
     def lock_ms(self) -> int:

@@ -69,7 +69,7 @@ class Lock:
     events: list[Record] = field(default_factory=list)
     last_event: int = 0
     last_number: int = 0
-    ordered: int = 0
+    requested: int = 0
     obeyed: int = 0
     is_paused: bool = False
     aside: tuple[int, ...] = ()

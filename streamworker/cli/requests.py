@@ -1,4 +1,4 @@
-"""``streamworker pause``, ``resume`` and ``retry``: orders to the owners of partitions, without a restart."""
+"""``streamworker pause``, ``resume`` and ``retry``: requests to owners of partitions, without a restart."""
 
 import getpass
 import os
@@ -18,12 +18,12 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.group.locks import LockView, read_locks
-from streamworker.redisio.group.orders import Given, Order, give_order
+from streamworker.redisio.group.requests import Given, Request, make_request
 from streamworker.tui.figures import counted
 
 POLL_S = 0.05
 FAILING = ("halted", "retrying")
-DONE: dict[Order, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
+DONE: dict[Request, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
 
 Partition = Annotated[
     list[int] | None, option("--partition N", "Only this partition; may be given several times.")
@@ -76,7 +76,7 @@ def retry(
 
 
 async def _give(
-    app: App, spec: ProcessorSpec, order: Order, partitions: list[int] | None, why: str, wait: str
+    app: App, spec: ProcessorSpec, request: Request, partitions: list[int] | None, why: str, wait: str
 ) -> None:
     keys, every = group_keys(spec), range(spec.stream.partitions)
     wanted = sorted(set(partitions)) if partitions else list(every)
@@ -88,10 +88,10 @@ async def _give(
     wait_s = duration_ms(wait, "--wait") / 1000
     async with connected(app) as backend:
         before = await read_locks(backend, keys, wanted)
-        given = await give_order(backend, keys, wanted, order, who=operator(), why=why)
+        given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
         if not given:
             raise StreamworkerError(
-                f"{spec.name} has never run in these partitions, so there is nothing to {order}.",
+                f"{spec.name} has never run in these partitions, so there is nothing to {request}.",
                 remedy="Start a worker first, or look at `streamworker status`.",
             )
         news = {p: each for p, each in given.items() if each.is_new}
@@ -102,20 +102,20 @@ async def _give(
                 locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
                 open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
                 await anyio.sleep(POLL_S if open_ else 0)
-    _tell(spec.name, order, news, open_, locks)
+    _tell(spec.name, request, news, open_, locks)
     failing = [p for p, lock in before.items() if isinstance(lock, LockView) and lock.state in FAILING]
-    if order == "retry" and not failing:
+    if request == "retry" and not failing:
         say("None of them was halted or retrying.")
 
 
 def _is_obeyed(lock: LockView | None, given: Given) -> bool:
-    """Whether the owner has obeyed an order, or nobody owns the partition, and the next owner will."""
+    """Whether the owner has obeyed a request, or nobody owns the partition, and the next owner will."""
     return lock is not None and (lock.obeyed >= given.version or not lock.owner)
 
 
 def _tell(
     name: str,
-    order: Order,
+    request: Request,
     news: Mapping[int, Given],
     open_: Mapping[int, Given],
     locks: Mapping[int, LockView],
@@ -125,14 +125,14 @@ def _tell(
     if not news:
         give_up(f"No partition of {name} is paused.")
     if done:
-        say(f"{DONE[order]} {counted(len(done), 'partition')} of {name}: {runs(done)}.")
+        say(f"{DONE[request]} {counted(len(done), 'partition')} of {name}: {runs(done)}.")
     if free := [p for p in done if not locks[p].owner]:
         say(f"Nobody owns {runs(free)} now; it holds for the worker that takes them.")
-    if order == "retry" and (paused := [p for p in done if locks[p].pause is not None]):
+    if request == "retry" and (paused := [p for p in done if locks[p].pause is not None]):
         say(f"An operator has paused {runs(paused)}: it stays so until `streamworker resume`.")
     late = [
         f"Partition {p}: {name_of(locks[p].owner) if p in locks else 'its owner'} has not confirmed it yet: "
-        "a call runs, or the worker is away. The order stands, and is obeyed then."
+        "a call runs, or the worker is away. The request stands, and is obeyed then."
         for p in open_
     ]
     if late:

@@ -245,7 +245,7 @@ def test_dead_put_does_not_say_what_did_not_happen(
     place = place_of(redis_url, 8)
     paused = streamworker("dead", "put", "shop:price", place, "--yes")
     assert paused.exit_code == ExitCode.FAILED
-    assert "was not set aside: an operator has paused the partition. The order stands" in paused.output
+    assert "was not set aside: an operator has paused the partition. The request stands" in paused.output
     streamworker("resume", "shop:price")
     wait_for(lambda: len(letters(streamworker, "price")) == 1, "the order was obeyed later")
     late = streamworker("dead", "put", "shop:price", place, "--yes")

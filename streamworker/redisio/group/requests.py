@@ -1,6 +1,6 @@
-"""Operators' orders, which stand in the locks of partitions: give one, and see which are obeyed.
+"""Operators' requests, which stand in the locks of partitions: make one, and see which are obeyed.
 
-The owner of the lock obeys an order by acquiring the lock again; see ``core.ownership.lifecycle``. A message
+The owner of the lock obeys a request by acquiring the lock again; see ``core.ownership.lifecycle``. A message
 on the control stream only makes it quick.
 """
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from streamworker.core.control import OrderGiven
+from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import storable
 from streamworker.errors import BackendError, CoordinationError
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import GroupKeys, whole
-from streamworker.redisio.scripts import ORDER
+from streamworker.redisio.scripts import REQUEST
 from streamworker.redisio.wire.client import Backend
 
-Order = Literal["pause", "resume", "retry", "put"]
+Request = Literal["pause", "resume", "retry", "put"]
 
 TEXT_MAX = 500
 """Characters of a name or a reason that a lock keeps."""
@@ -26,7 +26,7 @@ TEXT_MAX = 500
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An order as it stands in one partition's lock."""
+    """An request as it stands in one partition's lock."""
 
     version: int
     owner: str
@@ -35,29 +35,29 @@ class Given:
     """False if there was nothing to change."""
 
 
-async def give_order(
+async def make_request(
     backend: Backend,
     keys: GroupKeys,
     partitions: Sequence[int],
-    order: Order,
+    request: Request,
     *,
     who: str,
     why: str,
     record: EntryId = ZERO,
 ) -> dict[int, Given]:
-    """Write an order into the locks of some partitions, and tell their owners. The call may be repeated.
+    """Write a request into the locks of some partitions, and tell their owners. The call may be repeated.
 
     A partition where the group never ran is missing in the result. ``record`` is what ``put`` sets aside: the
     commit that passes it adds it to the dead letters in place of the function's results.
     """
     who, why = storable(who)[:TEXT_MAX], storable(why)[:TEXT_MAX]
-    calls = [((keys.lock(p),), (order, who, why, str(record))) for p in partitions]
-    replies = answered(partitions, await backend.run_many(ORDER, calls), _given)
+    calls = [((keys.lock(p),), (request, who, why, str(record))) for p in partitions]
+    replies = answered(partitions, await backend.run_many(REQUEST, calls), _given)
     given = {partition: reply for partition, reply in replies if reply is not None}
     news = {p: each.version for p, each in given.items() if each.is_new}
     if news:
-        said = f"{record} {why}".rstrip() if order == "put" else why
-        told = OrderGiven(order, tuple(news), tuple(news.values()), who, said)
+        said = f"{record} {why}".rstrip() if request == "put" else why
+        told = RequestMade(request, tuple(news), tuple(news.values()), who, said)
         await post(backend, keys, [told.fields()])
     return given
 
@@ -76,7 +76,7 @@ def _given(reply: Any) -> Given | None:
 
 
 async def read_versions(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:
-    """Return the version of the orders in some partitions' locks; one that cannot be read is missing."""
+    """Return the version of the requests in some partitions' locks; one that cannot be read is missing."""
     replies = await backend.pipeline([("HGET", keys.lock(p), "ordered") for p in partitions])
     said = zip(partitions, replies, strict=True)
     return {p: whole(reply or b"") or 0 for p, reply in said if not isinstance(reply, BackendError)}

@@ -1,5 +1,5 @@
 -- uses: writes aside
--- Writes an operator's order into a partition's lock, where it stands for this owner and all later ones, and
+-- Writes an operator's request into a partition's lock, where it stands for this owner and all later ones, and
 -- raises the version of the orders. An owner that sees another version than it obeys finishes what it has in
 -- hand, and acquires the lock again: `acquire` returns the orders, and notes the version as obeyed.
 --
