@@ -17,7 +17,7 @@ import msgspec
 import redis
 
 from streamworker import App
-from streamworker.core.data.outbox import START, Position, Target
+from streamworker.core.data.outbox import START, OutboxPosition, Target
 from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import BackendError
 from streamworker.redisio.admin.outboxes import Diverged, accept_target, find_diverged
@@ -86,9 +86,9 @@ class Positions:
 
     heads: dict[str, Heads]
     """Of each source."""
-    taken: dict[Way, Position]
+    taken: dict[Way, OutboxPosition]
 
-    def head(self, way: Way) -> Position:
+    def head(self, way: Way) -> OutboxPosition:
         return self.heads[way.source].positions.get(way.to, START)
 
     @property
@@ -206,14 +206,14 @@ class Judge:
 
     def _positions(self) -> Positions:
         heads: dict[str, Heads] = {}
-        taken: dict[Way, Position] = {}
+        taken: dict[Way, OutboxPosition] = {}
         with opened(self.scene.url) as client:
             for way in WAYS:
                 if way.source not in heads:
                     stored = client.hgetall(way.keys.outbox(way.partition).heads)
                     heads[way.source] = heads_of([part for pair in stored.items() for part in pair])
                 stands = client.hget(StreamKeys("chain", way.to.stream).taken(way.to.partition), way.source)
-                taken[way] = Position.parse(stands) if stands else START
+                taken[way] = OutboxPosition.parse(stands) if stands else START
         return Positions(heads, taken)
 
     # -- judging -------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class Judge:
         told = set()
         for each in losses:
             if (each["source"], each["to"]) == (way.source, str(way.to)):
-                stands = Position.parse(each["stands"]).records
+                stands = OutboxPosition.parse(each["stands"]).records
                 told |= set(range(stands + 1, stands + each["records"] + 1))
         noted = {
             number

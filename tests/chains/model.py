@@ -26,8 +26,8 @@ from streamworker.core.data.outbox import (
     ForwardCode,
     ForwardReply,
     Message,
+    OutboxPosition,
     OutboxQueue,
-    Position,
     Standing,
     Target,
 )
@@ -174,7 +174,7 @@ class Partition:
         self.read = self.behind_ticks = self.durable = 0
         self.sends: dict[str, Kept] = {}
         self.stands = START
-        self.copies: list[tuple[int, dict[str, Kept], Position]] = []
+        self.copies: list[tuple[int, dict[str, Kept], OutboxPosition]] = []
         self.wrote()
 
     def wrote(self) -> None:
@@ -232,7 +232,7 @@ class Partition:
         """``forward.lua``."""
         plant = self.world.plant
 
-        def same(one: Position, other: Position) -> bool:
+        def same(one: OutboxPosition, other: OutboxPosition) -> bool:
             is_enough = plant == "only numbers of positions are compared"
             return one.records == other.records if is_enough else one == other
 
@@ -437,7 +437,7 @@ class Source:
         self.handled = self.number = self.salt = self.durable = 0
         self.head = START
         self.box: dict[int, Message] = {}
-        self.copies: list[tuple[int, int, Position, dict[int, Message]]] = []
+        self.copies: list[tuple[int, int, OutboxPosition, dict[int, Message]]] = []
         self.wrote()
 
     def wrote(self) -> None:
@@ -502,7 +502,7 @@ class Owner:
             self.compare(stopped.stands)
         self.queue.is_busy = False
 
-    def compare(self, stands: Position) -> None:
+    def compare(self, stands: OutboxPosition) -> None:
         """``Forwarder._compare``."""
         source, partition = self.source, self.world.partition
         taken, why = self.queue.compared(stands, list(source.box.values()), source.head, self.read_up_to)

@@ -11,7 +11,7 @@ from streamworker.cli.doctor.repair import _do
 from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import ZERO, Entry, EntryId
-from streamworker.core.data.outbox import START, Message, Position, Target
+from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
@@ -203,7 +203,7 @@ def batch_of(rows: int, first: EntryId = ZERO) -> AckedBatch:
     return encode_batch(pa.record_batch({"n": list(range(rows))}), first)
 
 
-def message(number: int, since: Position = START, *payloads: bytes, limit: int = 0) -> Message:
+def message(number: int, since: OutboxPosition = START, *payloads: bytes, limit: int = 0) -> Message:
     """Return a message of some records, by default of one."""
     data = pack_records(limit, streams.records_args(payloads or (b"%d" % number,), "json"))
     return Message(number, TO, since, since.after(max(1, len(payloads)), data), data)

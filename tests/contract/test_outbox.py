@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from streamworker.core.data.entries import ZERO
-from streamworker.core.data.outbox import START, ForwardCode, Message, Position
+from streamworker.core.data.outbox import START, ForwardCode, Message, OutboxPosition
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
@@ -112,7 +112,7 @@ async def test_an_outbox_whose_heads_were_deleted_goes_on_behind_its_last_messag
 async def test_what_a_target_lost_is_kept_by_range(group: Group) -> None:
     """Noted twice, it is the same loss."""
     for _ in range(2):
-        await outbox.note_lost(group.backend, OUTBOX, TO, Position(3, "aa"), Position(7, "bb"))
+        await outbox.note_lost(group.backend, OUTBOX, TO, OutboxPosition(3, "aa"), OutboxPosition(7, "bb"))
     heads = await outbox.open_outbox(group.backend, OUTBOX)
     assert heads.lost == {(TO, 4): 7}
 
@@ -149,7 +149,7 @@ async def test_the_answer_to_a_message_that_is_not_next_says_where_the_target_st
     await forward(group, first)
     (reply,) = await outbox.forward_many(group.backend, "shop", [("orders/0/price", first)])
     assert reply.code is ForwardCode.TAKEN
-    elsewhere = replace(second, since=Position(9, "ff"))
+    elsewhere = replace(second, since=OutboxPosition(9, "ff"))
     (reply,) = await outbox.forward_many(group.backend, "shop", [("orders/0/price", elsewhere)])
     assert (reply.code, reply.stands) == (ForwardCode.OTHER, first.through)
 

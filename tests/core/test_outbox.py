@@ -2,11 +2,19 @@
 
 import pytest
 
-from streamworker.core.data.outbox import START, Message, OutboxQueue, Position, Standing, Target, standing_of
+from streamworker.core.data.outbox import (
+    START,
+    Message,
+    OutboxPosition,
+    OutboxQueue,
+    Standing,
+    Target,
+    standing_of,
+)
 
 TO = Target("priced", 0)
-A, B, C, D = (Position(n, digest) for n, digest in enumerate(("aa", "bb", "cc", "dd"), 1))
-X, Y = Position(7, "ee"), Position(8, "ff")
+A, B, C, D = (OutboxPosition(n, digest) for n, digest in enumerate(("aa", "bb", "cc", "dd"), 1))
+X, Y = OutboxPosition(7, "ee"), OutboxPosition(8, "ff")
 CHAIN = [
     Message(number, TO, since, through, b"")
     for number, (since, through) in enumerate([(A, B), (B, C), (C, D), (X, Y)])
@@ -22,15 +30,21 @@ CHAIN = [
         pytest.param(D, (Standing.GOES_ON, 3), id="it has all"),
         pytest.param(X, (Standing.GOES_ON, 3), id="it has all before a message behind a gap"),
         pytest.param(START, (Standing.TARGET_WENT_BACK, 0), id="it has lost all that was confirmed"),
-        pytest.param(Position(2, "xx"), (Standing.DIVERGED, 0), id="it has others under a number of theirs"),
-        pytest.param(Position(9, "xx"), (Standing.DIVERGED, 3), id="it has more than was ever sent"),
         pytest.param(
-            Position(6, "xx"), (Standing.TARGET_WENT_BACK, 3), id="it has lost some of what is missing"
+            OutboxPosition(2, "xx"), (Standing.DIVERGED, 0), id="it has others under a number of theirs"
         ),
-        pytest.param(Position(1, "xx"), (Standing.DIVERGED, 0), id="it has others up to where they begin"),
+        pytest.param(OutboxPosition(9, "xx"), (Standing.DIVERGED, 3), id="it has more than was ever sent"),
+        pytest.param(
+            OutboxPosition(6, "xx"), (Standing.TARGET_WENT_BACK, 3), id="it has lost some of what is missing"
+        ),
+        pytest.param(
+            OutboxPosition(1, "xx"), (Standing.DIVERGED, 0), id="it has others up to where they begin"
+        ),
     ],
 )
-def test_an_answer_tells_which_of_the_two_went_back(stands: Position, expected: tuple[Standing, int]) -> None:
+def test_an_answer_tells_which_of_the_two_went_back(
+    stands: OutboxPosition, expected: tuple[Standing, int]
+) -> None:
     """What the source still has for the target begins behind all that the target has confirmed."""
     assert standing_of(stands, CHAIN) == expected
 

@@ -16,8 +16,8 @@ from streamworker.core.data.outbox import (
     ForwardCode,
     ForwardReply,
     Message,
+    OutboxPosition,
     OutboxQueue,
-    Position,
     Standing,
     Target,
 )
@@ -36,7 +36,7 @@ class ForwardedOnce(RuleBasedStateMachine):
         self.head, self.number = START, 0
         self.sent: list[int] = []
         """The records that were committed, in order."""
-        self.states: list[tuple[Position, list[int]]] = [(START, [])]
+        self.states: list[tuple[OutboxPosition, list[int]]] = [(START, [])]
         """Where the target stood, and its records; now the last."""
         self.told = set[int]()
         """The records of which the owner was told that they are lost."""
@@ -83,9 +83,9 @@ class ForwardedOnce(RuleBasedStateMachine):
             self.late.append(self.trip)
         self.queue = OutboxQueue(TO)
         self.trip: list[Message] = []
-        self.stands: Position | None = None
+        self.stands: OutboxPosition | None = None
         """Where the target stands, while that is compared."""
-        self.found: tuple[list[Message], Position] | None = None
+        self.found: tuple[list[Message], OutboxPosition] | None = None
         self.committed: list[Message] = []
         self.deletes: list[EntryId] = []
         self.through = self.last_put = 0

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from streamworker.core.data.outbox import Message, Position
+from streamworker.core.data.outbox import Message, OutboxPosition
 from streamworker.redisio.admin.outboxes import Diverged, find_diverged
 from streamworker.redisio.data import outbox
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
@@ -60,5 +60,5 @@ async def test_a_source_goes_on_behind_a_message_that_came_back(emptied: str) ->
         await backend.execute(
             "HSET", StreamKeys("shop", TO.stream).taken(TO.partition), KEYS.source, "9-0123456789ab"
         )
-        stands = Position(9, "0123456789ab")
+        stands = OutboxPosition(9, "0123456789ab")
         assert await find_diverged(backend, GROUP, 1) == [Diverged(0, TO, stands, third.since)]

@@ -12,7 +12,14 @@ from typing import Any
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Message, OutboxQueue, Position, Standing
+from streamworker.core.data.outbox import (
+    ForwardCode,
+    ForwardReply,
+    Message,
+    OutboxPosition,
+    OutboxQueue,
+    Standing,
+)
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.errors import ConfigurationError
@@ -160,7 +167,7 @@ class _StateOutsideOfCommit(RedisModel):
 
 @_model("a message is forwarded without comparing its number", "lost,kill,stop")
 class _NumberNotCompared(RedisModel):
-    def goes_on(self, stands: Position, message: Message) -> bool:
+    def goes_on(self, stands: OutboxPosition, message: Message) -> bool:
         return True
 
 
@@ -196,7 +203,7 @@ class _DigestNotCompared(RedisModel):
             return ForwardReply(ForwardCode.TAKEN)
         return super().forward(partition, message)
 
-    def goes_on(self, stands: Position, message: Message) -> bool:
+    def goes_on(self, stands: OutboxPosition, message: Message) -> bool:
         return stands.records == message.since.records
 
 
@@ -210,7 +217,7 @@ class _TwoRoundTrips(OutboxQueue):
 @_queue("what a target has lost is passed over, and nobody is told", "failover,flap")
 class _TellsNoLoss(OutboxQueue):
     def compared(
-        self, stands: Position, chain: Sequence[Message], head: Position | None, through: int
+        self, stands: OutboxPosition, chain: Sequence[Message], head: OutboxPosition | None, through: int
     ) -> tuple[list[EntryId], Standing]:
         taken, why = super().compared(stands, chain, head, through)
         if why is Standing.TARGET_WENT_BACK:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, repeat, takewhile
 from operator import attrgetter, eq
 
-from streamworker.core.data.outbox import Position, Standing
+from streamworker.core.data.outbox import OutboxPosition, Standing
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
 from tests.simulator.server.model import RedisModel
@@ -187,7 +187,7 @@ class Checker:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
 
     def told(
-        self, partition: int, why: Standing, stands: Position, since: Position, model: RedisModel
+        self, partition: int, why: Standing, stands: OutboxPosition, since: OutboxPosition, model: RedisModel
     ) -> None:
         """An owner was told that a target stands elsewhere than the messages that it has for it."""
         known, lock = self._watched[partition], model.locks[partition]

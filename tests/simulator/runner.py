@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from streamworker.core import events as ev
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardReply, Message, Position, Standing, Target
+from streamworker.core.data.outbox import START, ForwardReply, Message, OutboxPosition, Standing, Target
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
@@ -205,7 +205,7 @@ class Outgoing:
             self._again,
         )
 
-    def _compared(self, stands: Position, heads: Heads, chain: list[Message], through: int) -> None:
+    def _compared(self, stands: OutboxPosition, heads: Heads, chain: list[Message], through: int) -> None:
         """Compare where a target stands with all that the source still has for it."""
         queue = self._queue
         taken, why = queue.compared(stands, chain, heads.positions.get(queue.to), through)

@@ -1,7 +1,7 @@
 """What a source sent to one partition of another stream: how much, and a digest of all of it.
 
 A source commits records for other streams in one step with its own progress, such as one partition of a
-processor. A message says at which :class:`Position` it begins and at which it ends, and the target partition
+processor. A message says at which :class:`OutboxPosition` it begins and ends, and the target partition
 keeps the position that it has reached. It takes a message only if it stands where the message begins. So a
 message that is repeated is taken once, whoever sends it, and a loss at either end is noticed.
 
@@ -24,10 +24,10 @@ DIGEST_BYTES = 6
 """Two histories of one source with the same number have equal digests once in 2**48."""
 
 
-class Position(NamedTuple):
+class OutboxPosition(NamedTuple):
     """How far the history of one source and one target partition has come.
 
-    >>> Position.parse(str(Position(12, "9f86d081884c"))) == Position(12, "9f86d081884c")
+    >>> OutboxPosition.parse(str(OutboxPosition(12, "9f86d081884c"))) == OutboxPosition(12, "9f86d081884c")
     True
     """
 
@@ -45,18 +45,18 @@ class Position(NamedTuple):
     def __str__(self) -> str:
         return f"{self.records}-{self.digest}"
 
-    def after(self, records: int, data: bytes) -> "Position":
+    def after(self, records: int, data: bytes) -> "OutboxPosition":
         """Return the position after a message with some records.
 
-        >>> Position(0).after(3, b"abc").records
+        >>> OutboxPosition(0).after(3, b"abc").records
         3
         """
         digest = blake2b(self.digest.encode(), digest_size=DIGEST_BYTES)
         digest.update(data)
-        return Position(self.records + records, digest.hexdigest())
+        return OutboxPosition(self.records + records, digest.hexdigest())
 
 
-START = Position(0)
+START = OutboxPosition(0)
 """The position of a target partition that has taken nothing."""
 
 
@@ -92,9 +92,9 @@ class Message:
     number: int
     """Its number among all messages of the source."""
     to: Target
-    since: Position
+    since: OutboxPosition
     """Where the target must stand to take it."""
-    through: Position
+    through: OutboxPosition
     """Where the target stands after it."""
     data: bytes
     """What the target's append takes."""
@@ -117,7 +117,7 @@ class Standing(Enum):
 
 
 def standing_of(
-    stands: Position, messages: Sequence[Message], head: Position = START
+    stands: OutboxPosition, messages: Sequence[Message], head: OutboxPosition = START
 ) -> tuple[Standing, int]:
     """Compare where a target stands with the messages that the source still has for it, in their order.
 
@@ -125,15 +125,17 @@ def standing_of(
     number of the messages that the target has taken. Some may be missing in between: a failover of the source
     brings back some that were deleted. What was deleted the target had taken, and all before it.
 
-    >>> a, b, c, to = Position(1, "aa"), Position(2, "bb"), Position(3, "cc"), Target("priced", 5)
+    >>> a, b, c = OutboxPosition(1, "aa"), OutboxPosition(2, "bb"), OutboxPosition(3, "cc")
+    >>> to = Target("priced", 5)
     >>> chain = [Message(7, to, a, b, b""), Message(8, to, b, c, b"")]
     >>> standing_of(b, chain)
     (<Standing.GOES_ON: 'goes on'>, 1)
-    >>> standing_of(Position(0), chain)
+    >>> standing_of(OutboxPosition(0), chain)
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 0)
-    >>> standing_of(Position(2, "xx"), chain)
+    >>> standing_of(OutboxPosition(2, "xx"), chain)
     (<Standing.DIVERGED: 'the source went back'>, 0)
-    >>> standing_of(Position(7), [chain[0], Message(9, to, Position(8, "ii"), Position(9, "jj"), b"")])
+    >>> later = Message(9, to, OutboxPosition(8, "ii"), OutboxPosition(9, "jj"), b"")
+    >>> standing_of(OutboxPosition(7), [chain[0], later])
     (<Standing.TARGET_WENT_BACK: 'the target went back'>, 1)
     """
     for behind, message in enumerate(reversed(messages)):
@@ -170,7 +172,7 @@ class ForwardReply:
     """The reply to a message."""
 
     code: ForwardCode
-    stands: Position = START
+    stands: OutboxPosition = START
     """Where the target stands, with ``OTHER``."""
     error: BackendError | None = None
 
@@ -225,7 +227,7 @@ class OutboxQueue:
         return taken, None
 
     def compared(
-        self, stands: Position, chain: Sequence[Message], head: Position | None, through: int
+        self, stands: OutboxPosition, chain: Sequence[Message], head: OutboxPosition | None, through: int
     ) -> tuple[list[EntryId], Standing]:
         """Go on from where the target stands, with all messages that the source has for it.
 
@@ -241,7 +243,7 @@ class OutboxQueue:
         taken = self._take(min(count, len(self.messages)))
         return taken, why if self.messages else Standing.GOES_ON
 
-    def accept(self, stands: Position) -> None:
+    def accept(self, stands: OutboxPosition) -> None:
         """Let the first message follow where the target stands: what was between is lost, and is told."""
         self.messages[0] = replace(self.messages[0], since=stands)
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streamworker.core.data.outbox import START, Position, Standing, Target, standing_of
+from streamworker.core.data.outbox import START, OutboxPosition, Standing, Target, standing_of
 from streamworker.redisio.data.outbox import Heads, heads_of, read_chains, read_stands
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import REPAIR_TAKEN, checked
@@ -18,9 +18,9 @@ class Diverged:
     partition: int
     """The source's partition."""
     to: Target
-    stands: Position
+    stands: OutboxPosition
     """Where the target stands."""
-    since: Position
+    since: OutboxPosition
     """Where the source goes on."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, Position, Target
+from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, OutboxPosition, Target
 from streamworker.errors import BackendError
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
@@ -36,7 +36,7 @@ class Heads:
 
     last: str
     """Id of the last message; empty if there was none."""
-    positions: Mapping[Target, Position]
+    positions: Mapping[Target, OutboxPosition]
     """How far the history of each target has come."""
     lost: Mapping[tuple[Target, int], int]
     """Records that targets lost after they had confirmed them: the last by target and first."""
@@ -106,7 +106,7 @@ def heads_of(flat: Sequence[bytes]) -> Heads:
                 target, _, first = field.removeprefix(LOST).rpartition(":")
                 lost[Target.parse(target), int(first)] = int(text)
             elif field:
-                positions[Target.parse(field)] = Position.parse(text)
+                positions[Target.parse(field)] = OutboxPosition.parse(text)
         except ValueError:  # Another program wrote it.
             continue
     return Heads(last, positions, lost)
@@ -142,8 +142,8 @@ def _message(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Message:
     return Message(
         EntryId.parse(entry_id).ms,
         Target.parse(fields[b"to"].decode()),
-        Position.parse(fields[b"since"]),
-        Position.parse(fields[b"through"]),
+        OutboxPosition.parse(fields[b"since"]),
+        OutboxPosition.parse(fields[b"through"]),
         fields[b"data"],
     )
 
@@ -160,7 +160,7 @@ async def delete_messages(
 
 
 async def note_lost(
-    backend: Backend, keys: OutboxKeys, to: Target, stands: Position, since: Position
+    backend: Backend, keys: OutboxKeys, to: Target, stands: OutboxPosition, since: OutboxPosition
 ) -> None:
     """Keep what a target lost, for `status` and `doctor`."""
     await backend.execute("HSET", keys.heads, f"{LOST}{to}:{stands.records + 1}", since.records)
@@ -180,12 +180,12 @@ async def forward_many(
     return list(map(_reply, await backend.run_many(FORWARD, calls, durability=durability)))
 
 
-async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Position:
+async def read_stands(backend: Backend, app: str, source: str, to: Target) -> OutboxPosition:
     """Return where a target stands with a source."""
     key = StreamKeys(app, to.stream).taken(to.partition)
     stored = await backend.execute("HGET", key, source)
     try:
-        return Position.parse(stored) if stored else START
+        return OutboxPosition.parse(stored) if stored else START
     except ValueError:  # Another program wrote it.
         raise wrong_type(key) from None
 
@@ -212,7 +212,7 @@ def _reply(reply: Any) -> ForwardReply:
         case [b"BADTYPE", key]:
             return ForwardReply(ForwardCode.REFUSED, error=wrong_type(key))
         case [b"OTHER", stands]:
-            return ForwardReply(ForwardCode.OTHER, Position.parse(stands))
+            return ForwardReply(ForwardCode.OTHER, OutboxPosition.parse(stands))
         case [b"FULL", _]:
             return ForwardReply(ForwardCode.FULL)
         case _:

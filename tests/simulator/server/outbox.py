@@ -6,7 +6,7 @@ Each partition has an outbox. Its targets may lie on another server, which fails
 from collections.abc import Collection
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, Position, Target
+from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, OutboxPosition, Target
 from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from tests.simulator.server.stored import Stored, Taken
 
@@ -50,6 +50,6 @@ class Outboxes:
         self.stored.taken[message.to, partition] = after
         return ForwardReply(ForwardCode.TAKEN)
 
-    def goes_on(self, stands: Position, message: Message) -> bool:
+    def goes_on(self, stands: OutboxPosition, message: Message) -> bool:
         """Return whether a target stands where a message begins."""
         return stands == message.since

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 from streamworker.core.control import ControlMessage
-from streamworker.core.data.outbox import Message, Position, Target
+from streamworker.core.data.outbox import Message, OutboxPosition, Target
 from streamworker.core.data.schedules import Every
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import FORMAT
@@ -84,14 +84,14 @@ class Lock:
     """The outbox."""
     last_message: str = ""
     """Id of the last message; empty if there was none."""
-    positions: dict[Target, Position] = field(default_factory=dict)
+    positions: dict[Target, OutboxPosition] = field(default_factory=dict)
     """How far the history of each target has come."""
 
 
 class Taken(NamedTuple):
     """What one target has taken of one partition."""
 
-    position: Position
+    position: OutboxPosition
     data: tuple[bytes, ...] = ()
     """The content of the messages."""
 
