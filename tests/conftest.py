@@ -36,125 +36,18 @@ CI = os.environ.get("CI") == "true"
 TESTS = Path(__file__).parent
 CONTRACT = TESTS / "contract"
 
-ALONE = {
-    "rebalance/test_many_workers.py": "counts commands, and how long partitions stand still",
-    "rebalance/test_rebalances.py": "how long partitions stand still, with sessions of about a second",
-    "rebalance/test_weighted.py": "shares by the load that is measured",
-    "redisio/test_attempts.py": "how seldom is knocked, and how soon who waits is let in",
-    "simulation/test_simulation.py": "uses both cores itself",
-}
-"""What ``make test`` runs while nothing else runs, and why. Single tests have the marker themselves."""
-
-FULL = {
-    "benchmarks/test_brokers.py::test_a_broker_is_measured_beside_ours_and_ends": "starts brokers",
-    "benchmarks/test_contests.py::test_calls_that_overlap_are_faster_than_calls_in_order": "compares times",
-    "benchmarks/test_contests.py::test_each_contestant_handles_all_records_of_the_same_streams": "runs each",
-    "benchmarks/test_contests.py::test_the_command_fails_where_a_ratio_fell": "compares times",
-    "benchmarks/test_contests.py::test_the_command_prints_json_and_writes_ratios_and_a_picture": "runs each",
-    "benchmarks/test_contests.py::test_upkeep_is_measured_from_outside": "measures for seconds",
-    "benchmarks/test_tables.py::test_a_table_is_measured_beside_a_loop_by_hand": "measures for seconds",
-    "chains/test_cluster.py": "a Cluster that loses its nodes one after the other",
-    "chains/test_losses.py": "as above, each time with what it had confirmed last",
-    "chains/test_kills.py": "kills workers for a quarter of a minute",
-    "chaos/test_cluster_kinds.py": "faults of a Cluster take seconds each",
-    "chaos/test_nemesis.py": "faults that need root, and parts of seconds to be right",
-    "chaos/test_rows_data.py": "rows of the fault matrix wait for what a fault leads to",
-    "chaos/test_rows_network.py": "as above",
-    "chaos/test_rows_server.py": "as above",
-    "chaos/test_rows_versions.py": "as above, and needs the whole history of git",
-    "chaos/test_rows_workers.py": "as above",
-    "chaos/test_soak.py": "a storm of faults, and a mistake that it must catch",
-    "cli/test_bad_day.py": "waits until a record has failed five times, from one second apart",
-    "benchmarks/test_command.py::test_ctrl_c_ends_a_bench_without_leaving_keys": "runs the bench three times",
-    "cli/test_dev.py": "starts a server, a worker and a watcher each time",
-    "cli/test_graph.py::test_graph_names_each_edge_and_the_cycles": "runs workers for seconds",
-    "cli/test_hostile_text.py::test_no_command_writes_to_a_terminal_what_it_obeys": "20 commands",
-    "cli/test_hostile_text.py::test_no_command_passes_on_to_a_pipe_what_a_terminal_obeys": "20 commands",
-    "cli/test_looking.py::test_a_stream_of_seconds_tells_no_rate_of_growth": "waits for seconds to pass",
-    "cli/test_looking.py::test_status_tells_the_rate_of_each_processor": "as above",
-    "cli/test_run.py::test_with_reload_a_change_starts_the_worker_anew": "starts workers again and again",
-    "cli/test_spark.py::test_run_with_spark_writes_the_table_and_ends_both": "Spark and workers, 20 s of CPU",
-    "cluster/test_adopted.py": "nodes of a Cluster fail over",
-    "cluster/test_calls.py": "a Cluster of its own that loses nodes",
-    "cluster/test_node_away.py": "waits for a Cluster to replace a node",
-    "cluster/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
-    "cluster/test_workers.py": "workers on a Cluster that loses nodes and moves slots",
-    "contract/test_later_planted.py::test_each_planted_mistake_shows": "twenty random runs a mistake",
-    "contract/test_model.py::test_a_mistake_that_is_planted_in_the_model_is_noticed": "a history a mistake",
-    "contract/test_packs_planted.py": "runs the tests of entries of many records for each mistake",
-    "core/test_outbox_planted.py": "runs the property of a lane for each mistake",
-    "dev/test_demo.py": "the whole demo, as users run it; its verdict has times in it",
-    "durability/test_failover.py": "failovers and power failures, one after the other",
-    "durability/test_full_disk.py": "root mounts a small disk",
-    "fundamentals/test_13_timers.py::test_what_is_missed_is_skipped_run_once_or_caught_up": "waits",
-    "rebalance": "how long partitions stand still is measured, and sessions and holds run out",
-    "runtime/test_tables_planted.py": "runs the tests of tables for each mistake",
-    "runtime/test_timers_planted.py": "runs a storm of timers for each mistake",
-    "runtime/test_fetcher.py::test_a_new_entry_reaches_its_buffer_within_milliseconds": "measures a latency",
-    "runtime/test_keeper.py::test_a_dead_peer_is_removed_when_its_time_is_over_and_not_later": (
-        "waits for a worker's death to be seen"
-    ),
-    "runtime/test_keyed_mode.py::test_whatever_becomes_of_its_owners_the_log_is_exact": "kills owners",
-    "runtime/test_keyed_mode.py::test_waiting_handlers_go_faster_by_far_side_by_side": "measures rates",
-    "runtime/test_keyed_mode.py::test_what_concurrency_costs_a_record": "measures rates",
-    "security/test_tls.py": "TLS is Redis' alone: the Valkey of PyPI has none",
-    "sentinel": "sentinels, replicas and failovers, which take seconds each",
-    "runtime/test_sync.py::test_sync_sends_at_seven_tenths_of_the_rate_of_async": "compares times",
-    "simulation/test_planted.py": "runs schedules for each mistake until it is found",
-    "simulation/test_simulation.py::test_the_promises_hold_under_every_assignment": "sixty schedules of each",
-    "simulation/test_simulation.py::test_workers_that_only_come_and_go_do_nothing_twice": "thirty schedules",
-    "testing/test_clock.py::test_a_processor_paused_for_an_hour_goes_on_where_it_stood": "an hour",
-    "test_docs.py::test_python_that_a_reader_is_told_to_run_runs": "starts servers and workers",
-    "test_examples.py::test_an_example_ends_with_the_line_that_it_promises": "starts servers and workers",
-    "test_examples.py::test_a_whole_application_passes_its_own_tests_and_strict_types": "seven tests, mypy",
-    "test_wheel.py::test_a_wheel_has_the_files_of_the_package_and_no_other": "builds it, with what PyPI has",
-    "test_guarantees.py::test_i9_the_spark_table_equals_the_log": "a JVM and three workers, a minute of CPU",
-    "spark": "a query of Spark takes seconds, and the source has some hundred tests of them",
-}
-"""What ``make test`` leaves to ``make test-full``, and why. Besides these: all that runs on ``redis7``, what
-runs on a Cluster or by way of sentinels in tests/contract, parameters with the marker, and further seeds."""
-
 SEEDS = 5
 """How many seeds of a test ``make test`` runs; with the others ``make test-full`` looks for what is rare."""
 
-STAYS = {
-    "chaos/test_rows_server.py::test_a_restart_with_its_data_moves_loses_and_repeats_nothing",
-    "cli/test_dev.py::test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it",
-    "cluster/test_workers.py::test_workers_process_forward_and_share_on_a_cluster",
-    "rebalance/test_keyed_takeovers.py",
-    "rebalance/test_protocols.py::test_a_worker_that_leaves_gives_up_its_entries",
-    "sentinel/test_doctor.py",
-    "sentinel/test_judge.py",
-    "sentinel/test_urls.py",
-    "spark/test_checks.py",
-    "spark/test_connection.py",
-    "spark/test_failures.py",
-    "spark/test_java.py",
-    "spark/test_logs.py",
-    "spark/test_offsets.py",
-    "spark/test_options.py",
-    "spark/test_killed_drivers.py",
-}
-"""What ``make test`` keeps of them. The narrowest place decides."""
-
-SPARK = {
-    "cli/test_spark.py",
-    "dev/test_demo.py",
-    "dev/test_flights.py",  # its data set, as that of the next, comes with the extra `demo`
-    "dev/test_verdict.py",
-    "records/test_arrow.py::test_spark_takes_the_schema_without_a_cast",
-    "sentinel/test_spark.py",
-    "spark",
-    "test_guarantees.py::test_i9_the_spark_table_equals_the_log",
-    "test_wrong_use.py::test_spark_without_java",
-}
-"""What needs pyspark, which `make test-no-spark` does without; and parameters with the marker."""
-
-collect_ignore = [place for place in SPARK if "::" not in place] if find_spec("pyspark") is None else []
+collect_ignore = ["spark", "sentinel/test_spark.py"] if find_spec("pyspark") is None else []
+"""What imports pyspark."""
 
 ELSEWHERE_TOO = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
 """Modules of tests/contract that are tried on a Cluster and by way of sentinels in ``make test-full``; the
 others with the marker ``soak``, since a test takes three times as long there."""
+
+WITH_REASON = {"alone", "full", "spark"}
+"""Marks that take a test out of some runs: each says why."""
 
 OURS = "STREAMWORKER_"
 """How the names of our environment variables begin."""
@@ -172,23 +65,40 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
         servers: list[Any] = ["valkey", "redis7"]
         if not metafunc.definition.get_closest_marker("one_server"):
-            mark = pytest.mark.full if metafunc.definition.path.stem in ELSEWHERE_TOO else pytest.mark.soak
+            mark = (
+                pytest.mark.full("three times as slow as on one server")
+                if metafunc.definition.path.stem in ELSEWHERE_TOO
+                else pytest.mark.soak
+            )
             servers += [pytest.param(name, marks=mark) for name in ("sentinel", "cluster")]
         metafunc.parametrize("server", servers, indirect=True, scope="session")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the slowest tests of a whole run, and of each in CI."""
+    config.option.named = config.args_source is pytest.Config.ArgsSource.ARGS
+    if config.option.durations is None and (CI or not config.option.named):
+        config.option.durations = 10
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say what is left out where no ``-m`` was given."""
+    if config.option.markexpr:
+        return None
+    if config.option.named:
+        return 'soak tests are left out, unless all that is named is one: run them with -m "soak or not soak"'
+    return 'full and soak tests are left out: run the former by naming their path, or with -m "not soak"'
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark what runs by itself, what only ``make test-full`` runs, and what needs Spark."""
-    file = item.path.relative_to(TESTS)
-    test = f"{file.as_posix()}::{getattr(item, 'originalname', item.name)}"
-    places = [test, *(place.as_posix() for place in (file, *file.parents))]
-    narrowest = next((place for place in places if place in STAYS or place in FULL), None)
-    if narrowest in FULL or _needs_redis(item) or _is_further_seed(item):
-        item.add_marker(pytest.mark.full)
-    if not ALONE.keys().isdisjoint(places):
-        item.add_marker(pytest.mark.alone)
-    if not SPARK.isdisjoint(places):
-        item.add_marker(pytest.mark.spark)
+    """Insist that a mark says why, and mark what needs Redis and what repeats a test by chance."""
+    if _needs_redis(item):
+        item.add_marker(pytest.mark.full("a fresh machine has no redis-server"))
+    if _is_further_seed(item):
+        item.add_marker(pytest.mark.full("a further seed"))
+    bare = [mark.name for mark in item.iter_markers() if mark.name in WITH_REASON and not mark.args]
+    if bare:
+        raise pytest.UsageError(f"{item.nodeid}: give the mark {bare[0]} its reason, as in {bare[0]}('...')")
 
 
 def _is_further_seed(item: pytest.Item) -> bool:
@@ -200,13 +110,19 @@ def _needs_redis(item: pytest.Item) -> bool:
     return "redis7" in getattr(item, "fixturenames", ()) or "[redis7" in item.name or "-redis7" in item.name
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a server that is not there: it is counted, and its reason stands at the end.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes long, unless it is named; and skip what needs a server that is not there.
 
     And begin with the files that take long: at the end one process would work on them alone.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+    if not config.option.markexpr:
+        left_out = ("soak",) if config.option.named else ("soak", "full")
+        rest = [item for item in items if not any(map(item.get_closest_marker, left_out))]
+        if rest or not config.option.named:
+            config.hook.pytest_deselected(items=[item for item in items if item not in set(rest)])
+            items[:] = rest
     if REDIS_SERVER is None and not CI:
         for item in filter(_needs_redis, items):
             item.add_marker(pytest.mark.skip(reason=NO_REDIS_SERVER))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+QUICK = "not soak and not full"
 
 
 def copied(folder: Path) -> Path:
@@ -34,7 +35,7 @@ def planted(copy: Path, name: str, right: str, wrong: str) -> Iterator[None]:
 
 def outcome(folder: Path, tests: Sequence[str]) -> int:
     """Run some tests of the copy; return 0 if they pass, and 1 if one fails."""
-    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+    command = (sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", QUICK, *tests)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.returncode

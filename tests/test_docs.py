@@ -204,6 +204,7 @@ def test_python_in_the_pages_compiles(path: Path) -> None:
         compile(code, name_of(path), "exec")
 
 
+@pytest.mark.full("starts servers and workers")
 @pytest.mark.parametrize(
     ("path", "name", "code"),
     [(path, name, code) for path in PAGES for name, code in blocks(path) if name],

@@ -10,7 +10,12 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
 ENDS = [
-    pytest.param(path, marks=(pytest.mark.spark, pytest.mark.full) if "spark" in path.stem else ())
+    pytest.param(
+        path,
+        marks=(pytest.mark.spark("runs it"), pytest.mark.full("starts Spark"))
+        if "spark" in path.stem
+        else (),
+    )
     for path in EXAMPLES
 ]
 LINES_MAX = 60
@@ -24,6 +29,7 @@ def promised(path: Path) -> str:
     return match[1]
 
 
+@pytest.mark.full("starts servers and workers")
 @pytest.mark.parametrize("path", ENDS, ids=lambda path: path.stem)
 def test_an_example_ends_with_the_line_that_it_promises(path: Path, tmp_path: Path) -> None:
     """Each example is a program of its own that starts what it needs and cleans up."""
@@ -34,6 +40,7 @@ def test_an_example_ends_with_the_line_that_it_promises(path: Path, tmp_path: Pa
     assert result.stdout.splitlines()[-1] == promised(path), result.stdout + result.stderr
 
 
+@pytest.mark.full("runs seven tests and mypy")
 @pytest.mark.parametrize(
     "command",
     [("pytest", "-q", "-p", "no:cacheprovider"), ("mypy", "--strict", "--follow-imports=silent", ".")],

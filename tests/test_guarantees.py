@@ -267,7 +267,7 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
         assert logged() == ["1-0", "2-0"]
 
 
-@pytest.mark.alone  # about seconds
+@pytest.mark.alone("about seconds")
 def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
     redis_url: str, spawn: SpawnWorker, tmp_path: Path
 ) -> None:
@@ -364,6 +364,8 @@ def table(frame: DataFrame) -> DataFrame:
 """
 
 
+@pytest.mark.spark("runs a pipeline")
+@pytest.mark.full("a JVM and three workers take a minute of CPU")
 @pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_i9_the_spark_table_equals_the_log(

@@ -52,7 +52,7 @@ def database() -> Iterator[str]:
         run("pg_ctl", "-m", "immediate", "stop")
 
 
-@pytest.mark.full  # starts PostgreSQL, and a program again and again
+@pytest.mark.full("starts PostgreSQL, and a program again and again")
 def test_each_row_is_sent_once_and_in_order_though_the_program_is_killed(
     database: str, redis_url: str, tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""What a run of the tests selects, and says where a server is missing."""
+"""What a run of the tests selects, and what it says about the rest."""
 
 import os
 import re
@@ -7,27 +7,40 @@ import sys
 
 import pytest
 
-from tests.conftest import ALONE, FULL, SPARK, STAYS, TESTS
+pytestmark = pytest.mark.full("collects tests in a process of its own")
+
+SOAK = "tests/rebalance/test_many_workers.py"
+"""Has full tests and soak tests."""
 
 
-@pytest.mark.full  # collects all tests in a process of its own
+def collected(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    environ = {name: value for name, value in os.environ.items() if name != "CI"}
+    return subprocess.run(command, env={**environ, "PATH": ""}, check=False, capture_output=True, text=True)
+
+
 def test_without_redis_server_its_tests_are_skipped_for_one_reason_that_is_printed_once() -> None:
     """Whether a parameter or a fixture asks for it, and however many files do."""
-    environ = {name: value for name, value in os.environ.items() if name != "CI"}
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not soak",
-         "-k", "redis7 or too_old", "tests/dev/test_server.py", "tests/durability/test_waiting.py"],
-        env={**environ, "PATH": ""}, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    run = collected(
+        "-q", "-k", "redis7 or too_old", "tests/dev/test_server.py", "tests/durability/test_waiting.py"
+    )
     (count,) = re.findall(r"^SKIPPED \[(\d+)\] There is no redis-server", run.stdout, re.MULTILINE)
     assert int(count) > 1 and f"\n{count} skipped" in run.stdout, run.stdout
     assert run.stdout.count("There is no redis-server") == 1
     assert run.returncode == 0
 
 
-@pytest.mark.parametrize("place", sorted({*ALONE, *FULL, *SPARK, *STAYS}))
-def test_what_the_tables_of_conftest_name_is_there(place: str) -> None:
-    """A test that was renamed would run in `make test` again, or no more."""
-    path, _, name = place.partition("::")
-    assert (TESTS / path).exists()
-    assert not name or f"def {name}(" in (TESTS / path).read_text("utf-8")
+def test_what_is_named_is_run_but_for_the_soak_and_the_run_says_so() -> None:
+    run = collected("--collect-only", SOAK)
+    assert "soak tests are left out" in run.stdout and 'run them with -m "soak or not soak"' in run.stdout
+    assert "2/7 tests collected (5 deselected)" in run.stdout
+
+
+def test_a_soak_test_that_is_named_is_run() -> None:
+    name = f"{SOAK}::test_a_thousand_partitions_are_balanced_among_ten_workers_within_two_seconds"
+    assert "1 test collected" in collected("--collect-only", name).stdout
+
+
+@pytest.mark.parametrize("arguments", [(), ("-n", "1")])
+def test_the_slowest_are_told_behind_whole_runs_only(arguments: tuple[str, ...]) -> None:
+    assert "slowest" not in collected(*arguments, "tests/core/test_units.py").stdout

@@ -6,6 +6,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 MOVED = {
     "streamworker/spark/pyspark_streamworker/__init__.py": "pyspark_streamworker/__init__.py",
@@ -25,6 +27,7 @@ def test_the_wheel_is_made_of_the_package_alone() -> None:
     assert wheel["force-include"] == MOVED
 
 
+@pytest.mark.full("builds it, with what PyPI has")
 def test_a_wheel_has_the_files_of_the_package_and_no_other(tmp_path: Path) -> None:
     """It is built as a release is."""
     built = subprocess.run(

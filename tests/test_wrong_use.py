@@ -7,6 +7,7 @@ command lines are in tests/cli, wrong declarations in test_declare.py and test_e
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
@@ -63,6 +64,7 @@ def test_a_server_that_evicts_is_refused(
     refused(process, ExitCode.CONFIGURATION, "allkeys-lru", "noeviction")
 
 
+@pytest.mark.spark("asks Spark for a Java")
 def test_spark_without_java(spawn: SpawnWorker, write_app: WriteApp, tmp_path: Path) -> None:
     """Both ways to get a Java are named."""
     write_app("shop", GOOD + PIPELINE)

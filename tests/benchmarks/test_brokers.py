@@ -47,6 +47,7 @@ async def test_a_broker_that_does_not_start_is_told_with_its_log(redis_url: str,
     assert "no such thing" in (raised.value.remedy or "")
 
 
+@pytest.mark.full("starts brokers")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.anyio

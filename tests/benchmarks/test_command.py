@@ -13,6 +13,7 @@ from streamworker.dev.children import Child
 from tests.helpers import inherited, wait_for
 
 
+@pytest.mark.full("runs the bench three times")
 @pytest.mark.parametrize(
     ("how", "ctrl_c"),
     [

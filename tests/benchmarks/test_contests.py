@@ -93,6 +93,7 @@ def test_the_report_is_a_table_bars_and_a_picture() -> None:
     assert report.ratios == {"batch": 2.0}
 
 
+@pytest.mark.full("runs each contestant")
 @pytest.mark.anyio
 async def test_each_contestant_handles_all_records_of_the_same_streams(redis_url: str) -> None:
     """Workers and the loop by hand, in turn: none of them takes anything from another."""
@@ -236,6 +237,7 @@ async def test_columns_are_ten_times_as_fast_as_records(redis_url: str) -> None:
         assert end_to_end.ratio >= 10
 
 
+@pytest.mark.full("compares times")
 @pytest.mark.anyio
 async def test_calls_that_overlap_are_faster_than_calls_in_order(redis_url: str) -> None:
     """Both wait 5 ms for each record."""
@@ -245,6 +247,7 @@ async def test_calls_that_overlap_are_faster_than_calls_in_order(redis_url: str)
         assert made.ratio > 2
 
 
+@pytest.mark.full("measures for seconds")
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_upkeep_is_measured_from_outside(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,6 +292,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 SMALL = ("--runs", "1", "--records", "2000")
 
 
+@pytest.mark.full("runs each contestant")
 @pytest.mark.slow
 def test_the_command_prints_json_and_writes_ratios_and_a_picture(redis_url: str, tmp_path: Path) -> None:
     """Programs find machine, figures, ratios and what was left out; and nothing is left on the server."""
@@ -311,6 +315,7 @@ def test_the_command_prints_json_and_writes_ratios_and_a_picture(redis_url: str,
         assert client.dbsize() == 0
 
 
+@pytest.mark.full("compares times")
 @pytest.mark.slow
 def test_the_command_fails_where_a_ratio_fell(redis_url: str, tmp_path: Path) -> None:
     """And names it; the figures are printed all the same."""

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.full("measures for seconds")
 def test_a_table_is_measured_beside_a_loop_by_hand() -> None:
     """Both count all events; the figures are printed, and not judged here."""
     asked = ("--keys", "2000", "--updates", "5000", "--partitions", "2")

@@ -9,6 +9,8 @@ from tests.cluster.support import fail_over, primary_of
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.full("a Cluster that loses its nodes one after the other")
+
 
 @pytest.mark.parametrize("failovers", [3, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.timeout(900)

@@ -34,7 +34,7 @@ def numbers_in(client: Any, stream: str) -> dict[str, list[int]]:
     return found
 
 
-@pytest.mark.full
+@pytest.mark.full("crashes at each step")
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("crashes", [4, pytest.param(100, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("environ", [{}, BACKLOG], ids=["no backlog", "backlog"])

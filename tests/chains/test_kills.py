@@ -8,6 +8,8 @@ from tests.chains.scene import ChainScene
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.full("kills workers for a quarter of a minute")
+
 WORKERS = 3
 
 

@@ -14,6 +14,10 @@ from tests.cluster.support import cut_off, fail_over, primary_of, replica_of
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.full(
+    "a Cluster that loses its nodes one after the other, each time with what it had confirmed last"
+)
+
 
 @pytest.mark.parametrize("failovers", [2, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.timeout(900)

@@ -43,7 +43,10 @@ def violations(first: int, schedules: int = PART) -> tuple[dict[int, str], Count
     return broken, seen
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 6))])
+@pytest.mark.parametrize(
+    "part",
+    [0, *(pytest.param(n, marks=pytest.mark.full("a further part of the histories")) for n in range(1, 6))],
+)
 def test_no_schedule_of_faults_breaks_a_promise(part: int) -> None:
     """And each answer of the scripts is given often."""
     broken, seen = violations(part * PART)

@@ -43,7 +43,7 @@ SHOWS: dict[type[Nemesis], Callable[[Any], bool]] = {
 }
 """How a fault can be seen while it goes on; the others are seen by what they leave."""
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.full("faults of a Cluster take seconds each")]
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,8 @@ from tests.chaos.soak import Program
 from tests.helpers import wait_for
 from tests.raw import records_in
 
+pytestmark = pytest.mark.full("some faults need root")
+
 NAMES = Names("chaos", "events", "handled", 2)
 ADDS = {Poisoned.name}
 """What adds entries, which stay."""

@@ -26,7 +26,11 @@ from tests.chaos.team import PATIENCE_S, Team, now_ms, setting
 from tests.chaos.yard import Yard, gathered, scene, sized
 from tests.rebalance.scene import CLAIM, FAST, LEASE, STEADY
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(240),
+    pytest.mark.full("rows of the fault matrix wait for what a fault leads to"),
+]
 
 SESSION_MS = setting(FAST, "session_timeout_ms")
 DEAD_MS = setting(FAST, "dead_after_ms")

@@ -17,7 +17,11 @@ from tests.chaos.team import Team, now_ms, setting
 from tests.chaos.yard import Yard, gathered, scene, sized
 from tests.rebalance.scene import FAST, STEADY
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(240),
+    pytest.mark.full("rows of the fault matrix wait for what a fault leads to"),
+]
 
 SLOW_MS = setting(FAST, "slow_after_ms")
 

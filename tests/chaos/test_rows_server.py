@@ -28,6 +28,7 @@ from tests.chaos.yard import Yard, scene, sized
 from tests.durability.pair import cut, newest_aof
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+full = pytest.mark.full("rows of the fault matrix wait for what a fault leads to")
 
 REJOIN_MOST_MS = 3_000
 
@@ -72,6 +73,7 @@ async def test_a_restart_with_its_data_moves_loses_and_repeats_nothing(
     )
 
 
+@full
 @sized(small={"teams": 1, "count": 2}, full={"teams": 5, "count": 20})
 async def test_workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_the_former_life(
     yard: Yard, *, teams: int, count: int
@@ -128,6 +130,7 @@ def behind(file: Path, number: int) -> int:
     return len(written) - at
 
 
+@full
 @sized(small={"teams": 1, "count": 2}, full={"teams": 5, "count": 20})
 async def test_what_is_left_after_a_loss_of_power_fits_together(
     yard: Yard, *, teams: int, count: int
@@ -179,6 +182,7 @@ async def test_what_is_left_after_a_loss_of_power_fits_together(
     )
 
 
+@full
 @scene
 async def test_a_server_that_does_not_come_back_is_not_hammered(yard: Yard) -> None:
     """Its file is damaged in the middle: it refuses to start until somebody repairs it."""
@@ -222,6 +226,7 @@ def _start_without_cleaning(server: EmbeddedServer) -> None:
 # -- F12 -------------------------------------------------------------------------------------------
 
 
+@full
 @sized(small={"seconds": 4.0, "count": 1}, full={"seconds": 30.0, "count": 10})
 async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(
     yard: Yard, *, seconds: float, count: int
@@ -255,6 +260,7 @@ async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(
 # -- F18, F22: scripts -----------------------------------------------------------------------------
 
 
+@full
 @scene
 async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yard: Yard) -> None:
     """Not even by a warning in a log."""
@@ -275,6 +281,7 @@ async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yar
     yard.record("F18", what, times=flushes, target=target, said="0 errors and warnings")
 
 
+@full
 @scene
 async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard) -> None:
     samples = []
@@ -303,6 +310,7 @@ async def _spin(url: str) -> None:
 # -- F19, F20, F21: no room ------------------------------------------------------------------------
 
 
+@full
 @sized(small={"rounds": 2}, full={"rounds": 30}, minutes=15)
 async def test_full_memory_refuses_who_sends_and_loses_nothing_that_was_confirmed(
     yard: Yard, *, rounds: int
@@ -336,6 +344,7 @@ async def test_full_memory_refuses_who_sends_and_loses_nothing_that_was_confirme
     )
 
 
+@full
 @scene
 async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_hammered(yard: Yard) -> None:
     """Who is in works on beside one who is not; who is thrown out comes back when there is room."""
@@ -384,6 +393,7 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
     )
 
 
+@full
 @sized(small={"rounds": 1}, full={"rounds": 20}, minutes=15)
 async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard, *, rounds: int) -> None:
     """The server takes no writes; a send that was refused was not written."""

@@ -13,7 +13,11 @@ from tests.chaos.forked import ROOT, Forge
 from tests.chaos.team import now_ms
 from tests.chaos.yard import Yard
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(120),
+    pytest.mark.full("needs the whole history of git, and waits for what a fault leads to"),
+]
 
 PREVIOUS = "10eb2e543f5cedaf53544b76540892533918b616"
 """The release before this one. There is none yet: a commit whose workers are to get on with today's."""

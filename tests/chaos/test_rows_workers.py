@@ -23,7 +23,11 @@ from tests.chaos.yard import Yard, scene, sized
 from tests.rebalance.herd import run_herd
 from tests.rebalance.scene import CLAIM, FAST, LEASE, STEADY, slack_for_this_machine
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(240),
+    pytest.mark.full("rows of the fault matrix wait for what a fault leads to"),
+]
 
 BATCH_MS = 20
 DEAD_MS = setting(FAST, "dead_after_ms")
@@ -257,7 +261,7 @@ MINUTES = float(os.environ.get("STREAMWORKER_MINUTES", "10"))
 @pytest.mark.parametrize(
     ("seconds", "may_move"),
     [
-        pytest.param(20, 0, id="small", marks=pytest.mark.alone),
+        pytest.param(20, 0, id="small", marks=pytest.mark.alone("measures memory")),
         pytest.param(60 * MINUTES, 2, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(1_200)]),
     ],
 )

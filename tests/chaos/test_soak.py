@@ -21,6 +21,8 @@ from tests.chaos.servers import ChaosServer
 from tests.chaos.soak import Plan, Program, Soak, Verdict, run_soak
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.full("a storm of faults, and a mistake that it must catch")
+
 SEED = int(os.environ.get("CHAOS_SEED", "20"))
 SURE = "commits-again"
 """The mistake that the default form plants: one lost reply is enough to show it."""
@@ -105,7 +107,7 @@ def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
     assert first["code"] == code and "what it said" in first["last"]
 
 
-@pytest.mark.alone
+@pytest.mark.alone("uses both cores")
 @pytest.mark.timeout(240)
 def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     """Twenty faults of at least twelve kinds; the soak has all of them."""

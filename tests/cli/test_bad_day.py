@@ -13,6 +13,8 @@ from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 
+pytestmark = pytest.mark.full("waits until a record has failed five times, from one second apart")
+
 SHOP = Path(__file__).parents[2] / "examples" / "shop" / "shop.py"
 
 WIRED = '''

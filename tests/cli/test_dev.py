@@ -20,6 +20,8 @@ from tests.cli.conftest import SHOP
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, inherited, process_is_gone, wait_for
 
+full = pytest.mark.full("starts a server, a worker and a watcher each time")
+
 
 def family(pid: int) -> list[psutil.Process]:
     """All that a process has started, and what that has started."""
@@ -72,6 +74,7 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
     assert (shop / "data" / "redis").is_dir()
 
 
+@full
 def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker, shop: Path) -> None:
     """With the code of the worker, and its message: the data that was kept has other partitions."""
     dev.terminate()
@@ -83,6 +86,7 @@ def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker,
     assert "worker w1 ended with 3" in process.log()
 
 
+@full
 def test_dev_goes_on_with_the_data_of_the_last_run(spawn: SpawnWorker, shop: Path) -> None:
     """As Spark goes on from its checkpoints; `--fresh` clears both, after it has said what goes."""
     first = spawn("dev", "shop:app", "--workers", "1")
@@ -140,6 +144,7 @@ def committed(shop: Path) -> int:
     return sum(wait_for(rows, "nothing waits"))
 
 
+@full
 def test_a_child_that_failed_is_named_with_its_last_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +163,7 @@ def test_a_child_that_failed_is_named_with_its_last_error(
         assert children.failures() == [told], "the log is read once"
 
 
+@full
 def test_a_child_that_does_not_end_is_killed_when_told_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +189,7 @@ def test_a_child_that_does_not_end_is_killed_when_told_twice(
     wait_for(lambda: process_is_gone(inner), "the grandchild has ended too")
 
 
+@full
 def test_a_signal_while_children_start_reaches_the_late_ones_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +209,7 @@ def test_a_signal_while_children_start_reaches_the_late_ones_too(
         assert late.exit_code == -signal.SIGTERM
 
 
+@full
 def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess, shop: Path) -> None:
     """In a second terminal nothing has to be set; when dev has gone, so has its file."""
     wait_for(lambda: owners(shop) == {"w1", "w2"}, "both are members")
@@ -216,6 +224,7 @@ def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess,
     assert not rendezvous.FILE.exists()
 
 
+@full
 def test_nothing_outlives_dev_even_if_it_is_killed(dev: WorkerProcess, shop: Path) -> None:
     """The kernel closes the pipes that the children look at; its file names a process that is not there."""
     children = family(dev.pid)

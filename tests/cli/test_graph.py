@@ -58,6 +58,7 @@ def _graph(streamworker: Invoke) -> Any:
     return json.loads(shown.stdout)
 
 
+@pytest.mark.full("runs workers for seconds")
 @pytest.mark.usefixtures("loop")
 def test_graph_names_each_edge_and_the_cycles(
     streamworker: Invoke, spawn: SpawnWorker, redis_url: str

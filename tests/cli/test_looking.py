@@ -74,6 +74,7 @@ def test_status_and_top_show_a_group_at_work(worker: WorkerProcess, streamworker
     assert "partition 2 paus" in told["price"][1] and told["price"][1].endswith('"mail server moves"')
 
 
+@pytest.mark.full("waits for seconds to pass")
 def test_a_stream_of_seconds_tells_no_rate_of_growth(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:
@@ -94,6 +95,7 @@ def _kept(streamworker: Invoke) -> str:
     return next((line for line in lines if line.startswith("stream ") and "7 days" in line), "")
 
 
+@pytest.mark.full("waits for seconds to pass")
 def test_status_tells_the_rate_of_each_processor(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:

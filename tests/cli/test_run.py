@@ -45,7 +45,7 @@ def test_a_worker_that_is_told_to_stop_ends_with_0(
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
 
 
-@pytest.mark.full
+@pytest.mark.full("starts workers")
 def test_a_worker_runs_where_the_standard_streams_are_closed(streamworker: Invoke, shop: Path) -> None:
     """Some supervisors close all three for what they start."""
     command = f"exec {sys.executable} -m streamworker run shop:app <&- >&- 2>&-"
@@ -114,6 +114,7 @@ def test_a_worker_ends_with_its_parent(streamworker: Invoke, spawn: SpawnWorker)
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
 
 
+@pytest.mark.full("starts workers again and again")
 def test_with_reload_a_change_starts_the_worker_anew(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:

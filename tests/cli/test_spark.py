@@ -17,6 +17,8 @@ from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
+pytestmark = pytest.mark.spark("runs pipelines")
+
 PIPELINE = """
 
 @app.pipeline(pricing, path="lake/orders", trigger="1 second")
@@ -25,6 +27,7 @@ def table(frame):
 """
 
 
+@pytest.mark.full("Spark and workers take 20 s of CPU")
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_run_with_spark_writes_the_table_and_ends_both(
@@ -90,7 +93,7 @@ SLOWLY = """
 """
 
 
-@pytest.mark.full
+@pytest.mark.full("starts Spark")
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_signal_to_the_whole_group_of_processes_lets_spark_finish_its_batch(

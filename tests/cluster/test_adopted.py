@@ -18,7 +18,7 @@ from tests.cluster.support import client_of, fail_over, is_primary, primary_of, 
 from tests.helpers import wait_for, wait_for_async
 from tests.raw import RawCluster
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.full("nodes of a Cluster fail over")]
 PLAIN = "legacy-orders"
 CUSTOMERS = ("ann", "bob", "cid")
 

@@ -34,7 +34,11 @@ from tests.contract.support import GROUP, STREAM, Group, request
 from tests.helpers import wait_for, wait_for_async
 from tests.raw import RawCluster
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(120),
+    pytest.mark.full("a Cluster of its own that loses nodes"),
+]
 
 
 @pytest.fixture

@@ -33,7 +33,11 @@ from tests.helpers import PATIENCE_S, wait_for_async
 from tests.raw import RawCluster
 from tests.stub import stub
 
-pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.timeout(120),
+    pytest.mark.full("waits for a Cluster to replace a node"),
+]
 
 KEYS = GroupKeys("shop", "orders", "price")
 STREAM = StreamKeys("shop", "orders")
@@ -236,7 +240,7 @@ def keeping(settings: Settings) -> Iterator[Keeper]:
 GROUPS = [GroupKeys("shop", "orders", f"p{n}") for n in range(12)]
 
 
-@pytest.mark.alone
+@pytest.mark.alone("about seconds")
 async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes: EmbeddedCluster) -> None:
     """The others are renewed at their pace meanwhile; those of the node again when it answers."""
     settings = Settings(

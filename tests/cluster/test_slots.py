@@ -64,7 +64,7 @@ def listening(cluster: EmbeddedCluster) -> Iterator[list[tuple[bool, list[str]]]
             heard += listener.commands
 
 
-@pytest.mark.full  # runs each command
+@pytest.mark.full("runs each command")
 def test_every_command_has_its_keys_in_one_slot(
     scene: ClusterScene, raw: RawCluster, spawn: SpawnWorker, tmp_path: Path
 ) -> None:

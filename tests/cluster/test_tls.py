@@ -37,7 +37,7 @@ from tests.rebalance.ledger_app import Item
 from tests.rebalance.scene import KEYS, Scene
 from tests.sentinel.trio import free_ports
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.full("needs a Redis: the Valkey of PyPI has no TLS")]
 
 PASSWORD = "canary-Pa55word"
 NODES = 3

@@ -27,6 +27,7 @@ from tests.helpers import wait_for
 from tests.rebalance.scene import CLAIM, FAST, KEYS, LEASE
 
 pytestmark = pytest.mark.timeout(120)
+full = pytest.mark.full("workers on a Cluster that loses nodes and moves slots")
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,7 @@ def test_workers_process_forward_and_share_on_a_cluster(scene: ClusterScene, env
     assert first.wait() == 0
 
 
+@full
 def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     """Of partitions and of the membership: nothing is lost or doubled, and nobody rebalances."""
     scene.worker("w1", **FAST)
@@ -77,6 +79,7 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     print(f"the slowest send while three slots moved took {told.slowest_s:.2f} s")
 
 
+@full
 def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScene) -> None:
     """A script that needs a key from here and one from there has no answer meanwhile: no reason to end."""
     first = scene.worker("w1", **FAST)
@@ -98,6 +101,7 @@ def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScen
     assert "moving its slots" in second.log()
 
 
+@full
 def test_the_primary_of_the_membership_dies_while_events_flow(scene: ClusterScene) -> None:
     """Its replica takes over: no two owners commit, and what it had not received is reported by its ids."""
     scene.worker("w1", **FAST)
@@ -119,7 +123,8 @@ def test_the_primary_of_the_membership_dies_while_events_flow(scene: ClusterScen
     )
 
 
-@pytest.mark.alone
+@full
+@pytest.mark.alone("measures how long partitions stand still")
 def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
     """Sends, reads and commits about other nodes do not wait for it."""
     scene.worker("w1", **FAST)
@@ -144,6 +149,7 @@ def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> 
     assert scene.judged(told)[1] == {}
 
 
+@full
 def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
     """A replica that had not followed for a while takes over: sender and workers say what is gone."""
     workers = [scene.worker("w1", **FAST), scene.worker("w2", **FAST)]

@@ -309,7 +309,7 @@ async def test_a_server_that_was_restarted_is_found_again(own_server: EmbeddedSe
         assert (await backend.identity())[1] != before[1]
 
 
-@pytest.mark.alone
+@pytest.mark.alone("about seconds")
 async def test_a_read_on_a_slow_network_has_time_to_connect_and_to_answer(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -159,6 +159,7 @@ async def test_random_calls_and_repeats_send_each_record_once_and_in_time(backen
         assert await observed(backend, seed) == [], seed
 
 
+@pytest.mark.full("draws twenty runs for each mistake")
 @pytest.mark.parametrize("mistake", PLANTS)
 async def test_each_planted_mistake_shows(
     backend: Backend, monkeypatch: pytest.MonkeyPatch, mistake: str

@@ -144,6 +144,7 @@ async def test_the_model_answers_as_the_server_does_for_long(clocked: ClockedBac
         assert found is None, (seed, found)
 
 
+@pytest.mark.full("draws a history for each mistake")
 @pytest.mark.parametrize("name", IN_THE_MODEL)
 async def test_a_mistake_that_is_planted_in_the_model_is_noticed(clocked: ClockedBackend, name: str) -> None:
     """A comparison that has never found a difference is not trusted."""

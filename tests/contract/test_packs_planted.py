@@ -1,6 +1,10 @@
 """Mistakes in how entries hold many records, planted in a copy of the project: its tests find each."""
 
+import pytest
+
 from tests.planting import PlantedMistakes
+
+pytestmark = pytest.mark.full("runs the tests of entries of many records for each mistake")
 
 TESTS = ("tests/records/test_packs.py", "tests/contract/test_packs.py")
 

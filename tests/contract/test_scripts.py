@@ -321,7 +321,7 @@ def _meddlings(raw: Raw, call: Call) -> Iterator[Callable[[], object]]:
             yield partial(raw.xadd, key, entry, id="5-0" if key == EVENTS else "11-0")  # type: ignore[arg-type]
 
 
-@pytest.mark.full
+@pytest.mark.full("calls each script with each wrong value")
 @pytest.mark.usefixtures("small_nodes")
 @pytest.mark.parametrize("name", sorted(CALLS))
 async def test_no_script_fails_after_its_first_write_whatever_stands_there(

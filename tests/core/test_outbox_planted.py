@@ -1,6 +1,10 @@
 """Mistakes in how a queue of an outbox decides, planted in a copy of the project: its tests find each."""
 
+import pytest
+
 from tests.planting import PlantedMistakes
+
+pytestmark = pytest.mark.full("runs the property of a lane for each mistake")
 
 TESTS = ("tests/core/test_outbox.py", "tests/core/test_outbox_queue.py")
 OUTBOX = "streamworker/core/data/outbox.py"

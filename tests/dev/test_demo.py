@@ -12,7 +12,12 @@ import pytest
 
 from tests.helpers import process_is_gone, wait_for
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.full("the whole demo, as users run it; its verdict has times in it"),
+    pytest.mark.spark("the demo ends with a table of Spark"),
+]
 
 FLIGHTS = 40_000
 
@@ -28,7 +33,7 @@ def start_demo(
         return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=log, text=True)
 
 
-@pytest.mark.alone  # its verdict has times in it
+@pytest.mark.alone("its verdict has times in it")
 @pytest.mark.parametrize(
     "cluster", [pytest.param(False, id="server"), pytest.param(True, id="cluster", marks=pytest.mark.soak)]
 )

@@ -11,6 +11,8 @@ from streamworker.dev import flights as flights_module
 from streamworker.dev.flights import KEY, Flight, as_records, expected_delays, load_flights
 from streamworker.errors import ConfigurationError
 
+pytestmark = pytest.mark.spark("its data set comes with the extra `demo`")
+
 
 @pytest.fixture(scope="module")
 def flights() -> pa.Table:

@@ -9,6 +9,8 @@ from streamworker.core.snapshot import Rebalance
 from streamworker.dev.flights import expected_delays, load_flights
 from streamworker.dev.verdict import Verdict, judge
 
+pytestmark = pytest.mark.spark("its data set comes with the extra `demo`")
+
 REBALANCES = tuple(
     Rebalance(generation=n, cause=cause, member=f"w{n}", at_ms=n, moved=(0, 1), ms=100)
     for n, cause in enumerate(["join", "join", "join", "death", "leave"])

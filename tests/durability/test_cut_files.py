@@ -47,7 +47,7 @@ def lose_tail(server: EmbeddedServer, count: int) -> None:
     server.start()
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a server again and again")
 @pytest.mark.parametrize("remedy", ["cut", "rewrite"])
 def test_nothing_of_a_script_that_is_cut_off_comes_back(server: EmbeddedServer, remedy: str) -> None:
     """Not at the first start, and not at the second, wherever in the script its file ends."""

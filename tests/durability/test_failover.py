@@ -24,7 +24,7 @@ from tests.helpers import wait_for_async
 from tests.raw import records_in
 from tests.runtime.bench import Bench, Order, Priced, bench
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.full("failovers and power failures, one after the other")]
 
 SENDERS = 16
 FOR_EVER_MS = 3_600_000

@@ -15,7 +15,10 @@ from tests.chaos.servers import NEEDS_ROOT, ChaosServer, rewrite
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT)
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT),
+    pytest.mark.full("root mounts a small disk"),
+]
 
 
 @pytest.fixture(params=["valkey", "redis7"])

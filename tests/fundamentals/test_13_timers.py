@@ -205,6 +205,7 @@ async def test_a_timer_that_fails_is_called_again_and_stores_nothing_before(redi
         await worker.until(lambda now: not now.processors["audit"].partitions[0].reason)
 
 
+@pytest.mark.full("waits for times to pass")
 async def test_what_is_missed_is_skipped_run_once_or_caught_up(redis_url: str) -> None:
     """The first deploy misses nothing; a break between two workers does."""
     app = App("shop", redis_url=redis_url)

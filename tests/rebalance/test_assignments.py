@@ -6,7 +6,10 @@ from tests.helpers import WorkerProcess, wait_for
 from tests.rebalance.scene import FAST, STEADY, Scene
 from tests.rebalance.test_protocols import moved
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured"),
+]
 
 
 def test_a_rolling_restart_with_another_assignment_changes_that_of_the_group(scene: Scene) -> None:

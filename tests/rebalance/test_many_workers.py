@@ -15,7 +15,11 @@ from benchmarks.rebalances.facts import Change
 from streamworker.dev.server import EmbeddedServer
 from tests.rebalance.herd import Herd, run_herd
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured"),
+    pytest.mark.alone("counts commands, and how long partitions stand still"),
+]
 
 COMMANDS_MOST = 40
 """That a worker may send when fifty join at once."""

@@ -11,6 +11,7 @@ from tests.helpers import wait_for
 from tests.rebalance.scene import CLAIM, KEYS, LEASE, STEADY, Scene
 
 pytestmark = pytest.mark.timeout(180)
+full = pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured")
 
 STICKY = {**STEADY, "ASSIGNMENT": "sticky"}
 
@@ -20,6 +21,7 @@ def moved(scene: Scene) -> list[tuple[str, int]]:
     return [(each.cause, len(each.moved)) for each in scene.snapshot().rebalances]
 
 
+@full
 @pytest.mark.parametrize("environ", [STEADY, STICKY, CLAIM, LEASE], ids=["range", "sticky", "claim", "lease"])
 def test_partitions_follow_joins_a_leave_and_a_death_and_nothing_is_lost_or_repeated_in_the_log(
     scene: Scene, environ: Mapping[str, str]
@@ -72,6 +74,7 @@ def test_a_worker_that_leaves_gives_up_its_entries(
     assert scene.owners() == {}
 
 
+@full
 def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(scene: Scene) -> None:
     """The worker that was stolen from notices on its next cycle, drains and releases."""
     w1 = scene.worker("w1", **CLAIM, HANDLER_S="0.3", BATCH="5")
@@ -85,6 +88,7 @@ def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(scene: Scene
     assert sorted(scene.executed()) == list(range(scene.sent)), "a record was executed twice or never"
 
 
+@full
 def test_partitions_that_are_added_are_claimed(scene: Scene, redis_url: str) -> None:
     """The number of partitions is read each cycle; records begin at the earliest one."""
     scene.worker("w1", **CLAIM)
@@ -96,6 +100,7 @@ def test_partitions_that_are_added_are_claimed(scene: Scene, redis_url: str) -> 
         wait_for(lambda: client.xlen(KEYS.acked(8)) == 1, "its first record is in the log")
 
 
+@full
 def test_workers_claim_anew_after_the_database_was_emptied(scene: Scene, redis_url: str) -> None:
     """FLUSHALL: the entries come back in one cycle, and new records are handled."""
     scene.worker("w1", **CLAIM)

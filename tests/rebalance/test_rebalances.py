@@ -12,7 +12,11 @@ from streamworker.runtime.watch.stages import FORCED
 from tests.helpers import wait_for
 from tests.rebalance.scene import Call, Scene, slack_for_this_machine
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured"),
+    pytest.mark.alone("how long partitions stand still, with sessions of about a second"),
+]
 
 
 def largest_gap(calls: list[Call], since: float, until: float) -> float:

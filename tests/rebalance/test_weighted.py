@@ -7,7 +7,11 @@ import pytest
 from tests.helpers import wait_for
 from tests.rebalance.scene import FAST, Scene
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured"),
+    pytest.mark.alone("shares by the load that is measured"),
+]
 
 WEIGHTED = {
     **FAST,

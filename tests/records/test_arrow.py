@@ -217,6 +217,7 @@ def test_a_key_that_may_be_missing_is_nullable() -> None:
     assert rows["number"].to_pylist() == [None, 1]
 
 
+@pytest.mark.spark("asks Spark")
 @pytest.mark.parametrize("kind", [*KINDS, Branch, Reference])
 def test_spark_takes_the_schema_without_a_cast(kind: Any) -> None:
     """Spark demands its own form of a schema to the letter; ours is that form."""

@@ -23,7 +23,7 @@ from tests.chaos.proxy import proxied
 from tests.helpers import PATIENCE_S
 from tests.stub import stub
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.alone("how seldom is knocked, and how soon who waits is let in")]
 
 GONE = "Redis at db1:6379 cannot be reached: Connection refused."
 

@@ -334,7 +334,7 @@ def child(ready):
 """
 
 
-@pytest.mark.full
+@pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.parametrize("way", IN_THE_WAY)
 def test_a_worker_ends_at_its_deadline_whatever_holds_it(
     way: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
@@ -366,7 +366,7 @@ async def handle(line: Line) -> None:
 """
 
 
-@pytest.mark.full
+@pytest.mark.full("starts workers, and waits for deadlines")
 def test_a_worker_waits_for_threads_that_end_before_its_deadline(
     redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
 ) -> None:
@@ -396,7 +396,7 @@ KIND handle(line: Line) -> None:
 """
 
 
-@pytest.mark.full
+@pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_process_that_a_function_forks_obeys_signals(
     kind: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
@@ -414,7 +414,7 @@ def test_a_process_that_a_function_forks_obeys_signals(
     assert worker.wait() == 0
 
 
-@pytest.mark.full
+@pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.parametrize("command", ["run", "spark"])
 def test_a_worker_that_is_told_to_end_while_it_imports_its_app_ends_with_0(
     command: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
@@ -443,7 +443,7 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     assert "worker_left" in worker.log()
 
 
-@pytest.mark.full
+@pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.timeout(600)  # It starts up to ten processes, each of which may take ten seconds.
 @pytest.mark.parametrize("kind", DEADLY_FUNCTIONS)
 def test_a_record_that_kills_its_process_halts_its_partition_alone(

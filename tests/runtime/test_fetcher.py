@@ -49,7 +49,8 @@ async def test_one_blocking_read_serves_all_partitions(redis_url: str) -> None:
         assert desk.fetcher.reads <= before + 1
 
 
-@pytest.mark.alone  # measures a latency
+@pytest.mark.full("measures a latency")
+@pytest.mark.alone("measures a latency")
 async def test_a_new_entry_reaches_its_buffer_within_milliseconds(redis_url: str) -> None:
     """The read is waiting at the server when the entry comes."""
     async with bench(redis_url) as desk:

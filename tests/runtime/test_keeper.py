@@ -129,7 +129,8 @@ async def test_a_key_that_is_written_over_is_named_once_and_ends_no_heartbeat(re
     assert not any(beat.lost for beat in beats)
 
 
-@pytest.mark.alone  # measures how soon
+@pytest.mark.full("waits for a worker's death to be seen")
+@pytest.mark.alone("measures how soon")
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_dead_peer_is_removed_when_its_time_is_over_and_not_later(

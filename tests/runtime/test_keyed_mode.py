@@ -422,6 +422,7 @@ async def test_a_closed_gate_lets_calls_end_and_none_begin(redis_url: str) -> No
         assert (await running.drained()).reason is StopReason.DRAINED
 
 
+@pytest.mark.full("kills owners")
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, seed: int) -> None:
     """Drained, cancelled and overtaken at any time, with handlers that fail and hang about."""
@@ -629,7 +630,8 @@ async def rate(
     return count / took
 
 
-@pytest.mark.alone  # measures rates
+@pytest.mark.full("measures rates")
+@pytest.mark.alone("measures rates")
 async def test_waiting_handlers_go_faster_by_far_side_by_side(
     redis_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -668,7 +670,8 @@ async def rate_by_hand(handler: Callable[..., Any], count: int, clock: Callable[
     return count / (clock() - began)
 
 
-@pytest.mark.alone  # measures rates
+@pytest.mark.full("measures rates")
+@pytest.mark.alone("measures rates")
 async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Reading, order by key, commits and rows cost a few times what a task by itself does, whatever waits.
 

@@ -1,6 +1,10 @@
 """Mistakes in how tables are read and written, planted in a copy of the project: its tests find each."""
 
+import pytest
+
 from tests.planting import PlantedMistakes
+
+pytestmark = pytest.mark.full("runs the tests of tables for each mistake")
 
 TESTS = (
     "tests/runtime/test_statetables.py",

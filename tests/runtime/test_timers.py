@@ -58,7 +58,10 @@ async def flush(ctx: Context) -> None:
 
 @pytest.mark.parametrize(
     ("kills", "ticks"),
-    [pytest.param(4, 100, marks=pytest.mark.full), pytest.param(300, 10_000, marks=pytest.mark.soak)],
+    [
+        pytest.param(4, 100, marks=pytest.mark.full("kills workers")),
+        pytest.param(300, 10_000, marks=pytest.mark.soak),
+    ],
 )
 @pytest.mark.timeout(3_000)
 def test_each_planned_time_takes_effect_once_while_workers_are_killed(

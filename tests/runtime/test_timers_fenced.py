@@ -30,7 +30,9 @@ class Leader:
     wakes: anyio.Event = field(default_factory=anyio.Event)
 
 
-@pytest.mark.parametrize(("ticks", "kills"), [(600, 30), pytest.param(10_000, 300, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("ticks", "kills"), [(600, 30), pytest.param(10_000, 300, marks=pytest.mark.full("ten thousand ticks"))]
+)
 @pytest.mark.timeout(600)
 async def test_no_leader_stores_a_time_that_another_has_done(redis_url: str, ticks: int, kills: int) -> None:
     """With missed="all" none is left out either.

@@ -1,6 +1,10 @@
 """Mistakes in how timers are committed, planted in a copy of the project: its tests find each."""
 
+import pytest
+
 from tests.planting import PlantedMistakes
+
+pytestmark = pytest.mark.full("runs a storm of timers for each mistake")
 
 TESTS = ("tests/runtime/test_timers_fenced.py",)
 PLANTS = {

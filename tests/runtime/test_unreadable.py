@@ -140,7 +140,7 @@ async def test_what_held_a_partition_up_before_a_rollback_is_not_shown_after_it(
             )
 
 
-@pytest.mark.full
+@pytest.mark.full("waits for a server to notice its disk")
 async def test_a_server_that_cannot_write_to_its_disk_is_named_as_what_holds_all_up(tmp_path: Path) -> None:
     """It refuses all writes, so that no worker can tell it; nobody is taken for dead."""
     with EmbeddedServer(data_dir=tmp_path / "data", appendonly=False) as server, opened(server.url) as raw:

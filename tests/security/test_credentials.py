@@ -89,7 +89,7 @@ async def test_workers_and_senders_log_in_with_the_token_of_the_moment(
     assert len(tokens.given) > before > 1
 
 
-@pytest.mark.full
+@pytest.mark.full("runs each command")
 @pytest.mark.parametrize("server", ["cluster", "sentinel"], indirect=True, scope="session")
 async def test_every_node_of_a_cluster_and_what_sentinels_name_get_what_the_provider_gives(
     server: EmbeddedCluster | Trio, emptied: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -26,6 +26,8 @@ from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 from tests.security.test_rights import worked
 
+pytestmark = pytest.mark.full("needs a Redis: the Valkey of PyPI has no TLS")
+
 PASSWORD = "canary-Pa55word"
 
 

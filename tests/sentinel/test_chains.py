@@ -14,6 +14,8 @@ from tests.helpers import wait_for
 from tests.sentinel.test_failovers import ZOMBIE_NOTICES_S
 from tests.sentinel.trio import Instance, Trio
 
+pytestmark = pytest.mark.full("sentinels, replicas and failovers, which take seconds each")
+
 
 def entries(primary: Instance) -> int:
     """Return how many entries the first stream of the chain has."""

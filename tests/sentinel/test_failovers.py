@@ -21,7 +21,10 @@ from tests.rebalance.scene import KEYS
 from tests.sentinel.scene import FailoverScene
 from tests.sentinel.trio import Instance, Trio
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.full("sentinels, replicas and failovers, which take seconds each"),
+]
 
 PARTITIONS = 8
 PER_SECOND = 250

@@ -23,6 +23,11 @@ from tests.helpers import wait_for
 from tests.sentinel.trio import Instance, Trio
 from tests.spark.acked import ORDER, AckedLog
 
+pytestmark = [
+    pytest.mark.full("sentinels, replicas and failovers, which take seconds each"),
+    pytest.mark.spark("reads as Spark's executors do"),
+]
+
 EVERYTHING = ReadAllAvailable()
 
 

@@ -17,7 +17,10 @@ from tests.helpers import PATIENCE_S, wait_for_async
 from tests.sentinel.trio import SERVICE, Instance, Trio
 from tests.stub import stub
 
-pytestmark = pytest.mark.anyio
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.full("sentinels, replicas and failovers, which take seconds each"),
+]
 
 LEAST_RIGHTS = ("+client|setname", "+sentinel|get-master-addr-by-name")
 MORE_RIGHTS = (

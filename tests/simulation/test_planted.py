@@ -8,6 +8,8 @@ import pytest
 from tests.simulation.planted import PLANTS
 from tests.simulator.simulation import Schedule, run
 
+pytestmark = pytest.mark.full("runs schedules for each mistake until one finds it")
+
 MOST = 1_000
 PAGE = Path(__file__, "../../../docs/protocols/simulated.md").resolve()
 

@@ -12,6 +12,8 @@ from tests.simulator.faults import Fault, FaultKind, kinds_of
 from tests.simulator.simulation import Schedule, explain, run, shrink
 from tests.simulator.transcript import Transcript
 
+pytestmark = pytest.mark.alone("uses both cores")
+
 
 def check(schedule: Schedule, count: int) -> None:
     """Run seeds from the schedule's on; explain those that broke a promise."""
@@ -24,7 +26,6 @@ SOAK = pytest.mark.soak
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("first", "count"),
     [
@@ -32,7 +33,12 @@ SOAK = pytest.mark.soak
         pytest.param(3_036_839, 1, id="an_acquisition_that_arrives_late_after_an_order"),
         pytest.param(5_075_747, 1, id="a_document_of_a_later_release_that_goes_just_before_the_rest"),
         # Each timeout is for a machine that is slow and busy: it ends what hangs, and judges nothing.
-        pytest.param(0, 1_000, id="thousand", marks=[pytest.mark.full, pytest.mark.timeout(900)]),
+        pytest.param(
+            0,
+            1_000,
+            id="thousand",
+            marks=[pytest.mark.full("both cores for a minute"), pytest.mark.timeout(900)],
+        ),
         # As `make soak` asks for it: three minutes on two fast cores.
         pytest.param(0, 10_000, id="ten_thousand", marks=[SOAK, pytest.mark.timeout(2_700)]),
         pytest.param(1_000_000, 200_000, id="for_hours", marks=[SOAK, pytest.mark.timeout(0)]),
@@ -45,6 +51,7 @@ def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_afte
     check(Schedule(seed=first), count)
 
 
+@pytest.mark.full("runs sixty schedules of each")
 @pytest.mark.parametrize("assignment", ["sticky", "weighted"])
 def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
     """With loads and capacities that the seed draws, and that change while faults last."""
@@ -52,14 +59,14 @@ def test_the_promises_hold_under_every_assignment(assignment: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @pytest.mark.parametrize("protocol", sorted(set(PROTOCOLS) - {"membership"}))
-@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", [30, pytest.param(300, marks=pytest.mark.full("both cores for a minute"))])
 def test_other_protocols_lose_nothing_and_repeat_nothing(protocol: str, count: int) -> None:
     """All commits are fenced alike; how long the others take to come to rest is another matter."""
     check(Schedule(seed=0, protocol=protocol), count)
 
 
+@pytest.mark.full("runs thirty schedules")
 def test_workers_that_only_come_and_go_do_nothing_twice() -> None:
     """No fault but joins and leaves, herds and flapping: no entry is handled twice, none is refused."""
     check(Schedule(seed=0, faults="churn"), 30)
@@ -102,7 +109,7 @@ def test_figures_are_summed_over_schedules() -> None:
     assert 0 < summary.commands_a_second < 20
 
 
-@pytest.mark.full
+@pytest.mark.full("runs schedules of another protocol")
 def test_membership_moves_no_partition_without_a_cause() -> None:
     """A place that was kept for a static member, and is not any more, is one."""
     outcomes = [run(Schedule(seed=seed)) for seed in range(40)]
@@ -135,7 +142,7 @@ def test_a_stream_that_grows_is_shared_whole_where_the_protocol_reads_its_number
     assert outcome.settled_ms is not None
 
 
-@pytest.mark.full
+@pytest.mark.full("runs schedules of another protocol")
 def test_a_static_member_that_restarts_in_time_moves_nothing() -> None:
     """Killed, and back under the same static id before its place is given away."""
     plan = (Fault(5_000, FaultKind.ROLL, 1, 50),)

@@ -20,6 +20,7 @@ HANGS_S = 300
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.spark("imports pyspark"))
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(HANGS_S))
 

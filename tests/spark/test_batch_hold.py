@@ -27,7 +27,7 @@ from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
 from tests.spark.acked import ORDER, AckedLog
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 shop = App("shop")
 

@@ -10,6 +10,8 @@ from streamworker.spark.driver.session import Session
 from tests.spark.acked import AckedLog
 from tests.spark.conftest import Connect
 
+pytestmark = pytest.mark.full("a query of Spark takes seconds")
+
 RECORDS = 2_000
 
 

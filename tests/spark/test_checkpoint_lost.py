@@ -23,7 +23,7 @@ from tests.spark.acked import ORDER, AckedLog
 from tests.spark.queries import run, table
 from tests.spark.specs import pipeline, same
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
+pytestmark = [pytest.mark.usefixtures("in_tmp_path"), pytest.mark.full("a query of Spark takes seconds")]
 
 TABLE = Path("lake/revenue")
 CHECKPOINT = Path("lake/.streamworker/revenue/revenue/checkpoint")

@@ -16,6 +16,8 @@ from streamworker.testing import local_worker
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, run
 
+pytestmark = pytest.mark.full("a query of Spark takes seconds")
+
 
 @dataclass
 class Ride:

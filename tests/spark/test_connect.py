@@ -22,6 +22,8 @@ from tests.spark.test_driver_killed import (
     read_all,
 )
 
+pytestmark = pytest.mark.full("a query of Spark takes seconds")
+
 TOLD_WITHIN_S = 10.0
 LOST = "The Spark server does not answer, or was restarted"
 

@@ -23,6 +23,8 @@ from tests.cluster.support import (
 )
 from tests.spark.acked import AckedLog
 
+pytestmark = pytest.mark.full("a query of Spark takes seconds")
+
 PARTITIONS = 12
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=20_000)
 

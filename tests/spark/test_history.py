@@ -23,6 +23,7 @@ from tests.spark.queries import run, table
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(FAKETIME is None and not CI, reason="libfaketime is not installed"),
+    pytest.mark.full("a query of Spark takes seconds"),
 ]
 
 AGES = [timedelta(minutes=minutes) for minutes in (180, 90, 45, 20, 0)]

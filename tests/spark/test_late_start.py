@@ -21,7 +21,7 @@ from tests.spark.acked import ORDER, AckedLog
 from tests.spark.queries import run, table
 from tests.spark.specs import pipeline
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 
 @pytest.fixture(autouse=True)

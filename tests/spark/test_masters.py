@@ -20,7 +20,7 @@ from tests.helpers import WorkerProcess, wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.processes import START_S, ConnectServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full("a query of Spark takes seconds")]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}

@@ -25,7 +25,11 @@ from tests.spark.acked import AckedLog
 from tests.spark.processes import ROOT, ConnectServer
 from tests.spark.specs import pipeline
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_tmp_path")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("in_tmp_path"),
+    pytest.mark.full("a query of Spark takes seconds"),
+]
 
 EAST = dt.timezone(dt.timedelta(hours=9))
 TIMES = [

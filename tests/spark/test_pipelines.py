@@ -30,7 +30,11 @@ from tests.spark.queries import wait_for_rows
 from tests.spark.running import Running
 from tests.spark.specs import pipeline, same
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("in_tmp_path")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("in_tmp_path"),
+    pytest.mark.full("a query of Spark takes seconds"),
+]
 
 
 def by_user(frame: DataFrame) -> DataFrame:

@@ -21,7 +21,7 @@ from tests.spark.queries import batch, rows, run, start, wait_for_rows
 from tests.spark.running import Running
 from tests.spark.specs import pipeline
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 PLACE = pa.struct([("city", pa.string())])
 FAR_PLACE = pa.struct([("city", pa.string()), ("zone", pa.int64())])

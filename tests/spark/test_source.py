@@ -31,7 +31,8 @@ from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # the first of them starts Spark
+# The first of them starts Spark.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.full("a query of Spark takes seconds")]
 
 
 def test_a_stream_written_to_parquet_equals_the_log_run_by_run(

@@ -16,7 +16,7 @@ from tests.spark.acked import AckedLog
 from tests.spark.running import Running
 from tests.spark.specs import pipeline
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 TABLE = Path("lake/revenue")
 

@@ -34,6 +34,8 @@ from tests.spark.conftest import Connect
 from tests.spark.running import Running
 from tests.spark.specs import Order, pipeline
 
+pytestmark = pytest.mark.full("a query of Spark takes seconds")
+
 MISSING = re.compile(r"Rows (\d+) to (\d+) are missing")
 SEED = 38
 

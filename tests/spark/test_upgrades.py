@@ -20,6 +20,8 @@ from tests.spark.running import Running
 from tests.spark.test_driver_killed import numbered
 from tests.spark.upgraded import NAME, pipeline_in
 
+pytestmark = pytest.mark.full("a query of Spark takes seconds")
+
 ROWS_AN_ENTRY = 8
 PAUSE_S = 0.03
 """Between two commits of the worker: some 250 rows a second."""

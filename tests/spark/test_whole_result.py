@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 
 from streamworker.spark.source.sink import WholeResult
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 FILES = 3
 

@@ -58,6 +58,7 @@ async def test_minutes_pass_in_moments_and_what_is_due_happens_in_between() -> N
     assert (seen[1][1] - seen[0][1]).total_seconds() == pytest.approx(600, abs=1)
 
 
+@pytest.mark.full("simulates an hour")
 @pytest.mark.parametrize("is_paused", [True, False])
 async def test_a_processor_paused_for_an_hour_goes_on_where_it_stood(*, is_paused: bool) -> None:
     """Its worker keeps the partitions, and takes nothing; without the pause it takes all meanwhile."""

@@ -167,14 +167,14 @@ def run(folder: Path, app: str, files: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a pytest")
 def test_tests_get_a_worker_of_the_app_that_the_configuration_or_a_fixture_names(tmp_path: Path) -> None:
     """Each test one of its own."""
     printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", TESTS)
     assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a pytest")
 def test_what_a_failing_test_prints_can_be_read(tmp_path: Path) -> None:
     """It holds what a worker logs in production, and not each step of the protocol."""
     printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", {"test_fails.py": FAILS})
@@ -195,7 +195,7 @@ def test_who_asks_for_a_worker_and_names_no_app_is_told_how_to(tmp_path: Path) -
     assert 'streamworker_app = "shop:app"' in printed
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a pytest")
 @pytest.mark.parametrize("mode", ["strict", "auto"])
 def test_the_worker_runs_in_the_loop_that_pytest_asyncio_gives_the_test(mode: str, tmp_path: Path) -> None:
     """Of whichever scope."""
@@ -204,7 +204,7 @@ def test_the_worker_runs_in_the_loop_that_pytest_asyncio_gives_the_test(mode: st
     assert re.search(r"^2 passed in", printed, re.MULTILINE), printed
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a pytest")
 def test_a_test_without_one_event_loop_is_told_how_to_get_it(tmp_path: Path) -> None:
     """A sync test has none, and two plugins have one each."""
     options = "streamworker_app = shop:app\npythonpath = ."
@@ -214,7 +214,7 @@ def test_a_test_without_one_event_loop_is_told_how_to_get_it(tmp_path: Path) -> 
     assert len(re.findall(f"^E? *{said}", printed, re.MULTILINE)) == 2, printed
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a pytest")
 @pytest.mark.parametrize("asks", ["", "option", "fixture"])
 def test_no_test_reaches_a_real_server_by_mistake(
     asks: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,7 +234,7 @@ def test_no_test_reaches_a_real_server_by_mistake(
             assert raw.dbsize() == 0
 
 
-@pytest.mark.full
+@pytest.mark.full("starts a pytest")
 def test_a_server_that_a_test_has_started_is_no_mistake(tmp_path: Path) -> None:
     """So it needs no option."""
     printed = run(tmp_path, "pythonpath = .", {"test_asked.py": ASKED})
