@@ -125,7 +125,7 @@ def fill_ours(client: Any, url: str, keys: int, partitions: int, updates: int) -
     app, totals = app_with_table(url, partitions, [])
     body = b" " + totals.spec.form.body("", Total())
     fill(client, keys, partitions, "sw:{{bench.events.{}}}:table:totals", body)
-    app.streams["events"].sync.send_many(events(keys, updates))
+    app.registry.streams["events"].sync.send_many(events(keys, updates))
     app.close()
 
 

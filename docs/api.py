@@ -42,8 +42,9 @@ def render() -> str:
 
 def _section(name: str, of: Any) -> Iterator[str]:
     yield from ("", f"## {name}", "", _summary(of))
-    yield from _parameters(of, name, of.__init__ if inspect.isclass(of) else of)
-    if not inspect.isclass(of):
+    is_class = inspect.isclass(of)
+    yield from _parameters(of, name, of.__init__ if is_class else of, first=int(is_class))
+    if not is_class:
         return
     members = {
         member: inspect.getattr_static(of, member)
@@ -62,7 +63,7 @@ def _section(name: str, of: Any) -> Iterator[str]:
         yield from (f"| `{member}` | {_cell(_summary(value))} |" for member, value in plain)
     for member, function in calls:
         yield from ("", f"### {name}.{member}", "", _summary(function))
-        yield from _parameters(function, member, function)
+        yield from _parameters(function, member, function, first=1)
 
 
 def _summary(of: Any) -> str:
@@ -70,8 +71,8 @@ def _summary(of: Any) -> str:
     return _markdown((inspect.getdoc(of) or "").split("\n\n")[0])
 
 
-def _parameters(of: Any, name: str, function: Any) -> Iterator[str]:
-    """Return the table of the arguments, with what the docstring says of each."""
+def _parameters(of: Any, name: str, function: Any, *, first: int) -> Iterator[str]:
+    """Return the table of the arguments from the first that users give, with what the docstring says of each."""
     told: dict[str, str] = {}
     found = PARAMETERS.search(inspect.getdoc(of) or "")
     for names, text in re.findall(r"^(\S.*)\n((?: {4}.*\n?|\n)+)", found[1] if found else "", re.MULTILINE):
@@ -79,8 +80,8 @@ def _parameters(of: Any, name: str, function: Any) -> Iterator[str]:
             told[each.lstrip("*")] = _cell(_markdown(text))
     rows = [
         (parameter, told.get(parameter.name, ""))
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in ("self", "function") and not parameter.name.startswith("_")
+        for parameter in [*inspect.signature(function).parameters.values()][first:]
+        if parameter.name != "function" and not parameter.name.startswith("_")
     ]
     if not rows or not (told or any(parameter.default is not parameter.empty for parameter, _ in rows)):
         return

@@ -7,7 +7,7 @@ from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.units import Duration, Size
 from streamworker.declaring.parameters import Override, Resource
-from streamworker.declaring.processor import Processor
+from streamworker.declaring.processors import Processor
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.errors import (

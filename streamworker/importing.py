@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any, Literal, TypeVar
 
 from streamworker.app import App
-from streamworker.declaring.processor import Processor
+from streamworker.declaring.processors import Processor
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.declaring.stream import Stream, StreamApp
 from streamworker.declaring.table import Table
@@ -64,12 +64,12 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
     if not isinstance(found, App):
         raise _wrong(path, found, "not a Stream", module, "streams")
     with_override(found)
-    if stream is None and len(found.streams) == 1:
-        return next(iter(found.streams.values()))
-    if stream in found.streams:
-        return found.streams[stream]
+    if stream is None and len(found.registry.streams) == 1:
+        return next(iter(found.registry.streams.values()))
+    if stream in found.registry.streams:
+        return found.registry.streams[stream]
     what = f"App {found.name!r} has no stream {stream!r}." if stream else f"{path} is an App, not a Stream."
-    there = [f"{path.partition(':')[0]}:{name}" for name in found.streams]
+    there = [f"{path.partition(':')[0]}:{name}" for name in found.registry.streams]
     raise ConfigurationError(what, remedy=_list("Name one of its streams", there))
 
 
@@ -91,19 +91,21 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     if isinstance(found, App):
         app = with_override(found)
         for name in names or ():
-            if name not in app.processors:
+            if name not in app.registry.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} has no processor {name!r}.",
-                    remedy=_list("Its processors", list(app.processors)),
+                    remedy=_list("Its processors", list(app.registry.processors)),
                 )
-        if not app.processors:
+        if not app.registry.processors:
             raise ConfigurationError(
                 f"App {app.name!r} has no processor.", remedy="Declare one: @app.processor(stream)."
             )
-        return Selection(app, tuple(app.processors[name] for name in names or app.processors))
+        return Selection(
+            app, tuple(app.registry.processors[name] for name in names or app.registry.processors)
+        )
     if isinstance(found, Processor):
         for app in _apps(module).values():
-            if app.processors.get(found.name) is found.spec:
+            if app.registry.processors.get(found.name) is found.spec:
                 return Selection(with_override(app), (found.spec,))
         raise ConfigurationError(
             f"{path} is a processor of an app that is not in that module.",
@@ -116,7 +118,7 @@ def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     """Return the app, the group and the timer that a path names; an error lists the timers."""
     module, found = _resolve(path, "timers")
     for app in _apps(module).values():
-        for group in (*app.timers_group(), *app.processors.values()):
+        for group in (*app.timers_group(), *app.registry.processors.values()):
             for timer in group.timers:
                 if isinstance(found, Timer) and found.spec is timer:
                     return with_override(app), group, timer
@@ -236,9 +238,9 @@ def _apps(module: ModuleType) -> dict[str, App]:
 
 def _named(app: App, kind: Kind) -> Mapping[str, Any]:
     if kind == "timers":  # To list them: two processors may each have a timer of one name.
-        groups = (*app.timers_group(), *app.processors.values())
+        groups = (*app.timers_group(), *app.registry.processors.values())
         return {timer.name: None for group in groups for timer in group.timers}
-    return getattr(app, kind) if kind else {}
+    return getattr(app.registry, kind) if kind else {}
 
 
 def _inside(module: ModuleType, kind: Kind) -> list[str]:

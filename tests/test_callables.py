@@ -83,7 +83,7 @@ async def test_each_callable_that_a_processor_takes_runs_for_each_record_or_fail
     app = App("shop")
     found = _declared(place, app)
     async with local_worker(app) as worker:
-        await app.streams["orders"].send_many([Order("ann"), Order("bob"), Order("ann")])
+        await app.registry.streams["orders"].send_many([Order("ann"), Order("bob"), Order("ann")])
         await worker.until_drained()
         for name, (what, _, noted) in found.items():
             letters = await worker.dead_letters(name)
@@ -129,11 +129,11 @@ async def test_each_callable_that_makes_or_surrounds_something_runs(place: Place
                 calls.append(client)
 
             take.__annotations__["client"] = Annotated[Client, resource]
-            app.processor(app.streams["orders"], name=f"take_{name}")(take)
+            app.processor(app.registry.streams["orders"], name=f"take_{name}")(take)
     if place.yields is not Client:
-        app.processor(app.streams["orders"])(audit)
+        app.processor(app.registry.streams["orders"])(audit)
     async with local_worker(app) as worker:
-        await app.streams["orders"].send(Order("ann"))
+        await app.registry.streams["orders"].send(Order("ann"))
         await worker.until_drained()
     assert len(calls) == (len(found) if place.yields is Client else 1)
     assert all(noted for _, _, noted in found.values())
@@ -144,7 +144,7 @@ def test_each_callable_that_a_pipeline_takes_is_called_with_the_rows() -> None:
     place = PLACES[-1]
     app = App("shop", redis_url="redis://localhost:1/0")
     for name, (what, _, noted) in _declared(place, app).items():
-        result = app.pipelines[name].function(object())
+        result = app.registry.pipelines[name].function(object())
         assert bool(noted) == (what == "runs")
         if asyncio.iscoroutine(result):
             result.close()
@@ -194,7 +194,7 @@ def test_a_pipeline_may_name_its_frames_for_type_checkers_alone() -> None:
     def revenue(rows: "DataFrame") -> "DataFrame":  # type: ignore[name-defined]  # noqa: F821
         return rows
 
-    assert list(app.pipelines) == ["revenue"]
+    assert list(app.registry.pipelines) == ["revenue"]
 
 
 async def test_two_processors_may_share_a_function() -> None:
@@ -208,7 +208,7 @@ async def test_two_processors_may_share_a_function() -> None:
     async def note(batch: list[Order]) -> None:
         seen.extend(order.customer for order in batch)
 
-    assert app.processors["two"].is_async
+    assert app.registry.processors["two"].is_async
     async with local_worker(app) as worker:
         await orders.send(Order("ann"))
         await worker.until_drained()

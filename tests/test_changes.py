@@ -44,7 +44,7 @@ async def test_a_row_has_the_values_of_the_moment_at_which_it_was_handed_over(wa
     options = {} if how == "sent" else {"into": sums, "output": Total, "forward": True}
     processor = declare(app, way, add, Total if how == "returned" else None, **options)
     async with local_worker(app) as worker:
-        await app.streams["orders"].send_many([Order("ann", amount) for amount in AMOUNTS])
+        await app.registry.streams["orders"].send_many([Order("ann", amount) for amount in AMOUNTS])
         await worker.until_drained()
         assert not await worker.dead_letters(processor)
         assert [(each.total, each.seen) for each in await worker.sent(sums)] == RUNNING
@@ -64,7 +64,7 @@ async def test_a_list_in_the_state_that_is_changed_in_place_is_written(way: Way)
     declare(app, way, note, None)
     async with local_worker(app) as worker:
         for amount in AMOUNTS:
-            await app.streams["orders"].send(Order("ann", amount))
+            await app.registry.streams["orders"].send(Order("ann", amount))
             await worker.until_drained()
         assert not await worker.dead_letters("it")
     assert seen == [[1], [1, 2], [1, 2, 3]]
@@ -95,13 +95,13 @@ async def test_a_tables_value_that_is_changed_and_not_set_fails_the_call(way: Wa
     declare(app, way, lambda order, _: change(order), None, tables=[totals])
     async with local_worker(app) as worker:
         for amount in (1, 2, 3, 4):
-            await app.streams["orders"].send(Order("ann", amount))
+            await app.registry.streams["orders"].send(Order("ann", amount))
         await worker.until_drained()
         letters = await worker.dead_letters("it")
         assert len(letters) == 2
         assert all("'ann' in table 'totals' was changed after it was" in each.error for each in letters)
         assert await totals.get("ann") == Total("ann", 1)
-        await app.streams["orders"].send(Order("ann", 5))
+        await app.registry.streams["orders"].send(Order("ann", 5))
         await worker.until_drained()
         assert len(await worker.dead_letters("it")) == 2
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, Records
-from streamworker.app import Options
+from streamworker.declaring.processors import Options
 from streamworker.declaring.specs import FunctionMode
 
 
@@ -239,5 +239,5 @@ def test_a_setting_from_the_environment_loses_to_an_argument(monkeypatch: pytest
 
 def test_a_type_checker_knows_each_argument_of_a_processor() -> None:
     """The overloads of ``App.processor`` name theirs in a type of its own."""
-    arguments = inspect.signature(App.processor).parameters.keys() - {"self", "stream", "into"}
+    arguments = inspect.signature(App.processor).parameters.keys() - {"app", "stream", "into"}
     assert arguments == Options.__annotations__.keys()

@@ -263,8 +263,8 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_an_app_in_several_modules_is_whole_when_it_is_loaded(parts: Path) -> None:
     """By a command, which finds processors of all of them; the import of the app alone loads no other."""
     many = importlib.import_module("many")
-    assert many.app.processors == {}
-    assert list(resolve_app("many:app").processors) == ["send"]
+    assert many.app.registry.processors == {}
+    assert list(resolve_app("many:app").registry.processors) == ["send"]
     assert [spec.name for spec in resolve_processors("many:send").processors] == ["send"]
 
 
@@ -284,7 +284,7 @@ def test_a_worker_loads_an_app_in_several_modules(parts: Path) -> None:
     """Also one that a program makes."""
     many = importlib.import_module("many")
     Worker(many.app)
-    assert list(many.app.processors) == ["send"]
+    assert list(many.app.registry.processors) == ["send"]
 
 
 def test_a_module_of_an_app_that_fails_is_named(parts: Path) -> None:

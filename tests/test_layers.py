@@ -62,8 +62,8 @@ INSIDE = {
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "declaring": (
-        "callables", "parameters", "middleware", "specs", "functions", "stream", "table", "timers",
-        "processor", "resources", "pipelines",
+        "callables", "parameters", "middleware", "specs", "functions", "stream", "table", "registry", "data",
+        "timers", "processors", "resources", "pipelines",
     ),
 }  # fmt: skip
 """The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the

@@ -52,7 +52,7 @@ async def send_ticks(app: App, partitions: int, per_second: float) -> None:
     """Send records to all partitions at the same rate, until this is cancelled."""
     keys = key_of_each_partition(partitions)
     parts = [keys[part::SLICES] for part in range(SLICES)]
-    stream = app.streams["ticks"]
+    stream = app.registry.streams["ticks"]
     pause_s = 1 / per_second / SLICES
     due = time.monotonic()
     while True:

@@ -51,7 +51,7 @@ def graph(app: AppPath, json: AsJson = False) -> None:
     """
     found = with_pipelines(resolve_app(app))
     edges, tables = ask(found, _edges, found)
-    partitions = {stream.name: stream.spec.partitions for stream in found.streams.values()}
+    partitions = {stream.name: stream.spec.partitions for stream in found.registry.streams.values()}
     rings = cycles((edge.start, edge.end) for edge in edges)
     if json:
         its_tables = [{"processor": name, **asdict(each)} for name in tables for each in tables[name]]
@@ -68,7 +68,7 @@ async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tupl
     await anyio.sleep(LOOK_S)
     after = await _look(backend, app)
     edges: list[Edge] = []
-    for spec in app.processors.values():
+    for spec in app.registry.processors.values():
         (then, sent_then), (group, sent) = before[spec.name], after[spec.name]
         took_s = (group.taken_ms - then.taken_ms) / 1000
         name, rate = _node(spec.name), (group.committed - then.committed) / took_s
@@ -78,12 +78,12 @@ async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tupl
             edges.append(Edge(name, stream, "sends", per_s, group.outbox))
         for each in group.readers:
             age_ms, failed = max(0, group.taken_ms - each.updated_ms), failure(each, group.taken_ms)
-            to = _table_of(app.pipelines.get(each.name))
+            to = _table_of(app.registry.pipelines.get(each.name))
             edges.append(Edge(name, _node(each.name), "spark", rate, each.lag_rows, age_ms, to, failed))
         known, rows = {each.name for each in group.readers}, sum(view.rows for view in group.partitions)
         edges += [
             Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_table_of(pipeline))
-            for pipeline in app.pipelines.values()
+            for pipeline in app.registry.pipelines.values()
             if pipeline.processor.name == spec.name and pipeline.name not in known
         ]
     return edges, {name: group.tables for name, (group, _) in after.items()}
@@ -91,7 +91,7 @@ async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tupl
 
 async def _look(backend: Backend, app: App) -> dict[str, tuple[GroupSnapshot, Counter[str]]]:
     """Return the snapshot of each processor, and the records that it has sent, by stream."""
-    processors = app.processors.values()
+    processors = app.registry.processors.values()
     return {spec.name: (await take(backend, spec), await _sent(backend, spec)) for spec in processors}
 
 

@@ -57,9 +57,9 @@ async def _status(backend: Backend, selection: Selection) -> tuple[list[model.Mo
 async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
     """Return what the streams and processors of a selection hold."""
     specs = [spec.stream for spec in selection.processors]
-    if len(specs) == len(selection.app.processors):
+    if len(specs) == len(selection.app.registry.processors):
         # Of a whole app also the streams that none of its processors reads.
-        specs += (stream.spec for stream in selection.app.streams.values())
+        specs += (stream.spec for stream in selection.app.registry.streams.values())
     streams = {spec.name: spec.partitions for spec in specs}
     groups = [(spec.stream.name, spec.name) for spec in selection.processors]
     return await take_holdings(backend, selection.app.name, streams, groups)

@@ -105,7 +105,7 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
 
 
 async def _read(backend: Backend, app: App) -> list[dict[str, Any]]:
-    groups, now_ms = [*app.timers_group(), *app.processors.values()], await backend.time_ms()
+    groups, now_ms = [*app.timers_group(), *app.registry.processors.values()], await backend.time_ms()
     return [await _row(backend, spec, timer, now_ms) for spec in groups for timer in spec.timers]
 
 

@@ -31,7 +31,7 @@ from streamworker.declaring.specs import (
     rows_of_several_types,
 )
 from streamworker.errors import ConfigurationError
-from streamworker.records import RecordCodec, RecordType
+from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500
@@ -40,7 +40,6 @@ ROWS_DEFAULT = 10_000
 """Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
 RECORDS_DEFAULT = 1_000
 """Maximum records of a commit if the function takes one: with 500, commits took a fifth of its time."""
-CODECS: tuple[str, ...] = ("json", "msgpack", "fields", "arrow")
 CONCURRENCY_MAX = 1_000
 """Maximum concurrent calls in one partition. Each is a task, and up to 32 times as many records are
 repeated after a crash. For more concurrency, use more partitions."""
@@ -264,35 +263,3 @@ def _output_type(produced: Any, stream: StreamSpec, whose: str) -> RecordType:
     record = stream.record if produced is None else RecordType.of(produced)
     _check_has_columns(whose, record, "forwards")
     return record
-
-
-def check_source(name: str, source: object, codec: object) -> str:
-    """Return the key of the stream that is taken in, or an empty text."""
-    if source is None:
-        return ""
-    if not isinstance(source, str) or not source or source.startswith("sw:"):
-        raise ConfigurationError(
-            f"Stream {name!r} has source={source!r}.",
-            remedy="Give the key of a Redis stream that other programs fill, and not that of an app.",
-        )
-    if codec == "arrow":
-        raise ConfigurationError(
-            f"Stream {name!r} has a source, and the codec arrow.",
-            remedy='Use codec="fields", or the codec in which the entries\' field v is written.',
-        )
-    return source
-
-
-def check_codec(stream: str, codec: object) -> None:
-    """Raise ConfigurationError if a value is no codec, or one whose name cannot be stored."""
-    if isinstance(codec, str) and codec in CODECS:
-        return
-    own = codec if isinstance(codec, RecordCodec) and not isinstance(codec, type) else None
-    name = own.name if own else ""
-    if name in CODECS or own is None:
-        taken = f"a codec named {name!r}, which is one of streamworker's" if name else f"codec={codec!r}"
-        raise ConfigurationError(
-            f"Stream {stream!r} has {taken}.",
-            remedy=f"Use one of {', '.join(CODECS)}, or an object with a name of its own, encode and decode.",
-        )
-    check_name("codec", name)

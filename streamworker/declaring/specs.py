@@ -19,6 +19,8 @@ from streamworker.records import RecordCodec, RecordType
 from streamworker.records.own import codec_name
 from streamworker.records.statetables import TableForm
 
+TIMERS_STREAM = "streamworker-timers"
+"""The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
 Codec = Literal["json", "msgpack", "fields", "arrow"] | RecordCodec
 Start = Literal["earliest", "latest"]
 OrderedBy = Literal["key", "none"]

@@ -1,6 +1,6 @@
 """``Stream``: what ``App.stream`` makes and programs send to, and the part of an app that sends."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sized
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property
@@ -22,21 +22,20 @@ R = TypeVar("R")
 
 
 class StreamApp:
-    """The part of an app that sends: its streams, their producers and connections."""
+    """The part of an app that sends and reads: its producers and connections."""
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, name: str, settings: Settings, streams: Sized) -> None:
         self.name = name
         self.settings = settings
-        self.streams: dict[str, Stream[Any]] = {}
-        self._producers = Producers()
+        self._producers = Producers(streams)
 
     def producer(self, stream: "Stream[Any]") -> Producer:
         """Return the producer of a stream for the running event loop."""
-        return self._producers.of(stream.spec, self.settings, streams=len(self.streams))
+        return self._producers.of(stream.spec, self.settings)
 
     def backend(self) -> Backend:
         """Return the connections of the running event loop, for reads."""
-        return self._producers.backend(self.name, self.settings, streams=len(self.streams))
+        return self._producers.backend(self.name, self.settings)
 
     async def aclose(self) -> None:
         """Close the producers and connections of this event loop; a later send opens new ones.

@@ -1,20 +1,17 @@
 """``Table``: state by key, which one processor writes and everybody reads."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any, Generic, NoReturn, TypeVar, overload
+from typing import Generic, NoReturn, TypeVar
 
 from streamworker.context import TablesInCall, tables_in_call
-from streamworker.core.rules import checked
-from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.specs import ProcessorSpec, TableSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.statetables import TableForm, Watched, alive
 from streamworker.records.types import read_hint
 from streamworker.redisio.data.statetables import count_values, read_fields, read_table
-from streamworker.redisio.keys import StreamKeys, check_name
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.settings import Settings
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -24,7 +21,7 @@ SCAN_TIMEOUT_MS = 60_000
 
 
 class Table(Generic[K, V]):
-    """State by key: :meth:`TableApp.table` makes it, and one processor writes it.
+    """State by key: ``App.table`` makes it, and one processor writes it.
 
     In a call of that processor, reads see what the call has written, and writes take effect with the commit
     of the call's records, or not at all. Elsewhere, in a web application, a test or another processor, reads
@@ -267,58 +264,6 @@ class Table(Generic[K, V]):
                 remedy="Use the type of the stream's key, or the names of a key that begins with it.",
             )
         return leading
-
-
-class TableApp(StreamApp):
-    """The part of an app that declares tables."""
-
-    def __init__(self, name: str, settings: Settings) -> None:
-        super().__init__(name, settings)
-        self.tables: dict[str, Table[Any, Any]] = {}
-
-    @overload
-    def table(self, name: str, value: type[V], *, ttl: Duration | None = None) -> Table[str, V]: ...
-    @overload
-    def table(
-        self, name: str, value: type[V], *, key: tuple[str, ...], ttl: Duration | None = None
-    ) -> Table[tuple[Any, ...], V]: ...
-    @overload
-    def table(
-        self, name: str, value: type[V], *, key: type[K], ttl: Duration | None = None
-    ) -> Table[K, V]: ...
-    @checked("Table")
-    def table(
-        self, name: str, value: Any, *, key: type | tuple[str, ...] = str, ttl: Duration | None = None
-    ) -> Table[Any, Any]:
-        """Declare a table: state by key, which one processor writes.
-
-        That processor names it in ``tables=``. Keys are the key of the processor's stream, or begin with it.
-
-        Parameters
-        ----------
-        name
-            The table's name.
-        value
-            Type of the values: a record type, or a plain type such as ``int``.
-        key
-            Type of the keys; or the names of their parts, of which the first are the stream's key.
-        ttl
-            How long a value lives after it was last written, by the server's clock; None for ever.
-
-        Examples
-        --------
-        >>> from streamworker import App
-        >>> app = App("shop")
-        >>> by_hour = app.table("by_hour", int, key=("customer", "hour"), ttl="400 days")
-        """
-        check_name("table", name)
-        if name in self.tables:
-            raise ConfigurationError(
-                f"App {self.name!r} has two tables named {name!r}.", remedy="Give one of them another name."
-            )
-        ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl", least_ms=1)
-        self.tables[name] = table = Table[Any, Any](self, name, TableForm(name, key, value), ttl_ms)
-        return table
 
 
 def written(tables: object, processor: ProcessorSpec) -> tuple[TableSpec, ...]:

@@ -5,23 +5,22 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
 
-from streamworker.core.data.schedules import CHOICES, Missed, PlannedTimes, When, cron
-from streamworker.core.data.schedules import every as _every
+from streamworker.core.data.schedules import CHOICES, Missed, PlannedTimes, When
+from streamworker.core.data.schedules import cron as cron_
+from streamworker.core.data.schedules import every as every_
 from streamworker.core.rules import check_values
 from streamworker.core.units import Duration
 from streamworker.declaring.callables import P, R, Wrapper, look
 from streamworker.declaring.functions import check_into, describe, returned_type
 from streamworker.declaring.parameters import Resource, label, read_parameters
-from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
+from streamworker.declaring.registry import DeclaringApp
+from streamworker.declaring.specs import TIMERS_STREAM, FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.declaring.stream import ByType, Stream, specs_of
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 
 O = TypeVar("O")  # noqa: E741 - what goes out
-
-TIMERS_STREAM = "streamworker-timers"
-"""The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
 
 
 class Timer(Wrapper[P, R]):
@@ -56,112 +55,116 @@ class TimerInto(Protocol[O]):
     def __call__(self, function: Callable[P, O | None], /) -> Timer[P, O | None]: ...
 
 
-class TimerApp:
-    """The part of an app that declares its timers, each of which runs once in the whole application."""
+@overload
+def timer(
+    app: DeclaringApp, *, every: Duration, into: Stream[O], missed: Missed = "skip"
+) -> TimerInto[O]: ...
+@overload
+def timer(
+    app: DeclaringApp, *, every: Duration, into: ByType | None = None, missed: Missed = "skip"
+) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
+def timer(
+    app: DeclaringApp, *, every: Duration, into: Stream[Any] | ByType | None = None, missed: Missed = "skip"
+) -> Any:
+    """Call a function once a period in the whole application, whichever of its workers live.
 
-    name: str
-    resources: dict[str, Resource[..., Any]]
+    One worker, the leader, runs the timers of an app. It is chosen as the owner of a partition is, and
+    another takes over when it dies. The function runs at least once for each planned time; what it
+    returns, sends and stores takes effect once. A function that fails is called again, after a pause
+    that grows up to a minute.
 
-    def __init__(self) -> None:
-        self.timers: dict[str, TimerSpec] = {}
+    Parameters
+    ----------
+    every
+        The period. Planned times are multiples of it since 1970, in UTC.
+    into
+        The stream that what the function returns goes to, or a stream for each type of row, as for
+        ``processor``; each row is sent once, though the worker dies.
+    missed
+        What becomes of a planned time that nobody ran within a minute, or before the next one:
+        ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first. Nothing was missed
+        before the timer was first deployed.
 
-    @overload
-    def timer(self, *, every: Duration, into: Stream[O], missed: Missed = "skip") -> TimerInto[O]: ...
-    @overload
-    def timer(
-        self, *, every: Duration, into: ByType | None = None, missed: Missed = "skip"
-    ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
-    def timer(
-        self, *, every: Duration, into: Stream[Any] | ByType | None = None, missed: Missed = "skip"
-    ) -> Any:
-        """Call a function once a period in the whole application, whichever of its workers live.
+    Raises
+    ------
+    ConfigurationError
+        If the period is none, or the function takes what nothing fills.
 
-        One worker, the leader, runs the timers of an app. It is chosen as the owner of a partition is, and
-        another takes over when it dies. The function runs at least once for each planned time; what it
-        returns, sends and stores takes effect once. A function that fails is called again, after a pause
-        that grows up to a minute.
+    Examples
+    --------
+    >>> from datetime import datetime
+    >>> from streamworker import App
+    >>> app = App("shop")
+    >>> @app.timer(every="10 seconds")
+    ... async def sweep(at: datetime) -> None: ...
+    """
+    return _timer(app, lambda name: every_(every, name), missed, into)
 
-        Parameters
-        ----------
-        every
-            The period. Planned times are multiples of it since 1970, in UTC.
-        into
-            The stream that what the function returns goes to, or a stream for each type of row, as for
-            ``processor``; each row is sent once, though the worker dies.
-        missed
-            What becomes of a planned time that nobody ran within a minute, or before the next one:
-            ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first. Nothing was missed
-            before the timer was first deployed.
 
-        Raises
-        ------
-        ConfigurationError
-            If the period is none, or the function takes what nothing fills.
+@overload
+def cron(
+    app: DeclaringApp, spec: str, *, into: Stream[O], tz: str = "UTC", missed: Missed = "skip"
+) -> TimerInto[O]: ...
+@overload
+def cron(
+    app: DeclaringApp, spec: str, *, into: ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
+) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
+def cron(
+    app: DeclaringApp,
+    spec: str,
+    *,
+    into: Stream[Any] | ByType | None = None,
+    tz: str = "UTC",
+    missed: Missed = "skip",
+) -> Any:
+    """Call a function at the times of a cron expression, once in the whole application; see ``timer``.
 
-        Examples
-        --------
-        >>> from datetime import datetime
-        >>> from streamworker import App
-        >>> app = App("shop")
-        >>> @app.timer(every="10 seconds")
-        ... async def sweep(at: datetime) -> None: ...
-        """
-        return self._timer(lambda name: _every(every, name), missed, into)
+    Parameters
+    ----------
+    spec
+        Minute, hour, day, month and day of the week, as in ``0 6 * * mon``; or six fields, the first of
+        which are seconds.
+    into, missed
+        As for ``timer``.
+    tz
+        The time zone of the expression, such as ``Europe/Paris``. A time that the zone skips in spring
+        runs after the gap, and one that comes twice in autumn runs once.
 
-    @overload
-    def cron(
-        self, spec: str, *, into: Stream[O], tz: str = "UTC", missed: Missed = "skip"
-    ) -> TimerInto[O]: ...
-    @overload
-    def cron(
-        self, spec: str, *, into: ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
-    ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
-    def cron(
-        self, spec: str, *, into: Stream[Any] | ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
-    ) -> Any:
-        """Call a function at the times of a cron expression, once in the whole application; see ``timer``.
+    Raises
+    ------
+    ConfigurationError
+        If it is no cron expression or time zone, or the function takes what nothing fills.
 
-        Parameters
-        ----------
-        spec
-            Minute, hour, day, month and day of the week, as in ``0 6 * * mon``; or six fields, the first of
-            which are seconds.
-        into, missed
-            As for ``timer``.
-        tz
-            The time zone of the expression, such as ``Europe/Paris``. A time that the zone skips in spring
-            runs after the gap, and one that comes twice in autumn runs once.
+    Examples
+    --------
+    >>> from datetime import datetime
+    >>> from streamworker import App
+    >>> app = App("shop")
+    >>> @app.cron("0 6 * * mon", tz="Europe/Paris", missed="once")
+    ... async def report(at: datetime) -> None: ...
+    """
+    return _timer(app, lambda name: cron_(spec, tz, name), missed, into)
 
-        Raises
-        ------
-        ConfigurationError
-            If it is no cron expression or time zone, or the function takes what nothing fills.
 
-        Examples
-        --------
-        >>> from datetime import datetime
-        >>> from streamworker import App
-        >>> app = App("shop")
-        >>> @app.cron("0 6 * * mon", tz="Europe/Paris", missed="once")
-        ... async def report(at: datetime) -> None: ...
-        """
-        return self._timer(lambda name: cron(spec, tz, name), missed, into)
+def _timer(
+    app: DeclaringApp,
+    schedule: Callable[[str], PlannedTimes],
+    missed: Missed,
+    into: Stream[Any] | ByType | None,
+) -> Callable[[Callable[P, R]], Timer[P, R]]:
+    def bind(function: Callable[P, R]) -> Timer[P, R]:
+        group = _group(app.name, tuple(app.registry.timers.values()))
+        spec = describe_timer(function, schedule, missed, group, app.registry.resources, into)
+        app.registry.timers[spec.name] = spec
+        return Timer(spec, function)
 
-    def _timer(
-        self, schedule: Callable[[str], PlannedTimes], missed: Missed, into: Stream[Any] | ByType | None
-    ) -> Callable[[Callable[P, R]], Timer[P, R]]:
-        def bind(function: Callable[P, R]) -> Timer[P, R]:
-            group = _group(self.name, tuple(self.timers.values()))
-            spec = describe_timer(function, schedule, missed, group, self.resources, into)
-            self.timers[spec.name] = spec
-            return Timer(spec, function)
+    return bind
 
-        return bind
 
-    def timers_group(self) -> list[ProcessorSpec]:
-        """Return the group whose owner of the one partition runs the timers; none if there are no timers."""
-        timers = tuple(self.timers.values())
-        return [_group(self.name, timers)] if timers else []
+def timers_group(app: DeclaringApp) -> list[ProcessorSpec]:
+    """Return the group whose owner of the one partition runs the timers; none if there are no timers."""
+    timers = tuple(app.registry.timers.values())
+    return [_group(app.name, timers)] if timers else []
 
 
 def describe_timer(

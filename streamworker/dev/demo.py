@@ -177,7 +177,7 @@ class _Demo:
         """Send all flights while workers start and end; return when Spark has written all rows."""
         total = flights.num_rows
         await self._spark_runs(app, backend)
-        self.timeline = Timeline(partitions=app.streams["flights"].spec.partitions)
+        self.timeline = Timeline(partitions=app.registry.streams["flights"].spec.partitions)
         self.reporter.begin(total)
         begun = time.monotonic()
         watching = [
@@ -212,10 +212,10 @@ class _Demo:
 
     async def _spark_runs(self, app: Any, backend: Backend) -> None:
         """Wait until both pipelines read, so that the tables grow while workers start and end."""
-        stream = app.streams["flights"].spec
+        stream = app.registry.streams["flights"].spec
         # No producer or worker has started yet, so none has declared the stream.
         await provision(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec_name)
-        while len((await self._look(app, backend)).readers) < len(app.pipelines):
+        while len((await self._look(app, backend)).readers) < len(app.registry.pipelines):
             self._check("Spark ran both pipelines")
             await asyncio.sleep(SAMPLE_S)
         self._say("Spark runs both pipelines")
@@ -246,7 +246,7 @@ class _Demo:
 
     async def _send(self, app: Any, flights: pa.Table) -> None:
         """Send all flights in their order, at an even rate."""
-        stream = app.streams["flights"]
+        stream = app.registry.streams["flights"]
         records = as_records(flights)
         begun = time.monotonic()
         while chunk := list(itertools.islice(records, SEND_CHUNK)):

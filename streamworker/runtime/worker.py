@@ -60,16 +60,25 @@ START_PATIENCE_S = 30
 several times what a Cluster needs to replace a dead primary."""
 
 
+class RegistryView(Protocol):
+    """What a worker needs of what an app has declared."""
+
+    streams: dict[str, Any]
+    processors: dict[str, ProcessorSpec]
+    timers: dict[str, TimerSpec]
+    middleware: list[Layer]
+
+
 class Application(Protocol):
     """What a worker needs of an app."""
 
     name: str
     assignment: str
     settings: Settings
-    streams: dict[str, Any]
-    processors: dict[str, ProcessorSpec]
-    layers: list[Layer]
-    timers: dict[str, TimerSpec]
+
+    @property
+    def registry(self) -> RegistryView:
+        """What it has declared."""
 
     def timers_group(self) -> list[ProcessorSpec]:
         """Return the group that runs its timers, if it has any."""
@@ -104,10 +113,12 @@ class Worker:
         self._static_id = check_name("static id", static_id) if static_id else ""
         app.load()
         self._specs = [*_chosen(app, processors), *app.timers_group()]
-        read = {spec.stream.name for spec in app.processors.values()}
-        streams = [stream.spec for name, stream in app.streams.items() if name not in read]
+        read = {spec.stream.name for spec in app.registry.processors.values()}
+        streams = [stream.spec for name, stream in app.registry.streams.items() if name not in read]
         self._unread: list[StreamSpec] = [spec for spec in streams if spec.retention]
-        self._resources = Resources(app.layers, {each.resource: each.value for each in overrides})
+        self._resources = Resources(
+            app.registry.middleware, {each.resource: each.value for each in overrides}
+        )
         self._groups: list[Group] = []
         self._stopping = False
 
@@ -173,7 +184,7 @@ class Worker:
         return any(0 in group.core.held for group in self._groups)
 
     def _tell_cycles(self) -> None:
-        specs = self._app.processors.values()
+        specs = self._app.registry.processors.values()
         for ring in cycles((spec.stream.name, target.name) for spec in specs for target in spec.targets):
             remedy = "If its processors send more than they take, it fills up and stands still."
             log.warning("streams_form_a_cycle", streams=ring, remedy=remedy)
@@ -192,7 +203,7 @@ class Worker:
         while True:
             try:
                 await check_durability(backend, self._settings)
-                for spec in (*self._app.processors.values(), *self._app.timers_group()):
+                for spec in (*self._app.registry.processors.values(), *self._app.timers_group()):
                     await provision(backend, spec, log)
                 for its in self._unread:
                     await provision_retention(backend, its, its.name, None, log, again=False)
@@ -278,18 +289,18 @@ def run_worker(
 
 
 def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec]:
-    if not app.processors and not app.timers:
+    if not app.registry.processors and not app.registry.timers:
         raise ConfigurationError(
             f"App {app.name!r} has no processors and no timers.",
             remedy="Declare one with @app.processor(stream).",
         )
     for name in names or ():
-        if name not in app.processors:
+        if name not in app.registry.processors:
             raise ConfigurationError(
                 f"App {app.name!r} has no processor {name!r}.",
-                remedy=f"It has: {', '.join(sorted(app.processors))}.",
+                remedy=f"It has: {', '.join(sorted(app.registry.processors))}.",
             )
-    return [spec for spec in app.processors.values() if not names or spec.name in names]
+    return [spec for spec in app.registry.processors.values() if not names or spec.name in names]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

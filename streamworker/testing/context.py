@@ -9,7 +9,7 @@ import structlog
 
 from streamworker.context import Call, Context, OwnedPartition, TablesInCall, tables_in_call
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.declaring.processor import Processor
+from streamworker.declaring.processors import Processor
 from streamworker.declaring.table import Table
 from streamworker.records.packs import HEADER_PREFIX
 from streamworker.records.statetables import Watched, check_unchanged

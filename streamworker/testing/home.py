@@ -40,7 +40,7 @@ class Home:
             self.clock = self._ends.enter_context(JumpingClock(app.settings.handler_threads))
         if self.url != app.settings.redis_url:
             # A send may be under way in another task: what it uses stays open, beside what is opened now.
-            app._producers = Producers()  # noqa: SLF001
+            app._producers = Producers(app.registry.streams)  # noqa: SLF001
         trims_ms = app.settings.trim_interval_ms
         if self.clock is not None or (is_in_memory(self.url) and trims_ms == Settings().trim_interval_ms):
             app.settings = replace(app.settings, trim_interval_ms=max(TRIM_MS, trims_ms))

@@ -24,7 +24,7 @@ from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.parameters import Override
-from streamworker.declaring.processor import Processor
+from streamworker.declaring.processors import Processor
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
@@ -403,7 +403,7 @@ async def local_worker(
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     with home_of(app, url, clock) as home:
         worker = Worker(app, processors=processors, name=name, overrides=resources)
-        specs = [app.processors[each] for each in processors or app.processors]
+        specs = [app.registry.processors[each] for each in processors or app.registry.processors]
         try:
             async with (
                 connected(app.settings, f"{worker.name}:observer", CONNECTIONS) as backend,

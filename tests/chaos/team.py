@@ -327,7 +327,7 @@ class Team:
         """Send records over all partitions, and note what became of each."""
         numbers = range(self.issued, self.issued + count)
         self.issued += count
-        items = self._app.streams[STREAM]
+        items = self._app.registry.streams[STREAM]
 
         async def one(n: int) -> None:
             try:
@@ -361,7 +361,7 @@ class Team:
             await task
 
     async def told_lost(self) -> int:
-        producer = self._app.producer(self._app.streams[STREAM])
+        producer = self._app.producer(self._app.registry.streams[STREAM])
         await producer.verify()
         return sum(each.records for each in producer.lost)
 

@@ -398,7 +398,7 @@ async def refusal(team: Team) -> str:
     number, team.issued = team.issued, team.issued + 1
     key = next(key for n in range(999) if partition_for((key := f"own{n}").encode(), team.partitions) == 0)
     try:
-        await team._app.streams[STREAM].send(Item(key, number))
+        await team._app.registry.streams[STREAM].send(Item(key, number))
     except BackendRefused as error:
         team.sends.refused.add(number)
         return str(error)

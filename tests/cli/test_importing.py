@@ -207,10 +207,10 @@ def test_what_needs_no_pipelines_does_not_import_their_modules(shop: Path) -> No
     (shop / "lake.py").write_text(LAKE, "utf-8")
     found = resolve_app("parts:app")
     Worker(found)
-    assert "lake" not in sys.modules and not found.pipelines
-    before = dict(found.processors)
-    assert list(with_pipelines(found).pipelines) == ["table"]
-    assert found.processors == before and before["keep"].forward
+    assert "lake" not in sys.modules and not found.registry.pipelines
+    before = dict(found.registry.processors)
+    assert list(with_pipelines(found).registry.pipelines) == ["table"]
+    assert found.registry.processors == before and before["keep"].forward
 
 
 @pytest.mark.parametrize(("forward", "lake", "name"), [("None", LAKE, "keep"), ("True", LAKE + MORE, "more")])

@@ -96,7 +96,7 @@ def test_an_entry_that_was_unreadable_before_stops_no_deploy_and_shows_nothing_o
     (shop / "shop.py").write_text(program, "utf-8")
     sys.modules.pop("shop", None)
     app = resolve_app("shop:app")
-    spec, key = app.streams["orders"].spec, "sw:{shop.orders.3}:events"
+    spec, key = app.registry.streams["orders"].spec, "sw:{shop.orders.3}:events"
 
     async def declare() -> None:
         async with connected(app.settings, "test", 1) as backend:

@@ -153,7 +153,7 @@ async def test_a_worker_starts_and_drains_where_memory_is_full(
     await streams.append_many(group.backend, STREAM, [append])
     full_memory.config_set("maxmemory", 1)
     for owner in ("w1", "w2"):  # The second finds what the first has stored.
-        await provision(group.backend, app.processors["price"], get_logger("test"))
+        await provision(group.backend, app.registry.processors["price"], get_logger("test"))
         lock = await group.own(owner)
     held = full_memory.xlen(STREAM.events(0))
     entries = (await streams.read_each(group.backend, STREAM, {0: lock.checkpoint}, 500))[0]

@@ -30,7 +30,7 @@ def declare(redis_url: str) -> tuple[App, list[int]]:
 async def test_a_full_partition_raises_where_the_sender_asked_for_it(redis_url: str) -> None:
     """Nothing was written, and nothing that is unread was dropped to make room."""
     app, handled = declare(redis_url)
-    items = app.streams["items"]
+    items = app.registry.streams["items"]
     async with app:
         for number in range(10):
             await items.send(Item(number), on_full="raise")
@@ -44,7 +44,7 @@ async def test_a_full_partition_raises_where_the_sender_asked_for_it(redis_url: 
 async def test_a_sender_that_waits_goes_on_when_a_worker_has_made_room(redis_url: str) -> None:
     """The default. An endless source can be sent at the pace of the workers."""
     app, handled = declare(redis_url)
-    items = app.streams["items"]
+    items = app.registry.streams["items"]
     async with local_worker(app, url=redis_url) as worker:
         with anyio.fail_after(30):
             await items.send_many(Item(number) for number in range(100))

@@ -104,7 +104,7 @@ async def test_a_stream_that_nobody_reads_keeps_its_retention(
     write(raw, 5 * HOUR_MS, 2 * HOUR_MS, 1_000)
     app = chain(redis_url, retention=kept)
     async with local_worker(app, url=redis_url) as worker:
-        await app.streams["taken"].send(Order(3))
+        await app.registry.streams["taken"].send(Order(3))
         await worker.until_drained()
         await wait_for_async(lambda: raw.xlen(EVENTS) == len(stay), "what the retention keeps")
         numbers = [msgspec.json.decode(fields[b"v"])["number"] for fields in records_of(raw, EVENTS)]
@@ -143,7 +143,7 @@ async def test_a_program_without_retention_drops_nothing_that_another_keeps(
     with structlog.testing.capture_logs() as logged:
         app = shop(redis_url, [])
         async with local_worker(app, url=redis_url) as worker:
-            await app.streams["orders"].send(Order(2))
+            await app.registry.streams["orders"].send(Order(2))
             await worker.until_drained()
             await wait_for_async(lambda: bool(differs(logged)), "the worker has looked")
     assert raw.xlen(EVENTS) == 3
@@ -169,7 +169,7 @@ async def test_a_log_that_nobody_reads_stops_nobody(raw: "redis.Redis", redis_ur
     app = forwarding(redis_url, seen)
     async with local_worker(app, url=redis_url) as worker:
         for number in range(30):
-            await app.streams["orders"].send(Order(number))
+            await app.registry.streams["orders"].send(Order(number))
         await worker.until_drained()
         acked = "sw:{kept.orders.0}:acked:handle"
         await wait_for_async(lambda: raw.xlen(acked) == 4, "the newest four entries stay")
@@ -188,7 +188,7 @@ async def test_a_log_that_somebody_reads_holds_up_commits_visibly_and_no_shutdow
             await worker.until(lambda now: bool(now.processors["handle"].partitions[0].owner))
             await wait_for_async(lambda: raw.exists("sw:{kept.orders.0}:lock:handle"), "the lock is there")
             for number in range(30):
-                await app.streams["orders"].send(Order(number))
+                await app.registry.streams["orders"].send(Order(number))
             await worker.until(lambda now: "acked log full" in now.processors["handle"].partitions[0].reason)
             snapshot = (await worker.snapshot()).processors["handle"]
             samples = [sample for metric in families([snapshot], up=True) for sample in metric.samples]

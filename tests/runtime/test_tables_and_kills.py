@@ -44,7 +44,7 @@ def sent(count: int) -> list[Order]:
 
 
 async def numbers(app: App) -> dict[str, list[int]]:
-    return {customer: found async for customer, found in app.tables["totals"].scan()}
+    return {customer: found async for customer, found in app.registry.tables["totals"].scan()}
 
 
 def expected(orders: list[Order]) -> dict[str, list[int]]:
@@ -58,7 +58,7 @@ async def test_a_worker_dies_again_and_again_and_each_record_is_counted_once(emp
     """Also those of commits that were under way, and in the order in which they were sent."""
     orders = sent(4_000)
     app = app_of(emptied)
-    await app.streams["orders"].send_many(orders)
+    await app.registry.streams["orders"].send_many(orders)
     rng = random.Random(1)
     for life in range(8):
         async with local_worker(app, url=emptied, name=f"w{life}") as worker:

@@ -187,7 +187,7 @@ def declared(way: str, function: Callable[..., Any], policy: Policy | None, part
 
 async def send(app: App, kinds: list[int]) -> None:
     """Send a record for each; a class that does not decode itself cannot be made either."""
-    stream = app.streams["items"]
+    stream = app.registry.streams["items"]
     for number in kinds:
         item = stream.spec.record.python_type(WELL)
         item.kind = number
@@ -373,18 +373,18 @@ async def test_a_key_that_utf_8_cannot_hold_is_an_error_of_its_record(function: 
 @pytest.mark.parametrize(
     "use",
     [
-        lambda app: app.streams["words"].send(Word(HALF)),
-        lambda app: app.streams["words"].send(Word("a"), headers={HALF: "a"}),
-        lambda app: app.streams["words"].send(Word("a"), headers={"a": HALF}),
-        lambda app: app.streams["words"].send(Word("a"), id=HALF),
-        lambda app: app.streams["words"].schedule(Word("a"), id=HALF, after=1),
+        lambda app: app.registry.streams["words"].send(Word(HALF)),
+        lambda app: app.registry.streams["words"].send(Word("a"), headers={HALF: "a"}),
+        lambda app: app.registry.streams["words"].send(Word("a"), headers={"a": HALF}),
+        lambda app: app.registry.streams["words"].send(Word("a"), id=HALF),
+        lambda app: app.registry.streams["words"].schedule(Word("a"), id=HALF, after=1),
     ],
 )
 async def test_names_of_what_is_sent(use: Callable[[App], Any]) -> None:
     """The sender is told."""
     app = App("shop")
     app.stream("words", Word, key="word")
-    app.processor(app.streams["words"], name="handle")(lambda word: None)
+    app.processor(app.registry.streams["words"], name="handle")(lambda word: None)
     async with local_worker(app):
         with pytest.raises(RecordError):
             await use(app)

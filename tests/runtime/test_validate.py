@@ -53,7 +53,7 @@ async def test_a_field_of_another_type_is_refused_by_each_send() -> None:
         app.processor(app.stream(name, kind, partitions=1, codec=codec), name=name)(_take)
     async with local_worker(app):
         for kind, codec in product(KINDS, codecs):
-            items = app.streams[f"{kind.__name__}-{codec}"]
+            items = app.registry.streams[f"{kind.__name__}-{codec}"]
             with pytest.raises(RecordError, match=rf"This is no {kind.__name__}: .*\bn\b"):
                 await items.send(kind(n="x"))
             for many in (list, iter):
@@ -99,7 +99,7 @@ async def test_what_is_sent_is_what_consumers_and_logs_get_or_is_refused_before(
     async with local_worker(app) as worker:
         for at, (name, (_, record)) in enumerate(CELLS.items()):
             if said[name] != AT_IMPORT:
-                stream = app.streams[f"s{at}"]
+                stream = app.registry.streams[f"s{at}"]
                 sends: Any = (
                     (stream.send, record),
                     (stream.send_many, [record]),
@@ -116,7 +116,7 @@ async def test_what_is_sent_is_what_consumers_and_logs_get_or_is_refused_before(
             assert (name, await worker.dead_letters(f"s{at}")) == (name, [])
             assert (name, *map(as_text, got.get(name, []))) == (name, *map(as_text, expected))
             if said[name] == KEPT:
-                rows = app.streams[f"s{at}"].spec.record.to_arrow(expected).to_pylist()
+                rows = app.registry.streams[f"s{at}"].spec.record.to_arrow(expected).to_pylist()
                 assert (name, repr(await worker.rows(f"s{at}"))) == (name, repr(rows))
 
 

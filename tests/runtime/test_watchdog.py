@@ -255,7 +255,7 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
         fetcher.candidates.clear()
         app = seen.worker._worker._app
         assert isinstance(app, App)
-        items = app.streams["items"]
+        items = app.registry.streams["items"]
         await items.send(Item(1))  # the read that is under way brings this one
         await seen.worker.until_drained()
         await items.send(Item(2))

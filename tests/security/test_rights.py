@@ -143,7 +143,7 @@ async def worked(url: str, coordination: str = "membership") -> None:
     """Send three records and let a worker process them, all as one user."""
     app = shop_app(url, coordination)
     async with local_worker(app, url=url) as worker:
-        await app.streams["orders"].send_many([Order("ann", 5), Order("bob", -1), Order("ann", 6)])
+        await app.registry.streams["orders"].send_many([Order("ann", 5), Order("bob", -1), Order("ann", 6)])
         await worker.until_drained()
         await worker.until(lambda now: sum(p.dead for p in now.processors["price"].partitions) == 1)
 
@@ -264,7 +264,7 @@ async def test_a_worker_has_all_that_the_other_protocols_need(url_of: UrlOf, coo
 async def test_a_producer_has_all_that_it_needs(url_of: UrlOf, redis_url: str) -> None:
     """It declares, sends one and many; a full partition makes it wait, and drops nothing."""
     app = shop_app(url_of("producer"))
-    orders = app.streams["orders"]
+    orders = app.registry.streams["orders"]
     try:
         await orders.send(Order("ann", 1))
         await orders.send_many([Order("ann", n) for n in range(50)])
@@ -324,7 +324,7 @@ async def test_a_web_service_that_looks_up_values_has_all_that_it_needs(
     """It gets, scans and counts what a worker has committed."""
     await worked(redis_url)
     async with shop_app(url_of("lookup")) as app:
-        totals = app.tables["totals"]
+        totals = app.registry.tables["totals"]
         assert (await totals.get("ann"), await totals.get("bob")) == (11, None)
         assert [each async for each in totals.scan()] == [("ann", 11)]
         assert await totals.count() == 1

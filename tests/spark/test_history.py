@@ -55,12 +55,12 @@ async def fill(url: str, clock: FakeClock, kept: str | None, oldest: int) -> Non
         app = shop(url, [], kept, "price")
         async with local_worker(app, url=url) as worker:
             numbers = range(place * EACH, (place + 1) * EACH)
-            await app.streams["orders"].send_many(Order(n, f"c{n % 50}") for n in numbers)
+            await app.registry.streams["orders"].send_many(Order(n, f"c{n % 50}") for n in numbers)
             await worker.until_drained()
             if not age:
 
                 async def is_trimmed(app: App = app, worker: Any = worker) -> bool:
-                    left = {order.n for order in await worker.sent(app.streams["orders"])}
+                    left = {order.n for order in await worker.sent(app.registry.streams["orders"])}
                     rows = {row["n"] for row in await worker.rows("price")}
                     return left == set(ALL[oldest:]) and (rows == (left if kept else set(ALL)))
 

@@ -61,7 +61,7 @@ async def test_two_apps_in_memory_do_not_meet_unless_they_share_a_server() -> No
     async with local_worker(one), local_worker(other) as apart:
         await orders.send(Order(1))
         assert (await apart.snapshot()).processors["keep"].committed == 0
-        assert await apart.sent(other.streams["orders"]) == []
+        assert await apart.sent(other.registry.streams["orders"]) == []
     with MemoryServer() as server:
         async with local_worker(one, url=server.url):
             await orders.send(Order(2))

@@ -85,13 +85,15 @@ async def _check(backend: Backend, app: App) -> tuple[list[Finding], bool]:
     """Return what has changed, and whether there was anything to compare with."""
     found: list[Finding] = []
     compared = False
-    for stream in app.streams.values():
+    for stream in app.registry.streams.values():
         stored = await streams.stored_schema(backend, StreamKeys(app.name, stream.spec.name))
         compared |= bool(stored)
         found += await _stream(backend, stream.spec, stored)
-    for spec in app.processors.values():
+    for spec in app.registry.processors.values():
         if spec.forward and spec.output is not None:
-            reading = [each.name for each in app.pipelines.values() if each.processor.name == spec.name]
+            reading = [
+                each.name for each in app.registry.pipelines.values() if each.processor.name == spec.name
+            ]
             found += await _log(backend, spec, reading)
         for table in spec.tables:
             found += await _table(backend, table)

@@ -37,7 +37,7 @@ def list_tables(path: AppPath, json: AsJson = False) -> None:
     app = resolve_app(path)
     facts, rows = list[dict[str, object]](), list[Sequence[object]]()
     for view in ask(app, _views, app):
-        spec = app.tables[view.name].spec
+        spec = app.registry.tables[view.name].spec
         names = {"table": spec.name, "processor": spec.processor, "stream": spec.stream.name}
         facts.append({**names, "ttl_ms": spec.ttl_ms, "keys": view.keys, "bytes": view.bytes})
         ttl = duration(spec.ttl_ms) if spec.ttl_ms else "for ever"
@@ -122,7 +122,7 @@ def export(
 async def _views(backend: Backend, app: App) -> list[TableView]:
     return [
         await view_table(backend, StreamKeys(app.name, spec.stream.name), spec.name, spec.stream.partitions)
-        for spec in (table.spec for table in app.tables.values())
+        for spec in (table.spec for table in app.registry.tables.values())
     ]
 
 

@@ -117,9 +117,9 @@ def application(path: str) -> tuple[Check, App | None]:
     except StreamworkerError as error:
         return fail("app", error.message, error.remedy), None
     counts = {
-        "stream": len(found.streams),
-        "processor": len(found.processors),
-        "pipeline": len(found.pipelines),
+        "stream": len(found.registry.streams),
+        "processor": len(found.registry.processors),
+        "pipeline": len(found.registry.pipelines),
     }
     texts = [counted(count, noun) for noun, count in counts.items()]
     if found.include_spark:

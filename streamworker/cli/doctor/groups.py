@@ -44,12 +44,14 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
     ``path`` is the app's on the command line; the remedies contain it.
     """
     checks = [await _key_types(backend, app)]
-    for stream in app.streams.values():
+    for stream in app.registry.streams.values():
         checks += await _stream(backend, app, path, stream)
-    for spec in (*app.processors.values(), *app.timers_group()):
+    for spec in (*app.registry.processors.values(), *app.timers_group()):
         checks += await _group(backend, app, path, spec)
     try:
-        checks += _history(await holdings_of(backend, Selection(app, tuple(app.processors.values()))))
+        checks += _history(
+            await holdings_of(backend, Selection(app, tuple(app.registry.processors.values())))
+        )
     except StreamworkerError as error:
         checks.append(fail("memory forecast", error.message, error.remedy or "Look at the keys."))
     return checks
@@ -57,9 +59,9 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
 
 async def _key_types(backend: Backend, app: App) -> Check:
     expected: dict[str, str] = {}
-    for stream in app.streams.values():
+    for stream in app.registry.streams.values():
         expected |= health.types_of_keys(app.name, stream.name, stream.spec.partitions)
-    for spec in app.processors.values():
+    for spec in app.registry.processors.values():
         expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.partitions, spec.name)
         for p, table in product(range(spec.stream.partitions), spec.tables):
             expected |= zip(group_keys(spec).tables(p, [table.name]), ("hash", "zset"), strict=True)
@@ -90,7 +92,7 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
         overdue = await later.overdue(backend, keys, declared)
     except StreamworkerError as error:
         return [fail(name, error.message, error.remedy or "Look at the key with TYPE.")]
-    ours = {spec.name for spec in app.processors.values() if spec.stream.name == stream.name}
+    ours = {spec.name for spec in app.registry.processors.values() if spec.stream.name == stream.name}
     others = [holder for holder in holders if holder.name not in ours]
     left = {
         holder.name: await messages_waiting(backend, GroupKeys(app.name, stream.name, holder.name), declared)

@@ -116,13 +116,13 @@ class _Wanted(NamedTuple):
     def check(self, app: App) -> None:
         """Refuse processors that the app does not declare, and groups that it declares."""
         for name in (*self.logs, *self.damaged, *self.sources):
-            if name not in app.processors:
+            if name not in app.registry.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} has no processor {name!r}.",
-                    remedy=f"It has: {', '.join(sorted(app.processors))}.",
+                    remedy=f"It has: {', '.join(sorted(app.registry.processors))}.",
                 )
         for name in self.groups:
-            if name in app.processors:
+            if name in app.registry.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} declares the processor {name!r}.",
                     remedy="Only a group that it does not declare any more can be forgotten.",
@@ -174,7 +174,7 @@ def _as_json(step: Step, outcome: str) -> dict[str, object]:
 async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
     steps: list[Step] = []
     unknown = set(wanted.readers)
-    for spec in app.processors.values():
+    for spec in app.registry.processors.values():
         keys, partitions = group_keys(spec), spec.stream.partitions
         facts = await look(backend, keys, partitions)
         steps += plan_group(facts, app.settings)
@@ -199,7 +199,7 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
     for name in groups:
         check_name("processor", name)
         before = len(steps)
-        for stream in app.streams.values():
+        for stream in app.registry.streams.values():
             partitions = stream.spec.partitions
             present = await holders(backend, StreamKeys(app.name, stream.name), partitions)
             facts = await look(backend, GroupKeys(app.name, stream.name, name), partitions)

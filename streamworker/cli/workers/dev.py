@@ -77,7 +77,7 @@ def dev(
         )
     if fresh:
         _clear(found, folder, yes=yes)
-    elif found.pipelines and not no_spark:
+    elif found.registry.pipelines and not no_spark:
         _check_checkpoints(found, folder)
     with contextlib.ExitStack() as stack:
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def dev(
                 selection,
                 options,
                 workers=workers,
-                spark=bool(selection.app.pipelines) and not no_spark,
+                spark=bool(selection.app.registry.pipelines) and not no_spark,
                 log_file=folder / LOG if sys.stdout.isatty() and not no_tui else None,
             )
         )
@@ -123,7 +123,7 @@ def _check_checkpoints(app: App, folder: Path) -> None:
     """Refuse to begin with an empty server where pipelines have read other data."""
     if (folder / "redis").is_dir():
         return
-    for spec in app.pipelines.values():
+    for spec in app.registry.pipelines.values():
         if Path(local(checkpoint_of(spec)), "offsets").is_dir():
             raise ConfigurationError(
                 f"Pipeline {spec.name!r} has read other data: {folder} holds none, and the pipeline has a "
@@ -136,7 +136,7 @@ def _check_checkpoints(app: App, folder: Path) -> None:
 def _clear(app: App, folder: Path, *, yes: bool) -> None:
     """Delete the data of the last run, with the checkpoints and tables that were made of it."""
     paths = {folder}
-    for spec in app.pipelines.values():
+    for spec in app.registry.pipelines.values():
         paths |= {Path(local(path)) for path in (checkpoint_of(spec), spec.path) if path and is_local(path)}
     present = sorted(path for path in paths if path.exists())
     if not present:

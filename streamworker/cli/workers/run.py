@@ -117,7 +117,7 @@ def _with_children(
     view too, and a forced end would not restore the terminal.
     """
     selection = resolve_processors(path, processors)
-    if pipelines is not None and not (selection.app.pipelines or selection.app.include_spark):
+    if pipelines is not None and not (selection.app.registry.pipelines or selection.app.include_spark):
         raise ConfigurationError(
             f"App {selection.app.name!r} has no pipeline for --spark to run.",
             remedy="Declare one: @app.pipeline(processor, path=...).",

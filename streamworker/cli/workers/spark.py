@@ -119,8 +119,8 @@ def _settings(conf: list[str] | None, packages: str | None, remote: str | None) 
 
 def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     """Say why a run over what is there read no more than it did; partitions that stand are a failure."""
-    read = {spec.processor.name for spec in app.pipelines.values() if pipeline in (None, spec.name)}
-    selection = Selection(app, tuple(spec for spec in app.processors.values() if spec.name in read))
+    read = {spec.processor.name for spec in app.registry.pipelines.values() if pipeline in (None, spec.name)}
+    selection = Selection(app, tuple(spec for spec in app.registry.processors.values() if spec.name in read))
     standing = [
         f"Partition {view.partition} of {snapshot.processor} stands still, {view.state}: "
         f"{held_up(view, snapshot.taken_ms)}"
@@ -140,7 +140,7 @@ async def _forget(app: App, name: str) -> None:
     """Remove a reader from every group of the app that has it."""
     known, done = set[str](), list[str]()
     async with connected(app) as backend:
-        for spec in app.processors.values():
+        for spec in app.registry.processors.values():
             keys = group_keys(spec)
             known |= (await readers.positions(backend, keys)).keys()
             if await readers.forget(backend, keys, name):

@@ -1,6 +1,7 @@
 """The producers of an app: one for each stream and event loop, over one set of connections a loop."""
 
 import asyncio
+from collections.abc import Sized
 
 from streamworker.declaring.specs import StreamSpec
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
@@ -13,28 +14,30 @@ from streamworker.settings import Settings
 class Producers:
     """Opens producers when they are needed, and closes those of an event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Sized) -> None:
+        self._streams = streams
+        """Those that may need connections."""
         self._opened: dict[asyncio.AbstractEventLoop, tuple[Backend, dict[str, Producer]]] = {}
         """The connections of each event loop, and its producers by stream."""
 
-    def of(self, spec: StreamSpec, settings: Settings, *, streams: int) -> Producer:
-        """Return the producer of a stream for the running event loop; ``streams`` may need connections."""
-        backend, producers = self._of_loop(spec.app, settings, streams)
+    def of(self, spec: StreamSpec, settings: Settings) -> Producer:
+        """Return the producer of a stream for the running event loop."""
+        backend, producers = self._of_loop(spec.app, settings)
         if (producer := producers.get(spec.name)) is None:
             producer = producers[spec.name] = Producer(backend, spec, settings)
         return producer
 
-    def backend(self, app: str, settings: Settings, *, streams: int) -> Backend:
+    def backend(self, app: str, settings: Settings) -> Backend:
         """Return the connections of the running event loop, for reads."""
-        return self._of_loop(app, settings, streams)[0]
+        return self._of_loop(app, settings)[0]
 
-    def _of_loop(self, app: str, settings: Settings, streams: int) -> tuple[Backend, dict[str, Producer]]:
+    def _of_loop(self, app: str, settings: Settings) -> tuple[Backend, dict[str, Producer]]:
         loop = asyncio.get_running_loop()
         if (opened := self._opened.get(loop)) is None:
             # A program may call ``asyncio.run`` several times to send, and never close the app.
             for ended in [each for each in list(self._opened) if each.is_closed()]:
                 self._opened.pop(ended, None)
-            connections = max(CONNECTIONS, pipelines_of(settings) * streams)
+            connections = max(CONNECTIONS, pipelines_of(settings) * len(self._streams))
             opened = self._opened[loop] = connected(settings, f"{app}:producer", connections), {}
         return opened
 

@@ -10,7 +10,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -60,10 +60,9 @@ class PipelinesApp(Protocol):
 
     name: str
     settings: Settings
-    pipelines: dict[str, PipelineSpec]
 
-    def load_pipelines(self) -> None:
-        """Import the modules that declare pipelines."""
+    def load_pipelines(self) -> Sequence[PipelineSpec]:
+        """Import the modules that declare pipelines, and return these."""
 
 
 def run_pipelines(
@@ -157,8 +156,7 @@ def _selected(
     if isinstance(app_or_specs, Iterable):
         specs, redis_url, owner = list(app_or_specs), None, "the list"
     else:
-        app_or_specs.load_pipelines()
-        specs, redis_url = list(app_or_specs.pipelines.values()), app_or_specs.settings.redis_url
+        specs, redis_url = list(app_or_specs.load_pipelines()), app_or_specs.settings.redis_url
         owner = f"app {app_or_specs.name!r}"
     if not specs:
         raise ConfigurationError(

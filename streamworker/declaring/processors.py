@@ -1,0 +1,294 @@
+"""``@app.processor``, and ``Processor``: what it makes of a function."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from streamworker.core.data.retention import RetentionLike
+from streamworker.core.data.schedules import Missed, When
+from streamworker.core.data.schedules import every as _every
+from streamworker.core.policies import Errors
+from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.callables import P, R, Wrapper
+from streamworker.declaring.functions import describe
+from streamworker.declaring.registry import DeclaringApp
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec, Start
+from streamworker.declaring.stream import ByType, Stream, specs_of
+from streamworker.declaring.table import Table, written
+from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
+from streamworker.errors import ConfigurationError
+from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.send.producer import Sent
+from streamworker.runtime.send.receipts import wait_for_commit
+
+P2 = ParamSpec("P2")
+R2 = TypeVar("R2")
+
+
+class Processor(Wrapper[P, R]):
+    """A decorated processor function; calling it calls the function itself."""
+
+    def __init__(self, app: DeclaringApp, name: str, function: Callable[P, R]) -> None:
+        super().__init__(function)
+        self._app = app
+        self.name = name
+        """The processor's name, which is the name of its group."""
+
+    @property
+    def spec(self) -> ProcessorSpec:
+        """Return the processor's specification; a pipeline that is bound later may change it."""
+        return self._app.registry.processors[self.name]
+
+    async def committed(self, sent: Sent, *, timeout: Duration | None = None) -> bool:
+        """Wait until this processor has committed a record, and return whether it has.
+
+        False means that it has not within ``timeout``; without one this waits as long as it takes. A record
+        that was skipped or became a dead letter is committed, too.
+
+        Parameters
+        ----------
+        sent
+            What a send to the stream of this processor returned.
+        timeout
+            A duration.
+
+        Examples
+        --------
+        >>> async def order(order):
+        ...     sent = await orders.send(order)
+        ...     return "done" if await price.committed(sent, timeout="2 seconds") else "accepted"
+        """
+        stream = self.spec.stream
+        keys = GroupKeys(stream.app, stream.name, self.name)
+        limit_s = None if timeout is None else duration_ms(timeout, "timeout") / 1000
+        return await wait_for_commit(self._app.backend(), keys, sent.partition, sent.entry_id, limit_s)
+
+    @overload
+    def timer(
+        self, *, every: Duration, into: Stream[O], missed: Missed = "skip", when: When | None = None
+    ) -> TimerInto[O]: ...
+    @overload
+    def timer(
+        self,
+        *,
+        every: Duration,
+        into: ByType | None = None,
+        missed: Missed = "skip",
+        when: When | None = None,
+    ) -> Callable[[Callable[P2, R2]], Timer[P2, R2]]: ...
+    def timer(
+        self,
+        *,
+        every: Duration,
+        into: Stream[Any] | ByType | None = None,
+        missed: Missed = "skip",
+        when: When | None = None,
+    ) -> Any:
+        """Call a function once a period in each partition, between two batches, with the partition's state.
+
+        The worker that owns the partition calls it. The planned time and what the call stores are committed
+        together, under the owner's epoch, so a planned time takes effect once. While a record is tried again,
+        and while the partition is paused or halted, its timers wait, too.
+
+        Parameters
+        ----------
+        every
+            The period. Planned times are multiples of it since 1970, in UTC.
+        into
+            The stream that what the function returns goes to, or a stream for each type of row.
+        missed
+            What becomes of a planned time that nobody ran within a minute, or before the next one:
+            ``skip``; ``once``: the newest of them runs; ``all``: each runs, oldest first.
+        when
+            ``caught up``: a call waits until all that the partition held when its time had come is committed,
+            and keeps its planned time meanwhile. None: it runs between the next two batches.
+
+        Raises
+        ------
+        ConfigurationError
+            If the period is none, the function takes what nothing fills, or the processor takes ``Records``
+            or has ``concurrency``: there is no moment between two batches then.
+
+        Examples
+        --------
+        >>> import msgspec
+        >>> from streamworker import App, Context
+        >>> app = App("shop")
+        >>> class Order(msgspec.Struct):
+        ...     customer: str
+        >>> @app.processor(app.stream("orders", Order, key="customer"))
+        ... async def count(order: Order, ctx: Context) -> None:
+        ...     ctx.state["seen"] = ctx.state.get("seen", 0) + 1
+        >>> @count.timer(every="1 hour")
+        ... async def tell(ctx: Context) -> None:
+        ...     ctx.log.info("seen", count=ctx.state.get("seen", 0))
+        """
+
+        def bind(function: Callable[P2, R2]) -> Timer[P2, R2]:
+            spec = self.spec
+            if spec.mode is FunctionMode.STREAM or spec.concurrency > 1:
+                raise ConfigurationError(
+                    f"Processor {self.name!r} takes Records or has concurrency: it has no batches.",
+                    remedy="Take a record or a list without concurrency, or use @app.timer.",
+                )
+            made = describe_timer(
+                function,
+                lambda name: _every(every, name),
+                missed,
+                spec,
+                self._app.registry.resources,
+                into,
+                when,
+            )
+            self._app.registry.processors[self.name] = replace(spec, timers=(*spec.timers, made))
+            return Timer(made, function)
+
+        return bind
+
+
+class Into(Protocol[O]):
+    """A decorator whose function returns what goes to one stream; the function's exact type is kept."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, list[O]]], /
+    ) -> Processor[P, Coroutine[Any, Any, list[O]]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O]], /
+    ) -> Processor[P, Coroutine[Any, Any, O]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, O | None]], /
+    ) -> Processor[P, Coroutine[Any, Any, O | None]]: ...
+    @overload
+    def __call__(self, function: Callable[P, list[O]], /) -> Processor[P, list[O]]: ...
+    @overload
+    def __call__(self, function: Callable[P, O], /) -> Processor[P, O]: ...
+    @overload
+    def __call__(self, function: Callable[P, O | None], /) -> Processor[P, O | None]: ...
+
+
+class Options(TypedDict, total=False):
+    """The arguments of ``App.processor`` besides the stream and ``into``."""
+
+    name: str | None
+    batch: int | None
+    within: Duration
+    batch_bytes: int
+    errors: Errors | None
+    timeout: Duration | None
+    forward: bool | None
+    output: type | None
+    concurrency: int
+    ordered_by: Literal["key", "none"]
+    start: Start
+    tables: Sequence[Table[Any, Any]]
+    log_retention: RetentionLike | None
+
+
+@overload
+def processor(
+    app: DeclaringApp, stream: Stream[Any], *, into: Stream[O], **options: Unpack[Options]
+) -> Into[O]: ...
+@overload
+def processor(
+    app: DeclaringApp, stream: Stream[Any], *, into: ByType | None = None, **options: Unpack[Options]
+) -> Callable[[Callable[P, R]], Processor[P, R]]: ...
+def processor(
+    app: DeclaringApp,
+    stream: Stream[Any],
+    *,
+    into: Stream[Any] | ByType | None = None,
+    name: str | None = None,
+    batch: int | None = None,
+    within: Duration = 0.05,
+    batch_bytes: int = 4 * 1024 * 1024,
+    errors: Errors | None = None,
+    timeout: Duration | None = None,
+    forward: bool | None = None,
+    output: type | None = None,
+    log_retention: RetentionLike | None = None,
+    concurrency: int = 1,
+    ordered_by: Literal["key", "none"] = "key",
+    start: Start = "earliest",
+    tables: Sequence[Table[Any, Any]] = (),
+) -> Callable[[Callable[P, R]], Processor[P, R]]:
+    """Bind a function to a stream; it gets each record at least once, in order by key.
+
+    Parameters
+    ----------
+    stream
+        The stream that the processor reads.
+    into
+        Where what the function returns goes, each row once: a stream of this app, or one for each type
+        of row. The target's key decides the partition. None and an empty list send nothing, and a list
+        sends each of its rows in order. See docs/chains.md.
+    name
+        Name of the processor and its group; the function's name if None.
+    batch
+        Maximum records in one call, for a function that takes a list.
+    within
+        How long a batch waits for more records once it has one.
+    batch_bytes
+        Maximum bytes of entries in one batch.
+    errors
+        What is done about a record whose handling fails: one policy (``Retry()``, ``DeadLetter()``,
+        ``Skip()``, ``Halt()``), or a mapping from exception types to policies, of which the nearest
+        class wins. None is ``Retry()``: for ever, with backoff up to a minute, in order. An entry that
+        cannot be decoded goes to the dead letters, unless the mapping names ``DecodeError``; one that
+        kills its process halts its partition, unless it names ``ProcessDied``. See
+        docs/errors.md.
+    timeout
+        How long one call may take; a longer call counts as failed. None sets no limit: a call
+        that hangs is only reported, after ``max_processing_time_ms``. A ``def`` function cannot be
+        interrupted: its thread keeps running, and its results are discarded.
+    forward
+        Whether rows go to the acked log. None forwards if the function returns something.
+    output
+        Type of the rows, if the return annotation does not give it.
+    log_retention
+        The same for the acked log, and its readers. A log without any reader keeps a day if None.
+    concurrency
+        Maximum concurrent calls in one partition, for a function that takes one record and waits
+        for I/O. Such a function has no ``ctx.state``.
+    ordered_by
+        Which order is kept where calls overlap. ``key``: records with the same key never overlap
+        and keep their order. ``none``: any records may overlap.
+    start
+        Where the group begins when it is new: with the oldest record that the stream still has
+        (``earliest``), or with the next (``latest``).
+    tables
+        The tables that the function writes; no other processor may write them.
+    """
+    if not isinstance(stream, Stream):
+        raise ConfigurationError(
+            "@app.processor was used without a stream.", remedy="Write @app.processor(orders)."
+        )
+
+    def bind(function: Callable[P, R]) -> Processor[P, R]:
+        spec = describe(
+            function,
+            stream.spec,
+            into=specs_of(into),
+            name=name,
+            batch=batch,
+            within=within,
+            batch_bytes=batch_bytes,
+            errors=errors,
+            timeout=timeout,
+            forward=forward,
+            output=output,
+            log_retention=log_retention,
+            concurrency=concurrency,
+            ordered_by=ordered_by,
+            start=start,
+            resources=app.registry.resources,
+        )
+        app.registry.check_new(
+            "processors", spec.name, "Give one of them another name: @app.processor(..., name=...)."
+        )
+        app.registry.processors[spec.name] = replace(spec, tables=written(tables, spec))
+        return Processor(app, spec.name, function)
+
+    return bind
