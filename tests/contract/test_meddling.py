@@ -153,7 +153,7 @@ async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: Ra
 
 
 async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, raw: Raw) -> None:
-    """By the next acquire, commit or trim, for whoever looks at it with other tools."""
+    """By the next registration, acquire, commit or trim, for whoever looks at it with other tools."""
     entries, lock = await group.begun(10)
 
     def shown() -> tuple[str, int, int]:
@@ -164,6 +164,9 @@ async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, r
     right = (str(entries[3].id), 4, 6)
     raw.xgroup_setid(KEY, GROUP.group, "$")
     await group.own()
+    assert shown() == right
+    raw.xgroup_destroy(KEY, GROUP.group)
+    await group.register()
     assert shown() == right
     raw.xgroup_destroy(KEY, GROUP.group)
     await trimming.trim_many(group.backend, GROUP, {0: 0})

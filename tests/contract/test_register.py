@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from streamworker import App
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.log import get_logger
@@ -82,31 +82,6 @@ async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: Raw) ->
     with pytest.raises(BackendRefused, match="lock of partition 1"):
         await locks.read_lock(group.backend, GROUP, 1)
     assert set(await locks.read_locks(group.backend, GROUP, [0, 1])) == {0}
-
-
-async def test_a_lost_group_comes_back_at_the_checkpoint(group: Group, raw: Raw) -> None:
-    """Trimming asks the group, so one that somebody destroyed is made again."""
-    entries = await group.send(4)
-    await group.register()
-    await group.commit(request(await group.own(), entries[:2]))
-    raw.xgroup_destroy(STREAM.events(0), "price")
-    await group.register()
-    (info,) = raw.xinfo_groups(STREAM.events(0))
-    assert EntryId.parse(info["last-delivered-id"]) == entries[1].id
-    assert info["lag"] == 2
-
-
-async def test_workers_go_on_after_flushall(group: Group, raw: Raw) -> None:
-    """A lock that is gone is made again by acquiring it. Its epoch begins at the server's time, and
-    should it be the old one by chance, then its owner differs.
-    """
-    entries = await group.send(1)
-    old = await group.own()
-    raw.flushall()
-    new = await group.own("w2")
-    assert new.checkpoint == ZERO
-    assert new.epoch >= old.epoch
-    assert (await group.commit(request(old, entries))).code.value == "FENCED"
 
 
 @pytest.mark.parametrize(
