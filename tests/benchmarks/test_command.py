@@ -41,15 +41,17 @@ def test_ctrl_c_ends_a_bench_without_leaving_keys(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "code", "says"),
     [
-        (("nothing",), "process"),
-        (("process", "--runs", "0"), "--runs"),
-        (("process", "--records", "5"), "--records"),
+        (("nothing",), 2, "process"),
+        (("process", "--runs", "0"), 2, "--runs"),
+        (("process", "--records", "5"), 2, "--records"),
+        (("process", "--redis-url", "redis://:canary@db.example"), 3, "plain text to db.example"),
     ],
 )
-def test_wrong_use_is_told_before_anything_starts(arguments: tuple[str, ...], says: str) -> None:
-    """With the option's name."""
+def test_wrong_use_is_told_before_anything_starts(arguments: tuple[str, ...], code: int, says: str) -> None:
+    """With the option's name, and no password."""
     done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
+    assert done.exit_code == code
     assert says in done.stderr
+    assert "canary" not in done.output

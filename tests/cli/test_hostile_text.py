@@ -127,7 +127,6 @@ LOOKS = {
     "timers list": [["shop:app"], ["shop:app", "--json"]],
     "later list": [["shop:orders"], ["shop:orders", "--json"]],
     "schema check": [["shop:app"], ["shop:app", "--json"]],
-    "simulate": [["--schedules", "1", "--minutes", "0.1"]],
     "later cancel": [["shop:orders", "HOSTILE", "--key", "HOSTILE"], ["shop:orders", "no HOSTILE"]],
     "pause": [["shop:price", "--why", "HOSTILE", *SOON]],
     "resume": [["shop:price", "--why", "HOSTILE", *SOON]],
@@ -141,7 +140,7 @@ LOOKS = {
 """What is run; those that change something come last."""
 
 SHOWS_NONE = {
-    *("send", "acl", "simulate", "dead replay", "dead drop"),
+    *("send", "acl", "dead replay", "dead drop"),
     *("table list", "later cancel", "timers run-now"),
 }
 SHOWS_IT = LOOKS.keys() - SHOWS_NONE
@@ -151,7 +150,6 @@ ELSEWHERE = {
     "run": "test_a_worker_that_fails_on_such_a_record_logs_it_harmlessly",
     "dev": "test_dev_passes_nothing_on_that_a_terminal_obeys",
     "demo": "it shows its own records only",
-    "bench": "it shows its own records only",
 }
 
 

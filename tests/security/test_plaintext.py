@@ -2,11 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import Result
 
 from streamworker import App
 from streamworker.errors import ConfigurationError
@@ -124,11 +122,3 @@ def test_a_command_refuses_it_with_its_exit_code(tmp_path: Path) -> None:
     assert "plain text to db.example" in done.stdout
     assert SECRET not in done.stdout + done.stderr
     assert done.returncode == 1
-
-
-def test_a_bench_refuses_it_too(invoke: Callable[..., Result]) -> None:
-    """Its URL is no setting of an app, so whoever connects looks at it."""
-    result = invoke("bench", "produce", "--records", "1000", "--redis-url", f"redis://:{SECRET}@db.example")
-    assert result.exit_code != 0
-    assert "plain text to db.example" in result.output
-    assert SECRET not in result.output
