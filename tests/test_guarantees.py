@@ -27,8 +27,8 @@ from streamworker import App, Context, DeadLetter, Halt, StreamFull
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.ownership.locks import Acquired
+from streamworker.dev.parquet import read_table
 from streamworker.dev.server import EmbeddedServer
-from streamworker.dev.tables import read_table
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many

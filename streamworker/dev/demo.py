@@ -29,8 +29,8 @@ from streamworker.dev.children import Child
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.demo_report import Reporter
 from streamworker.dev.flights import as_records, load_flights
+from streamworker.dev.parquet import RowCount, read_table
 from streamworker.dev.server import EmbeddedServer
-from streamworker.dev.tables import RowCount, read_table
 from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
 from streamworker.errors import BackendUnavailable

@@ -215,13 +215,13 @@ class RecordType(Declared):
         fields. A column that does not fit is a RecordError, which names it, and the row if a single value
         does not fit.
         """
-        from streamworker.records.tables import fit
+        from streamworker.records.arrowtables import fit
 
         return fit(self._columns, batch, extra=extra)
 
     def from_arrow(self, batch: "pa.RecordBatch") -> list[Any]:
         """Convert rows from :meth:`fit_arrow` to records; a row that is no valid record is a DecodeError."""
-        from streamworker.records.tables import to_records
+        from streamworker.records.arrowtables import to_records
 
         return to_records(self._columns, batch, self._build_row)
 

@@ -18,7 +18,7 @@ import pydantic
 
 from streamworker import App, ConfigurationError, RecordError
 from streamworker.core.data.partitioner import RoundRobin
-from streamworker.runtime.send.tables import TablePacker
+from streamworker.runtime.send.arrowtables import TablePacker
 
 CODECS: tuple[Literal["json", "msgpack", "fields", "arrow"], ...] = ("json", "msgpack", "fields", "arrow")
 

@@ -26,7 +26,7 @@ from streamworker.runtime.send.refusals import too_large
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
-    from streamworker.runtime.send.tables import TablePacker
+    from streamworker.runtime.send.arrowtables import TablePacker
 
 HEADERS_MAX = 500
 """Maximum headers of a record. A script can pass on a few thousand fields of an entry at most, and an
@@ -164,7 +164,7 @@ class Producer:
         timeout: Duration | None = None,
     ) -> int:
         """Append the rows of a table, many in each entry; return how many. See ``Stream.send_table``."""
-        from streamworker.runtime.send.tables import as_table, check_takes_tables
+        from streamworker.runtime.send.arrowtables import as_table, check_takes_tables
 
         check_takes_tables(self._spec)
         rows = as_table(table)
@@ -215,7 +215,7 @@ class Producer:
     @cached_property
     def packer(self) -> "TablePacker":
         """The packer that makes entries of many rows."""
-        from streamworker.runtime.send.tables import TablePacker
+        from streamworker.runtime.send.arrowtables import TablePacker
 
         return TablePacker(self._spec, self._deal, self._settings.entry_bytes_max)
 

@@ -47,7 +47,7 @@ from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker,
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
 from streamworker.runtime.run.state import Changes, PartitionState
-from streamworker.runtime.send.tables import as_table
+from streamworker.runtime.send.arrowtables import as_table
 
 CALL_ENTRIES_MAX = 1_000
 """Maximum entries of one call. Opening an entry takes 20 to 30 us. For thousands of rows this does not

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamworker.dev.tables import RowCount, committed_files, read_table
+from streamworker.dev.parquet import RowCount, committed_files, read_table
 
 
 def write_batch(table: Path, batch: str, rows: dict[str, list[int]]) -> None:

@@ -1,4 +1,4 @@
-"""Packs tables and records into the entries of a stream of columns.
+"""Packs Arrow tables and records into the entries of a stream of columns.
 
 The packer cuts a table into windows, so that it never copies a large table as a whole. It sorts the rows of
 a window by partition, which keeps their order within each, and packs them into entries of even size.

@@ -1,4 +1,4 @@
-"""Tables are sent as their records would be: each row to the same partition, and in order."""
+"""Arrow tables are sent as their records would be: each row to the same partition, and in order."""
 
 import datetime as dt
 import enum
@@ -226,7 +226,7 @@ async def test_a_table_waits_at_a_full_partition_or_is_refused(redis_url: str) -
 @pytest.mark.anyio
 async def test_a_large_table_goes_in_windows(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is never copied as a whole, and a row that is wrong is found where it is."""
-    monkeypatch.setattr("streamworker.runtime.send.tables.WINDOW_BYTES", 16_000)
+    monkeypatch.setattr("streamworker.runtime.send.arrowtables.WINDOW_BYTES", 16_000)
     table = orders(5_000)
     random.Random(1).shuffle(parts := [table.slice(start, 500) for start in range(0, 5000, 500)])
     async with bench(redis_url, partitions=2, run=False, stream=ARROW) as desk:
