@@ -34,7 +34,7 @@ from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
-from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason
+from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
 from streamworker.runtime.run.statetables import TableCache
 from streamworker.runtime.run.trims import Trimmer, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
@@ -213,7 +213,7 @@ class Partitions:
             outbox = await self._opened_outbox(effect, log, stack) if self.spec.may_send else None
             if running.drained.is_set():
                 return None
-            running.runner = PartitionRunner(
+            running.runner = build_runner(
                 spec=resources.bound(self.spec),
                 start=effect,
                 state=stored,
@@ -278,7 +278,10 @@ class Partitions:
     async def _expire(self) -> None:
         """Remove values of tables that have expired; partitions that commit do so with each commit, too."""
         tables = [spec.name for spec in self.spec.tables]
-        owners = {p: (runner.start.owner, runner.start.lock.epoch) for p, runner in self.running().items()}
+        owners = {
+            p: (runner.commits.start.owner, runner.commits.start.lock.epoch)
+            for p, runner in self.running().items()
+        }
         try:
             if tables:
                 await expire_many(self.backend, self.keys, tables, owners)

@@ -36,7 +36,7 @@ from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.run.committer import Committer
-from streamworker.runtime.run.runner import PartitionRunner, Stopped
+from streamworker.runtime.run.runner import PartitionRunner, Stopped, build_runner
 from streamworker.runtime.run.statetables import TableCache
 from streamworker.runtime.send.producer import Producer
 from streamworker.runtime.signals import Gate
@@ -220,7 +220,7 @@ class Bench:
         lock = await self.acquire(partition, owner)
         halted: list[str] = []
         states: list[str] = []
-        runner = PartitionRunner(
+        runner = build_runner(
             spec=spec,
             start=StartRunner(partition, owner, lock),
             state=await read_state(self.backend, self.keys, partition),

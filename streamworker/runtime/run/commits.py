@@ -27,8 +27,7 @@ from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.committer import Committer, Ticket
-from streamworker.runtime.run.state import Changes
-from streamworker.runtime.run.statetables import StateWithTables
+from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.trims import Trims
 from streamworker.runtime.signals import Signal
 from streamworker.settings import Settings
@@ -99,8 +98,8 @@ class Commits:
     on_full: Callable[[], None]
     """Called each time that the acked log has no room for a commit."""
     log: BoundLogger
-    tables: StateWithTables | None = None
-    """The tables of the partition, which are told of each confirmed commit."""
+    state: PartitionState
+    """Is told of each confirmed commit."""
     outbox: OutboxWriter | None = None
     """Where messages for other streams go, if the function can send any."""
 
@@ -157,7 +156,7 @@ class Commits:
             trim=self.trims.with_commit(),
             acked_limit=self.trims.acked_limit,
             acked_trim_rows=self.trims.acked_rows,
-            tables={} if self.tables is None else self.tables.ttls,
+            tables=self.state.ttls,
         )
         self._previous = last
         self.is_committing = True
@@ -184,8 +183,7 @@ class Commits:
             self.refused(reply.code, detail)
             return
         self._committed = (request.new, reply.rows)
-        if self.tables is not None:
-            self.tables.confirmed(reply.at_ms)
+        self.state.confirmed(reply.at_ms)
         if request.outbox is not None and self.outbox is not None:
             self.outbox.source.committed(request.outbox)
         count, size = len(work.entries), work.size

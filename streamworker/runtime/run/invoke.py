@@ -79,7 +79,13 @@ class Invoker:
     """Calls the function of one processor for one partition."""
 
     def __init__(
-        self, spec: ProcessorSpec, owned: OwnedPartition, state: PartitionState, threads: int, routes: Routes
+        self,
+        spec: ProcessorSpec,
+        owned: OwnedPartition,
+        state: PartitionState,
+        threads: int,
+        routes: Routes,
+        aside: dict[EntryId, Exception],
     ) -> None:
         self.spec = spec
         self._routes = routes
@@ -90,7 +96,7 @@ class Invoker:
         """How many ``def`` functions run at a time, over all partitions of this worker."""
         self.calls_in_threads = 0
         """Calls that have a thread, or wait for one."""
-        self.aside: dict[EntryId, Exception] = {}
+        self.aside = aside
         """The records that no call may have, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""

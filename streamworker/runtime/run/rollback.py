@@ -159,10 +159,10 @@ class Witness:
             if not isinstance(lock, BackendError) and (rollback := rollback_of(known[p], lock))
         }
         for partition in found.keys() - gone.keys() - unanswered.keys():
-            if outbox := runners[partition].outbox:
+            if outbox := runners[partition].commits.outbox:
                 outbox.source.look_again()
         for partition in gone:
-            runners[partition].abandon("Redis has gone back behind what was committed")
+            runners[partition].ending.abandon("Redis has gone back behind what was committed")
         for ended in self._askers.values():
             ended.update(gone)
         for partition, rollback in gone.items():

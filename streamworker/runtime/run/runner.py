@@ -1,4 +1,4 @@
-"""The runner of one partition: builds what its mode works with, and decides how it ends.
+"""The runner of one partition: what it is built of, and how it ends.
 
 A mode takes entries from the intake, reports its calls to the activity, and hands results to the commits;
 the runner gives it those three, halts, drains and stops.
@@ -19,6 +19,7 @@ import anyio.abc
 from structlog.stdlib import BoundLogger
 
 from streamworker.context import OwnedPartition
+from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.tries import Tries
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
@@ -45,17 +46,6 @@ from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings
 
 
-def _ways_of(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
-    if not spec.uses_columns:
-        if spec.mode is FunctionMode.RECORD:
-            return Invoker, KeyedMode if spec.concurrency > 1 else RecordMode
-        return Invoker, BatchMode if spec.mode is FunctionMode.BATCH else StreamMode
-    # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
-    from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode
-
-    return ColumnsInvoker, RowsMode if spec.stream.codec == "arrow" else BatchMode
-
-
 class StopReason(Enum):
     """Why a runner ended."""
 
@@ -74,104 +64,53 @@ class Stopped:
     detail: str = ""
 
 
-@dataclass(kw_only=True, eq=False)
+class Ending:
+    """How the run of one partition ends: what happens first decides."""
+
+    def __init__(self, buffer: PartitionBuffer) -> None:
+        self._buffer = buffer
+        self.tasks: anyio.abc.TaskGroup | None = None
+        """The tasks of the run; None before it begins."""
+        self.stopped: Stopped | None = None
+        self.drains = False
+        """Whether the runner was asked to drain."""
+
+    @property
+    def halted(self) -> str:
+        """Why the error policy has stopped the partition; empty if it has not."""
+        stopped = self.stopped
+        return stopped.detail if stopped is not None and stopped.reason is StopReason.HALTED else ""
+
+    def abandon(self, detail: str, reason: StopReason = StopReason.FENCED) -> None:
+        """Stop at once: the current batch could not be committed."""
+        if self.tasks is not None and not self.halted:
+            self.stopped = Stopped(reason, detail)
+            self._buffer.close()
+            self.tasks.cancel_scope.cancel()
+
+    def refused(self, code: CommitCode, detail: str) -> None:
+        """A commit was refused. With ``GAP`` this worker holds the lock, and gives it back if it drains."""
+        is_released = code is CommitCode.GAP and self.drains
+        self.abandon(detail, StopReason.DRAINED if is_released else StopReason.FENCED)
+
+    def full(self) -> None:
+        """Leave a batch to the next owner if the acked log has no room for it: that may take days."""
+        if self.drains:
+            self.abandon("the acked log is full", StopReason.DRAINED)
+
+
+@dataclass(eq=False)
 class PartitionRunner:
-    """Runs one processor over one partition while this worker has its lock."""
+    """Runs one processor over one partition while this worker has its lock; see :func:`build_runner`."""
 
-    spec: ProcessorSpec
-    start: StartRunner
-    state: Mapping[str, bytes]
-    """The partition's stored state at the time of the acquire, encoded."""
-    buffer: PartitionBuffer
-    """The buffer that the fetcher fills. The runner closes it when it ends."""
-    committer: Committer
-    """The processor's committer; its ``run()`` must be running."""
-    settings: Settings
-    rng: random.Random
-    gate: Gate
+    activity: Activity
+    commits: Commits
+    invoker: Invoker
+    intake: Intake
+    mode: Mode
+    ending: Ending
     on_halted: Callable[[str], None]
-    """Called once with the reason when the error policy stops the partition."""
     on_state: Callable[[str, tuple[int, ...]], None]
-    """Called with what holds the partition up; see ``Activity``."""
-    log: BoundLogger
-    cache: TableCache
-    """Values of the tables, for all partitions of this worker."""
-    outbox: OutboxWriter | None = None
-    """Where messages for other streams go, if the function can send any."""
-
-    def __post_init__(self) -> None:
-        spec, app = self.spec, self.spec.stream.app
-        partition, epoch, owner = self.start.partition, self.start.lock.epoch, self.start.owner
-        self.log = self.log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
-        self._tasks: anyio.abc.TaskGroup | None = None
-        self._stopped: Stopped | None = None
-        self.activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", self.on_state)
-        kept = self._kept_state()
-        self.commits = Commits(
-            start=self.start,
-            buffer=self.buffer,
-            committer=self.committer,
-            settings=self.settings,
-            activity=self.activity,
-            refused=self._refused,
-            on_full=self._leave_if_full,
-            log=self.log,
-            tables=kept if isinstance(kept, StateWithTables) else None,
-            outbox=self.outbox,
-        )
-        owned = OwnedPartition(
-            app=app,
-            processor=spec.name,
-            partition=partition,
-            epoch=epoch,
-            owner=owner,
-            log=self.log,
-            now=monotonic_s,
-            key_of=spec.stream.key if spec.takes == "records" else None,
-        )
-        invoker, mode = _ways_of(spec)
-        routes = self.outbox.routes if self.outbox else Routes(spec.into, self.settings.entry_bytes_max)
-        threads = self.settings.handler_threads
-        self.invoker = invoker(spec, owned, kept, threads, routes)
-        orders = self.start.lock.aside
-        self.invoker.aside = {record: SetAside(f"Set aside {why}") for record, why in orders.items()}
-        timers = Timers(
-            calls=[
-                (timer, Invoker(timer.call, owned, kept, threads, routes.also(timer.call.into)))
-                for timer in spec.timers
-            ],
-            stored=self.state,
-            commits=self.commits,
-            server_ms=partial(self.committer.backend.time_ms, self.committer.keys.lock(partition)),
-            wake=self.buffer.wake,
-            on_trouble=partial(self.activity.hinder, "timer"),
-            by=self.start.owner,
-            rng=self.rng,
-            log=self.log,
-        )
-        tries = Tries(self.start.lock, spec.errors, max(spec.batch, 2 * spec.concurrency))
-        self.intake = Intake(
-            self.buffer, self.gate, self.activity, self.commits, timers, tries, self.invoker.aside
-        )
-        self.mode = mode(self.invoker, self.intake, self.activity, self.commits, self.rng)
-        self.buffer.use(spec.batch)
-
-    def _kept_state(self) -> PartitionState:
-        spec, committer = self.spec, self.committer
-        own = {name: value for name, value in self.state.items() if not name.startswith(TIMERS)}
-        if spec.concurrency > 1:
-            return NoState(spec.name, spec.concurrency)
-        if not spec.tables:
-            return PartitionState(own)
-        return StateWithTables(
-            own,
-            specs=spec.tables,
-            partition=self.start.partition,
-            backend=committer.backend,
-            keys=committer.keys,
-            cache=self.cache,
-            rng=self.rng,
-        )
 
     async def run(self) -> Stopped:
         """Handle records until drained, fenced or cancelled.
@@ -184,62 +123,151 @@ class PartitionRunner:
         task.set_name(self.activity.name)
         try:
             async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                if self.spec.timers:
+                self.ending.tasks = tasks
+                if self.invoker.spec.timers:
                     tasks.start_soon(self.intake.timers.watch)
                 halted = await self.mode.run()
                 await self.commits.flush()
                 if halted:
                     await self._stay_halted(halted)
-                if self.spec.timers:
+                if self.invoker.spec.timers:
                     tasks.cancel_scope.cancel()
         finally:
             self.activity.hide_trouble()
             self.activity.stops()
             self.commits.withdraw()
             self.intake.end()
-        return self._stopped or Stopped(StopReason.DRAINED)
-
-    @property
-    def halted(self) -> str:
-        """Why the error policy has stopped the partition; empty if it has not."""
-        stopped = self._stopped
-        return stopped.detail if stopped is not None and stopped.reason is StopReason.HALTED else ""
+        return self.ending.stopped or Stopped(StopReason.DRAINED)
 
     def drain(self) -> None:
         """Let no other call start; the running one is finished and committed, and the runner ends."""
         self.intake.drain()
-        self._leave_if_full()
-
-    def abandon(self, detail: str, reason: StopReason = StopReason.FENCED) -> None:
-        """Stop at once: the current batch could not be committed."""
-        if self._tasks is not None and not self.halted:
-            self._stopped = Stopped(reason, detail)
-            self.buffer.close()
-            self._tasks.cancel_scope.cancel()
-
-    def _refused(self, code: CommitCode, detail: str) -> None:
-        """A commit was refused. With ``GAP`` this worker holds the lock, and gives it back if it drains."""
-        is_released = code is CommitCode.GAP and self.intake.draining
-        self.abandon(detail, StopReason.DRAINED if is_released else StopReason.FENCED)
-
-    def _leave_if_full(self) -> None:
-        """Leave a batch to the next owner if the acked log has no room for it: that may take days."""
-        if self.intake.draining and self.commits.is_full:
-            self.abandon("the acked log is full", StopReason.DRAINED)
+        self.ending.drains = True
+        if self.commits.is_full:
+            self.ending.full()
 
     async def _stay_halted(self, reason: str) -> None:
-        self.log.error("partition_halted", reason=reason)
-        self._stopped = Stopped(StopReason.HALTED, reason)
+        self.commits.log.error("partition_halted", reason=reason)
+        self.ending.stopped = Stopped(StopReason.HALTED, reason)
         self.activity.hide_trouble()
         self.activity.stops()
         self.activity.rests()
-        self.buffer.close()
+        self.intake.buffer.close()
         self.intake.end_turn()
         self.on_halted(reason)
-        intake, at = self.intake, self.mode.halted_at
-        while not intake.draining and (not at or await self.committer.holds(self.start.partition, at)):
-            await intake.wait_draining(self.settings.trim_interval_ms / 1000)
+        intake, commits, at = self.intake, self.commits, self.mode.halted_at
+        while not intake.draining and (not at or await commits.committer.holds(commits.start.partition, at)):
+            await intake.wait_draining(commits.settings.trim_interval_ms / 1000)
         if not intake.draining:
             self.on_state("", ())
-            self._stopped = Stopped(StopReason.FENCED, "somebody deleted what it had halted at")
+            self.ending.stopped = Stopped(StopReason.FENCED, "somebody deleted what it had halted at")
+
+
+def build_runner(
+    *,
+    spec: ProcessorSpec,
+    start: StartRunner,
+    state: Mapping[str, bytes],
+    buffer: PartitionBuffer,
+    committer: Committer,
+    settings: Settings,
+    rng: random.Random,
+    gate: Gate,
+    on_halted: Callable[[str], None],
+    on_state: Callable[[str, tuple[int, ...]], None],
+    log: BoundLogger,
+    cache: TableCache,
+    outbox: OutboxWriter | None = None,
+) -> PartitionRunner:
+    """Return the runner of a partition with all that it works with.
+
+    ``state`` is the partition's stored state at the time of the acquire, encoded. The fetcher fills
+    ``buffer``, which the runner closes when it ends; the committer's ``run()`` must be running. ``on_halted``
+    is called once with the reason when the error policy stops the partition, and ``on_state`` with what
+    holds it up, see ``Activity``. ``cache`` has values of the tables, for all partitions of this worker.
+    ``outbox`` takes messages for other streams, if the function can send any.
+    """
+    app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
+    log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
+    own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
+    kept = _state(spec, own, partition, committer, cache, rng)
+    ending = Ending(buffer)
+    activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", on_state)
+    commits = Commits(
+        start=start,
+        buffer=buffer,
+        committer=committer,
+        settings=settings,
+        activity=activity,
+        refused=ending.refused,
+        on_full=ending.full,
+        log=log,
+        state=kept,
+        outbox=outbox,
+    )
+    key_of = spec.stream.key if spec.takes == "records" else None
+    owned = OwnedPartition(
+        app=app,
+        processor=spec.name,
+        partition=partition,
+        epoch=epoch,
+        owner=owner,
+        log=log,
+        now=monotonic_s,
+        key_of=key_of,
+    )
+    routes = outbox.routes if outbox else Routes(spec.into, settings.entry_bytes_max)
+    threads = settings.handler_threads
+    aside: dict[EntryId, Exception] = {
+        record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()
+    }
+    invoker_type, mode_type = _types_for(spec)
+    invoker = invoker_type(spec, owned, kept, threads, routes, aside)
+    timers = Timers(
+        calls=[
+            (timer, Invoker(timer.call, owned, kept, threads, routes.also(timer.call.into), {}))
+            for timer in spec.timers
+        ],
+        stored=state,
+        commits=commits,
+        server_ms=partial(committer.backend.time_ms, committer.keys.lock(partition)),
+        wake=buffer.wake,
+        on_trouble=partial(activity.hinder, "timer"),
+        by=owner,
+        rng=rng,
+        log=log,
+    )
+    tries = Tries(start.lock, spec.errors, max(spec.batch, 2 * spec.concurrency))
+    intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
+    buffer.use(spec.batch)
+    mode = mode_type(invoker, intake, activity, commits, rng)
+    return PartitionRunner(activity, commits, invoker, intake, mode, ending, on_halted, on_state)
+
+
+def _state(
+    spec: ProcessorSpec,
+    own: Mapping[str, bytes],
+    partition: int,
+    committer: Committer,
+    cache: TableCache,
+    rng: random.Random,
+) -> PartitionState:
+    if spec.concurrency > 1:
+        return NoState(spec.name, spec.concurrency)
+    if not spec.tables:
+        return PartitionState(own)
+    backend, keys = committer.backend, committer.keys
+    return StateWithTables(
+        own, specs=spec.tables, partition=partition, backend=backend, keys=keys, cache=cache, rng=rng
+    )
+
+
+def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
+    if not spec.uses_columns:
+        if spec.mode is FunctionMode.RECORD:
+            return Invoker, KeyedMode if spec.concurrency > 1 else RecordMode
+        return Invoker, BatchMode if spec.mode is FunctionMode.BATCH else StreamMode
+    # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
+    from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode
+
+    return ColumnsInvoker, RowsMode if spec.stream.codec == "arrow" else BatchMode

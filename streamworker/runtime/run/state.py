@@ -12,6 +12,7 @@ leave half a change behind.
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -35,6 +36,8 @@ class PartitionState:
     """The state of one partition, as its runner sees it."""
 
     __slots__ = ("_base", "_group")
+    ttls: Mapping[str, int] = MappingProxyType({})
+    """How long the values of each table stay; there are no tables here."""
 
     def __init__(self, stored: Mapping[str, bytes]) -> None:
         self._base = dict(stored)
@@ -65,6 +68,9 @@ class PartitionState:
         # This is last, so that a handler in a thread always finds each value in one of the two layers.
         self._group = {}
         return changes
+
+    def confirmed(self, at_ms: int) -> None:
+        """Note that Redis has the oldest commit that was not confirmed; only tables use that."""
 
     def get(self, key: str) -> bytes | None:
         """Return the encoded value of a key."""

@@ -290,8 +290,8 @@ class Watchdog:
     def _cause(self, runner: PartitionRunner | None, stacks: Mapping[str, Sequence[Stack]]) -> Cause:
         if runner is None:
             return Cause("its stored state, from Redis")
-        if runner.halted:
-            return Cause(f"an operator: it is halted: {runner.halted}")
+        if runner.ending.halted:
+            return Cause(f"an operator: it is halted: {runner.ending.halted}")
         if self._is_blocked:
             if self._keeps_loop() != runner.activity.name:
                 return Cause("the event loop, which something else keeps")
@@ -330,7 +330,7 @@ def _marks(partition: int, runner: PartitionRunner | None, reason: str) -> list[
     if runner is None:
         return []
     state = "draining" if runner.intake.draining else "running"
-    return [MarkLock(partition, runner.start.owner, runner.commits.epoch, state, reason)]
+    return [MarkLock(partition, runner.commits.start.owner, runner.commits.epoch, state, reason)]
 
 
 def _holds_work(runner: PartitionRunner) -> bool:
@@ -338,7 +338,7 @@ def _holds_work(runner: PartitionRunner) -> bool:
 
     Entries that wait for more to fill a batch do not count yet.
     """
-    if runner.activity.busy_since_ms is not None or runner.commits.is_committing or runner.halted:
+    if runner.activity.busy_since_ms is not None or runner.commits.is_committing or runner.ending.halted:
         return True
     return runner.intake.buffer.held > 0 and runner.intake.buffer.gathers_until_ms <= monotonic_ms()
 

@@ -24,7 +24,6 @@ import pyarrow as pa
 
 from streamworker.context import (
     Context,
-    OwnedPartition,
     is_set_aside,
     show_only,
     tables_in_call,
@@ -41,12 +40,11 @@ from streamworker.records.statetables import check_unchanged
 from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
-from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.run.commits import joined
 from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker, settled
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
-from streamworker.runtime.run.state import Changes, PartitionState
+from streamworker.runtime.run.state import Changes
 from streamworker.runtime.send.arrowtables import as_table
 
 CALL_ENTRIES_MAX = 1_000
@@ -60,12 +58,10 @@ BAD_ROWS_MAX = 20
 class ColumnsInvoker(Invoker):
     """Calls a function that takes columns, or that reads a stream of columns."""
 
-    def __init__(
-        self, spec: ProcessorSpec, owned: OwnedPartition, state: PartitionState, threads: int, routes: Routes
-    ) -> None:
+    def __init__(self, spec: ProcessorSpec, *given: Any) -> None:
         if spec.mode is FunctionMode.RECORD:
             spec = replace(spec, function=self._for_each(spec.function, is_async=spec.is_async))
-        super().__init__(spec, owned, state, threads, routes)
+        super().__init__(spec, *given)
         self._record = spec.stream.record
         self._is_arrow = spec.stream.codec == "arrow"
         self.ids_of = ids_of_rows if self._is_arrow else None
