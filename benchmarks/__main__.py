@@ -18,9 +18,9 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AsJson, option
 from streamworker.cli.output import console, print_json, print_table, progress_bar, say
 from streamworker.cli.support import errors_reported, run_async
+from streamworker.core.words import counted
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
-from streamworker.tui.figures import counted
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 

@@ -11,11 +11,12 @@ from streamworker.cli.output import print_json, say
 from streamworker.cli.support import LOOK_S, ask, group_keys, take
 from streamworker.core.data.graph import cycles
 from streamworker.core.snapshot import GroupSnapshot, TableView
+from streamworker.core.words import counted
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.admin.outboxes import read_heads
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted, duration, failure
+from streamworker.tui.figures import duration, failure
 from streamworker.tui.overview import lagging, table_line
 
 

@@ -13,13 +13,12 @@ from streamworker.cli.options import ProcessorPath, option
 from streamworker.cli.output import say
 from streamworker.cli.support import connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
-from streamworker.core.words import name_of, runs
+from streamworker.core.words import counted, name_of, runs
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import Given, Request, make_request
-from streamworker.tui.figures import counted
 
 POLL_S = 0.05
 FAILING = ("halted", "retrying")

@@ -11,7 +11,7 @@ from streamworker.cli.output import print_found, say
 from streamworker.cli.requests import POLL_S, Wait, operator
 from streamworker.cli.support import Commands, ask, give_up, group_keys
 from streamworker.core.units import duration_ms
-from streamworker.core.words import name_of
+from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, resolve_timer
@@ -19,7 +19,7 @@ from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted, duration
+from streamworker.tui.figures import duration
 
 
 class _ListFirst(Commands):

@@ -25,6 +25,15 @@ def runs(numbers: Iterable[int]) -> str:
     return ",".join(parts)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Write a number with its noun; ``many`` is a plural that has more than an s.
+
+    >>> counted(1, "record"), counted(1_200, "record"), counted(0, "entry", "entries")
+    ('1 record', '1,200 records', '0 entries')
+    """
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
 def name_of(owner: str) -> str:
     """Return the worker's name in an owner's id, without the nonce; names may contain dots."""
     return owner.rpartition(".")[0] or owner

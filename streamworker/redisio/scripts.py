@@ -102,7 +102,7 @@ REPAIR_LOCK = load("admin/repair_lock")
 REPAIR_READER = load("admin/repair_reader")
 REPAIR_LOG = load("admin/repair_log")
 REPAIR_TAKEN = load("admin/repair_taken")
-REPAIR_PLACE = load("admin/repair_place")
+REPAIR_PARTITION = load("admin/repair_partition")
 REPAIR_GROUP = load("admin/repair_group")
 REPAIR_AHEAD = load("admin/repair_ahead")
 

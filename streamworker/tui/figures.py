@@ -8,15 +8,6 @@ _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Write a number with its noun; ``many`` is a plural that has more than an s.
-
-    >>> counted(1, "record"), counted(1_200, "record"), counted(0, "entry", "entries")
-    ('1 record', '1,200 records', '0 entries')
-    """
-    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
-
-
 def compact(number: float | None) -> str:
     """Format a number in at most four characters; None as a dash.
 

@@ -3,7 +3,8 @@
 from collections import Counter
 
 from streamworker.core.snapshot import TableView
-from streamworker.tui.figures import counted, duration, held_up, memory, per_second
+from streamworker.core.words import counted
+from streamworker.tui.figures import duration, held_up, memory, per_second
 from streamworker.tui.model import Model
 
 COLUMNS = ("stream", "processor", "workers", "partitions", "lag", "rate", "failing")

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from streamworker.core.snapshot import PartitionView
 from streamworker.core.text import printable
+from streamworker.core.words import counted
 from streamworker.tui import matrix, overview
-from streamworker.tui.figures import compact, counted, duration, end_of, failure, held_up, per_second
+from streamworker.tui.figures import compact, duration, end_of, failure, held_up, per_second
 from streamworker.tui.model import Model, WorkerRow
 
 WIDE = 118

@@ -79,7 +79,7 @@ async def test_a_lock_is_released_and_forgotten_whatever_was_written_for_its_epo
     assert await repair.release_lock(group.backend, group.keys, 0, await group.lock())
     raw.hset(group.keys.lock(0), "epoch", epoch)
     facts = await repair.look(group.backend, group.keys, 1)
-    assert await repair.forget_place(group.backend, facts, 0)
+    assert await repair.forget_partition(group.backend, facts, 0)
     assert not raw.exists(group.keys.lock(0))
 
 
@@ -94,7 +94,7 @@ async def test_a_lock_that_was_taken_meanwhile_stays(group: Group, raw: Raw, tak
     raw.hset(group.keys.lock(0), mapping=taken)
     before = everything(raw)
     assert not await repair.release_lock(group.backend, group.keys, 0, facts.locks[0])
-    assert not await repair.forget_place(group.backend, facts, 0)
+    assert not await repair.forget_partition(group.backend, facts, 0)
     assert everything(raw) == before
 
 
@@ -161,7 +161,7 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     of_others = {key: value for key, value in everything(raw).items() if b"price" not in key}
     of_both = {group.keys.events(0).encode(), group.keys.groups(0).encode()}
     facts = await repair.look(group.backend, group.keys, 1)
-    assert await repair.forget_place(group.backend, facts, 0)
+    assert await repair.forget_partition(group.backend, facts, 0)
     assert await repair.forget_group(group.backend, facts)
     assert [key for key in everything(raw) if key.endswith(b":price") or b":price}" in key] == []
     assert [each["name"] for each in raw.xinfo_groups(group.keys.events(0))] == [b"audit"]

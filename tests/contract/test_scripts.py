@@ -116,7 +116,7 @@ CALLS = {
         Call(scripts.REPAIR_LOG, (LOCK, ACKED), ("log", 10, 100)),
         Call(scripts.REPAIR_AHEAD, repair._log_keys(GROUP, 0), ("log", "price", "")),
         Call(
-            scripts.REPAIR_PLACE,
+            scripts.REPAIR_PARTITION,
             (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0), GROUPS, *OUTBOX[:2]),
             ("price", "w1", "5"),
         ),

@@ -21,7 +21,7 @@ from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
-from streamworker.core.words import name_of
+from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_processor
@@ -32,7 +32,6 @@ from streamworker.redisio.group.locks import LockView, read_lock
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted
 
 PAGE = 500
 """Dead letters of one partition that one round trip reads."""

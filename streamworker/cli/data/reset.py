@@ -14,6 +14,7 @@ from streamworker.cli.requests import Partition
 from streamworker.cli.support import connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
+from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendRefused, CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
@@ -24,7 +25,7 @@ from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import RecordCounts, pairs_of
-from streamworker.tui.figures import counted, duration
+from streamworker.tui.figures import duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ import typer
 from streamworker.cli.options import argument, option
 from streamworker.cli.output import progress_bar, say
 from streamworker.cli.support import connected, give_up, run_async
+from streamworker.core.words import counted
 from streamworker.declaring.stream import Stream, StreamApp
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
 from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
-from streamworker.tui.figures import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,12 +13,13 @@ from streamworker.cli.options import AppPath, AsJson, Limit, argument, option
 from streamworker.cli.output import print_found, print_json, say
 from streamworker.cli.support import ask, give_up, run_async
 from streamworker.core.snapshot import TableView
+from streamworker.core.words import counted
 from streamworker.declaring.table import Table
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.statetables import view_table
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted, duration, memory
+from streamworker.tui.figures import duration, memory
 
 app = typer.Typer(no_args_is_help=True, help="Look at tables: state by key.")
 

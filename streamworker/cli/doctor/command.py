@@ -19,9 +19,9 @@ from streamworker.cli.options import AsJson, argument
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import connected, give_up, run_async
 from streamworker.core.text import printable
+from streamworker.core.words import counted
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_app, with_override
-from streamworker.tui.figures import counted
 
 PYSPARK_MIN = (4, 2)
 PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typer", "rich")

@@ -12,6 +12,7 @@ from streamworker.cli.status import holdings_of, kept, memory_forecast
 from streamworker.cli.support import group_keys, take
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
+from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
 from streamworker.errors import StreamworkerError
@@ -27,7 +28,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
-from streamworker.tui.figures import counted, failure, held_up, memory
+from streamworker.tui.figures import failure, held_up, memory
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every

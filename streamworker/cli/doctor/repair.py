@@ -1,14 +1,12 @@
 """``streamworker repair``: makes the safe repairs that ``doctor`` suggests, after a confirmation."""
 
 import socket
-from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
 import typer
 
 from streamworker.app import App
 from streamworker.cli.doctor.repair_plan import (
-    Step,
     plan_damaged,
     plan_group,
     plan_log,
@@ -22,13 +20,12 @@ from streamworker.cli.requests import operator
 from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app
-from streamworker.redisio.admin import repair as changes
 from streamworker.redisio.admin.health import holders
-from streamworker.redisio.admin.outboxes import accept_target, find_diverged
+from streamworker.redisio.admin.outboxes import find_diverged
 from streamworker.redisio.admin.repair import look
+from streamworker.redisio.admin.steps import CHANGED, Step, do_step
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
-from streamworker.tui.figures import counted
 
 
 def repair(
@@ -140,12 +137,13 @@ async def _repair(backend: Backend, app: App, wanted: _Wanted, dry_run: bool, ye
         return 0
     if not yes:
         confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?")
-    outcomes = [(step, await _do(backend, step)) for step in steps]
+    by = f"{operator()}@{socket.gethostname()}"
+    outcomes = [(step, await do_step(backend, step, by)) for step in steps]
     if json:
         print_json([_as_json(step, outcome) for step, outcome in outcomes])
     else:
         say(*(f"{step.action} of {step.facts.keys.group}: {outcome}" for step, outcome in outcomes))
-    return sum(outcome.startswith(_CHANGED) for _, outcome in outcomes)
+    return sum(outcome.startswith(CHANGED) for _, outcome in outcomes)
 
 
 def _show(steps: list[Step]) -> None:
@@ -212,56 +210,3 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
                 remedy="`streamworker doctor APP` lists those that it does not declare.",
             )
     return steps
-
-
-_CHANGED = "left alone: it has changed since"
-
-
-async def _do(backend: Backend, step: Step) -> str:
-    facts, keys = step.facts, step.facts.keys
-    by = f"{operator()}@{socket.gethostname()}"
-
-    async def noted(what: str, partitions: Sequence[int] = ()) -> str:
-        refusal = await changes.note(backend, keys, what, partitions, by=by)
-        return f"; the history does not have it: {refusal}" if refusal else ""
-
-    match step.action:
-        case "remove members":
-            return "done" if await changes.remove_members(backend, facts, step.names) else _CHANGED
-        case "forget reader":
-            if not await changes.forget_reader(backend, facts, step.names[0]):
-                return _CHANGED
-            return f"done{await noted(f'{step.action} {step.what}')}"
-        case "release locks":
-            released = [
-                p for p in step.partitions if await changes.release_lock(backend, keys, p, facts.locks[p])
-            ]
-            end = await noted(step.action, released) if released else ""
-            return f"{_done(len(released), len(step.partitions))}{end}"
-        case "repair log":
-            (p,) = step.partitions
-            is_done = await changes.repair_log(backend, keys, p, facts.locks[p])
-            return f"done{await noted(step.action, [p])}" if is_done else _CHANGED
-        case "trim log":
-            dropped = {p: await changes.trim_log(backend, keys, p, facts.locks[p]) for p in step.partitions}
-            trimmed = [p for p, count in dropped.items() if count is not None]
-            total = sum(count or 0 for count in dropped.values())
-            entries = counted(total, "entry", "entries")
-            end = await noted(f"{step.action}: {entries}", trimmed) if total else ""
-            return f"{_done(len(trimmed), len(step.partitions))}; {entries} dropped{end}"
-        case "accept target":
-            assert step.diverged is not None
-            if not await accept_target(backend, keys, step.diverged):
-                return _CHANGED
-            return f"done{await noted(f'{step.action} {step.what}', step.partitions)}"
-        case "drop damaged":
-            return "done" if await changes.drop_damaged(backend, facts) else _CHANGED
-        case "forget group":
-            gone = [p for p in step.partitions if await changes.forget_place(backend, facts, p)]
-            if len(gone) == len(step.partitions) and await changes.forget_group(backend, facts):
-                return "done"
-            return f"{_CHANGED}: {len(gone)} of {len(step.partitions)} partitions are removed"
-
-
-def _done(done: int, total: int) -> str:
-    return "done" if done == total else f"{_CHANGED}: {total - done} of {total} partitions"

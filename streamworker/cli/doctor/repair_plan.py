@@ -6,48 +6,19 @@ option names it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from streamworker.core.data.readers import read_position
 from streamworker.core.protocols.membership.document import Member
+from streamworker.core.words import counted
 from streamworker.errors import CoordinationError
 from streamworker.redisio.admin.outboxes import Diverged
 from streamworker.redisio.admin.repair import Facts
+from streamworker.redisio.admin.steps import Step
 from streamworker.redisio.group.locks import LockView
 from streamworker.settings import Settings
-from streamworker.tui.figures import counted
 
 READER_RESTS_MS = 60_000
 """A reader that has moved within this time is not forgotten, even if an option names it."""
-
-Action = Literal[
-    "remove members",
-    "release locks",
-    "repair log",
-    "forget reader",
-    "trim log",
-    "drop damaged",
-    "accept target",
-    "forget group",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step of a repair, and the reason for it."""
-
-    action: Action
-    facts: Facts = field(repr=False)
-    """The facts of the plan; the step is done only if they have not changed."""
-    what: str
-    """What the step changes, for people."""
-    why: str
-    names: tuple[str, ...] = ()
-    """The members or the reader that the step removes."""
-    partitions: tuple[int, ...] = ()
-    diverged: Diverged | None = None
-    """The target that goes on."""
 
 
 def plan_targets(facts: Facts, found: Sequence[Diverged]) -> list[Step]:

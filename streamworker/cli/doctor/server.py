@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
+from streamworker.core.words import counted
 from streamworker.errors import BackendError, ConfigurationError, StreamworkerError
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Rights
@@ -16,7 +17,6 @@ from streamworker.redisio.wire.primaries import Answer, SentinelView
 from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.runtime.durability import check_durability
 from streamworker.settings import Settings
-from streamworker.tui.figures import counted
 from streamworker.urls import SENTINEL, host_and_port, kind_of
 
 CLOCK_DIFFERENCE_MAX_MS = 1_000

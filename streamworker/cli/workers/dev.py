@@ -17,10 +17,10 @@ from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.rendezvous import announced, find
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
+from streamworker.core.words import counted
 from streamworker.errors import ConfigurationError
 from streamworker.importing import Selection, resolve_processors, with_pipelines
 from streamworker.spark.driver.checks import CONTROL_FOLDER, checkpoint_of, is_local, local
-from streamworker.tui.figures import counted
 from streamworker.variables import REDIS_URL_OVERRIDE
 
 LOG = "streamworker.log"

@@ -1,7 +1,7 @@
 """The reads and changes of ``streamworker repair``; each change is a compare-and-set.
 
-This module decides nothing; ``cli.repair_plan`` chooses the changes. A change is skipped if the data has
-changed since it was read. So a repair does not harm a live group, and every change may be repeated.
+This module decides nothing; ``cli.doctor.repair_plan`` chooses the changes. A change is skipped if the data
+has changed since it was read. So a repair does not harm a live group, and every change may be repeated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from streamworker.redisio.scripts import (
     REPAIR_GROUP,
     REPAIR_LOCK,
     REPAIR_LOG,
-    REPAIR_PLACE,
+    REPAIR_PARTITION,
     REPAIR_READER,
     checked,
 )
@@ -165,14 +165,14 @@ async def drop_damaged(backend: Backend, facts: Facts) -> bool:
     return await _done(backend, REPAIR_DAMAGED, (facts.keys.damaged,), (facts.damaged,))
 
 
-async def forget_place(backend: Backend, facts: Facts, partition: int) -> bool:
+async def forget_partition(backend: Backend, facts: Facts, partition: int) -> bool:
     """Remove all data of a group in one partition."""
     keys, lock = facts.keys, facts.locks.get(partition)
     held = ("", "") if lock is None else (lock.owner, str(lock.epoch))
     await backend.execute("UNLINK", keys.copy(partition))  # left by a repair that was killed
     kinds = (keys.lock, keys.events, keys.acked, keys.dead, keys.state, keys.groups)
-    places = [*(key(partition) for key in kinds), *keys.outbox(partition)[:2]]
-    return await _done(backend, REPAIR_PLACE, places, (keys.group, *held))
+    touched = [*(key(partition) for key in kinds), *keys.outbox(partition)[:2]]
+    return await _done(backend, REPAIR_PARTITION, touched, (keys.group, *held))
 
 
 async def forget_group(backend: Backend, facts: Facts) -> bool:
