@@ -13,7 +13,7 @@ from streamworker.cli.options import ProcessorPath, option
 from streamworker.cli.output import say
 from streamworker.cli.support import connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
-from streamworker.core.words import counted, name_of, runs
+from streamworker.core.words import counted, name_of, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
@@ -81,7 +81,7 @@ async def _give(
     wanted = sorted(set(partitions)) if partitions else list(every)
     if wrong := [p for p in wanted if p not in every]:
         raise typer.BadParameter(
-            f"{spec.stream.name} has partitions 0 to {len(every) - 1}, and not {runs(wrong)}.",
+            f"{spec.stream.name} has partitions 0 to {len(every) - 1}, and not {ranges(wrong)}.",
             param_hint="--partition",
         )
     wait_s = duration_ms(wait, "--wait") / 1000
@@ -124,11 +124,11 @@ def _tell(
     if not news:
         give_up(f"No partition of {name} is paused.")
     if done:
-        say(f"{DONE[request]} {counted(len(done), 'partition')} of {name}: {runs(done)}.")
+        say(f"{DONE[request]} {counted(len(done), 'partition')} of {name}: {ranges(done)}.")
     if free := [p for p in done if not locks[p].owner]:
-        say(f"Nobody owns {runs(free)} now; it holds for the worker that takes them.")
+        say(f"Nobody owns {ranges(free)} now; it holds for the worker that takes them.")
     if request == "retry" and (paused := [p for p in done if locks[p].pause is not None]):
-        say(f"An operator has paused {runs(paused)}: it stays so until `streamworker resume`.")
+        say(f"An operator has paused {ranges(paused)}: it stays so until `streamworker resume`.")
     late = [
         f"Partition {p}: {name_of(locks[p].owner) if p in locks else 'its owner'} has not confirmed it yet: "
         "a call runs, or the worker is away. The request stands, and is obeyed then."

@@ -9,7 +9,7 @@ from streamworker.cli.output import local_time, print_json, print_table, say
 from streamworker.cli.support import LOOK_S, ask, run_async, take, take_all
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.core.words import runs
+from streamworker.core.words import ranges
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
@@ -214,7 +214,7 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
                 change.member,
                 len(change.moved),
                 "moving" if change.ms is None else change.ms,
-                runs(change.moved) if change.moved else "",
+                ranges(change.moved) if change.moved else "",
             )
             for snapshot, change in changes
         ],

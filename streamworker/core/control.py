@@ -13,7 +13,7 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-from streamworker.core.words import Worded, name_of, runs
+from streamworker.core.words import Worded, name_of, ranges
 
 
 def _split(text: str) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ class GroupChanged(ControlMessage):
     moved: tuple[int, ...]
 
     def __str__(self) -> str:
-        change = f"{self.cause} of {self.member}, moved {runs(self.moved)}"
+        change = f"{self.cause} of {self.member}, moved {ranges(self.moved)}"
         return f"changed, generation {self.generation}: {change}"
 
 
@@ -68,7 +68,7 @@ class PartitionsMessage(ControlMessage):
     generation: int
 
     def __str__(self) -> str:
-        return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}, generation {self.generation}"
+        return f"{self.kind} {ranges(self.partitions)} by {name_of(self.owner)}, generation {self.generation}"
 
 
 class PartitionsReleased(PartitionsMessage):
@@ -98,7 +98,7 @@ class RequestMade(ControlMessage):
     """The reason, in the operator's words; for ``put`` it begins with the record."""
 
     def __str__(self) -> str:
-        return f"{self.order} {runs(self.partitions)} by {self.who}"
+        return f"{self.order} {ranges(self.partitions)} by {self.who}"
 
 
 def together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:

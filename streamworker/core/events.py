@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from streamworker.core.control import ControlMessage, together
 from streamworker.core.ownership.locks import Acquired, AcquireReply
-from streamworker.core.words import Worded, by_words, runs
+from streamworker.core.words import Worded, by_words, ranges
 
 
 class Event(Worded):
@@ -128,7 +128,7 @@ class AcquireLocks(Effect):
     """All members at that generation: a lock of any other owner counts as free."""
 
     def __str__(self) -> str:
-        return f"AcquireLocks {runs(self.partitions)}, generation {self.generation}"
+        return f"AcquireLocks {ranges(self.partitions)}, generation {self.generation}"
 
 
 class ReleaseLocks(Effect):
@@ -138,7 +138,7 @@ class ReleaseLocks(Effect):
     epochs: Mapping[int, int]
 
     def __str__(self) -> str:
-        return f"ReleaseLocks {runs(self.epochs)}"
+        return f"ReleaseLocks {ranges(self.epochs)}"
 
 
 class PostControl(Effect):

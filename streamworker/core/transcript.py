@@ -9,7 +9,7 @@ line. Events, effects and messages write themselves (``str``), so a new protocol
 from collections.abc import Sequence
 
 from streamworker.core import events as ev
-from streamworker.core.words import runs
+from streamworker.core.words import ranges
 
 
 def step_in_words(event: ev.Event, effects: Sequence[ev.Effect]) -> list[str]:
@@ -27,7 +27,7 @@ def step_in_words(event: ev.Event, effects: Sequence[ev.Effect]) -> list[str]:
         else:
             name = type(effect).__name__
             lines.setdefault((name, str(effect).removeprefix(f"{name} {partition}")), []).append(partition)
-    return [str(event), *(f"-> {head} {runs(which)}{rest}" if which else f"-> {head}"
+    return [str(event), *(f"-> {head} {ranges(which)}{rest}" if which else f"-> {head}"
                           for (head, rest), which in lines.items())]  # fmt: skip
 
 

@@ -8,10 +8,10 @@ from typing import TypeVar, dataclass_transform
 T = TypeVar("T")
 
 
-def runs(numbers: Iterable[int]) -> str:
-    """Write partitions with runs shortened.
+def ranges(numbers: Iterable[int]) -> str:
+    """Write partitions as ranges.
 
-    >>> runs((0, 1, 2, 5))
+    >>> ranges((0, 1, 2, 5))
     '0-2,5'
     """
     ordered = sorted(numbers)
@@ -49,12 +49,12 @@ def alike(said: Mapping[int, T]) -> dict[T, list[int]]:
 
 def by_words(words: Mapping[int, str]) -> str:
     """Write partitions with words about each; partitions with the same words are written together."""
-    return "; ".join(f"{runs(which)} {text}".rstrip() for text, which in alike(words).items()) or "nothing"
+    return "; ".join(f"{ranges(which)} {text}".rstrip() for text, which in alike(words).items()) or "nothing"
 
 
 def by_owner(owners: Mapping[int, str]) -> str:
     """Write which owner has which partitions; empty if there is none."""
-    return "; ".join(f"{owner}: {runs(which)}" for owner, which in alike(owners).items())
+    return "; ".join(f"{owner}: {ranges(which)}" for owner, which in alike(owners).items())
 
 
 @dataclass_transform(frozen_default=True)

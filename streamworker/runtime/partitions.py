@@ -16,7 +16,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
-from streamworker.core.words import runs
+from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
@@ -187,7 +187,7 @@ class Partitions:
     def _say(self) -> None:
         untold, self._untold = self._untold, {}
         for event, partitions in untold.items():
-            self.log.info(event, partitions=runs(partitions))
+            self.log.info(event, partitions=ranges(partitions))
 
     async def _handle_records(
         self, effect: StartRunner, running: _Running, log: BoundLogger

@@ -34,7 +34,7 @@ from typing import Any
 
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.core.protocols.setup import Setup, Timing
-from streamworker.core.words import alike, name_of, runs
+from streamworker.core.words import alike, name_of, ranges
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.commit import CommitCode
 from tests.simulator.checkers import Violation
@@ -283,7 +283,7 @@ class ScriptedWorld(World):
         membership = self.model.membership
         parts = [] if membership is None else [f"generation {membership.generation}"]
         shares = alike({p: name_of(each.owner) or "nobody" for p, each in enumerate(self.model.locks)})
-        parts += [f"{owner}: {runs(which)}" for owner, which in shares.items()]
+        parts += [f"{owner}: {ranges(which)}" for owner, which in shares.items()]
         return "; ".join(parts)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from streamworker.core.events import Effect, Event
-from streamworker.core.words import by_owner, by_words, name_of, runs
+from streamworker.core.words import by_owner, by_words, name_of, ranges
 
 NO_ENTRY = 0
 """The ETag of a partition that has no entry: the document's "null"."""
@@ -70,7 +70,7 @@ class GiveUpPartitions(Effect):
     partitions: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"GiveUpPartitions {runs(self.partitions)}"
+        return f"GiveUpPartitions {ranges(self.partitions)}"
 
 
 # -- events: in ------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class PartitionsGivenUp(Event):
     partitions: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"PartitionsGivenUp: {runs(self.partitions)}"
+        return f"PartitionsGivenUp: {ranges(self.partitions)}"
 
 
 class StoreFailed(Event):

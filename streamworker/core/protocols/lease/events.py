@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from streamworker.core.control import PartitionsMessage
 from streamworker.core.events import Effect, Event
-from streamworker.core.words import by_words, name_of, runs
+from streamworker.core.words import by_words, name_of, ranges
 
 
 class Challenge(Enum):
@@ -33,7 +33,7 @@ class LeaseMessage(PartitionsMessage):
     """A message of a node about leases; its generation is the server's time in ms."""
 
     def __str__(self) -> str:
-        return f"{self.kind} {runs(self.partitions)} by {name_of(self.owner)}"
+        return f"{self.kind} {ranges(self.partitions)} by {name_of(self.owner)}"
 
 
 class LeaseChallenged(LeaseMessage):
@@ -86,7 +86,7 @@ class UpdateLeases(Effect):
 
     def __str__(self) -> str:
         parts = (("allocate", self.allocate), ("end", self.end), ("clear", self.clear))
-        return "UpdateLeases: " + "; ".join(f"{what} {runs(which)}" for what, which in parts if which)
+        return "UpdateLeases: " + "; ".join(f"{what} {ranges(which)}" for what, which in parts if which)
 
 
 # -- events: in ------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class LeasesChallenged(Event):
     """The partitions that were signalled; None if there was no answer."""
 
     def __str__(self) -> str:
-        return f"LeasesChallenged: {'no answer' if self.signalled is None else runs(self.signalled)}"
+        return f"LeasesChallenged: {'no answer' if self.signalled is None else ranges(self.signalled)}"
 
 
 class LeaseRaced(Event):
