@@ -13,7 +13,6 @@ from streamworker.redisio.wire.client import Backend
 from tests.chaos.slots import OneSlot
 from tests.cluster.support import another_primary, move_slot_whole, primary_of, through_proxies
 from tests.helpers import wait_for_async
-from tests.runtime.bench import bench
 from tests.runtime.test_fetcher import (
     test_a_deleted_stream_is_noticed,
     test_a_key_of_another_type_stops_only_its_partition,
@@ -22,6 +21,7 @@ from tests.runtime.test_fetcher import (
     test_an_old_runner_that_ends_late_does_not_stop_the_new_one,
     test_memory_stays_within_the_budget_with_many_partitions,
 )
+from tests.runtime.workbench import bench
 
 __all__ = [
     "test_a_deleted_stream_is_noticed",

@@ -26,7 +26,7 @@ from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.registry import make_coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.settings import Settings
-from tests.core.bench import Node, of_type, setup_of
+from tests.core.workbench import Node, of_type, setup_of
 
 ME, OTHER, THIRD = "w1.a", "w2.b", "w3.c"
 CYCLE, EXPIRY, RETRY = 1_000, 10_000, 200

@@ -6,7 +6,7 @@ from msgspec import structs
 
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.founding import YOUNG_PAUSES, Founding
-from tests.core.bench import group
+from tests.core.workbench import group
 
 PAUSE_MS = 80
 BEGUN_MS = 5_000

@@ -12,7 +12,7 @@ from streamworker.core.protocols.membership.joining import (
     Door,
     JoinWanted,
 )
-from tests.core.bench import group
+from tests.core.workbench import group
 
 PACE_MS = 500
 ASKED_MS = 6_950

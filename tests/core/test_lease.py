@@ -28,7 +28,7 @@ from streamworker.core.protocols.lease.state import Outbox
 from streamworker.core.protocols.lease.timing import UNIT, race_delay_ms
 from streamworker.errors import ConfigurationError, InternalError
 from streamworker.settings import Settings
-from tests.core.bench import Node, setup_of
+from tests.core.workbench import Node, setup_of
 
 ME, OTHER = "w1.a", "w2.b"
 NORMAL, MOST, SHUTDOWN, GRAB, DELAY = 5_000, 20_000, 10_000, 4_000, 100

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.errors import ConfigurationError, CoordinationError
-from tests.core.bench import group, stored
+from tests.core.workbench import group, stored
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 some_members = st.lists(

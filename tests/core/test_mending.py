@@ -19,7 +19,7 @@ from streamworker.core.protocols.membership.mending import (
 )
 from streamworker.core.protocols.membership.mending import is_of_later_release as is_later
 from streamworker.errors import CoordinationError
-from tests.core.bench import ME, TIMING, Bench, group, names, of_type, stored
+from tests.core.workbench import ME, TIMING, Bench, group, names, of_type, stored
 from tests.simulator.server.damage import DAMAGES, damaged
 
 LATER = b'{"generation":11,"v":2,"shards":[]}'

@@ -12,7 +12,7 @@ from streamworker.core.ownership.lifecycle import HANDLING, State
 from streamworker.core.ownership.locks import AcquireReply, Held, Stale
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.errors import InternalError
-from tests.core.bench import lock
+from tests.core.workbench import lock
 
 OWNER = "w1.1"
 LIVE = (OWNER, "w2.1")

@@ -4,7 +4,7 @@ import pytest
 
 from streamworker.core.protocols.membership.events import Beat, SendHeartbeat
 from streamworker.core.protocols.membership.peers import AHEAD_MAX, PeerWatch
-from tests.core.bench import TIMING, beat
+from tests.core.workbench import TIMING, beat
 
 INTERVAL_MS = TIMING.heartbeat_interval_ms
 LATE_MS = TIMING.dead_after_ms

@@ -10,7 +10,7 @@ from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError
-from tests.core.bench import ME, TIMING, Bench, beat, change, names, stored
+from tests.core.workbench import ME, TIMING, Bench, beat, change, names, stored
 
 READ_MS = 5_000
 """The server's time when the bench's documents are read."""

@@ -6,7 +6,7 @@ from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.settings import BalanceRules
-from tests.core.bench import ME, TIMING, Bench, beat, group, of_type
+from tests.core.workbench import ME, TIMING, Bench, beat, group, of_type
 
 RULES = BalanceRules()
 INTERVAL_MS = TIMING.heartbeat_interval_ms

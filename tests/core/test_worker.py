@@ -10,7 +10,7 @@ from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_M
 from streamworker.core.protocols.membership.joining import PATIENCE_MS, JoinWanted
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
-from tests.core.bench import ME, TIMING, Bench, change, group, names, of_type
+from tests.core.workbench import ME, TIMING, Bench, change, group, names, of_type
 
 CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUMENT)
 

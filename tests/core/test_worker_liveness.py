@@ -5,7 +5,7 @@ from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MS
 from streamworker.core.protocols.membership.worker import Phase
-from tests.core.bench import ME, TIMING, Bench, beat, group, lock, names, of_type
+from tests.core.workbench import ME, TIMING, Bench, beat, group, lock, names, of_type
 
 SECOND_SELF = "w1.2"
 INTERVAL_MS = TIMING.heartbeat_interval_ms

@@ -22,7 +22,7 @@ from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
 from tests.durability.pair import Pair, raw
-from tests.runtime.bench import Bench, Order, Priced, bench
+from tests.runtime.workbench import Bench, Order, Priced, bench
 
 ROUNDS = 5
 PARTITIONS = 8

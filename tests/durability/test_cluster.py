@@ -15,7 +15,7 @@ from streamworker.settings import Settings
 from tests.cluster.roles import quick_to_replace
 from tests.cluster.support import is_primary, primary_of, replica_of
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, Priced, bench
+from tests.runtime.workbench import Order, Priced, bench
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from tests.chaos.proxy import running
 from tests.durability.pair import Pair, Switch, cut, newest_aof, raw, some_time
 from tests.helpers import wait_for_async
 from tests.raw import records_in
-from tests.runtime.bench import Bench, Order, Priced, bench
+from tests.runtime.workbench import Bench, Order, Priced, bench
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full("failovers and power failures, one after the other")]
 

@@ -29,7 +29,7 @@ from streamworker.spark.source.options import SourceOptions
 from tests.chaos.proxy import proxied
 from tests.durability.pair import cut, newest_aof, raw
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, Priced, bench
+from tests.runtime.workbench import Order, Priced, bench
 from tests.spark.acked import AckedLog, orders
 
 pytestmark = pytest.mark.anyio

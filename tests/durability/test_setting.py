@@ -20,7 +20,7 @@ from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.runtime.worker import Worker
 from streamworker.settings import Settings
 from tests.durability.pair import Pair, raw
-from tests.runtime.bench import Order, bench
+from tests.runtime.workbench import Order, bench
 
 PASSWORD = "long enough for a test"
 

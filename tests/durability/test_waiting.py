@@ -18,7 +18,7 @@ from streamworker.redisio.wire.durability import Durability, NotDurable
 from tests.contract.support import TO, chain
 from tests.durability.pair import Pair, raw
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.workbench import Bench, Order, bench
 
 pytestmark = pytest.mark.anyio
 

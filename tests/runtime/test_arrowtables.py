@@ -23,7 +23,7 @@ from streamworker.records import RecordType
 from streamworker.redisio.data.columns import unpacked
 from streamworker.runtime.send.routing import Router
 from tests.records.kinds import MOMENTS, TEXT
-from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.workbench import Bench, Order, bench
 
 ARROW: dict[str, Any] = {"codec": "arrow", "key_fields": "customer"}
 

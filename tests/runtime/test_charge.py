@@ -15,7 +15,7 @@ from streamworker.redisio.data.streams import Append, AppendCode, AppendReply
 from streamworker.runtime.send.lane import AHEAD_ENTRIES
 from streamworker.runtime.send.lanes import Lanes
 from tests.helpers import wait_for_async
-from tests.runtime.bench import bench
+from tests.runtime.workbench import bench
 
 pytestmark = pytest.mark.anyio
 

@@ -23,7 +23,7 @@ from streamworker.redisio.data.streams import Append, append_many, register
 from streamworker.runtime.run.modes.columns import CALL_ENTRIES_MAX
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, Priced, Running, bench
+from tests.runtime.workbench import Bench, Order, Priced, Running, bench
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from streamworker.errors import RecordError
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, DeadEntry, commit_many
 from streamworker.runtime.run import committer
 from tests.chaos.proxy import proxied
-from tests.runtime.bench import Bench, bench, full_memory
+from tests.runtime.workbench import Bench, bench, full_memory
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from streamworker import DeadLetter, Retry, Skip
 from streamworker.context import Context, Records
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
-from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, handling, start
+from tests.runtime.workbench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, handling, start
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 from streamworker import DeadLetter, Retry
 from streamworker.context import Context, Records
 from tests.chaos.proxy import proxied
-from tests.runtime.bench import Bench, Order, Priced, bench, handler
+from tests.runtime.workbench import Bench, Order, Priced, bench, handler
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.streamwatch import regression
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.workbench import Bench, Order, bench
 
 pytestmark = pytest.mark.anyio
 

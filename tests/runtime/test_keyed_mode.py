@@ -23,8 +23,8 @@ from streamworker.runtime.run.modes.keyed import WINDOW_MIN
 from streamworker.runtime.run.runner import StopReason
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, Priced, Running, bench
-from tests.runtime.bench import handling as handling_orders
+from tests.runtime.workbench import Bench, Order, Priced, Running, bench
+from tests.runtime.workbench import handling as handling_orders
 
 pytestmark = pytest.mark.anyio
 

@@ -16,7 +16,7 @@ from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.raw import records_in
-from tests.runtime.bench import Bench, Order, bench, full_memory
+from tests.runtime.workbench import Bench, Order, bench, full_memory
 
 pytestmark = pytest.mark.anyio
 

@@ -19,7 +19,7 @@ from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.fetcher import SPACING_US
 from streamworker.testing import local_worker
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.bench import bench
+from tests.runtime.workbench import bench
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import structlog
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.measuring import measure
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, handling
+from tests.runtime.workbench import Order, handling
 
 pytestmark = pytest.mark.anyio
 

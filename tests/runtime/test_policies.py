@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, Halt, Policy, Records, Retry, Skip
 from streamworker.testing import LocalWorker, local_worker
-from tests.runtime.bench import MODES, OVERLAPPING, Bench, Order, Priced, bench, handling, start
+from tests.runtime.workbench import MODES, OVERLAPPING, Bench, Order, Priced, bench, handling, start
 
 pytestmark = pytest.mark.anyio
 

@@ -22,7 +22,7 @@ from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from tests.chaos.proxy import proxied
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.bench import Bench, Order, bench, full_memory
+from tests.runtime.workbench import Bench, Order, bench, full_memory
 
 pytestmark = pytest.mark.anyio
 

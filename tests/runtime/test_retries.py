@@ -18,7 +18,7 @@ from streamworker.redisio.group import locks
 from streamworker.runtime import group
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Order, Priced, bench
+from tests.runtime.workbench import Order, Priced, bench
 
 pytestmark = pytest.mark.anyio
 

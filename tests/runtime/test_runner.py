@@ -13,7 +13,7 @@ from streamworker.runtime.run.modes.modes import SLICE_MS
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
-from tests.runtime.bench import MODES, OVERLAPPING, Order, Priced, Records, bench, handling, start
+from tests.runtime.workbench import MODES, OVERLAPPING, Order, Priced, Records, bench, handling, start
 
 pytestmark = pytest.mark.anyio
 

@@ -15,8 +15,8 @@ from streamworker.redisio.data.columns import unpacked
 from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
 from streamworker.redisio.group.requests import make_request
-from tests.runtime.bench import MODES, OVERLAPPING, Bench, Order, Priced, bench, start
 from tests.runtime.test_columnar import columns, send, taking
+from tests.runtime.workbench import MODES, OVERLAPPING, Bench, Order, Priced, bench, start
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.table import Table
 from streamworker.runtime.run.statetables import ITEM_BYTES, StateWithTables, TableCache
 from tests.helpers import wait_for_async
-from tests.runtime.bench import Bench, Order, bench
+from tests.runtime.workbench import Bench, Order, bench
 
 pytestmark = pytest.mark.anyio
 

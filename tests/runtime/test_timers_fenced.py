@@ -12,7 +12,7 @@ import pytest
 from streamworker import App, Context
 from streamworker.redisio.data.state import TICK, TIMERS, read_state
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.bench import Order, bench
+from tests.runtime.workbench import Order, bench
 
 pytestmark = pytest.mark.anyio
 

@@ -14,8 +14,19 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.runtime.run import intake
 from tests.helpers import wait_for_async
-from tests.runtime.bench import MODES, OVERLAPPING, Bench, Each, Order, Priced, Running, bench, handler, start
 from tests.runtime.test_columnar import columns, send
+from tests.runtime.workbench import (
+    MODES,
+    OVERLAPPING,
+    Bench,
+    Each,
+    Order,
+    Priced,
+    Running,
+    bench,
+    handler,
+    start,
+)
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.run.rollback import Witness
 from tests.chaos.proxy import proxied
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.bench import Order, Priced, bench
+from tests.runtime.workbench import Order, Priced, bench
 
 pytestmark = pytest.mark.anyio
 
