@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
 
 import anyio
 import anyio.abc
@@ -223,24 +222,15 @@ def build_runner(
     }
     invoker_type, mode_type = _types_for(spec)
     invoker = invoker_type(spec, owned, kept, threads, routes, aside)
-    timers = Timers(
-        calls=[
-            (timer, Invoker(timer.call, owned, kept, threads, routes.also(timer.call.into), {}))
-            for timer in spec.timers
-        ],
-        stored=state,
-        commits=commits,
-        server_ms=partial(committer.backend.time_ms, committer.keys.lock(partition)),
-        wake=buffer.wake,
-        on_trouble=partial(activity.hinder, "timer"),
-        by=owner,
-        rng=rng,
-        log=log,
-    )
+    calls = [
+        (timer, Invoker(timer.call, owned, kept, threads, routes.also(timer.call.into), {}))
+        for timer in spec.timers
+    ]
+    timers = Timers(calls, state, commits, rng)
     tries = Tries(start.lock, spec.errors, max(spec.batch, 2 * spec.concurrency))
     intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
     buffer.use(spec.batch)
-    mode = mode_type(invoker, intake, activity, commits, rng)
+    mode = mode_type(invoker, intake, rng)
     return PartitionRunner(activity, commits, invoker, intake, mode, ending, on_halted, on_state)
 
 

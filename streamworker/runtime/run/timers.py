@@ -6,13 +6,12 @@ never done twice, and a worker that dies leaves the next time to the next owner.
 """
 
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import anyio
 import msgspec
-from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import Due, due
@@ -88,21 +87,17 @@ class _Timer:
         return self.spec.schedule.after(max(self.last_ms, now_ms))
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Timers:
     """The timers of one partition, for its mode."""
 
     calls: Sequence[tuple[TimerSpec, Invoker]]
     stored: Mapping[str, bytes]
     commits: Commits
-    server_ms: Callable[[], Awaitable[int]]
-    wake: Callable[[], None]
-    on_trouble: Callable[[str], None]
-    by: str
     rng: random.Random
-    log: BoundLogger
 
     def __post_init__(self) -> None:
+        self.log = self.commits.log
         self._timers = [_Timer(spec, invoker, self.stored, self.rng) for spec, invoker in self.calls]
         self._round = iter(self._timers)
         self._ahead_ms = 0
@@ -116,7 +111,7 @@ class Timers:
         pauses = Pauses(self.rng.random)
         while self._timers:
             try:
-                self._ahead_ms = await self.server_ms() - monotonic_ms()
+                self._ahead_ms = await self._server_ms() - monotonic_ms()
                 await self._hold()
             except BackendError as error:
                 warn(self.log, "timers_wait", error)
@@ -127,7 +122,7 @@ class Timers:
             now_ms = self._now_ms()
             if any(timer.due(now_ms, self._committed) for timer in self._timers):
                 self.are_due = True
-                self.wake()
+                self.commits.buffer.wake()
                 await self._changed.wait()
                 continue
             next_ms = min(timer.next_ms(now_ms) for timer in self._timers)
@@ -154,6 +149,13 @@ class Timers:
     @property
     def _committed(self) -> EntryId:
         return self.commits.committed.checkpoint
+
+    async def _server_ms(self) -> int:
+        committer, partition = self.commits.committer, self.commits.start.partition
+        return await committer.backend.time_ms(committer.keys.lock(partition))
+
+    def _show(self, trouble: str) -> None:
+        self.commits.activity.hinder("timer", trouble)
 
     def _now_ms(self) -> int:
         return monotonic_ms() + self._ahead_ms
@@ -197,12 +199,12 @@ class Timers:
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                 self._failed(timer, failure(raised))
                 return None
-            ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self.by)
+            ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self.commits.start.owner)
             fields[RAN + name] = msgspec.json.encode(ran)
         elif timer.last_ms >= 0:
             self.log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
         if timer.attempts > 1:
-            self.on_trouble("")
+            self._show("")
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
         timer.asked = {} if found.runs else timer.asked
         timer.pauses.reset()
@@ -217,4 +219,4 @@ class Timers:
         self.log.warning(
             "timer_failed", timer=name, attempt=attempt, retry_in_ms=pause_ms, error=said, **more
         )
-        self.on_trouble(f"timer {name} fails, attempt {attempt}: {said}")
+        self._show(f"timer {name} fails, attempt {attempt}: {said}")

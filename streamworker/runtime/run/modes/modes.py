@@ -29,8 +29,7 @@ from streamworker.declaring.specs import FunctionMode
 from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
-from streamworker.runtime.run.activity import Activity
-from streamworker.runtime.run.commits import Commits, Work, ids_of, span
+from streamworker.runtime.run.commits import Work, ids_of, span
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import (
     NOT_OURS,
@@ -67,16 +66,14 @@ class Failed:
 class Mode(ABC):
     """One way of calling the function, for one partition."""
 
-    def __init__(
-        self, invoker: Invoker, intake: Intake, activity: Activity, commits: Commits, rng: random.Random
-    ) -> None:
+    def __init__(self, invoker: Invoker, intake: Intake, rng: random.Random) -> None:
         self.spec = invoker.spec
         self.invoker = invoker
         self.state = invoker.state
         self.log = invoker.owned.log
         self.intake = intake
-        self.activity = activity
-        self.commits = commits
+        self.activity = intake.activity
+        self.commits = intake.commits
         self.rng = rng
         self.in_call: Sequence[Entry] = ()
         """The entries of the last call, in modes that make one call at a time."""
