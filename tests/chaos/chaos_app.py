@@ -1,5 +1,9 @@
 """The app of the soak: each worker and each producer writes down what it did, before and after.
 
+``handled`` takes batches, and counts records in its state; a timer of its own moves the sum. What it returns
+goes to its log and, as in a chain, to two others: ``counted`` keeps a table by key, and ``overlapping`` takes
+several keys at a time. A timer of the app sends its times there, too.
+
 python -m tests.chaos.chaos_app NAME COUNT PER_SECOND     a producer, which goes on where its place left off
 """
 
@@ -10,18 +14,28 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from streamworker import App, Context, DeadLetter
+from streamworker import App, Context, DeadLetter, Stream
 from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamFull
 from tests.chaos.history import Recorder, monotonic_ms
 
 APP, STREAM, PROCESSOR = "chaos", "events", "handled"
+PASSED, COUNTED, OVERLAPPING, TOTALS = "passed", "counted", "overlapping", "totals"
+"""The stream that ``handled`` sends to, the processors that take it, and the table of the first."""
+PASSED_PARTITIONS = 5
+WIDTH = 8
+"""Records that ``overlapping`` takes at a time."""
+TICK_S = 0.5
+SWEEP = "sweep"
+"""The timer, and the producer and key of what it sends."""
 KEYS = 41
 """Keys of each producer."""
 RUNS = (1, 12, 7)
@@ -93,6 +107,7 @@ def make_app(environ: Mapping[str, str]) -> App:
             Done(thing.producer, thing.key, thing.seq, str(entry_id))
             for thing, entry_id in zip(batch, ctx.entry_ids, strict=True)
         ]
+        ctx.state["sum"] = ctx.state.get("sum", 0) + len(batch)
         write("end", ctx)
         return done
 
@@ -106,8 +121,51 @@ def make_app(environ: Mapping[str, str]) -> App:
 
     # Every other worker has it as a ``def`` function.
     function: Any = in_thread if environ["CHAOS_NAME"][-1] in "13579" else awaited
-    app.processor(things, name=PROCESSOR, batch=BATCH, within=0.02, errors=DeadLetter())(function)
+    options: dict[str, Any] = {"batch": BATCH, "within": 0.02, "errors": DeadLetter()}
+    if environ["CHAOS_CHAIN"]:
+        passed = app.stream(PASSED, Done, key="key", partitions=PASSED_PARTITIONS)
+        declare_takers(app, passed, write, handler_s / 4)
+        options["into"] = passed
+    handled = app.processor(things, name=PROCESSOR, **options)(function)
+
+    @handled.timer(every=TICK_S)  # type: ignore[untyped-decorator]
+    async def flush(ctx: Context) -> None:
+        ctx.state["flushed"] = ctx.state.get("flushed", 0) + ctx.state.pop("sum", 0)
+
     return app
+
+
+def declare_takers(
+    app: App, passed: Stream[Done], write: Callable[[str, Context], None], most_s: float
+) -> None:
+    """Declare who takes what is passed on; the table has each key's count, and a checksum of its order."""
+    totals = app.table(TOTALS, list[int])
+    in_hand: set[tuple[int, str]] = set()
+
+    def done(its: Done, ctx: Context) -> Done:
+        return Done(its.producer, its.key, its.seq, str(ctx.entry_id))
+
+    @app.processor(passed, name=COUNTED, tables=[totals])
+    async def counted(its: Done, ctx: Context) -> Done:
+        count, order = await totals.get(its.key) or (0, 0)
+        totals.set(its.key, [count + 1, zlib.crc32(b"%d" % its.seq, order)])
+        return done(its, ctx)
+
+    @app.processor(passed, name=OVERLAPPING, concurrency=WIDTH)
+    async def overlapping(its: Done, ctx: Context) -> Done:
+        if (mine := (ctx.epoch, its.key)) in in_hand:
+            write("overlaps", ctx)
+        in_hand.add(mine)
+        try:
+            await asyncio.sleep(random.uniform(0, most_s))
+        finally:
+            in_hand.discard(mine)
+        return done(its, ctx)
+
+    @app.timer(every=TICK_S, missed="all", into=passed)
+    async def sweep(at: datetime, ctx: Context) -> Done:
+        ctx.state["ticks"] = ctx.state.get("ticks", 0) + 1
+        return Done(SWEEP, SWEEP, round(at.timestamp() / TICK_S), "0-0")
 
 
 def key_of(n: int) -> int:

@@ -12,20 +12,23 @@ failover does, may only cost what its producers reported by ids (``lapses.py``).
 """
 
 import sys
+import zlib
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.dump import Dump, Entry, Id, parse_id, read_dump
+from tests.chaos.dump import Dump, Entry, Id, Part, Row, parse_id, read_dump
 from tests.chaos.history import Event, read_history
 from tests.chaos.lapses import Lapses
 
 DONE = ("OK", "DUP")
 REFUSED = ("FENCED", "GAP")
+SWEEP = "sweep"
+"""The producer of what a timer sends; its numbers are those of the planned times."""
 CONTROL_MESSAGES_MAX = 12_000
 """The stream keeps about 10,000, by whole nodes."""
 REACHED_MS = 10_000
@@ -44,6 +47,8 @@ class Limits:
     """How long it may take, once all faults are over, until everything is committed."""
     replicated: bool = False
     """Whether what is confirmed is at a replica, so that no failover may cost anything."""
+    processor: str = "handled"
+    """Whose commits, locks and warnings count: those of others are about other partitions."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +114,9 @@ class Judge:
     """Looks at one run."""
 
     def __init__(self, history: Sequence[Event], dump: Dump, limits: Limits = Limits()) -> None:
-        self.history, self.dump, self.limits = history, dump, limits
+        mine = ("", limits.processor)
+        self.history = history = [event for event in history if event.get("processor", "") in mine]
+        self.dump, self.limits = dump, limits
         self.violations: list[Violation] = []
         self._told: Counter[tuple[str, int | None]] = Counter()
         self.sends = list(_sends(history))
@@ -153,6 +160,7 @@ class Judge:
         self.truthful()
         self.settled()
         self.nothing_left()
+        self.passed_on()
         self.table_equals_log()
         self.not_silent()
         self.all_asked()
@@ -455,21 +463,73 @@ class Judge:
 
     def nothing_left(self) -> None:
         """I8: workers that have left leave nothing behind."""
-        for partition, part in self.dump.partitions.items():
-            if part.owner:
-                self.found("I8", f"the lock is still {part.owner}'s", partition)
-        if self.dump.members:
-            self.found("I8", f"members are left: {', '.join(self.dump.members)}")
-        if self.dump.beats:
-            self.found("I8", f"heartbeats are left: {', '.join(self.dump.beats)}")
-        if self.dump.connections:
-            self.found("I8", f"connections are left: {', '.join(self.dump.connections)}")
+        for dump in (self.dump, *self.dump.others.values()):
+            for partition, part in dump.partitions.items():
+                if part.owner:
+                    self.found("I8", f"the lock is still {part.owner}'s", partition)
+            for what in ("members", "beats", "connections"):
+                if left := getattr(dump, what):
+                    self.found("I8", f"{what} are left: {', '.join(left)}")
         if self.dump.control > CONTROL_MESSAGES_MAX:
             self.found("I8", f"the control stream has {self.dump.control} messages")
         for event in self.history:
             if event.kind == "died":
                 text = f"{event['name']} ended by itself with code {event['code']}: {event.get('last', '')}"
                 self.found("I8", text, evidence=[event])
+
+    # -- what is passed on: state, chain, table and timers -------------------------------------------
+
+    def passed_on(self) -> None:
+        """What is kept, sent on and planned takes effect once, with the commit of what it was made of.
+
+        The state equals the log (I5). Who takes what is passed on has each row once (I1, I2), in the order of
+        its key (I3), and a table of what its log has (I5). A timer runs once for each planned time (I2).
+        """
+        for event in self.history:
+            if event.kind == "exec" and event["what"] == "overlaps":
+                text = f"entry {event['ids'][0]} was handled beside another of its key"
+                self.found("I3", text)
+        for partition, part in self.dump.partitions.items():
+            kept, rows = sum(part.state.values()), sum(entry.rows for entry in part.log)
+            if part.state and kept != rows:
+                self.found("I5", f"its state has counted {kept} records, and its log has {rows}", partition)
+        sent = {(row.producer, row.seq) for row in _rows_of(self.dump)}
+        timers = self.dump.others.get("timers")
+        for group, dump in self.dump.others.items():
+            if dump is not timers:
+                self._passed_once(group, sent, Counter((row.producer, row.seq) for row in _rows_of(dump)))
+                for part in dump.partitions.values():
+                    self._kept_by_key(group, part)
+
+    def _passed_once(self, group: str, sent: set[tuple[str, int]], came: Counter[tuple[str, int]]) -> None:
+        for promise, what, which in (
+            ("I1", "were not passed on", sent - came.keys()),
+            ("I2", "were passed on twice", {each for each, times in came.items() if times > 1}),
+            ("I6", "nobody sent", {each for each in came.keys() - sent if each[0] != SWEEP}),
+        ):
+            if which:
+                self.found(promise, f"{group}: {len(which)} records {what}: {sorted(which)[:5]}")
+        ticks = [seq for who, seq in came if who == SWEEP]
+        planned = max(ticks, default=0) - min(ticks, default=1) + 1
+        timers = self.dump.others["timers"].partitions[0]
+        waiting = sum(part.waiting for part in self.dump.others[group].partitions.values()) + timers.outbox
+        ran = timers.state.get("ticks", 0)
+        if planned != len(ticks) or not 0 <= ran - len(ticks) <= waiting:
+            text = f"of {planned} planned times {ran} ran, {len(ticks)} were passed on, and {waiting} wait"
+            self.found("I2", f"{group}: {text}")
+
+    def _kept_by_key(self, group: str, part: Part) -> None:
+        totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        newest: dict[str, int] = {}
+        for row in (row for entry in part.log for row in entry.values):
+            count, order = totals[row.key]
+            totals[row.key] = [count + 1, zlib.crc32(b"%d" % row.seq, order)]
+            if row.seq < newest.get(row.key, -1):
+                self.found("I3", f"{group}: {row} comes after record {newest[row.key]}")
+            newest[row.key] = row.seq
+        if part.totals and totals != part.totals:
+            wrong = sorted(key for key in totals.keys() | part.totals if totals[key] != part.totals.get(key))
+            self.found("I5", f"{group}: the table is not what the log has of {wrong[:5]}")
 
     def table_equals_log(self) -> None:
         """I9: up to what Spark committed, its table holds the rows of the log, each once, in order."""
@@ -630,6 +690,10 @@ class Judge:
             "faults": self._faults_that("end"),
             "faults_that_failed": self._faults_that("failed"),
         }
+
+
+def _rows_of(dump: Dump) -> Iterator[Row]:
+    return (row for part in dump.partitions.values() for entry in part.log for row in entry.values)
 
 
 def _sends(history: Sequence[Event]) -> Iterable[Send]:

@@ -1,7 +1,7 @@
 """What Redis holds at the end of a run, taken with a plain client and kept as JSON.
 
 Nothing of the project is imported: the acked logs are decoded here a second time, from their description in
-docs/redis-keys.md, with pyarrow and zlib alone.
+docs/redis-keys.md, with pyarrow, zlib and msgspec alone.
 """
 
 import json
@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
 Id = tuple[int, int]
@@ -62,6 +63,12 @@ class Part:
     """Records behind the checkpoint."""
     packed: int = 0
     """Records beyond one an entry that the stream ever got."""
+    outbox: int = 0
+    """Messages for other streams that are yet to be forwarded."""
+    state: Mapping[str, int] = field(default_factory=dict)
+    """Numbers that the processor keeps."""
+    totals: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """What its table keeps of each key: how many records, and a checksum of their order."""
 
     @property
     def cuts(self) -> int:
@@ -83,6 +90,8 @@ class Dump:
     """Messages in the control stream."""
     table: Mapping[int, tuple[int, list[tuple[int, str, str, int]]]] = field(default_factory=dict)
     """Of each partition: rows that Spark committed, and its table: row number, producer, key, seq."""
+    others: Mapping[str, "Dump"] = field(default_factory=dict)
+    """Of those who take what is passed on, and of the timers of the app, by their groups."""
 
 
 # -- from Redis ------------------------------------------------------------------------------------
@@ -95,9 +104,16 @@ def _row_of_soak(row: Mapping[str, Any]) -> list[Any]:
 
 
 def take_dump(
-    client: Any, *, app: str, stream: str, group: str, partitions: int, row_of: RowOf = _row_of_soak
+    client: Any,
+    *,
+    app: str,
+    stream: str,
+    group: str,
+    partitions: int,
+    row_of: RowOf = _row_of_soak,
+    table: str = "",
 ) -> dict[str, Any]:
-    """Read everything about a group; ``client`` is redis-py's, with bytes as answers.
+    """Read everything about a group, and its table; ``client`` is redis-py's, with bytes as answers.
 
     ``row_of`` makes producer, key, seq and source of a row's columns, where those are others.
     """
@@ -110,7 +126,7 @@ def take_dump(
     document = client.get(f"{tag}members")
     return {
         "partitions": {
-            str(p): _partition(client, f"sw:{{{app}.{stream}.{p}}}:", group, schemas, row_of)
+            str(p): _partition(client, f"sw:{{{app}.{stream}.{p}}}:", group, schemas, row_of, table)
             for p in range(partitions)
         },
         "members": _members(document),
@@ -130,7 +146,7 @@ def _members(document: bytes | None) -> list[str]:
 
 
 def _partition(
-    client: Any, prefix: str, group: str, schemas: Mapping[bytes, pa.Schema], row_of: RowOf
+    client: Any, prefix: str, group: str, schemas: Mapping[bytes, pa.Schema], row_of: RowOf, table: str
 ) -> dict[str, Any]:
     lock = {k.decode(): v.decode() for k, v in client.hgetall(f"{prefix}lock:{group}").items()}
     checkpoint = lock.get("checkpoint", "0-0")
@@ -147,6 +163,16 @@ def _partition(
             for entry_id, fields in _pages(client, f"{prefix}events", checkpoint)
         ),
         "packed": int(client.hget(f"{prefix}counts", "extra") or 0),
+        "outbox": client.xlen(f"{prefix}outbox:{group}"),
+        "state": {
+            name.decode(): value
+            for name, stored in client.hgetall(f"{prefix}state:{group}").items()
+            if name[:1] != b"\0" and isinstance(value := msgspec.msgpack.decode(stored), int)
+        },
+        "totals": {
+            key.decode(): msgspec.msgpack.decode(stored.partition(b" ")[2])
+            for key, stored in client.hgetall(f"{prefix}table:{table}").items()
+        },
     }
 
 
@@ -237,6 +263,7 @@ def dump_of(found: Mapping[str, Any]) -> Dump:
             int(p): (part["committed"], [tuple(row) for row in part["rows"]])
             for p, part in found.get("table", {}).items()
         },
+        others={group: dump_of(its) for group, its in found.get("others", {}).items()},
     )
 
 
@@ -254,4 +281,7 @@ def _part_of(part: Mapping[str, Any]) -> Part:
         dead={parse_id(entry_id): error for entry_id, error in part["dead"].items()},
         waiting=part["waiting"],
         packed=part.get("packed", 0),
+        outbox=part.get("outbox", 0),
+        state=part.get("state", {}),
+        totals=part.get("totals", {}),
     )

@@ -96,6 +96,7 @@ def _recorded(who: str, objects: Iterable[Fields]) -> Iterator[Event]:
 def _logged(who: str, objects: Iterable[Fields]) -> Iterator[Event]:
     """Turn a worker's log into events; lines without the monotonic clock are placed by their wall clock."""
     lines = list(objects)
+    group_of = {line["member"]: line["processor"] for line in lines if line.get("event") == "joined"}
     ahead_ms = time.time() * 1000 - monotonic_ms()
     for fields in reversed(lines):
         if "at_ms" in fields:
@@ -108,7 +109,8 @@ def _logged(who: str, objects: Iterable[Fields]) -> Iterator[Event]:
         else:
             at = _wall_ms(fields) - ahead_ms
         if name in LOGGED:
-            yield Event(at, LOGGED[name], who, {**fields, "what": name.partition("_")[2]})
+            group = group_of.get(fields.get("owner"), "")
+            yield Event(at, LOGGED[name], who, {**fields, "processor": group, "what": name.partition("_")[2]})
         elif fields.get("level") in SPEAKS:
             yield Event(at, "said", who, fields)
 

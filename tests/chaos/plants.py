@@ -7,15 +7,16 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
-from streamworker.redisio.data import commit, streams
+from streamworker.redisio.data import commit, outbox, streams
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import Script
 from streamworker.runtime import partitions
-from streamworker.runtime.run import committer, invoke
-from streamworker.runtime.run.modes import modes
+from streamworker.runtime.run import committer, invoke, statetables
+from streamworker.runtime.run.modes import keyed, modes
 from streamworker.runtime.send.producer import Producer
 
 
@@ -134,6 +135,22 @@ def foreign_cancels_pass_for_ours() -> None:
         vars(module)["failure"] = believing
 
 
+def messages_are_taken_again() -> None:
+    """A target forgets which messages of an outbox it has."""
+    where = "ARGV[2] = redis.call('HGET', KEYS[2], ARGV[1]) or '0-'"
+    _edit(outbox, "FORWARD", before=where, change=(" or stands == ARGV[3] then", " then"))
+
+
+def one_key_overlaps() -> None:
+    """Records count as if they had no key."""
+    vars(keyed)["canonical_key"] = lambda _: None
+
+
+def the_cache_of_tables_outlives_its_owner() -> None:
+    """Who has a partition again reads what it knew of its tables when it had it last."""
+    vars(statetables)["_numbers"] = repeat(0)
+
+
 PLANTS: dict[str, Plant] = {
     "no-fence": Plant(without_a_fence, frozenset({"I2", "I3", "I4", "I6"}), ("worker frozen",)),
     "commits-again": Plant(retried_commits_are_done_again, frozenset({"I2", "I5"}), ("replies lost",)),
@@ -151,5 +168,10 @@ PLANTS: dict[str, Plant] = {
         frozenset({"I1"}),
         ("primary killed, its replica had not followed",),
         on_a_cluster=True,
+    ),
+    "forwards-again": Plant(messages_are_taken_again, frozenset({"I2"}), ("replies lost",)),
+    "keys-overlap": Plant(one_key_overlaps, frozenset({"I3"}), ("worker killed",)),
+    "stale-tables": Plant(
+        the_cache_of_tables_outlives_its_owner, frozenset({"I5"}), ("worker asked to leave", "worker frozen")
     ),
 }

@@ -29,7 +29,17 @@ from typing import Any
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.chaos.chaos_app import APP, PROCESSOR, STREAM
+from streamworker.declaring.timers import TIMERS_STREAM
+from tests.chaos.chaos_app import (
+    APP,
+    COUNTED,
+    OVERLAPPING,
+    PASSED,
+    PASSED_PARTITIONS,
+    PROCESSOR,
+    STREAM,
+    TOTALS,
+)
 from tests.chaos.checker import Judge, Limits, Violation
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.dump import dump_of, take_dump
@@ -101,6 +111,11 @@ class Plan:
     """All times of the settings are divided by it."""
 
     @property
+    def has_chain(self) -> bool:
+        """Whether what is handled is passed on: a chain that lost something may wait for a person."""
+        return not self.lossy and not self.cluster
+
+    @property
     def command(self) -> str:
         words = [f"python -m tests.chaos.soak --seed {self.seed} --minutes {self.minutes:g}"]
         words += [f"--events {self.events} --faults {self.faults} --partitions {self.partitions}"]
@@ -153,6 +168,8 @@ class Soak:
         self._history.mkdir(parents=True)
         self._recorder = Recorder(self._history / "soak.jsonl")
         self._names = Names(APP, STREAM, PROCESSOR, plan.partitions)
+        takers = (COUNTED, OVERLAPPING) if plan.has_chain else ()
+        self._takers = [Names(APP, PASSED, group, PASSED_PARTITIONS) for group in takers]
         self._locks = [self._names.lock(p) for p in range(plan.partitions)]
         self._starts: Counter[str] = Counter()
         self._slots: list[Slot] = []
@@ -241,6 +258,7 @@ class Soak:
             "CHAOS_PARTITIONS": str(self.plan.partitions),
             "CHAOS_NAME": name,
             "CHAOS_PLANT": self.plan.plant,
+            "CHAOS_CHAIN": "1" * self.plan.has_chain,
             "CHAOS_HANDLER_S": str(self.plan.handler_ms / 1000),
             "WORKER_LOG_LEVEL": "debug",
         }
@@ -439,21 +457,36 @@ class Soak:
             self._until(self._all_sent, "the producers have sent all", SETTLE_S + 60 * self.plan.minutes)
             # What comes now is bounded: nothing more is sent.
             self._recorder.write("run", what="healed")
-            self._until(self._all_committed, "everything is committed", SETTLE_S)
+            self._until_done(self._is_committed, self._names, "everything is committed")
+            self._until_done(self._is_forwarded, self._names, "everything is passed on")
+            for names in self._takers:
+                self._until_done(self._is_committed, names, "what was passed on is committed")
             self._recorder.write("run", what="settled")
 
     def _all_sent(self) -> bool:
         self._tend()
         return all(slot.name in self._done for slot in self._slots if not slot.is_worker)
 
-    def _all_committed(self) -> bool:
-        self._tend()
-        with self._server.client() as client:
-            for partition, lock in enumerate(self._locks):
-                checkpoint = (client.hget(lock, "checkpoint") or b"0-0").decode()
-                if client.xrange(self._names.events(partition), f"({checkpoint}", "+", 1):
-                    return False
-        return True
+    def _until_done(self, is_done: Callable[[Any, Names, int], bool], names: Names, what: str) -> None:
+        """Wait until each partition was done once: a timer sends on and on."""
+        left = set(range(names.partitions))
+
+        def all_done() -> bool:
+            self._tend()
+            with self._server.client() as client:
+                left.difference_update([p for p in left if is_done(client, names, p)])
+            return not left
+
+        self._until(all_done, what, SETTLE_S)
+
+    @staticmethod
+    def _is_committed(client: Any, names: Names, partition: int) -> bool:
+        checkpoint = (client.hget(names.lock(partition), "checkpoint") or b"0-0").decode()
+        return not client.xrange(names.events(partition), f"({checkpoint}", "+", 1)
+
+    @staticmethod
+    def _is_forwarded(client: Any, names: Names, partition: int) -> bool:
+        return not client.xlen(names.outbox(partition).messages)
 
     def _stop(self) -> None:
         workers = [slot for slot in self._slots if slot.is_worker]
@@ -472,11 +505,22 @@ class Soak:
             deadline = time.monotonic() + 10
             while (left := self._server.connections()) and time.monotonic() < deadline:
                 time.sleep(0.1)
-            found = take_dump(
-                client, app=names.app, stream=names.stream, group=names.group, partitions=names.partitions
-            )
+            found = self._dump_of(client, names)
+            others = [*self._takers, Names(APP, TIMERS_STREAM, "timers", 1)]
+            found["others"] = {its.group: self._dump_of(client, its, table=TOTALS) for its in others}
         found["connections"] = left
         (self._history / "dump.json").write_text(json.dumps(found), "utf-8")
+
+    @staticmethod
+    def _dump_of(client: Any, names: Names, table: str = "") -> dict[str, Any]:
+        return take_dump(
+            client,
+            app=names.app,
+            stream=names.stream,
+            group=names.group,
+            partitions=names.partitions,
+            table=table,
+        )
 
     def _end_programs(self) -> None:
         for _, _, fault in self._active:

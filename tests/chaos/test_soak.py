@@ -118,6 +118,18 @@ def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     assert verdict.figures["rows"] > 1_500
 
 
+@pytest.mark.timeout(240)
+def test_workers_that_go_again_and_again_break_no_promise(tmp_path: Path) -> None:
+    """Killed, frozen or asked to leave: log, state, chain, table, keys and timer are right."""
+    kinds = ("worker killed", "worker frozen", "worker asked to leave")
+    plan = Plan(
+        SEED, minutes=0.25, events=3_000, faults=24, partitions=8, workers=4, producers=1, kinds=kinds
+    )
+    verdict = run(plan, tmp_path)
+    verdict.check()
+    assert verdict.figures["rows"] == 3_000 - verdict.figures["dead_letters"]
+
+
 def planted(name: str, seed: int) -> Plan:
     """Return a short soak with one mistake in the workers' code, and the faults that bring it out."""
     # A worker that is frozen must be missed, and must wake with something in hand: that takes its time.

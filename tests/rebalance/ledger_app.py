@@ -2,15 +2,12 @@
 
 A line is one call of the handler: partition, epoch, the records' numbers, and the times of its
 start and end by CLOCK_MONOTONIC, which all processes of a machine share. What the variables
-``HANDLER`` and ``HANDLER_S`` say happens in between; ``HOT`` names a partition that takes ``HOT_S``. With
-``CONCURRENCY`` calls with one record each overlap, and the worker kills itself after ``DIES_AFTER`` of them.
+``HANDLER`` and ``HANDLER_S`` say happens in between; ``HOT`` names a partition that takes ``HOT_S``.
 """
 
 import asyncio
-import itertools
 import json
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -37,8 +34,6 @@ HANDLER = os.environ.get("HANDLER", "sleep")
 HANDLER_S = float(os.environ.get("HANDLER_S", "0.01"))
 HOT = int(os.environ.get("HOT", "-1"))
 HOT_S = float(os.environ.get("HOT_S", "0.01"))
-DIES_AFTER = int(os.environ.get("DIES_AFTER", "-1"))
-ended = itertools.count(1)
 
 
 def write_down(ctx: Context, numbers: list[int], started: float) -> None:
@@ -59,17 +54,4 @@ async def record(batch: list[Item], ctx: Context) -> list[Item]:
     return batch
 
 
-async def record_one(item: Item, ctx: Context) -> Item:
-    started = time.monotonic()
-    (LEDGER / f"{os.getpid()}.started").touch()
-    await asyncio.sleep(0.005 + item.n % 7 / 500)
-    write_down(ctx, [item.n], started)
-    if next(ended) == DIES_AFTER:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return item
-
-
-if "CONCURRENCY" in os.environ:
-    app.processor(items, name="record", concurrency=int(os.environ["CONCURRENCY"]))(record_one)
-else:
-    app.processor(items, batch=int(os.environ.get("BATCH", "20")), within=0.01)(record)
+app.processor(items, batch=int(os.environ.get("BATCH", "20")), within=0.01)(record)
