@@ -70,7 +70,6 @@ ROWS: dict[str, Row] = {
         "tests/sentinel/test_failovers.py::test_many_failovers",
         "tests/cluster/test_failovers.py::test_failovers_again_and_again",
         "tests/durability/test_failover.py::test_failovers_to_a_replica_lose_nothing_that_was_acknowledged",
-        "tests/durability/test_failover.py::test_what_a_failover_without_durability_loses_is_reported_to_the_id",
     )),
     "F18": Row("scripts are forgotten", "two workers", (
         *_rows("server", "scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody"),
