@@ -15,6 +15,7 @@ from hypothesis import settings
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
+from tests.chaos.forked import Forge
 from tests.cluster import roles
 from tests.helpers import WorkerProcess, logging_set_back
 from tests.raw import close_clusters, opened
@@ -243,6 +244,20 @@ def own_server() -> Iterator[EmbeddedServer]:
     """A server of this test alone, to be stopped, killed or paused."""
     with EmbeddedServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    """Where workers are forked from: a start of Python for each would take longer than most tests."""
+    with Forge(tmp_path_factory.mktemp("forge")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def crew(forge: Forge) -> Iterator[Forge]:
+    """Where the workers of a test are forked from; none outlives it."""
+    yield forge
+    forge.end_all()
 
 
 class SpawnWorker(Protocol):

@@ -36,11 +36,12 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
+from tests.chaos.forked import Forge
 from tests.chaos.proxy import proxied
 from tests.conftest import SpawnWorker
 from tests.helpers import is_halted, until_shown, wait_for, wait_for_async
 from tests.raw import records_in
-from tests.rebalance.scene import FAST, Scene, slack_for_this_machine
+from tests.rebalance.scene import FAST, KEYS, Scene, slack_for_this_machine
 
 DOCS = Path(__file__).parent.parent / "docs" / "guarantees.md"
 
@@ -59,15 +60,15 @@ def entries_of(url: str, key: str) -> list[tuple[EntryId, dict[str, str]]]:
         ]
 
 
-def test_i1_nothing_that_was_confirmed_is_lost(spawn: SpawnWorker, tmp_path: Path) -> None:
+def test_i1_nothing_that_was_confirmed_is_lost(crew: Forge, tmp_path: Path) -> None:
     """A worker is killed, the server restarts, all connections are cut; each record is in the log."""
     with EmbeddedServer(data_dir=tmp_path / "redis") as server:
-        environ = {**FAST, "STREAMWORKER_REDIS_URL": server.url}
-        scene = Scene(server.url, spawn, tmp_path, partitions=4)
+        environ = FAST
+        scene = Scene(server.url, crew, tmp_path, partitions=4)
         first = scene.worker("w1", **environ)
         scene.worker("w2", **environ)
         scene.wait_for_owners({"w1": 2, "w2": 2})
-        with scene.steady_load():
+        with scene.remembered_load() as told:
             first.kill()
             server.restart()
             with redis.Redis.from_url(server.url) as client:
@@ -75,8 +76,7 @@ def test_i1_nothing_that_was_confirmed_is_lost(spawn: SpawnWorker, tmp_path: Pat
             scene.worker("w3", **environ)
             scene.wait_for_owners({"w2": 2, "w3": 2}, timeout_s=30)
         scene.wait_until_drained()
-        scene.check_acked_log()
-        assert scene.sent > 0
+        assert told.confirmed and scene.judged(told)[1] == {}
 
 
 @pytest.mark.anyio
@@ -142,11 +142,11 @@ async def test_i3_order_holds_in_each_partition_and_for_each_key(redis_url: str)
 
 
 def test_i4_a_worker_that_lost_its_partition_cannot_commit(
-    redis_url: str, spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, crew: Forge, tmp_path: Path
 ) -> None:
     """It sleeps with batches in hand, loses its partitions, wakes, and tries to commit."""
-    scene = Scene(redis_url, spawn, tmp_path, partitions=4)
-    environ = {**FAST, "HANDLER_S": "0.3"}
+    scene = Scene(redis_url, crew, tmp_path, partitions=4)
+    environ = {**FAST, "ROWS_HANDLER_S": "0.3"}
     scene.worker("w1", **environ)
     sleeper = scene.worker("w2", **environ)
     scene.wait_for_owners({"w1": 2, "w2": 2})
@@ -160,18 +160,17 @@ def test_i4_a_worker_that_lost_its_partition_cannot_commit(
         sleeper.resume()
         return False
 
-    with scene.steady_load(200):
+    with scene.remembered_load(200) as told:
         wait_for(sleeps_with_a_batch_in_hand, "the sleeper is busy")
         scene.wait_for_owners({"w1": 4})
         sleeper.resume()
         scene.wait_for_owners({"w1": 2, "w2": 2})
     scene.wait_until_drained()
-    scene.check_acked_log()
+    assert scene.judged(told)[1] == {}
     assert sleeper.running
-    assert len(scene.executed()) > scene.sent, "what it had in hand was executed again, and not logged again"
-    keys = GroupKeys("ledger", "items", "record")
+    assert len(scene.executed()) > told.sent, "what it had in hand was executed again, and not logged again"
     for partition in range(4):
-        owners = [(int(f["epoch"]), f["owner"]) for _, f in entries_of(redis_url, keys.acked(partition))]
+        owners = [(int(f["epoch"]), f["owner"]) for _, f in entries_of(redis_url, KEYS.acked(partition))]
         assert [epoch for epoch, _ in owners] == sorted(epoch for epoch, _ in owners)
         assert len({owner for _, owner in owners}) <= len({epoch for epoch, _ in owners})
         assert all(len({o for e, o in owners if e == epoch}) == 1 for epoch, _ in owners)
@@ -269,15 +268,15 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
 
 @pytest.mark.alone("about seconds")
 def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
-    redis_url: str, spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, crew: Forge, tmp_path: Path
 ) -> None:
     """At default settings; and those of one that was asked to stop, half a second after its last batch."""
-    scene = Scene(redis_url, spawn, tmp_path, partitions=4)
+    scene = Scene(redis_url, crew, tmp_path, partitions=4)
     scene.worker("w1")
     scene.wait_for_owners({"w1": 4})
     killed, stopped = scene.worker("w2"), scene.worker("w3")
     scene.wait_for_owners({"w1": 2, "w2": 1, "w3": 1})
-    with scene.steady_load():
+    with scene.remembered_load():
         wait_for(lambda: len({call.pid for call in scene.calls()}) == 3, "all three are busy")
         orphans = {view.partition for view in scene.held_by("w2")}
         killed.kill()

@@ -13,36 +13,34 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from tests.chains.chain_app import Item, Noticed, item
-from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.chaos.forked import Forge, Forked
+from tests.helpers import wait_for
 from tests.judge import check_rows, read_logs
 from tests.raw import opened, records_of
 from tests.rebalance.scene import FAST
 
-HERE = Path(__file__).parent
 CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
 """The processors, and what each reads."""
 
 
 class ChainScene:
-    def __init__(self, url: str, spawn: SpawnWorker, seed: int = 1, durability: str = "memory") -> None:
+    def __init__(
+        self, url: str, forge: Forge, folder: Path, seed: int = 1, durability: str = "memory"
+    ) -> None:
         self.url = url
         self.durability = durability
         self.sent = 0
         self.random = random.Random(seed)
-        self.workers: list[WorkerProcess] = []
-        self._spawn = spawn
+        self.workers: list[Forked] = []
+        self._forge, self._folder = forge, folder
 
-    def worker(self, **environ: str) -> WorkerProcess:
+    def worker(self, **environ: str) -> Forked:
         name = f"w{len(self.workers) + 1}"
         its = {"STREAMWORKER_REDIS_URL": self.url, "STREAMWORKER_DURABILITY": self.durability}
-        process = self._spawn(
-            *("run", "chain_app:app", "--name", name, "--log-format", "json"),
-            cwd=HERE,
-            environ={**FAST, **its, **environ},
-        )
-        self.workers.append(process)
-        return process
+        its["WORKER_APP"] = "tests.chains.chain_app"
+        worker = self._forge.fork(name, {**FAST, **its, **environ}, self._folder / f"{name}.log")
+        self.workers.append(worker)
+        return worker
 
     def send(self, count: int) -> None:
         """Send the next records."""

@@ -11,7 +11,8 @@ from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import StreamKeys
 from tests.chains.chain_app import Item
 from tests.chains.scene import ChainScene
-from tests.conftest import REDIS_SERVER, SpawnWorker
+from tests.chaos.forked import Forge
+from tests.conftest import REDIS_SERVER
 from tests.durability.pair import cut, newest_aof
 from tests.helpers import wait_for
 from tests.raw import opened, records_of
@@ -37,15 +38,22 @@ def numbers_in(client: Any, stream: str) -> dict[str, list[int]]:
 @pytest.mark.full("crashes at each step")
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("crashes", [4, pytest.param(100, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("environ", [{}, BACKLOG], ids=["no backlog", "backlog"])
-@pytest.mark.parametrize("name", ["valkey", "redis7"])
+@pytest.mark.parametrize(
+    ("name", "environ"),
+    [
+        pytest.param("valkey", BACKLOG, id="valkey"),
+        pytest.param("redis7", {}, id="redis7"),
+        pytest.param("valkey", {}, id="valkey, no backlog", marks=pytest.mark.soak),
+        pytest.param("redis7", BACKLOG, id="redis7, backlog", marks=pytest.mark.soak),
+    ],
+)
 def test_a_chain_holds_what_its_source_holds_whatever_the_server_lost(
-    tmp_path: Path, spawn: SpawnWorker, name: str, environ: dict[str, str], crashes: int
+    tmp_path: Path, crew: Forge, name: str, environ: dict[str, str], crashes: int
 ) -> None:
     """Each record once and in order, with nobody's help, and nothing is told as lost that is there."""
     binary = REDIS_SERVER if name == "redis7" else None
     with EmbeddedServer(tmp_path, binary, port=0) as server, opened(server.url) as client:
-        scene = ChainScene(server.url, spawn, seed=crashes)
+        scene = ChainScene(server.url, crew, tmp_path, seed=crashes)
         worker = scene.worker(RETENTION="2 hours", **environ)
         for _ in range(crashes):
             scene.send(300)

@@ -2,6 +2,7 @@
 
 import random
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,9 +10,9 @@ from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.redisio.keys import StreamKeys
 from tests.chains.losses import KEPT, PARTITIONS, Judge
 from tests.chains.scene import CHAIN, ChainScene
+from tests.chaos.forked import Forge
 from tests.cluster.roles import make_whole
 from tests.cluster.support import cut_off, fail_over, primary_of, replica_of
-from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
 pytestmark = pytest.mark.full(
@@ -22,11 +23,11 @@ pytestmark = pytest.mark.full(
 @pytest.mark.parametrize("failovers", [2, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.timeout(900)
 def test_without_waits_each_loss_and_each_double_is_told(
-    nodes: EmbeddedCluster, spawn: SpawnWorker, failovers: int
+    nodes: EmbeddedCluster, crew: Forge, tmp_path: Path, failovers: int
 ) -> None:
     """Of sources and targets in turn, whose replicas had not followed for a moment."""
     draw = random.Random(failovers)
-    scene = ChainScene(nodes.url, spawn)
+    scene = ChainScene(nodes.url, crew, tmp_path)
     for _ in range(2):
         scene.worker(**KEPT)
     wait_for(lambda: len(scene.told("worker_started")) == 2, "both work")

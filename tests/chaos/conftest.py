@@ -1,18 +1,11 @@
-"""Fixtures of the rows F1-F40: where workers are forked, and where scenes are played."""
+"""Fixtures of the rows F1-F40: where scenes are played."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.forked import Forge
 from tests.chaos.yard import SCENES, SEED_VARIABLE, Together, Yard, seed
-
-
-@pytest.fixture(scope="session")
-def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    with Forge(tmp_path_factory.mktemp("forge")) as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

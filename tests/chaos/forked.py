@@ -15,23 +15,58 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from streamworker.cli.exit_codes import ExitCode
+from tests.helpers import wait_for
+
 ROOT = Path(__file__).parent.parent.parent
 ANSWER_S = 60.0
 APP = "tests.chaos.rows_app"
 
 
 class Forked:
-    def __init__(self, pid: int, name: str, log_path: Path) -> None:
-        self.pid, self.name, self.log_path = pid, name, log_path
+    """A worker that was forked; where it is started again, it has another process."""
+
+    def __init__(self, pid: int, name: str, environ: Mapping[str, str], log_path: Path) -> None:
+        self.pid, self.name, self.environ, self.log_path = pid, name, environ, log_path
         self.code: int | None = None
         """Exit code; negative for a signal, None while it runs."""
+
+    @property
+    def running(self) -> bool:
+        return self.code is None
+
+    @property
+    def was_unreached(self) -> bool:
+        """Whether it did not reach the server when it began, which a supervisor would start again."""
+        return self.code == ExitCode.REDIS and "worker_started" not in self.log()
 
     def signal(self, number: signal.Signals) -> None:
         if self.code is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Ask it to drain and leave."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Wait until it has ended, and return its exit code."""
+        wait_for(lambda: not self.running, f"{self.name} ends")
+        assert self.code is not None
+        return self.code
+
     def log(self) -> str:
-        return self.log_path.read_text("utf-8", "replace")
+        return self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
 
 
 class Forge:
@@ -88,9 +123,21 @@ class Forge:
         self._wait(f"worker {name} is forked", lambda: order in self._born)
         with self._changed:
             pid = self._born[order]
-            worker = self._workers[pid] = Forked(pid, name, log_path)
+            worker = self._workers[pid] = Forked(pid, name, environ, log_path)
             worker.code = self._ended.pop(pid, None)
         return worker
+
+    def again(self, worker: Forked) -> None:
+        """Start a worker again that has ended."""
+        born = self.fork(worker.name, worker.environ, worker.log_path)
+        with self._changed:
+            worker.pid, worker.code = born.pid, born.code
+            if born.pid in self._workers:
+                self._workers[born.pid] = worker
+
+    def end_all(self) -> None:
+        for worker in list(self._workers.values()):
+            worker.kill()
 
     def _wait(self, what: str, condition: Callable[[], bool]) -> None:
         with self._changed:

@@ -136,8 +136,10 @@ def _work(order: dict[str, Any]) -> int:
         pass
     if shift_s := float(order["environ"].get("ROWS_CLOCK_S", "0")):
         _shift_clock(shift_s)
-    logs.configure(order["environ"].get("WORKER_LOG_LEVEL", "info"), "json")
-    return run_worker(importlib.import_module(sys.argv[1]).make_app(os.environ), name=order["name"])
+    its = order["environ"]
+    logs.configure(its.get("WORKER_LOG_LEVEL", "info"), its.get("WORKER_LOG_FORMAT", "json"))
+    app = importlib.import_module(its.get("WORKER_APP", sys.argv[1])).make_app(os.environ)
+    return run_worker(app, name=order["name"])
 
 
 def _shift_clock(shift_s: float) -> None:

@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 from streamworker.redisio.data import commit, outbox, streams
@@ -146,9 +145,17 @@ def one_key_overlaps() -> None:
     vars(keyed)["canonical_key"] = lambda _: None
 
 
-def the_cache_of_tables_outlives_its_owner() -> None:
-    """Who has a partition again reads what it knew of its tables when it had it last."""
-    vars(statetables)["_numbers"] = repeat(0)
+def writes_under_way_are_not_read() -> None:
+    """A read of a table misses what a commit that is under way has written."""
+    state: Any = statetables.StateWithTables
+    plain = state.seal
+
+    def forgetful(self: Any) -> Any:
+        changes = plain(self)
+        self._unconfirmed[-1] = {}
+        return changes
+
+    state.seal = forgetful
 
 
 PLANTS: dict[str, Plant] = {
@@ -171,7 +178,5 @@ PLANTS: dict[str, Plant] = {
     ),
     "forwards-again": Plant(messages_are_taken_again, frozenset({"I2"}), ("replies lost",)),
     "keys-overlap": Plant(one_key_overlaps, frozenset({"I3"}), ("worker killed",)),
-    "stale-tables": Plant(
-        the_cache_of_tables_outlives_its_owner, frozenset({"I5"}), ("worker asked to leave", "worker frozen")
-    ),
+    "stale-tables": Plant(writes_under_way_are_not_read, frozenset({"I5"}), ("worker killed",)),
 }

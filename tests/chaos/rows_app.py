@@ -1,4 +1,4 @@
-"""The app of the rows F1-F40: it writes down what it executes, and does what its variables say meanwhile.
+"""The app of killed workers: it writes down what it executes, and does what its variables say meanwhile.
 
 A line of the ledger is one call of the handler: partition, epoch, the records' numbers, and the times of
 its start and end by CLOCK_MONOTONIC, which all processes of a machine share.
@@ -37,7 +37,8 @@ def make_app(environ: Mapping[str, str]) -> App:
     options: dict[str, Any] = {"single_entries": True} if "ROWS_SINGLE" in environ else {}
     items = made.stream(STREAM, Item, key="key", partitions=int(environ["ROWS_PARTITIONS"]), **options)
     ledger = environ.get("ROWS_LEDGER")
-    seconds = float(environ.get("ROWS_HANDLER_S", "0.02"))
+    usual_s = float(environ.get("ROWS_HANDLER_S", "0.02"))
+    hot, hot_s = int(environ.get("ROWS_HOT", "-1")), float(environ.get("ROWS_HOT_S", "0"))
     act = environ.get("ROWS_HANDLER", "sleep")
 
     @made.processor(
@@ -47,6 +48,9 @@ def make_app(environ: Mapping[str, str]) -> App:
     )
     async def handled(batch: list[Item], ctx: Context) -> list[Item]:
         started = time.monotonic()
+        if ledger:
+            note_begin(ledger)
+        seconds = hot_s if ctx.partition == hot else usual_s
         if act == "block":
             time.sleep(seconds)
         elif act == "compute":
@@ -67,6 +71,11 @@ def make_app(environ: Mapping[str, str]) -> App:
         return batch
 
     return made
+
+
+def note_begin(ledger: str) -> None:
+    """Note when the last call of this process began, as the time of a file."""
+    Path(ledger, f"{os.getpid()}.started").touch()
 
 
 def write_down(path: Path, line: Mapping[str, object]) -> None:
@@ -90,3 +99,7 @@ def hold_the_interpreter(seconds: float) -> None:
     took = time.monotonic() - began
     longer = max(0, round(math.log2(seconds / took)))  # Each letter doubles it.
     re.match("(a+)+$", "a" * (letters + longer) + "b")
+
+
+if "ROWS_APP" in os.environ:  # As `streamworker run tests.chaos.rows_app:app` finds it.
+    app = make_app(os.environ)

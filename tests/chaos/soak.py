@@ -29,7 +29,7 @@ from typing import Any
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.declaring.timers import TIMERS_STREAM
+from streamworker.declaring.specs import TIMERS_STREAM
 from tests.chaos.chaos_app import (
     APP,
     COUNTED,

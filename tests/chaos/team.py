@@ -32,7 +32,7 @@ from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
 from tests.helpers import whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
-from tests.rebalance.scene import FAST, UNREACHED
+from tests.rebalance.scene import FAST
 
 POLL_S = 0.05
 READ_COUNT = 2_000
@@ -103,7 +103,6 @@ class Team:
         self.forge, self.rng = forge, rng or random.Random(0)
         self.workers: dict[str, Forked] = {}
         self.all_workers: list[Forked] = []
-        self._given: dict[str, dict[str, str]] = {}
         self.sends = Sends()
         self.entries: dict[int, list[Entry]] = {p: [] for p in range(partitions)}
         self.flushed: set[int] = set()
@@ -145,7 +144,6 @@ class Team:
 
     def hire(self, *names: str, **environ: str) -> None:
         for name in names:
-            self._given[name] = environ
             log_path = self._folder / f"{self.name}-{name}.log"
             worker = self.forge.fork(name, {**self._environ, **environ}, log_path)
             self.workers[name] = worker
@@ -166,9 +164,9 @@ class Team:
 
     def _start_again(self) -> None:
         """Start whoever did not reach the server when it began, as a supervisor would."""
-        for name, worker in self.workers.items():
-            if worker.code == UNREACHED and '"worker_started"' not in worker.log():
-                self.hire(name, **self._given[name])
+        for worker in self.workers.values():
+            if worker.was_unreached:
+                self.forge.again(worker)
 
     async def ended(self, worker: Forked) -> int:
         await self.until(f"{worker.name} of {self.name} ends", lambda: worker.code is not None)
@@ -310,9 +308,18 @@ class Team:
         """Return the changes of the group on record: cause, when, and how long it took."""
         return [(each.cause, each.at_ms, each.ms) for each in (await self.snapshot()).rebalances]
 
+    async def moved(self) -> list[tuple[str, int]]:
+        """Return cause and number of moves of each rebalance on record, oldest first."""
+        return [(each.cause, len(each.moved)) for each in (await self.snapshot()).rebalances]
+
     async def begun(self) -> list[tuple[str, int]]:
         """Return cause and time of each; how long one took comes later."""
         return [(cause, at_ms) for cause, at_ms, _ in await self.rebalances()]
+
+    def is_busy(self) -> bool:
+        """Whether a worker has begun a call."""
+        assert self._ledger is not None
+        return any(self._ledger.glob("*.started"))
 
     def calls(self) -> Iterator[dict[str, Any]]:
         """Return all that was executed, by the workers' ledgers."""

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
+from tests.chaos.forked import Forge
 from tests.cluster.support import ClusterScene
-from tests.conftest import SpawnWorker
 from tests.raw import RawCluster, opened
 
 
@@ -23,5 +23,5 @@ def raw(nodes: EmbeddedCluster) -> Iterator[RawCluster]:
 
 
 @pytest.fixture
-def scene(nodes: EmbeddedCluster, tmp_path: Path, spawn: SpawnWorker) -> ClusterScene:
-    return ClusterScene(nodes, spawn, tmp_path, partitions=8)
+def scene(nodes: EmbeddedCluster, tmp_path: Path, crew: Forge) -> ClusterScene:
+    return ClusterScene(nodes, crew, tmp_path, partitions=8)

@@ -11,12 +11,11 @@ import redis
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.topology import slot_of
+from tests.chaos.forked import Forge
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.slots import OneSlot
 from tests.cluster.roles import quick_to_replace
-from tests.conftest import SpawnWorker
 from tests.helpers import PATIENCE_S, wait_for
-from tests.rebalance.remembered import RememberingScene
 from tests.rebalance.scene import Scene
 
 PROXIES = "127.0.2.1"
@@ -155,11 +154,11 @@ def through_proxies(cluster: EmbeddedCluster, watch: OneSlot) -> Iterator[Lines]
             name_hosts(True)
 
 
-class ClusterScene(RememberingScene):
+class ClusterScene(Scene):
     """Workers of the ledger app on a Cluster."""
 
-    def __init__(self, cluster: EmbeddedCluster, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
-        super().__init__(cluster.url, spawn, folder, partitions)
+    def __init__(self, cluster: EmbeddedCluster, forge: Forge, folder: Path, partitions: int) -> None:
+        super().__init__(cluster.url, forge, folder, partitions)
         self.cluster = cluster
 
     def wait_until_drained(self, timeout_s: float = PATIENCE_S) -> None:

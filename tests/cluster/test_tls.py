@@ -31,9 +31,10 @@ from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import parse_options
 from tests.certificates import make_certificates, tls_config
-from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER, SpawnWorker
+from tests.chaos.forked import Forge
+from tests.chaos.rows_app import PROCESSOR, STREAM, Item
+from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
-from tests.rebalance.ledger_app import Item
 from tests.rebalance.scene import KEYS, Scene
 from tests.sentinel.trio import free_ports
 
@@ -42,7 +43,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.full("needs a Redis: the Val
 PASSWORD = "canary-Pa55word"
 NODES = 3
 PARTITIONS = 8
-LOGS = {"app": "ledger", "stream": "items", "processor": "record"}
+LOGS = {"app": KEYS.app, "stream": STREAM, "processor": PROCESSOR}
 
 
 @pytest.fixture(scope="module")
@@ -181,16 +182,16 @@ def redis_url(tls: TlsCluster) -> Iterator[str]:
 
 
 @pytest.fixture
-def scene(redis_url: str, tmp_path: Path, spawn: SpawnWorker) -> Scene:
-    return Scene(redis_url, spawn, tmp_path, PARTITIONS)
+def scene(redis_url: str, tmp_path: Path, crew: Forge) -> Scene:
+    return Scene(redis_url, crew, tmp_path, PARTITIONS)
 
 
 class Sender:
     """Sends numbered records, and sees whether they are committed; its connections stay open."""
 
     def __init__(self, url: str) -> None:
-        self._app = App("ledger", redis_url=url)
-        self._items = self._app.stream("items", Item, key="key", partitions=PARTITIONS)
+        self._app = App(KEYS.app, redis_url=url)
+        self._items = self._app.stream(STREAM, Item, key="key", partitions=PARTITIONS)
         self._backend = Backend.open(url, name="observer", call_timeout_ms=10_000)
         self.sent = 0
 
@@ -210,7 +211,7 @@ class Sender:
 
     async def drained(self) -> None:
         with anyio.fail_after(60):
-            while (await take_snapshot(self._backend, "ledger", "items", "record")).lag:
+            while (await take_snapshot(self._backend, KEYS.app, STREAM, PROCESSOR)).lag:
                 await anyio.sleep(0.05)
 
 

@@ -102,28 +102,6 @@ def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScen
 
 
 @full
-def test_the_primary_of_the_membership_dies_while_events_flow(scene: ClusterScene) -> None:
-    """Its replica takes over: no two owners commit, and what it had not received is reported by its ids."""
-    scene.worker("w1", **FAST)
-    scene.worker("w2", **FAST)
-    scene.wait_for_owners({"w1": 4, "w2": 4})
-    victim = primary_of(scene.cluster, KEYS.members)
-    with scene.remembered_load() as told:
-        wait_for(lambda: len(told.confirmed) > 200, "records flow")
-        took_s = fail_over(scene.cluster, victim)
-        back_s = time.monotonic()
-        wait_for(lambda: moves_on(scene, back_s), "every partition runs again")
-        took_on_s = time.monotonic() - back_s
-        time.sleep(0.5)
-    scene.wait_until_drained()
-    _, gone = scene.judged(told)
-    print(
-        f"failover after {took_s:.2f} s, all partitions ran {took_on_s:.2f} s later; "
-        f"{len(gone)} of {len(told.confirmed)} confirmed records were lost, and reported"
-    )
-
-
-@full
 @pytest.mark.alone("measures how long partitions stand still")
 def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
     """Sends, reads and commits about other nodes do not wait for it."""
@@ -138,23 +116,26 @@ def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> 
         wait_for(lambda: len(told.confirmed) > 200, "records flow")
         began = time.monotonic()
         os.kill(victim.pid, signal.SIGSTOP)
-        time.sleep(1.0)
+        time.sleep(2.0)
         os.kill(victim.pid, signal.SIGCONT)
         ended = time.monotonic()
     scene.wait_until_drained()
     for partition in others:
         starts = [c.start for c in scene.calls() if c.partition == partition and began < c.start < ended]
         gaps = [after - before for before, after in pairwise([began, *starts, ended])]
-        assert max(gaps) < 0.5, f"partition {partition} stood still for {max(gaps):.2f} s"
+        assert max(gaps) < 1.0, f"partition {partition} stood still for {max(gaps):.2f} s"
     assert scene.judged(told)[1] == {}
 
 
 @full
 def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
-    """A replica that had not followed for a while takes over: sender and workers say what is gone."""
+    """The primary of the membership dies, and a replica that had not followed for a while takes over.
+
+    No two owners commit, and sender and workers say what is gone.
+    """
     workers = [scene.worker("w1", **FAST), scene.worker("w2", **FAST)]
     scene.wait_for_owners({"w1": 4, "w2": 4})
-    victim = primary_of(scene.cluster, KEYS.events(0))
+    victim = primary_of(scene.cluster, KEYS.members)
     theirs = {p for p in range(scene.partitions) if primary_of(scene.cluster, KEYS.events(p)) is victim}
     with scene.remembered_load() as told:
         wait_for(lambda: len(told.confirmed) > 200, "records flow")
@@ -162,11 +143,13 @@ def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
             since, before = time.monotonic(), len(told.confirmed)
             wait_for(lambda: theirs <= ran_since(scene, since), "all of them run on")
             wait_for(lambda: len(told.confirmed) > before + 200, "records flow on")
-            fail_over(scene.cluster, victim)
+            took_s = fail_over(scene.cluster, victim)
         back_s = time.monotonic()
         wait_for(lambda: moves_on(scene, back_s), "every partition runs again")
+        took_on_s = time.monotonic() - back_s
     scene.wait_until_drained()
     _, gone = scene.judged(told)
+    print(f"failover after {took_s:.2f} s, all partitions ran {took_on_s:.2f} s later; {len(gone)} were lost")
     assert gone, "what the replica had not received is gone"
     lost = {sent.partition for sent in gone.values()}
     assert lost <= theirs
@@ -174,4 +157,3 @@ def test_what_a_failover_lost_is_said_by_its_ids(scene: ClusterScene) -> None:
     said = "\n".join(worker.log() for worker in workers)
     for partition in lost:
         assert re.search(rf"(partition_rolled_back|stream_went_back).*partition={partition}\b", said), said
-    print(f"{len(gone)} of {len(told.confirmed)} records were lost in {len(lost)} partitions, and reported")

@@ -1,14 +1,5 @@
-"""The stage of most tests of rebalances."""
+"""The stage of the fault matrix is that of rebalances, too."""
 
-from pathlib import Path
+from tests.chaos.conftest import together, yard
 
-import pytest
-
-from tests.conftest import SpawnWorker
-from tests.rebalance.scene import Scene
-
-
-@pytest.fixture
-def scene(redis_url: str, spawn: SpawnWorker, tmp_path: Path) -> Scene:
-    """Eight partitions, and nobody there yet."""
-    return Scene(redis_url, spawn, tmp_path, partitions=8)
+__all__ = ["together", "yard"]

@@ -4,27 +4,29 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
+from streamworker import App
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
-from tests.conftest import SpawnWorker
-from tests.helpers import PATIENCE_S, WorkerProcess, beside, wait_for, whole_lines
-from tests.judge import check_rows, read_logs
+from streamworker.runtime.send.producer import Sent
+from tests.chaos.forked import Forge, Forked
+from tests.chaos.rows_app import PROCESSOR, STREAM, Item
+from tests.helpers import PATIENCE_S, beside, wait_for, whole_lines
+from tests.judge import check_chain, check_rows, read_logs
 from tests.raw import opened
-from tests.rebalance.ledger_app import Item
+from tests.rebalance.remembered import Told, remember
 
-HERE = Path(__file__).parent
-KEYS = GroupKeys("ledger", "items", "record")
-UNREACHED = 4
-"""Exit code of a worker that did not reach the server when it began."""
+KEY_COUNT = 97
+"""Fewer than the records under way at a time, so that some share a key."""
+ROOT = Path(__file__).parents[2]
+APP = "tests.chaos.rows_app:app"
+KEYS = GroupKeys("ledger", STREAM, PROCESSOR)
 FAST = {
     "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "200",
     "STREAMWORKER_CALL_TIMEOUT_MS": "500",
@@ -67,65 +69,64 @@ class Call:
 
 
 class Scene:
-    def __init__(self, url: str, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
+    """Workers of one group, whose logs are as people read them."""
+
+    log_format = "console"
+    durability = "memory"
+    """Of the sender."""
+    replicas = 1
+    """That must have a send, where it waits for any."""
+
+    def __init__(self, url: str, forge: Forge, folder: Path, partitions: int) -> None:
         self.url = url
         self.partitions = partitions
-        self.ledger = folder / "ledger"
+        self.folder, self.ledger = folder, folder / "ledger"
         self.ledger.mkdir()
-        self.sent = 0
-        self._spawn = spawn
-        self._started: list[tuple[WorkerProcess, Callable[[], WorkerProcess]]] = []
-        """All workers, and what starts each again."""
+        self.workers: list[Forked] = []
+        self._forge = forge
 
-    def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
-        variables = {"LEDGER": str(self.ledger), "PARTITIONS": str(self.partitions), **environ}
-        command = ("run", "ledger_app:app", "--name", name, *arguments)
-        start = partial(self._spawn, *command, cwd=HERE, environ=variables)
-        self._started.append((start(), start))
-        return self._started[-1][0]
+    @property
+    def environ(self) -> dict[str, str]:
+        """What the app goes by."""
+        return {
+            "ROWS_APP": KEYS.app,
+            "ROWS_LEDGER": str(self.ledger),
+            "ROWS_PARTITIONS": str(self.partitions),
+            "STREAMWORKER_REDIS_URL": self.url,
+            "WORKER_LOG_FORMAT": self.log_format,
+        }
+
+    def worker(self, name: str, **environ: str) -> Forked:
+        log_path = self.folder / f"{name}-{len(self.workers)}.log"
+        self.workers.append(self._forge.fork(name, {**self.environ, **environ}, log_path))
+        return self.workers[-1]
 
     def _start_again(self) -> None:
         """Start whoever did not reach the server when it began, as a supervisor would."""
-        for worker, start in self._started:
-            if worker.process.poll() == UNREACHED and "worker_started" not in worker.log():
-                again = start()
-                worker.process, worker.log_path = again.process, again.log_path
-
-    def bystander(self) -> None:
-        """Start a process that loads what a worker loads, and takes no part."""
-        self._spawn("doctor", "--help", cwd=HERE)
+        for worker in self.workers:
+            if worker.was_unreached:
+                self._forge.again(worker)
 
     # -- sending -------------------------------------------------------------------------------
 
-    def send(self, count: int) -> None:
-        asyncio.run(self._send(count))
-
-    async def _send(self, count: int) -> None:
-        from streamworker import App
-
-        app = App("ledger", redis_url=self.url)
-        items = app.stream("items", Item, key="key", partitions=self.partitions)
-        first = self.sent
-        async with app:
-            await items.send_many(Item(f"k{n % 97}", n) for n in range(first, first + count))
-        self.sent += count
-
     @contextmanager
-    def steady_load(self, per_second: int = 400) -> Iterator[None]:
-        async def produce(stop: threading.Event) -> None:
-            while not stop.is_set():
-                await self._send(per_second // 20)
-                await asyncio.sleep(0.05)
+    def remembered_load(self, per_second: int = 400) -> Iterator[Told]:
+        """Send records at a steady pace meanwhile, and in the end ask what of them was lost."""
+        told = Told()
+        with beside(lambda stop: self._remember(told, stop, per_second)):
+            yield told
 
-        with beside(produce):
-            yield
+    async def _remember(self, told: Told, stop: threading.Event, per_second: int) -> None:
+        app = App(KEYS.app, redis_url=self.url, durability=self.durability, durability_replicas=self.replicas)
+        items = app.stream(STREAM, Item, key="key", partitions=self.partitions)
+        await remember(app, items, lambda n: Item(f"k{n % KEY_COUNT}", n), told, stop, per_second)
 
     # -- looking -------------------------------------------------------------------------------
 
     def snapshot(self) -> GroupSnapshot:
         async def look() -> GroupSnapshot:
             async with Backend.open(self.url, name="observer", call_timeout_ms=10_000) as backend:
-                return await take_snapshot(backend, "ledger", "items", "record")
+                return await take_snapshot(backend, KEYS.app, STREAM, PROCESSOR)
 
         return asyncio.run(look())
 
@@ -149,22 +150,8 @@ class Scene:
     def wait_for_owners(self, expected: dict[str, int], timeout_s: float = PATIENCE_S) -> None:
         wait_for(lambda: self.owners() == expected, f"the owners are {expected}", timeout_s)
 
-    def wait_until_even(self, *names: str) -> None:
-        """Wait until these workers hold all partitions, none of them two more than another."""
-
-        def is_even() -> bool:
-            owners, sizes = self.owners(), self.owners().values()
-            return (
-                set(owners) == set(names) and sum(sizes) == self.partitions and max(sizes) - min(sizes) <= 1
-            )
-
-        wait_for(is_even, f"{names} share the partitions")
-
     def wait_until_drained(self, timeout_s: float = PATIENCE_S) -> None:
         wait_for(lambda: self.snapshot().lag == 0, "there is no lag", timeout_s)
-
-    def wait_until_busy(self, worker: WorkerProcess) -> None:
-        wait_for((self.ledger / f"{worker.pid}.started").exists, "the handler was called")
 
     def calls(self) -> list[Call]:
         found = []
@@ -178,14 +165,24 @@ class Scene:
     def executed(self) -> list[int]:
         return [n for call in self.calls() for n in call.n]
 
-    def acked(self) -> dict[int, list[dict[str, Any]]]:
+    # -- judging -------------------------------------------------------------------------------
+
+    def judged(self, told: Told) -> tuple[set[int], dict[int, Sent]]:
+        """Return what is in the logs, and what was confirmed and is gone; that must have been reported.
+
+        Each log is a chain of commits, each of one owner at one epoch, and epochs only grow. Nothing is there
+        twice, or that nobody sent; each key is in order.
+        """
         with opened(self.url) as client:
             logs = read_logs(client, KEYS, self.partitions)
-        return {p: [row for entry in entries for row in entry.rows] for p, entries in logs.items()}
-
-    def check_acked_log(self) -> None:
-        """Nothing lost, nothing twice, and each key in the order in which it was sent."""
-        assert check_rows(self.acked().values()) == set(range(self.sent))
+        for partition, entries in logs.items():
+            check_chain(f"partition {partition}", ((entry.id, entry.fields) for entry in entries))
+        there = check_rows([row for entry in entries for row in entry.rows] for entries in logs.values())
+        assert there <= told.confirmed.keys() | told.unknown.keys()
+        gone = {n: sent for n, sent in told.confirmed.items() if n not in there}
+        silent = {n: sent for n, sent in gone.items() if not told.reported(sent)}
+        assert not silent, f"lost without a word: {sorted(silent.items())[:20]} of {len(silent)}"
+        return there, gone
 
 
 def slack_for_this_machine() -> float:

@@ -2,98 +2,102 @@
 
 import pytest
 
-from tests.helpers import WorkerProcess, wait_for
-from tests.rebalance.scene import FAST, STEADY, Scene
-from tests.rebalance.test_protocols import moved
+from tests.chaos.team import Team
+from tests.chaos.yard import Yard, scene
+from tests.rebalance.scene import FAST, STEADY
 
 pytestmark = [
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(240),
     pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured"),
 ]
 
 
-def test_a_rolling_restart_with_another_assignment_changes_that_of_the_group(scene: Scene) -> None:
+@scene
+async def test_a_rolling_restart_with_another_assignment_changes_that_of_the_group(yard: Yard) -> None:
     """The group goes on with the assignment of the worker that joined last."""
-    w1 = scene.worker("w1", **STEADY)
-    scene.wait_for_owners({"w1": 8})
-    scene.worker("w2", **STEADY, ASSIGNMENT="sticky")
-    scene.wait_for_owners({"w1": 4, "w2": 4})
-    w1.terminate()
-    assert w1.wait() == 0, w1.log()
-    scene.wait_for_owners({"w2": 8})
-    # By range the fourth worker's join would move 3 partitions.
-    scene.worker("w3", **STEADY, ASSIGNMENT="sticky")
-    scene.wait_for_owners({"w2": 4, "w3": 4})
-    scene.worker("w4", **STEADY, ASSIGNMENT="sticky")
-    scene.wait_for_owners({"w2": 3, "w3": 3, "w4": 2})
-    assert moved(scene)[-1] == ("join", 2)
+    async with (
+        yard.server() as server,
+        yard.team(server.url, "changed", partitions=8, environ=STEADY) as team,
+    ):
+        await team.hired("w1")
+        await team.hired("w2", ASSIGNMENT="sticky")
+        assert await team.ended(team.ask_to_leave("w1")) == 0
+        await team.settled()
+        # By range the fourth worker's join would move 3 partitions.
+        for name in ("w3", "w4"):
+            await team.hired(name, ASSIGNMENT="sticky")
+        assert (await team.moved())[-1] == ("join", 2)
 
 
-def epochs(scene: Scene) -> dict[int, int]:
-    return {view.partition: view.epoch for view in scene.snapshot().partitions}
-
-
-def wait_until_acquired(scene: Scene, held: set[int], before: dict[int, int]) -> None:
+async def until_acquired(team: Team, held: set[int], before: dict[int, int]) -> None:
     """Wait until some locks were acquired once more, and the others were not."""
 
-    def acquired() -> set[int]:
-        return {partition for partition, epoch in epochs(scene).items() if epoch != before[partition]}
+    async def acquired() -> bool:
+        locks = await team.locks()
+        return {p for p, lock in enumerate(locks) if lock.owner and lock.epoch != before[p]} == held
 
-    wait_for(lambda: acquired() == held, "each has what it had, and nobody has more")
+    await team.until("each has what it had, and nobody has more", acquired)
 
 
-def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another(scene: Scene) -> None:
+@scene
+async def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another(yard: Yard) -> None:
     """Each partition is acquired once more, by the worker that had it; one worker is killed."""
-    names = ("w1", "w2", "w3")
+    async with (
+        yard.server() as server,
+        yard.team(server.url, "static", partitions=8, environ=STEADY) as team,
+    ):
+        async with team.load(per_second=400):
+            names = ("w1", "w2", "w3")
+            for name in names:
+                team.hire(name, STREAMWORKER_STATIC_ID=name)
+            await team.settled()
+            held = {name: set(await team.held_by(name)) for name in names}
+            seen = len(await team.moved())
+            for name in names:
+                before = {p: lock.epoch for p, lock in enumerate(await team.locks())}
+                if name == "w3":
+                    team.kill(name)
 
-    def start(name: str) -> WorkerProcess:
-        return scene.worker(name, **STEADY, STREAMWORKER_STATIC_ID=name)
+                    async def is_missed() -> bool:
+                        return (await team.moved())[-1][0] == "death"
 
-    with scene.steady_load():
-        workers = {name: start(name) for name in names}
-        wait_for(lambda: sorted(scene.owners().values()) == [2, 3, 3], "all work")
-        held = {name: {view.partition for view in scene.held_by(name)} for name in names}
-        seen = len(scene.snapshot().rebalances)
-        for name in names:
-            before = epochs(scene)
-            if name == "w3":
-                workers[name].kill()
-                wait_for(lambda: scene.snapshot().rebalances[-1].cause == "death", "it is missed")
-            else:
-                workers[name].terminate()
-                assert workers[name].wait() == 0, workers[name].log()
-            states = {member.name: member.state for member in scene.snapshot().members}
-            assert states[name] == "held"
-            start(name)
-            wait_until_acquired(scene, held[name], before)
-            assert {view.partition for view in scene.held_by(name)} == held[name]
-    scene.wait_until_drained()
-    scene.check_acked_log()
-    causes = ["leave", "left", "return", "leave", "left", "return", "death", "return"]
-    assert moved(scene)[seen:] == [(cause, 0) for cause in causes]
+                    await team.until("it is missed", is_missed)
+                else:
+                    leaving = team.ask_to_leave(name)
+                    assert await team.ended(leaving) == 0, leaving.log()
+                states = {member.name: member.state for member in (await team.snapshot()).members}
+                assert states[name] == "held"
+                team.hire(name, STREAMWORKER_STATIC_ID=name)
+                await until_acquired(team, held[name], before)
+                assert set(await team.held_by(name)) == held[name]
+        await team.finished()
+        causes = ("leave", "left", "return", "leave", "left", "return", "death", "return")
+        assert (await team.moved())[seen:] == [(cause, 0) for cause in causes]
 
 
-def test_the_partitions_of_a_static_worker_are_given_away_when_its_hold_is_over(scene: Scene) -> None:
+@scene
+async def test_the_partitions_of_a_static_worker_are_given_away_when_its_hold_is_over(yard: Yard) -> None:
     """By the server's clock; until then nobody takes them."""
     environ = {**FAST, "STREAMWORKER_HOLD_MS": "2000"}
-    scene.worker("w1", **environ)
-    scene.wait_for_owners({"w1": 8})
-    w2 = scene.worker("w2", "--static-id", "w2", **environ)
-    scene.wait_for_owners({"w1": 4, "w2": 4})
-    w2.terminate()
-    assert w2.wait() == 0, w2.log()
-    scene.wait_for_owners({"w1": 8})
-    left, over = scene.snapshot().rebalances[-2:]
+    async with yard.server() as server, yard.team(server.url, "hold", environ=environ) as team:
+        await team.hired("w1")
+        await team.hired("w2", STREAMWORKER_STATIC_ID="w2")
+        leaving = team.ask_to_leave("w2")
+        assert await team.ended(leaving) == 0, leaving.log()
+        await team.settled()
+        left, over = (await team.snapshot()).rebalances[-2:]
     assert (left.cause, left.moved) == ("left", ())
-    assert (over.cause, over.member, len(over.moved)) == ("hold-expired", "w2", 4)
+    assert (over.cause, over.member, len(over.moved)) == ("hold-expired", "w2", 2)
     assert over.at_ms - left.at_ms >= 2_000 - 300, "a heartbeat's time before the hold was over, or more"
 
 
-def test_of_two_workers_with_one_static_id_the_earlier_one_ends_and_says_why(scene: Scene) -> None:
+@scene
+async def test_of_two_workers_with_one_static_id_the_earlier_one_ends_and_says_why(yard: Yard) -> None:
     """They would take each other's partitions for ever."""
-    first = scene.worker("w1", **FAST, STREAMWORKER_STATIC_ID="same")
-    scene.wait_for_owners({"w1": 8})
-    scene.worker("w2", **FAST, STREAMWORKER_STATIC_ID="same")
-    assert first.wait() != 0
-    assert "'w2'" in first.log() and "static id of its own" in first.log()
-    scene.wait_for_owners({"w2": 8})
+    async with yard.server() as server, yard.team(server.url, "same") as team:
+        await team.hired("w1", STREAMWORKER_STATIC_ID="same")
+        team.hire("w2", STREAMWORKER_STATIC_ID="same")
+        first = team.workers.pop("w1")
+        assert await team.ended(first) != 0
+        assert "'w2'" in first.log() and "static id of its own" in first.log()
+        await team.settled()

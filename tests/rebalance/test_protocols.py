@@ -1,115 +1,112 @@
 """Rebalances by each protocol, with real workers."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-import redis
 
 from streamworker.redisio.keys import StreamKeys
-from tests.helpers import wait_for
-from tests.rebalance.scene import CLAIM, KEYS, LEASE, STEADY, Scene
+from tests.chaos.rows_app import STREAM
+from tests.chaos.yard import Yard, scene, sized
+from tests.rebalance.scene import CLAIM, LEASE, STEADY
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(240)
 full = pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured")
 
 STICKY = {**STEADY, "ASSIGNMENT": "sticky"}
 
 
-def moved(scene: Scene) -> list[tuple[str, int]]:
-    """Return cause and number of moves of each rebalance, oldest first."""
-    return [(each.cause, len(each.moved)) for each in scene.snapshot().rebalances]
-
-
 @full
-@pytest.mark.parametrize("environ", [STEADY, STICKY, CLAIM, LEASE], ids=["range", "sticky", "claim", "lease"])
-def test_partitions_follow_joins_a_leave_and_a_death_and_nothing_is_lost_or_repeated_in_the_log(
-    scene: Scene, environ: Mapping[str, str]
+@sized(small_sticky={"environ": STICKY}, small_claim={"environ": CLAIM}, small_lease={"environ": LEASE})
+async def test_partitions_follow_joins_a_leave_and_a_death_and_nothing_is_lost_or_repeated_in_the_log(
+    yard: Yard, *, environ: Mapping[str, str]
 ) -> None:
-    """Two join, one leaves, one is killed. Sticky workers keep what they have."""
-    with scene.steady_load():
-        w1 = scene.worker("w1", **environ)
-        scene.wait_for_owners({"w1": 8})
-        w2 = scene.worker("w2", **environ)
-        scene.wait_until_even("w1", "w2")
-        scene.worker("w3", **environ)
-        scene.wait_until_even("w1", "w2", "w3")
-        if "COORDINATION" not in environ:
-            assert scene.owners() == {"w1": 3, "w2": 3, "w3": 2}
-        epochs = {view.partition: view.epoch for view in scene.held_by("w3")}
-        w1.terminate()
-        assert w1.wait() == 0, w1.log()
-        scene.wait_until_even("w2", "w3")
-        w2.kill()
-        scene.wait_for_owners({"w3": 8})
-        after = {view.partition: view.epoch for view in scene.held_by("w3")}
-    scene.wait_until_drained()
-    scene.check_acked_log()
-    causes = ["join", "join", "join", "leave", "left", "death"]
-    if environ is STEADY:
-        assert [cause for cause, _ in moved(scene)] == causes
-    if environ is STICKY:
-        assert moved(scene) == list(zip(causes, (8, 4, 2, 3, 0, 4), strict=True))
-        assert {p: after[p] for p in epochs} == epochs, "a partition that stayed was released meanwhile"
+    """Two join, one leaves, one is killed. Sticky workers keep what they have; by range: rows F1 and F2."""
+    async with (
+        yard.server() as server,
+        yard.team(server.url, "moves", partitions=8, environ=environ) as team,
+    ):
+        async with team.load(per_second=400):
+            for name in ("w1", "w2", "w3"):
+                await team.hired(name)
+            before = await team.held_by("w3")
+            leaving = team.ask_to_leave("w1")
+            assert await team.ended(leaving) == 0, leaving.log()
+            await team.settled()
+            team.kill("w2")
+            await team.settled()
+            after = await team.held_by("w3")
+        await team.finished()
+        if environ is STICKY:
+            causes = ("join", "join", "join", "leave", "left", "death")
+            assert await team.moved() == list(zip(causes, (8, 4, 2, 3, 0, 4), strict=True))
+            assert {p: after[p] for p in before} == before, "a partition that stayed was released meanwhile"
 
 
-@pytest.mark.parametrize(
-    ("environ", "left"),
-    [(CLAIM, {"claims": [b"last"]}), (LEASE, {"allocation": [], "grab": [b"last"]})],
-    ids=["claim", "lease"],
+@sized(
+    small_claim={"environ": CLAIM, "left": {"claims": [b"last"]}},
+    small_lease={"environ": LEASE, "left": {"allocation": [], "grab": [b"last"]}},
 )
-def test_a_worker_that_leaves_gives_up_its_entries(
-    scene: Scene, redis_url: str, environ: Mapping[str, str], left: Mapping[str, list[bytes]]
+async def test_a_worker_that_leaves_gives_up_its_entries(
+    yard: Yard, *, environ: Mapping[str, str], left: Mapping[str, list[bytes]]
 ) -> None:
     """SIGTERM: others need not wait until they expire; only the newest ETag or generation stays."""
-    w1 = scene.worker("w1", **environ)
-    scene.wait_for_owners({"w1": 8})
-    with redis.Redis.from_url(redis_url) as client:
-        first = KEYS.of_group(next(iter(left)))
-        # With leases a worker that has the lock enters its allocation afterwards.
-        wait_for(lambda: client.hlen(first) >= 8, "it has its entries")
-        w1.terminate()
-        assert w1.wait() == 0, w1.log()
-        assert {name: client.hkeys(KEYS.of_group(name)) for name in left} == left
-    assert scene.owners() == {}
+    async with yard.server() as server, yard.team(server.url, "leaves", environ=environ) as team:
+        await team.hired("w1")
+        first = team.keys.of_group(next(iter(left)))
+
+        async def has_entries() -> bool:
+            # With leases a worker that has the lock enters its allocation afterwards.
+            return await team.raw.hlen(first) >= team.partitions
+
+        await team.until("it has its entries", has_entries)
+        leaving = team.ask_to_leave("w1")
+        assert await team.ended(leaving) == 0, leaving.log()
+        assert {name: await team.raw.hkeys(team.keys.of_group(name)) for name in left} == left
+        assert {lock.owner for lock in await team.locks()} == {""}
 
 
 @full
-def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(scene: Scene) -> None:
+@scene
+async def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(yard: Yard) -> None:
     """The worker that was stolen from notices on its next cycle, drains and releases."""
-    w1 = scene.worker("w1", **CLAIM, HANDLER_S="0.3", BATCH="5")
-    scene.wait_for_owners({"w1": 8})
-    with scene.steady_load(200):
-        scene.wait_until_busy(w1)
-        scene.worker("w2", **CLAIM)
-        scene.wait_for_owners({"w1": 4, "w2": 4})
-    scene.wait_until_drained()
-    scene.check_acked_log()
-    assert sorted(scene.executed()) == list(range(scene.sent)), "a record was executed twice or never"
+    async with yard.server() as server, yard.team(server.url, "thief", environ=CLAIM, ledger=True) as team:
+        await team.hired("w1", ROWS_HANDLER_S="0.3", ROWS_BATCH="5")
+        async with team.load(per_second=200):
+            await team.until("it is busy", lambda: next(team.calls(), None))
+            await team.hired("w2")
+        await team.finished()
+        times = Counter(n for call in team.calls() for n in call["n"])
+        assert times == Counter(team.sends.confirmed), "a record was executed twice or never"
 
 
 @full
-def test_partitions_that_are_added_are_claimed(scene: Scene, redis_url: str) -> None:
+@scene
+async def test_partitions_that_are_added_are_claimed(yard: Yard) -> None:
     """The number of partitions is read each cycle; records begin at the earliest one."""
-    scene.worker("w1", **CLAIM)
-    scene.wait_for_owners({"w1": 8})
-    with redis.Redis.from_url(redis_url) as client:
-        client.hset(StreamKeys("ledger", "items").meta, "partitions", 9)
-        client.xadd(KEYS.events(8), {"v": json.dumps({"key": "k", "n": 0})})
-        wait_for(lambda: client.hget(KEYS.lock(8), "owner"), "the new partition has an owner")
-        wait_for(lambda: client.xlen(KEYS.acked(8)) == 1, "its first record is in the log")
+    async with yard.server() as server, yard.team(server.url, "added", environ=CLAIM) as team:
+        await team.hired("w1")
+        new = team.partitions
+        await team.raw.hset(StreamKeys(team.name, STREAM).meta, "partitions", new + 1)
+        await team.raw.xadd(team.keys.events(new), {"v": json.dumps({"key": "k", "n": 0})})
+        await team.until("it has an owner", lambda: team.raw.hget(team.keys.lock(new), "owner"))
+        await team.until("its record is in the log", lambda: team.raw.xlen(team.keys.acked(new)))
 
 
 @full
-def test_workers_claim_anew_after_the_database_was_emptied(scene: Scene, redis_url: str) -> None:
+@scene
+async def test_workers_claim_anew_after_the_database_was_emptied(yard: Yard) -> None:
     """FLUSHALL: the entries come back in one cycle, and new records are handled."""
-    scene.worker("w1", **CLAIM)
-    scene.worker("w2", **CLAIM)
-    scene.wait_for_owners({"w1": 4, "w2": 4})
-    with redis.Redis.from_url(redis_url) as client:
-        client.flushall()
-        wait_for(lambda: client.hlen(KEYS.of_group("claims")) == 9, "all is claimed again")
-    scene.send(200)
-    scene.wait_for_owners({"w1": 4, "w2": 4})
-    scene.wait_until_drained()
-    assert set(scene.executed()) == set(range(scene.sent))
+    async with yard.server() as server, yard.team(server.url, "emptied", environ=CLAIM, ledger=True) as team:
+        await team.hired("w1", "w2")
+        await team.raw.flushall()
+
+        async def all_is_claimed() -> bool:
+            return await team.raw.hlen(team.keys.of_group("claims")) == team.partitions + 1
+
+        await team.until("all is claimed again", all_is_claimed)
+        await team.send(200)
+        await team.settled()
+        await team.drained()
+        assert {n for call in team.calls() for n in call["n"]} == team.sends.confirmed

@@ -1,56 +1,58 @@
 """What does not move in a rebalance does not pause, and workers that are asked to end do."""
 
+import asyncio
 import math
 import signal
 import time
 from itertools import pairwise
 from statistics import median
+from typing import Any
 
 import pytest
 
 from streamworker.runtime.watch.stages import FORCED
-from tests.helpers import wait_for
-from tests.rebalance.scene import Call, Scene, slack_for_this_machine
+from tests.chaos.yard import Yard
+from tests.rebalance.scene import slack_for_this_machine
 
 pytestmark = [
+    pytest.mark.anyio,
     pytest.mark.timeout(180),
     pytest.mark.full("sessions and holds run out, and how long partitions stand still is measured"),
     pytest.mark.alone("how long partitions stand still, with sessions of about a second"),
 ]
 
 
-def largest_gap(calls: list[Call], since: float, until: float) -> float:
-    times = [call.end for call in calls if since <= call.end <= until]
+def largest_gap(calls: list[dict[str, Any]], since: float, until: float) -> float:
+    times: list[float] = sorted(call["end"] for call in calls if since <= call["end"] <= until)
     return max(after - before for before, after in pairwise(times))
 
 
-def test_partitions_that_did_not_move_never_pause(scene: Scene) -> None:
+async def test_partitions_that_did_not_move_never_pause(yard: Yard) -> None:
     """The largest gap between batches of an unmoved partition is the same with a join and without.
 
-    Three joins, each after a window of the same length in which a process starts that imports the
-    same code and does not join, so that both windows cost the machine the same.
+    Three joins, each after a window of the same length.
     """
-    window_s = 2.5
-    w1 = scene.worker("w1", HANDLER_S="0.1")
-    scene.wait_for_owners({"w1": 8})
-    windows: list[tuple[float, float, float]] = []
-    with scene.steady_load(1_600):
-        wait_for(lambda: len(scene.calls()) > 200, "the worker is busy")
-        for number in range(3):
-            quiet_since = time.monotonic()
-            scene.bystander()
-            time.sleep(window_s)
-            join_since = time.monotonic()
-            newcomer = scene.worker(f"newcomer{number}", HANDLER_S="0.1")
-            time.sleep(window_s)
-            windows.append((quiet_since, join_since, time.monotonic()))
-            scene.wait_for_owners({"w1": 4, f"newcomer{number}": 4})
-            unmoved = {view.partition for view in scene.held_by("w1")}
-            assert unmoved == {0, 1, 2, 3}
-            newcomer.terminate()
-            scene.wait_for_owners({"w1": 8})
-    calls = [call for call in scene.calls() if call.pid == w1.pid]
-    by_partition = [[call for call in calls if call.partition == p] for p in range(4)]
+    window_s = 2.0
+    slow = {"ROWS_HANDLER_S": "0.1"}
+    async with yard.server() as server, yard.team(server.url, "unmoved", partitions=8, ledger=True) as team:
+        await team.hired("w0", **slow)
+        pid = team.workers["w0"].pid
+        windows: list[tuple[float, float, float]] = []
+        async with team.load(per_second=1_600):
+            await team.until("the worker is busy", lambda: sum(1 for _ in team.calls()) > 200)
+            for number in range(3):
+                quiet_since = time.monotonic()
+                await asyncio.sleep(window_s)
+                join_since = time.monotonic()
+                team.hire(f"newcomer{number}", **slow)
+                await asyncio.sleep(window_s)
+                windows.append((quiet_since, join_since, time.monotonic()))
+                await team.settled()
+                assert set(await team.held_by("w0")) == {0, 1, 2, 3}
+                team.ask_to_leave(f"newcomer{number}")
+                await team.settled()
+        calls = [call for call in team.calls() if call["pid"] == pid]
+    by_partition = [[call for call in calls if call["partition"] == p] for p in range(4)]
     ratios = []
     for quiet_since, join_since, until in windows:
         quiet = median(largest_gap(mine, quiet_since, join_since) for mine in by_partition)
@@ -61,32 +63,29 @@ def test_partitions_that_did_not_move_never_pause(scene: Scene) -> None:
     assert median(ratios) <= 1.5
 
 
-def test_a_second_signal_ends_a_worker_at_once_with_its_own_exit_code(scene: Scene) -> None:
+async def test_a_second_signal_ends_a_worker_at_once_with_its_own_exit_code(yard: Yard) -> None:
     """The first SIGTERM waits for the handler, the second does not."""
-    worker = scene.worker("w1", HANDLER_S="30")
-    scene.wait_for_owners({"w1": 8})
-    scene.send(100)
-    scene.wait_until_busy(worker)
-    worker.terminate()
-    wait_for(lambda: "worker_stopping" in worker.log(), "it was told")
-    assert worker.running
-    worker.terminate()
-    assert worker.wait(5) == FORCED
+    async with yard.server() as server, yard.team(server.url, "twice", ledger=True) as team:
+        await team.hired("w1", ROWS_HANDLER_S="30")
+        await team.send(100)
+        await team.until("the handler was called", team.is_busy)
+        worker = team.ask_to_leave("w1")
+        await team.until("it was told", lambda: "worker_stopping" in worker.log())
+        assert worker.code is None
+        worker.signal(signal.SIGTERM)
+        assert await team.ended(worker) == FORCED
 
 
-def test_a_worker_whose_handler_hangs_ends_at_its_deadline(scene: Scene) -> None:
+async def test_a_worker_whose_handler_hangs_ends_at_its_deadline(yard: Yard) -> None:
     """Even when the event loop itself is blocked; the exit code says that it was forced."""
-    worker = scene.worker(
-        "w1",
-        HANDLER="block",
-        HANDLER_S="60",
-        STREAMWORKER_GRACE_PERIOD_MS="500",
-        STREAMWORKER_SHUTDOWN_TIMEOUT_MS="2000",
-    )
-    scene.wait_for_owners({"w1": 8})
-    scene.send(100)
-    scene.wait_until_busy(worker)
-    started = time.monotonic()
-    worker.send_signal(signal.SIGINT)
-    assert worker.wait(20) == FORCED
-    assert math.isclose(time.monotonic() - started, 2.0, abs_tol=1.0 + slack_for_this_machine())
+    hangs = {"ROWS_HANDLER": "block", "ROWS_HANDLER_S": "60"}
+    soon = {"STREAMWORKER_GRACE_PERIOD_MS": "500", "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "2000"}
+    async with yard.server() as server, yard.team(server.url, "hangs", ledger=True) as team:
+        await team.hired("w1", **hangs, **soon)
+        await team.send(100)
+        await team.until("the handler was called", team.is_busy)
+        started = time.monotonic()
+        worker = team.workers.pop("w1")
+        worker.signal(signal.SIGINT)
+        assert await team.ended(worker) == FORCED
+        assert math.isclose(time.monotonic() - started, 2.0, abs_tol=1.0 + slack_for_this_machine())

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamworker.errors import StreamworkerError
-from tests.conftest import SpawnWorker
-from tests.helpers import PATIENCE_S, WorkerProcess, wait_for
-from tests.rebalance.remembered import RememberingScene, Told
+from tests.chaos.forked import Forge
+from tests.helpers import PATIENCE_S, wait_for
+from tests.rebalance.remembered import Told
+from tests.rebalance.scene import Scene
 from tests.sentinel.trio import Trio
 
 ZOMBIE_MS = 8_000
@@ -30,11 +31,10 @@ class Verdict:
         return f"{self.confirmed} sends confirmed, {lost}; {self.executed_again} records handled again"
 
 
-class FailoverScene(RememberingScene):
-    def __init__(self, trio: Trio, spawn: SpawnWorker, folder: Path, partitions: int) -> None:
-        super().__init__(trio.url, spawn, folder, partitions)
+class FailoverScene(Scene):
+    def __init__(self, trio: Trio, forge: Forge, folder: Path, partitions: int) -> None:
+        super().__init__(trio.url, forge, folder, partitions)
         self.trio, self.replicas = trio, REPLICAS
-        self.workers: list[WorkerProcess] = []
         self.flow = Told()
         """What the sender was told so far."""
         self._read_up_to: dict[Path, int] = {}
@@ -47,15 +47,10 @@ class FailoverScene(RememberingScene):
         self.longest_s = 0.0
         """Most time from the beginning of a fault until another primary was named."""
 
-    def worker(self, name: str, *arguments: str, **environ: str) -> WorkerProcess:
-        ours = {
-            "STREAMWORKER_REDIS_URL": self.url,
-            "STREAMWORKER_DURABILITY": self.durability,
-            "STREAMWORKER_DURABILITY_REPLICAS": str(REPLICAS),
-        }
-        process = super().worker(name, *arguments, **ours, **environ)
-        self.workers.append(process)
-        return process
+    @property
+    def environ(self) -> dict[str, str]:
+        durability = {"": self.durability, "_REPLICAS": str(REPLICAS)}
+        return super().environ | {f"STREAMWORKER_DURABILITY{name}": each for name, each in durability.items()}
 
     def reports(self, event: str) -> list[str]:
         return [line for worker in self.workers for line in worker.log().splitlines() if event in line]

@@ -3,13 +3,14 @@
 import random
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from streamworker.redisio.keys import StreamKeys
 from tests.chains.losses import KEPT, PARTITIONS, Judge
 from tests.chains.scene import ChainScene
-from tests.conftest import SpawnWorker
+from tests.chaos.forked import Forge
 from tests.helpers import wait_for
 from tests.sentinel.test_failovers import ZOMBIE_NOTICES_S
 from tests.sentinel.trio import Instance, Trio
@@ -29,10 +30,12 @@ def has_more(primary: Instance, than: int) -> bool:
 
 @pytest.mark.parametrize("failovers", [2, pytest.param(20, marks=pytest.mark.soak)])
 @pytest.mark.timeout(900)
-def test_sources_and_targets_that_go_back_together(steady: Trio, spawn: SpawnWorker, failovers: int) -> None:
+def test_sources_and_targets_that_go_back_together(
+    steady: Trio, crew: Forge, tmp_path: Path, failovers: int
+) -> None:
     """What went back at both ends is handled again. A worker may forward what only it still remembers."""
     draw = random.Random(failovers)
-    scene = ChainScene(steady.url, spawn)
+    scene = ChainScene(steady.url, crew, tmp_path)
     for _ in range(2):
         scene.worker(**KEPT)
     wait_for(lambda: len(scene.told("worker_started")) == 2, "both work")

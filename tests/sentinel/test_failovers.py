@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.figures import insist, percentile, record
-from tests.conftest import SpawnWorker
+from tests.chaos.forked import Forge
 from tests.helpers import wait_for
 from tests.rebalance.remembered import Told
 from tests.rebalance.scene import KEYS
@@ -38,8 +38,8 @@ Fault = Callable[[FailoverScene, random.Random], Instance]
 
 
 @pytest.fixture
-def scene(steady: Trio, spawn: SpawnWorker, tmp_path: Path) -> FailoverScene:
-    return FailoverScene(steady, spawn, tmp_path, PARTITIONS)
+def scene(steady: Trio, crew: Forge, tmp_path: Path) -> FailoverScene:
+    return FailoverScene(steady, crew, tmp_path, PARTITIONS)
 
 
 def killed(scene: FailoverScene, rng: random.Random) -> Instance:
