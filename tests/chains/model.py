@@ -8,8 +8,6 @@ its number.
 
 Positions, messages, ``OutboxQueue``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does
 what ``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what ``runtime/send/lanes.py`` does.
-
-A planted mistake has a name of ``PLANTS``; the place where the protocol keeps that rule asks for it.
 """
 
 import json
@@ -39,33 +37,6 @@ TICK_S = 36.0
 FORGOTTEN_TICKS = 100
 """``append.lua`` remembers a producer for an hour."""
 TO = Target("priced", 0)
-
-PLANTS = (
-    # the target of a producer
-    "a lower number is written",
-    "only the last send is remembered",
-    "what a send follows is not compared",
-    "one number before is answered",
-    "the third number may be of a send that was given up",
-    # a producer
-    "a number is used again",
-    "what is put back goes to the end",
-    "EARLY is taken for written",
-    "a send without an answer is cut again",
-    "a repeat has a new number",
-    "losses are not compared",
-    "what is forgotten is taken for lost",
-    "a repeat is believed before it is durable",
-    # the target of an outbox, and its source
-    "only numbers of positions are compared",
-    "where a message begins is not compared",
-    "a message is deleted before it is taken",
-    "a message is forwarded before it is durable",
-    "TAKEN is believed before it is durable",
-    "OTHER is believed before it is durable",
-    "OTHER is taken for written",
-    "a loss of the target is not told",
-)
 
 FAULTS = {
     "break": 0.8,
@@ -116,12 +87,11 @@ class Clock:
     """The ticks of the world that runs now, for all ledgers."""
 
     ticks = 0
-    stands_still = False
 
     @classmethod
     def monotonic_s(cls) -> float:
         """Replace the clock of the ledger."""
-        return 0 if cls.stands_still else cls.ticks * TICK_S
+        return cls.ticks * TICK_S
 
 
 # -- a partition ---------------------------------------------------------------------------------
@@ -203,47 +173,34 @@ class Partition:
 
     def append(self, name: str, sent: "Sent") -> Answer:
         """``append.lua``."""
-        number, plant = sent.number, self.world.plant
-        kept = self.sends.get(name)
+        number, kept = sent.number, self.sends.get(name)
         if kept and self.world.now - kept.ticks > FORGOTTEN_TICKS:
             kept = None
-        low = kept is not None and kept.number >= number
-        if kept and (kept.number == number if plant == "a lower number is written" else low):
+        if kept and kept.number >= number:
             self.sends[name] = kept._replace(ticks=self.world.now)
             self.wrote()
-            if number != kept.number and kept.before and plant != "only the last send is remembered":
+            if number != kept.number and kept.before:
                 return Answer(Code.DUP, (kept.third, kept.third), kept.its_last)
             return Answer(Code.DUP, (kept.before, kept.third), kept.last)
-        follows = 0 if plant == "what a send follows is not compared" else sent.follows
-        if follows and (kept is None or kept.number != follows):
+        if sent.follows and (kept is None or kept.number != sent.follows):
             return Answer(Code.EARLY)
         if (last := self.add(sent.records)) is None:
             return Answer(Code.FULL)
         number_before, its_last, third = (kept.number, kept.last, kept.before) if kept else (0, 0, 0)
-        if kept and third > sent.confirmed and plant != "the third number may be of a send that was given up":
+        if kept and third > sent.confirmed:
             third = kept.third
-        if plant == "one number before is answered":
-            third = number_before
         self.sends[name] = Kept(number, last, number_before, its_last, third, self.world.now)
         self.wrote()
         return Answer(Code.OK, (number_before, third), last)
 
     def forward(self, message: Message) -> ForwardReply:
         """``forward.lua``."""
-        plant = self.world.plant
-
-        def same(one: OutboxPosition, other: OutboxPosition) -> bool:
-            is_enough = plant == "only numbers of positions are compared"
-            return one.records == other.records if is_enough else one == other
-
-        if same(self.stands, message.through):
+        if self.stands == message.through:
             self.wrote()
             return ForwardReply(ForwardCode.TAKEN)
-        if not same(self.stands, message.since) and plant != "where a message begins is not compared":
-            if plant != "OTHER is believed before it is durable":
-                self.wrote()
-            taken = plant == "OTHER is taken for written"
-            return ForwardReply(ForwardCode.TAKEN if taken else ForwardCode.OTHER, self.stands)
+        if self.stands != message.since:
+            self.wrote()
+            return ForwardReply(ForwardCode.OTHER, self.stands)
         if self.add(records_in(message)) is None:
             return ForwardReply(ForwardCode.FULL)
         self.stands = message.through
@@ -332,16 +289,12 @@ class ProducerLane:
         may_follow = not (self.world.waits or self.held or len(self.under_way) > 1)
         if self.queue and (last is None or (may_follow and not last.unanswered)):
             count = min(self.most, self.world.draw.randint(1, 3), len(self.queue))
-            if self.world.plant == "a number is used again" and last is None:
-                self.number = self.ledger.confirmed
             self.number += 1
             its = [self.queue.popleft() for _ in range(count)]
             self.under_way.append(Batch(self, self.number, its, last))
             self.most = 3
         for batch in self.under_way:
             if not batch.tries and batch.answer is None:
-                if self.world.plant == "a repeat has a new number" and batch.unanswered:
-                    self.number = batch.number = self.number + 1
                 batch.tries += 1
                 self.world.send(AppendTry(self.world, batch))
 
@@ -358,19 +311,12 @@ class ProducerLane:
 
     def is_through(self, batch: Batch, answer: Answer) -> bool:
         """Return whether an append needs no further try; as in ``Lanes._is_through``."""
-        plant = self.world.plant
         if answer.code is Code.UNKNOWN:
             batch.unanswered = True
             self.compare(answer)
             return False
         if batch.unanswered and answer.code is Code.FULL:
-            if plant != "a send without an answer is cut again":
-                return False
-            self.most = 1
-            self.put_back(batch)
-            return True
-        if answer.code is Code.EARLY and plant == "EARLY is taken for written":
-            answer = Answer(Code.OK, (self.ledger.confirmed, 0), 0)
+            return False
         if answer.code is Code.EARLY and not batch.unanswered:
             self.put_back(batch)
             return True
@@ -392,7 +338,7 @@ class ProducerLane:
         return True
 
     def compare(self, answer: Answer) -> None:
-        if answer.last is not None and self.world.plant != "losses are not compared":
+        if answer.last is not None:
             lost = self.ledger.behind("priced", 0, answer.numbers)
             self.told += lost.records if lost else 0
 
@@ -408,8 +354,7 @@ class ProducerLane:
     def put_back(self, batch: Batch) -> None:
         """Put what waits back to its position in the queue."""
         self.queue.extend(send for send in batch.sends if send.state == "waits")
-        if self.world.plant != "what is put back goes to the end":
-            self.queue = deque(sorted(self.queue, key=lambda send: send.record))
+        self.queue = deque(sorted(self.queue, key=lambda send: send.record))
         self.end(batch, written=False)
 
     def end(self, batch: Batch, *, written: bool | None) -> None:
@@ -443,8 +388,7 @@ class Source:
     def wrote(self) -> None:
         self.copies.append((self.handled, self.number, self.head, dict(self.box)))
         if self.world.waits:
-            early = self.world.plant == "a message is forwarded before it is durable"
-            self.durable = max(0, len(self.copies) - (4 if early else 1))
+            self.durable = len(self.copies) - 1
 
     def commit(self) -> None:
         """Handle some inputs, and put what they lead to into the outbox."""
@@ -488,11 +432,8 @@ class Owner:
                 self.queue.put(message)
                 self.read_up_to = number
         messages = self.queue.begin(self.world.draw.choice([1, 60, 10**6]))
-        if not messages:
-            return
-        if self.world.plant == "a message is deleted before it is taken":
-            self.source.delete([message.id for message in messages])
-        self.world.send(ForwardTry(self.world, self, messages))
+        if messages:
+            self.world.send(ForwardTry(self.world, self, messages))
 
     def heard(self, replies: Sequence[ForwardReply]) -> None:
         """Process the replies to a round trip."""
@@ -512,9 +453,8 @@ class Owner:
         if why is Standing.DIVERGED:
             self.world.is_halted = True
             return
-        if self.world.plant != "a loss of the target is not told":
-            first, last = stands.records + 1, self.queue.messages[0].since.records
-            self.world.lost[TO, first] = max(last, self.world.lost.get((TO, first), 0))
+        first, last = stands.records + 1, self.queue.messages[0].since.records
+        self.world.lost[TO, first] = max(last, self.world.lost.get((TO, first), 0))
         self.queue.accept(stands)
 
 
@@ -538,9 +478,7 @@ class AppendTry:
         self.answer = self.world.partition.append(self.batch.lane.name, self.sent)
         self.world.seen[self.answer.code.name] += 1
         if self.answer.last is not None and not durable:
-            plant = "a repeat is believed before it is durable"
-            if self.answer.code is not Code.DUP or self.world.plant != plant:
-                self.answer = self.answer._replace(code=Code.UNKNOWN)
+            self.answer = self.answer._replace(code=Code.UNKNOWN)
 
     def hear(self) -> None:
         """Give the answer to its sender."""
@@ -568,8 +506,7 @@ class ForwardTry:
         for message in self.messages:
             reply = self.world.partition.forward(message)
             self.world.seen[reply.code.name] += 1
-            believed = self.world.plant == f"{reply.code.name} is believed before it is durable"
-            if reply.code is not ForwardCode.FULL and not durable and not believed:
+            if reply.code is not ForwardCode.FULL and not durable:
                 reply = ForwardReply(ForwardCode.UNKNOWN)
             self.replies.append(reply)
 
@@ -588,10 +525,9 @@ class ForwardTry:
 class World:
     """One schedule, drawn from a seed, of a producer or of an outbox."""
 
-    def __init__(self, seed: int, plant: str = "") -> None:
+    def __init__(self, seed: int) -> None:
         draw = self.draw = random.Random(seed)
-        self.plant = plant
-        Clock.ticks, Clock.stands_still = 1, plant == "what is forgotten is taken for lost"
+        Clock.ticks = 1
         self.waits = draw.random() < 0.4
         """Whether senders wait until a replica has what they send."""
         self.of_producer = draw.random() < 0.6
@@ -795,9 +731,9 @@ class World:
             raise Broken("a record that was waited for is lost")
 
 
-def violation(seed: int, plant: str = "") -> tuple[str, Counter[str]]:
+def violation(seed: int) -> tuple[str, Counter[str]]:
     """Run a schedule; return what it breaks, or nothing, and how often each answer was given."""
-    world = World(seed, plant)
+    world = World(seed)
     try:
         world.run()
     except Broken as broken:

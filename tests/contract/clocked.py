@@ -47,11 +47,11 @@ class ClockedBackend(Backend):
     async def run_many(
         self, script: Script, calls: Sequence[ScriptCall], *, durability: Durability = MEMORY
     ) -> list[Any]:
-        if script.name not in self._clocked:
+        if script.sha not in self._clocked:
             text = CLOCKED + script.text
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            self._clocked[script.name] = Script(script.name, text, sha)
-        return await super().run_many(self._clocked[script.name], calls, durability=durability)
+            self._clocked[script.sha] = Script(script.name, text, sha)
+        return await super().run_many(self._clocked[script.sha], calls, durability=durability)
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         replies = await super().pipeline(commands)

@@ -3,7 +3,6 @@
 An observer knows what each call was answered and what came into the stream. Each planted mistake must show.
 """
 
-import hashlib
 import random
 from collections import Counter
 
@@ -13,49 +12,17 @@ from streamworker.core.data.entries import ZERO
 from streamworker.redisio.data import later, streams
 from streamworker.redisio.data.later import IdCall
 from streamworker.redisio.data.streams import AppendCode
-from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, Script
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.clocked import ClockedBackend
 from tests.contract.support import STREAM
+from tests.planting import Plant, each_found_by, planted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]  # the clock is a key of one server
 
 START_MS, WINDOW_MS = 1_800_000_000_000, 50_000
 KNOWN_CHANGES = 2
 """The names of the last three calls that changed an id are kept."""
-KEPT = "keep_later(later, delayed, id, until_ms, 'c', with_call(call, calls), due, '', ends)"
-PLANTS = {
-    "a record is moved twice": (
-        LATER_MOVE,
-        "keep_later(later, delayed, id, until_ms, 's', calls, due, entry, ends)",
-        "if tonumber(string.sub(entry, -1)) % 2 == 1 then redis.call('ZREM', later, id) end",
-    ),
-    "cancel says true after the move": (LATER_CANCEL, "if state ~= 'w' then", "if state == nil then"),
-    "cancel leaves the record": (LATER_CANCEL, KEPT, ""),
-    "a cancelled record is forgotten at once": (LATER_CANCEL, KEPT, "redis.call('HDEL', delayed, id)"),
-    "a call is a duplicate of itself": (
-        LATER_PUT,
-        "if was_made(calls, call) then return known_already('OK') end",
-        "",
-    ),
-    "a cancel that arrives once more takes back what came after it": (
-        LATER_CANCEL,
-        "if was_made(calls, call) then",
-        "if state == 'c' and was_made(calls, call) then",
-    ),
-    "a second record takes the place of the first": (
-        LATER_PUT,
-        "if (state == 'w' or state == 's') and ARGV[5] ~= '1' then",
-        "if state == 's' and ARGV[5] ~= '1' then",
-    ),
-    "a record is moved before it is due": (LATER_MOVE, "'-inf', text(now)", "'-inf', text(now + 3000)"),
-    "records are moved in any order": (
-        LATER_MOVE,
-        "'ZRANGEBYSCORE', later, '-inf', text(now)",
-        "'ZRANGEBYLEX', later, '-', '+'",
-    ),
-}
 
 
 class Observer:
@@ -160,18 +127,10 @@ async def test_random_calls_and_repeats_send_each_record_once_and_in_time(backen
 
 
 @pytest.mark.full("draws twenty runs for each mistake")
-@pytest.mark.parametrize("mistake", PLANTS)
-async def test_each_planted_mistake_shows(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch, mistake: str
-) -> None:
-    script, right, wrong = PLANTS[mistake]
-    assert script.text.count(right) == 1
-    text = script.text.replace(right, wrong)
-    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-    planted = Script(script.name, text, sha)
-    name = next(name for name, each in vars(later).items() if each is script)
-    monkeypatch.setattr(later, name, planted)
-    monkeypatch.setattr(ClockedBackend, "_clocked", {})
-    found = [each for seed in range(20) for each in await observed(backend, seed)]
-    assert found, "nobody noticed"
-    print(f"{mistake}: {found[0]}")
+@each_found_by("random calls")
+async def test_each_planted_mistake_shows(backend: Backend, plant: Plant) -> None:
+    with planted(plant):
+        for seed in range(20):
+            if await observed(backend, seed):
+                return
+    pytest.fail("nobody noticed")

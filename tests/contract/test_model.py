@@ -10,8 +10,7 @@ import pytest
 
 from tests.contract.clocked import ClockedBackend
 from tests.contract.twins import OF_PROTOCOLS, Difference, Step, Twins, draw
-from tests.simulation.planted import PLANTS
-from tests.simulator.server.model import RedisModel
+from tests.planting import Plant, each_found_by, planted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
@@ -35,17 +34,6 @@ ANSWERS = {
 }
 """What the sequences of each protocol must have led to."""
 
-NOT_MET = (
-    *("a read behind a record within", "a trim drops an entry whose last", "ids made again with other"),
-    "each owner that learns of it sets",
-)
-"""Mistakes with entries of many records, after failovers, and with dead letters: none are here."""
-IN_THE_MODEL = {
-    name: plant.model
-    for name, plant in PLANTS.items()
-    if plant.model is not RedisModel and not name.startswith(NOT_MET)
-}
-
 
 @pytest.fixture
 async def clocked(redis_url: str, small_nodes: None) -> AsyncIterator[ClockedBackend]:
@@ -60,12 +48,11 @@ async def difference(
     protocol: str,
     steps: Sequence[Step],
     *,
-    model: type[RedisModel] = RedisModel,
     acked_limit: int = 0,
     met: set[str] | None = None,
 ) -> tuple[int, str] | None:
     """Do some steps at both; return at which one they differ, and how."""
-    twins = Twins(backend, protocol, model, acked_limit)
+    twins = Twins(backend, protocol, acked_limit)
     await twins.begin()
     try:
         for at, step in enumerate(steps):
@@ -144,12 +131,14 @@ async def test_the_model_answers_as_the_server_does_for_long(clocked: ClockedBac
         assert found is None, (seed, found)
 
 
-@pytest.mark.full("draws a history for each mistake")
-@pytest.mark.parametrize("name", IN_THE_MODEL)
-async def test_a_mistake_that_is_planted_in_the_model_is_noticed(clocked: ClockedBackend, name: str) -> None:
+@pytest.mark.full("draws histories for each mistake")
+@each_found_by("a server")
+async def test_a_mistake_that_is_planted_in_the_model_is_noticed(
+    clocked: ClockedBackend, plant: Plant
+) -> None:
     """A comparison that has never found a difference is not trusted."""
-    for seed in range(SEEDS_FOR_A_MISTAKE):
-        steps = draw(Random(seed), "membership", STEPS)
-        if await difference(clocked, "membership", steps, model=IN_THE_MODEL[name]) is not None:
-            return
-    pytest.fail(f"not noticed in {SEEDS_FOR_A_MISTAKE} sequences: {name}")
+    with planted(plant):
+        for seed in range(SEEDS_FOR_A_MISTAKE):
+            if await difference(clocked, "membership", draw(Random(seed), "membership", STEPS)) is not None:
+                return
+    pytest.fail(f"not noticed in {SEEDS_FOR_A_MISTAKE} sequences")

@@ -139,13 +139,11 @@ class Twins:
     The real server is emptied. ``acked_limit`` is how many entries an acked log may hold; 0 for no limit.
     """
 
-    def __init__(
-        self, backend: ClockedBackend, protocol: str, model: type[RedisModel], acked_limit: int
-    ) -> None:
+    def __init__(self, backend: ClockedBackend, protocol: str, acked_limit: int) -> None:
         self.backend = backend
         self.now_ms = START_MS
         self.access = Access(backend, GROUP, DRAIN_DEADLINE_MS)
-        self.model = model(
+        self.model = RedisModel(
             PARTITIONS,
             drain_deadline_ms=DRAIN_DEADLINE_MS,
             clock=lambda: self.now_ms,

@@ -26,7 +26,7 @@ from streamworker.core.protocols.registry import PROTOCOLS
 from tests.core.groups import Around, causes, check, check_rest, is_agreed, pause, settled, until
 from tests.simulator.faults import QUIET
 from tests.simulator.runner import STUCK_MS
-from tests.simulator.simulation import Plant, Schedule, run
+from tests.simulator.simulation import Schedule, run
 from tests.simulator.world import World
 
 
@@ -225,5 +225,5 @@ class Watched(Around):
 @pytest.mark.parametrize("seed", range(20))
 def test_no_partition_is_drained_that_nobody_took_away(seed: int, protocol: str) -> None:
     """Through all faults: a worker that still owns a partition, and stays, does not stop it."""
-    outcome = run(Schedule(seed=seed, protocol=protocol, partitions=8), Plant("nothing", wrap=Watched))
+    outcome = run(Schedule(seed=seed, protocol=protocol, partitions=8), wrap=Watched)
     assert outcome.violations == ()

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from streamworker.errors import ConfigurationError
+from tests.planting import Plant, each_found_by, planted
 from tests.protocol.steps import STEPS
-from tests.simulation.planted import PLANTS
 from tests.simulator.scenario import Scenario, play, read
 
 PATHS = sorted(Path(__file__).parent.glob("*.txt"))
@@ -90,35 +90,12 @@ def test_one_line_that_is_changed_or_missing_is_noticed(path: Path) -> None:
         assert not is_right("\n".join([*lines[:at], *lines[at + 1 :]]))
 
 
-MISTAKES = {
-    "no epoch check: anybody may commit": "race-the-drain-deadline",
-    "a commit is fenced by the epoch only, which a failover gives twice": "race-an-epoch-is-given-twice",
-    "a retried commit is written again": "race-a-commit-whose-answer-is-lost",
-    "a commit creates a lock anew that was lost, as runnel's renewal does": "race-a-commit-makes-no-lock",
-    "a lock is released by somebody who does not own it": "race-a-release-by-another",
-    "epochs go up by one, whatever was lost": "race-a-failover-loses-a-generation",
-    "an epoch is not raised when a lock is taken": "003-2-a-second-worker-joins",
-    "a stale view of the group displaces a newer owner": "race-a-stale-view",
-    "the drain deadline is ignored: a stuck owner keeps its lock": "race-the-drain-deadline",
-    "members are removed and their locks are not free": "race-a-death",
-    "a heartbeat brings a removed member back": "race-a-zombie-wakes",
-    "generations go up by one, whatever was lost": "race-a-failover-loses-a-generation",
-    "the comparison of generations is left out": "race-two-join-at-once",
-    "a lost message is never made up for": "003-2-without-a-message",
-    "the notice of a death never arrives, as in runnel": "race-a-death-is-announced",
-    "a leaver is removed before it has drained": "003-3-a-worker-leaves",
-    "a revoked partition is released before its batch is done": "003-2-a-second-worker-joins",
-    "a dead peer is never removed": "race-a-death",
-    "a damaged document is left alone": "race-a-damaged-document",
-}
-"""Known mistakes, and the transcript in which each would be seen."""
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_in_the_protocol_changes_a_transcript(mistake: str) -> None:
+@each_found_by("transcript")
+def test_a_mistake_in_the_protocol_changes_a_transcript(plant: Plant) -> None:
     """What is planted for the simulator's checkers is seen here as well, by whoever reads."""
-    right = scenario(Path(__file__).with_name(f"{MISTAKES[mistake]}.txt"))
-    wrong, _ = play(right, PLANTS[mistake])
+    right = scenario(Path(__file__).with_name(f"{plant.found_by['transcript']}.txt"))
+    with planted(plant):
+        wrong, _ = play(right)
     assert (wrong.transcript, wrong.result) != (right.transcript, right.result)
 
 

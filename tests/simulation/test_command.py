@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.simulation.planted import PLANTS
-from tests.simulator import simulation
+from tests.planting import PLANTS, planted
 from tests.simulator.__main__ import app
 
 Invoke = Callable[..., Result]
@@ -72,13 +71,10 @@ def test_a_scenario_that_cannot_be_read_is_an_error(invoke: Invoke, tmp_path: Pa
     assert result.stderr
 
 
-def test_a_violation_is_explained_and_fails_the_command(
-    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_violation_is_explained_and_fails_the_command(invoke: Invoke) -> None:
     """With the command that replays it."""
-    plant, sound = PLANTS["ids are compared as text"], simulation.run
-    monkeypatch.setattr("tests.simulator.batch.run", lambda schedule: sound(schedule, plant))
-    result = invoke("--schedules", "2", *SMALL, "--faults", "none")
+    with planted(PLANTS["ids are compared as text"]):
+        result = invoke("--schedules", "2", *SMALL, "--faults", "none")
     assert result.exit_code == ExitCode.FAILED
     assert "Run it again: python -m tests.simulator --protocol membership --seed 0" in result.stderr
 

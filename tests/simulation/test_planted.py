@@ -5,10 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.planted import PLANTS
+from tests.planting import PLANTS, Plant, each_found_by, planted
 from tests.simulator.simulation import Schedule, run
-
-pytestmark = pytest.mark.full("runs schedules for each mistake until one finds it")
 
 MOST = 1_000
 PAGE = Path(__file__, "../../../docs/protocols/simulated.md").resolve()
@@ -26,29 +24,21 @@ def seeds(name: str) -> list[int]:
     return [known, *(seed for seed in range(MOST) if seed != known)]
 
 
+@pytest.mark.full("runs schedules for each mistake until one finds it")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_mistake_is_found(name: str) -> None:
+@each_found_by("schedules with")
+def test_a_planted_mistake_is_found(plant: Plant) -> None:
     """Within a thousand schedules, in which the right thing makes no mistake."""
-    plant = PLANTS[name]
-    for seed in seeds(name):
-        schedule = Schedule(seed=seed, faults=plant.faults)
-        outcome = run(schedule, plant)
-        if outcome.violations:
-            print(f"{name}: found by seed {seed}: {outcome.violations[0]}")
-            assert run(schedule).violations == ()
-            return
-    pytest.fail(f"not found in {MOST} schedules: {name}")
+    schedules = [Schedule(seed=seed, faults=plant.found_by["schedules with"]) for seed in seeds(plant.name)]
+    with planted(plant):
+        found = next(outcome for outcome in map(run, schedules) if outcome.violations)
+    print(f"{plant.name}: found by seed {found.schedule.seed}: {found.violations[0]}")
+    assert run(found.schedule).violations == ()
 
 
 def test_the_table_in_the_docs_has_all_of_them_and_how_many_schedules_each_needed() -> None:
     """``python docs/planted.py`` writes it."""
     rows = rows_of_the_table()
-    assert list(rows) == list(PLANTS)
+    assert list(rows) == [plant.name for plant in PLANTS.values() if "schedules with" in plant.found_by]
     assert all(1 <= schedules <= MOST for schedules in rows.values())
-
-
-def test_there_are_enough_of_them() -> None:
-    """At least the fifteen that were asked for."""
-    assert len(PLANTS) >= 20

@@ -6,7 +6,7 @@ import pytest
 
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
-from tests.simulation.planted import PLANTS
+from tests.planting import PLANTS, planted
 from tests.simulator.batch import run_many, summarise
 from tests.simulator.faults import Fault, FaultKind, kinds_of
 from tests.simulator.simulation import Schedule, explain, run, shrink
@@ -89,14 +89,13 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_failure_comes_with_its_command_and_the_fewest_faults() -> None:
     """A mistake that needs one fault is shown with that fault, and the seed replays it."""
-    plant = PLANTS["members are removed and their locks are not free"]
     schedules = (Schedule(seed=n, workers=3, partitions=4) for n in range(20, 120))
-    outcome = next(o for o in (run(schedule, plant) for schedule in schedules) if o.violations)
-    small = shrink(outcome, plant)
-    assert 1 <= len(small.plan) <= 3 <= len(outcome.plan)
-    text = explain(outcome, plant)
-    assert f"simulate --protocol membership --seed {outcome.schedule.seed} --schedules 1" in text
-    assert run(small.schedule, plant).violations == small.violations
+    with planted(PLANTS["members are removed and their locks are not free"]):
+        outcome = next(o for o in map(run, schedules) if o.violations)
+        small = shrink(outcome)
+        assert 1 <= len(small.plan) <= 3 <= len(outcome.plan)
+        assert f"simulator --protocol membership --seed {outcome.schedule.seed} --" in explain(outcome)
+        assert run(small.schedule).violations == small.violations
 
 
 def test_figures_are_summed_over_schedules() -> None:

@@ -40,7 +40,7 @@ class SimulatedGroup(Ground):
 
     A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability
     ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``senders.send``.
-    Tests plant mistakes with ``model`` and ``wrap``.
+    Tests observe the server with ``model``, and the cores with ``wrap``.
     """
 
     def __init__(

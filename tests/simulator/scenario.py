@@ -43,7 +43,6 @@ from tests.simulator.faults import QUIET, Fault, FaultKind
 from tests.simulator.server.damage import DAMAGES
 from tests.simulator.server.model import RedisModel
 from tests.simulator.server.stored import Commit
-from tests.simulator.simulation import SOUND, Plant
 from tests.simulator.transcript import Transcript
 from tests.simulator.worker import SimWorker
 from tests.simulator.world import BEHIND_MS, LAG_MS, World
@@ -103,12 +102,9 @@ def read(text: str) -> Scenario:
     return Scenario(head[0], head[1:], given, tuple(steps), transcript, result.removeprefix("result: "))
 
 
-def play(scenario: Scenario, plant: Plant = SOUND) -> tuple[Scenario, tuple[Violation, ...]]:
-    """Run a scenario; return it with its transcript and result, and the violations that were found.
-
-    ``plant`` is a mistake that is made on purpose.
-    """
-    world = ScriptedWorld(scenario.given, plant)
+def play(scenario: Scenario) -> tuple[Scenario, tuple[Violation, ...]]:
+    """Run a scenario; return it with its transcript and result, and the violations that were found."""
+    world = ScriptedWorld(scenario.given)
     first = next((what for _, what in scenario.steps if what == "hide" or what.startswith("show")), "hide")
     if first != "hide":
         world.hide()
@@ -158,7 +154,7 @@ class _TellingModel(RedisModel):
 class ScriptedWorld(World):
     """A world that follows a scenario, as it is ``given``: the protocol, the sizes and other settings."""
 
-    def __init__(self, given: Sequence[str], plant: Plant = SOUND) -> None:
+    def __init__(self, given: Sequence[str]) -> None:
         self._given = list(given)
         protocol, assignment = self._take("|".join(PROTOCOLS)), self._take("sticky|weighted") or "range"
         if protocol is None or (partitions := self._take(r"([1-9]\d*) partitions?")) is None:
@@ -172,8 +168,7 @@ class ScriptedWorld(World):
             timing=Timing(founding_pause_ms=int(self._take(r"founding pause (\d+) ms") or 0)),
             entry_every_ms=None,
             start_ms=0,
-            model=type("_Model", (_TellingModel, plant.model), {}),
-            wrap=plant.wrap,
+            model=_TellingModel,
             trace=self._story,
         )
         self._hidden_at: int | None = None

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from random import Random
 
-from streamworker.core.data.outbox import OutboxQueue
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.protocols.setup import Timing
@@ -19,7 +18,6 @@ from tests.simulator.checkers import Violation
 from tests.simulator.faults import QUIET, Fault, FaultKind, draw, kinds_of, smaller
 from tests.simulator.group import START_MS
 from tests.simulator.process import CALL_TIMEOUT_MS, LATEST_MS
-from tests.simulator.server.model import RedisModel
 from tests.simulator.transcript import Transcript
 from tests.simulator.world import World
 
@@ -51,21 +49,6 @@ LOG_PARTITIONS = 6.0225
 """The binary logarithm of 65: all sizes from 1 to 64 are drawn, small ones more often."""
 MINUTES = (0.1, 0.2, 0.5)
 """In six seconds a dozen faults overlap; long faults need half a minute."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plant:
-    """A planted mistake, for tests of the checkers: see tests/simulation/planted.py."""
-
-    name: str
-    model: type[RedisModel] = RedisModel
-    wrap: Callable[[Coordinator], Coordinator] = lambda core: core
-    queue: type[OutboxQueue] = OutboxQueue
-    faults: str = "all"
-    """The faults that reveal it soonest."""
-
-
-SOUND = Plant("nothing")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +108,12 @@ class Outcome:
     story: str = field(repr=False, default="")
 
 
-def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = None) -> Outcome:
-    """Run one schedule.
+def run(
+    schedule: Schedule,
+    trace: Transcript | None = None,
+    wrap: Callable[[Coordinator], Coordinator] = lambda core: core,
+) -> Outcome:
+    """Run one schedule; ``wrap`` may put an observer around each core.
 
     >>> run(Schedule(seed=1)).violations
     ()
@@ -149,13 +136,12 @@ def run(schedule: Schedule, plant: Plant = SOUND, trace: Transcript | None = Non
         timing=Timing(grace_period_ms=grace_ms, hold_ms=HOLD_MS),
         static=_static(schedule, random),
         drain_deadline_ms=grace_ms + GRACE_TO_DRAIN_MS,
-        model=plant.model,
-        wrap=plant.wrap,
+        wrap=wrap,
         trace=trace,
     )
     world.senders.fills_entries = True
     world.has_timers = schedule.seed % 4 == 1
-    world.has_chains, world.queue = schedule.seed % 4 == 2, plant.queue
+    world.has_chains = schedule.seed % 4 == 2
     world.model.tick_ms = TICK_MS
     world.model.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))
@@ -269,24 +255,24 @@ def _leave(world: World) -> None:
         world.checker.judge_end(world.model)
 
 
-def shrink(outcome: Outcome, plant: Plant = SOUND, most: int = SHRINK_RUNS) -> Outcome:
+def shrink(outcome: Outcome, most: int = SHRINK_RUNS) -> Outcome:
     """Leave out faults while the schedule still fails; return the failure with the fewest faults."""
     promises = {violation.promise for violation in outcome.violations}
     best, plans = outcome, iter(smaller(outcome.plan))
     for _ in range(most):
         if (plan := next(plans, None)) is None:
             break
-        tried = run(replace(best.schedule, plan=plan), plant)
+        tried = run(replace(best.schedule, plan=plan))
         if promises & {violation.promise for violation in tried.violations}:
             best, plans = tried, iter(smaller(tried.plan))
     return best
 
 
-def explain(outcome: Outcome, plant: Plant = SOUND, lines: int = 60) -> str:
+def explain(outcome: Outcome, lines: int = 60) -> str:
     """Return a report of a failure: what it broke, how to repeat it, and the smallest one's transcript."""
-    small = shrink(outcome, plant)
+    small = shrink(outcome)
     trace = Transcript()
-    run(small.schedule, plant, trace)
+    run(small.schedule, trace)
     shown = list(takewhile(lambda line: _time_of(line) <= small.violations[0].at_ms, trace.lines))
     seed = outcome.schedule.seed
     head = f"seed {seed}, {outcome.workers} workers, {outcome.partitions} partitions"
