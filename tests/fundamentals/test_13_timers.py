@@ -216,21 +216,21 @@ async def test_what_is_missed_is_skipped_run_once_or_caught_up(redis_url: str) -
             times.append(at)
 
         remember.__name__ = f"missed_{name}"
-        app.timer(every=1.5, missed=name)(remember)
+        app.timer(every=0.5, missed=name)(remember)
 
     async with local_worker(app, url=redis_url, name="w1"):
         await until(lambda: all(seen.values()), "each has run")
     before = {name: times[-1] for name, times in seen.items()}
-    await until(lambda: datetime.now(UTC) > before["all"] + timedelta(seconds=5), "three times pass")
+    await until(lambda: datetime.now(UTC) > before["all"] + timedelta(seconds=2), "three times pass")
     async with local_worker(app, url=redis_url, name="w2"):
         await until(
             lambda: all(times[-1] > before[name] for name, times in seen.items()), "each has run again"
         )
         resumed = seen["once"].index(before["once"]) + 1
-        assert seen["once"][resumed] >= before["once"] + timedelta(seconds=3), "the newest of those missed"
+        assert seen["once"][resumed] >= before["once"] + timedelta(seconds=1), "the newest of those missed"
         await until(lambda: len(seen["all"]) >= 5, "all is caught up")
 
-    assert seen["all"] == [seen["all"][0] + timedelta(seconds=1.5 * n) for n in range(len(seen["all"]))]
+    assert seen["all"] == [seen["all"][0] + timedelta(seconds=0.5 * n) for n in range(len(seen["all"]))]
 
 
 def test_what_cannot_be_called_by_time_is_refused_at_import() -> None:
