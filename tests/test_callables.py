@@ -276,30 +276,32 @@ async def _returning(orders: Records[Order]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:coroutine 'sleep' was never awaited")
-@pytest.mark.parametrize(
-    ("function", "forward", "takes"),
-    [
-        (_bare, None, False),
-        (_bare, False, True),
-        (_nested, None, False),
-        (_nested, False, False),
-        (_forwarding, None, False),
-        (_forwarding, False, True),
-        (_returning, None, False),
-    ],
-)
-async def test_a_result_that_nobody_takes_is_an_error_of_the_record(
-    function: Callable[..., Any], forward: bool | None, takes: bool
-) -> None:
+async def test_a_result_that_nobody_takes_is_an_error_of_the_record() -> None:
     """Unless forward=False says that rows go nowhere; and what has not run goes nowhere in no case."""
     app = App("shop")
     orders = app.stream("orders", Order, key="customer", partitions=1)
-    app.processor(orders, name="it", forward=forward, errors=DeadLetter())(function)
+    refuse: dict[str, Any] = {
+        "bare": _bare,
+        "nested": _nested,
+        "forwarding": _forwarding,
+        "returning": _returning,
+    }
+    for name, function in refuse.items():
+        app.processor(orders, name=name, errors=DeadLetter())(function)
+    drop: dict[str, Any] = {
+        "bare_dropped": _bare,
+        "nested_dropped": _nested,
+        "forwarding_dropped": _forwarding,
+    }
+    for name, function in drop.items():
+        app.processor(orders, name=name, forward=False, errors=DeadLetter())(function)
     async with local_worker(app) as worker:
         await orders.send(Order("ann"))
         await worker.until_drained()
-        letters = await worker.dead_letters("it")
-        assert [LETTER in letter.error for letter in letters] == ([] if takes else [True])
+        for name in refuse | drop:
+            letters = await worker.dead_letters(name)
+            takes = name in ("bare_dropped", "forwarding_dropped")
+            assert [LETTER in letter.error for letter in letters] == ([] if takes else [True]), name
 
 
 async def test_a_generator_that_a_resource_wraps_is_the_resource() -> None:
