@@ -230,12 +230,11 @@ def _entry(
         bad = "its CRC is wrong"
     else:
         codec, schema = text["codec"], schemas[fields[b"schema"]]
-        if codec != "none":
-            way = "zstd" if codec == "dense" else codec
-            data = pa.decompress(data, int(text["size"]), codec=way, asbytes=True)
         if codec == "dense":
-            batch = _dense(data, schema)
+            batch = _dense(zlib.decompress(data), schema)
         else:
+            if codec != "none":
+                data = pa.decompress(data, int(text["size"]), codec=codec, asbytes=True)
             batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
         batch.validate(full=True)
         values = [row_of(row) for row in batch.to_pylist()]

@@ -18,7 +18,7 @@ library, pyarrow, and the two smallest modules of this package.
 import hashlib
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -30,12 +30,13 @@ from streamworker.errors import ConfigurationError, DataLoss, RecordError
 Codec = Literal["none", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
 
-COMPRESS_ABOVE_BYTES = 4096
-"""A producer does not compress smaller batches: for those, the time for zstd outweighs the saved bytes."""
+COMPRESS_ABOVE_BYTES = 1024
+"""A producer does not compress smaller batches: for single records the compressor's headers are half of the
+size."""
 
 DENSE = "dense"
 """Codec of small batches: the numbers in the metadata of Arrow's message and its buffers, without padding, by
-zstd. The rest takes 60 bytes a column, which is most of an entry of one row."""
+zlib. The rest takes 60 bytes a column, which is most of an entry of one row."""
 DENSE_BYTES_MAX = 1024
 """Larger batches are messages of Arrow, which a commit compresses: at ten rows that is smaller."""
 
@@ -54,6 +55,8 @@ _RECORD_BATCH = 3
 _SLOT_HEADER_TYPE, _SLOT_HEADER, _SLOT_BODY_SIZE = 1, 2, 3
 _SLOT_ROWS, _SLOTS_VECTORS, _SLOT_COMPRESSION = 0, (1, 2), 3
 """Slots of the fields in the tables ``Message`` and ``RecordBatch`` of Message.fbs."""
+_Places = list[tuple[int, int]]
+"""Where numbers of 64 bits stand in a message's metadata, and how many."""
 
 
 class Damaged(Exception):
@@ -203,29 +206,30 @@ def encode_batch(batch: pa.RecordBatch, first: EntryId = ZERO) -> AckedBatch:
             "A record batch without rows cannot be an entry of an acked log.",
             remedy="Commit without a batch instead.",
         )
-    message = batch.serialize()
-    is_small = message.size - _body_at(message) <= DENSE_BYTES_MAX
-    if dense := _dense(message, batch.schema) if is_small else b"":
-        data = bytes(pa.Codec("zstd").compress(dense, asbytes=True))
+    raw = batch.serialize()
+    is_small = raw.size - _body_at(raw) <= DENSE_BYTES_MAX
+    if dense := _dense(raw, batch.schema) if is_small else b"":
+        data = zlib.compress(dense, 1)
         packed = Packed(batch.num_rows, zlib.crc32(data), DENSE, len(dense), data)
     else:
-        packed = pack(batch, "zstd", if_smaller=True)
+        packed = _packed(batch.num_rows, raw, "zstd")
     return packed.acked(schema_fingerprint(batch.schema), first)
 
 
-def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smaller: bool = False) -> Packed:
-    """Serialise a record batch, and compress it.
+def pack(batch: pa.RecordBatch, codec: Codec) -> Packed:
+    """Serialise a record batch, and compress it if it is not small and gets smaller.
 
-    A batch of at most ``above_bytes`` stays uncompressed; with ``if_smaller`` also one that would not get
-    smaller. The metadata of the schema is dropped.
+    The metadata of the schema is dropped.
     """
     raw = batch.serialize()
-    if raw.size <= above_bytes:
-        codec = "none"
+    return _packed(batch.num_rows, raw, codec if raw.size > COMPRESS_ABOVE_BYTES else "none")
+
+
+def _packed(rows: int, raw: pa.Buffer, codec: Codec) -> Packed:
     data = b"" if codec == "none" else bytes(pa.Codec(codec).compress(raw, asbytes=True))
-    if codec == "none" or (if_smaller and len(data) >= raw.size):
+    if codec == "none" or len(data) >= raw.size:
         codec, data = "none", bytes(raw.to_pybytes())
-    return Packed(batch.num_rows, zlib.crc32(data), codec, raw.size, data)
+    return Packed(rows, zlib.crc32(data), codec, raw.size, data)
 
 
 # -- small batches ---------------------------------------------------------------------------
@@ -234,63 +238,68 @@ def pack(batch: pa.RecordBatch, codec: Codec, *, above_bytes: int = 0, if_smalle
 def _dense(message: pa.Buffer, schema: pa.Schema) -> bytes:
     """Return the numbers in the metadata of a message, and its buffers; empty if that is not all it says."""
     view, body = memoryview(message), _body_at(message)
-    _, nodes, spans = _vectors(view[8:body])
-    places, sizes = spans[::2], spans[1::2]
-    numbers = [*nodes, *sizes]
-    # The buffers of a view vary in their number, and a type without bytes may have any number of rows.
-    if not any(sizes) or max(numbers) >= 1 << 16 or len(spans) != len(_row_of_nulls(schema)[3]):
+    other, places = _row_of_nulls(schema)
+    if body - 8 != len(other):
+        return b""  # The buffers of a view vary in their number.
+    metadata = view[8:body]
+    found = [struct.unpack_from(f"<{count}q", metadata, at) for at, count in places]
+    starts, sizes = found[3][::2], found[3][1::2]
+    numbers = [*found[2], *sizes]
+    # A type without bytes may have any number of rows.
+    if not any(sizes) or max(numbers) >= 1 << 16 or _filled(other, places, found) != metadata:
         return b""
-    buffers = [view[body + at : body + at + size] for at, size in zip(places, sizes, strict=True)]
+    buffers = [view[body + at : body + at + size] for at, size in zip(starts, sizes, strict=True)]
     return b"".join([struct.pack(f"<{len(numbers)}H", *numbers), *buffers])
 
 
 def _message(data: bytes, rows: int, schema: pa.Schema) -> pa.Buffer:
     """Return the message that :func:`_dense` was given: its numbers, in the metadata of another one."""
-    other, places, nodes, spans = _row_of_nulls(schema)
-    numbers = struct.unpack_from(f"<{len(nodes) + len(spans) // 2}H", data)
-    metadata, body, found, at = bytearray(other), bytearray(), list[int](), 2 * len(numbers)
-    for size in numbers[len(nodes) :]:
-        found += len(body), size
+    other, places = _row_of_nulls(schema)
+    nodes, buffers = places[2][1], places[3][1] // 2
+    numbers = struct.unpack_from(f"<{nodes + buffers}H", data)
+    body, spans, at = bytearray(), list[int](), 2 * len(numbers)
+    for size in numbers[nodes:]:
+        spans += len(body), size
         body += data[at : at + size] + bytes(-size % 8)
         at += size
     if at != len(data):
         raise ValueError(f"its columns take {at} bytes")
-    for place, values in zip(places, ([len(body)], [rows], numbers[: len(nodes)], found), strict=True):
-        struct.pack_into(f"<{len(values)}q", metadata, place, *values)
+    metadata = _filled(other, places, ([len(body)], [rows], numbers[:nodes], spans))
     return pa.py_buffer(struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata + body)
 
 
-def _vectors(metadata: memoryview | bytes) -> tuple[list[int], list[int], list[int]]:
-    """Return the places of the numbers of a message, and the two vectors among them.
+def _filled(metadata: bytes, places: _Places, numbers: Sequence[Sequence[int]]) -> bytearray:
+    filled = bytearray(metadata)
+    for (at, count), values in zip(places, numbers, strict=True):
+        struct.pack_into(f"<{count}q", filled, at, *values)
+    return filled
 
-    The numbers are: the size of its body; its rows; the rows and nulls of each array; the place and size of
-    each buffer.
+
+_rows_of_nulls: dict[str, tuple[bytes, _Places]] = {}
+"""By the schema's fingerprint. No ``lru_cache``: this module goes to remote servers of Spark by value, and a
+function with one does not."""
+
+
+def _row_of_nulls(schema: pa.Schema) -> tuple[bytes, _Places]:
+    """Return the metadata of a message of one row, and where the numbers are that differ in others.
+
+    These are: the size of its body; its rows; the rows and nulls of each array; the place and size of each
+    buffer.
     """
-    root = struct.unpack_from("<I", metadata, 0)[0]
-    header = _slot(metadata, root, _SLOT_HEADER) or 0
-    table = header + struct.unpack_from("<I", metadata, header)[0]
-    places = [_slot(metadata, root, _SLOT_BODY_SIZE) or 0, _slot(metadata, table, _SLOT_ROWS) or 0]
-    vectors = []
-    for slot in _SLOTS_VECTORS:
-        at = _slot(metadata, table, slot) or 0
-        at += struct.unpack_from("<I", metadata, at)[0]
-        count = 2 * struct.unpack_from("<I", metadata, at)[0]
-        vectors.append(list(struct.unpack_from(f"<{count}q", metadata, at + 4)))
-        places.append(at + 4)
-    return places, vectors[0], vectors[1]
-
-
-_rows_of_nulls: dict[pa.Schema, tuple[bytes, list[int], list[int], list[int]]] = {}
-"""No ``lru_cache``: this module goes to remote servers of Spark by value, and such a function does not."""
-
-
-def _row_of_nulls(schema: pa.Schema) -> tuple[bytes, list[int], list[int], list[int]]:
-    """Return the metadata of a message of one row, and its vectors."""
-    if (known := _rows_of_nulls.get(schema)) is None:
+    if (known := _rows_of_nulls.get(name := schema_fingerprint(schema))) is None:
         nulls = [pa.nulls(1, field.type) for field in schema]
         message = pa.RecordBatch.from_arrays(nulls, schema=schema).serialize()
         metadata = bytes(message.slice(8, _body_at(message) - 8).to_pybytes())
-        known = _rows_of_nulls[schema] = (metadata, *_vectors(metadata))
+        root = struct.unpack_from("<I", metadata, 0)[0]
+        header = _slot(metadata, root, _SLOT_HEADER) or 0
+        table = header + struct.unpack_from("<I", metadata, header)[0]
+        places = [(_slot(metadata, root, _SLOT_BODY_SIZE) or 0, 1)]
+        places.append((_slot(metadata, table, _SLOT_ROWS) or 0, 1))
+        for slot in _SLOTS_VECTORS:
+            at = _slot(metadata, table, slot) or 0
+            at += struct.unpack_from("<I", metadata, at)[0]
+            places.append((at + 4, 2 * struct.unpack_from("<I", metadata, at)[0]))
+        known = _rows_of_nulls[name] = (metadata, places)
     return known
 
 
@@ -342,7 +351,7 @@ def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
             raw = _message(bytes(raw.to_pybytes()), packed.rows, schema)
         batch = pa.ipc.read_record_batch(_checked_message(raw), schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error, zlib.error) as error:
         raise Damaged(f"its batch cannot be read: {str(error).rstrip('.')}") from None
     if batch.num_rows != packed.rows:
         raise Damaged(f"it declares {packed.rows} rows and holds {batch.num_rows}")
@@ -391,14 +400,15 @@ def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_ro
 
 def _decompress(packed: Packed) -> pa.Buffer:
     data, codec, size = packed.data, packed.codec, packed.size
-    if codec == "none":
+    if codec in ("none", DENSE):
+        if codec == DENSE:
+            data = zlib.decompressobj().decompress(data, size + 1)
         if len(data) != size:
             raise Damaged(f"it declares {size} bytes and holds {len(data)}")
         return pa.py_buffer(data)
-    if codec not in (*CODECS, DENSE):
+    if codec not in CODECS:
         raise Damaged(f"its codec {codec.encode()!r} is unknown, at least to this version of streamworker")
-    way = pa.Codec("zstd" if codec == DENSE else codec)
-    return way.decompress(pa.py_buffer(data), decompressed_size=size)
+    return pa.Codec(codec).decompress(pa.py_buffer(data), decompressed_size=size)
 
 
 def _checked_message(raw: pa.Buffer) -> pa.Message:

@@ -36,9 +36,6 @@ from streamworker.redisio.data.ackedlog import (
 
 Fields = Mapping[bytes, bytes]
 
-COMPRESS_ABOVE_BYTES = 1024
-"""Smaller batches are not compressed: for single records the compressor's headers are half of the size."""
-
 _BY_SCRIPT = (b"sw:first", b"extra")
 
 _REMEDY = 'Its producer must send with codec="arrow", as the stream is declared; or Redis lost data.'
@@ -59,7 +56,7 @@ class Packer:
 
     def fields(self, batch: pa.RecordBatch, compression: Codec) -> dict[bytes, bytes]:
         """Return the fields of an entry with these rows."""
-        packed = pack(batch, compression, above_bytes=COMPRESS_ABOVE_BYTES, if_smaller=True)
+        packed = pack(batch, compression)
         return {
             ROWS: b"%d" % packed.rows,
             b"codec": packed.codec.encode(),
