@@ -203,9 +203,13 @@ class GroupKeys(StreamKeys):
 
     def outbox(self, partition: int) -> "OutboxKeys":
         """What one partition sends to other streams."""
-        tag, group = self._partition_tag(partition), self.group
-        source = f"{self.stream}/{partition}/{group}"
-        return OutboxKeys(f"{tag}:outbox:{group}", f"{tag}:heads:{group}", source)
+        source = f"{self.stream}/{partition}/{self.group}"
+        return OutboxKeys(self.messages(partition), self.heads(partition), source)
+
+    messages = _of_group_in_partition("outbox")
+    """Messages in the outbox of one partition."""
+    heads = _of_group_in_partition("heads")
+    """Heads of the outbox of one partition."""
 
     members = _OfGroup("members")
     """The membership document."""

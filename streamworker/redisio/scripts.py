@@ -1,12 +1,25 @@
 """The Lua scripts, read once from ``lua``; the server runs each atomically.
 
-A script's header names its KEYS, its ARGV and its replies. Scripts reply with codes and not with error
+A script's head names its KEYS, its ARGV and its replies. Scripts reply with codes and not with error
 replies, so that a refusal of the protocol differs from a refusal of the server. The remaining errors
 are the server's own: out of memory, read only, no permission.
 
+The script and its callers use these names, so that nobody counts positions. A name begins in the tenth column
+or after two spaces; lines that are indented deeper are prose:
+
+    -- KEYS  lock (hash)  events (stream)
+    -- ARGV  owner  epoch: of the lock  limit (number)
+    --       removed (list): ids of members
+    --       fields...
+
+From this head come the lines ``local lock, events = KEYS[1], KEYS[2]`` and so on, in front of the script. A
+``number`` is one in Lua, too. ARGV has the length of a ``list``, and behind it the words of the list, which
+begin at the index ``removed_at`` and end at ``removed_end``. ``fields...`` is all that is left, from
+``fields_at`` on. A caller passes ``RELEASE.call(lock=..., owner=...)``, and a sequence for a list.
+
 ``parts/common.lua`` stands in front of each script, and so do the parts that a script or a part names in its
 first line, ``-- uses: ids groups``, since Redis has no include. So does the check of the types that the
-header gives to KEYS: Redis does not roll back a script that fails half-way. A script that must check them in
+head gives to KEYS: Redis does not roll back a script that fails half-way. A script that must check them in
 another way calls ``wrong_type`` itself.
 
 Lua makes each function anew whenever a script runs: those of ``parts/trim.lua`` take a sixth of the time of
@@ -15,35 +28,89 @@ an append (measured). A function that is rarely called begins with ``-- include:
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from streamworker.errors import BackendRefused
+from streamworker.errors import BackendRefused, InternalError
+from streamworker.redisio.keys import OutboxKeys, StreamKeys
 
 _USES = "-- uses:"
 _INCLUDE = re.compile(r"^ *-- include: (\w+)\n", re.MULTILINE)
-_TYPE = re.compile(r"\((hash|stream|string|zset|any)\b")
+_NAME = re.compile(r"(\w+)(?: \((\w+)[^)]*\)|(\.\.\.)(?: \(.*\))?)?(?:: .*)?")
 
 
 @dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a script's KEYS or ARGV, in order."""
+
+    plain: tuple[str, ...]
+    lists: tuple[str, ...]
+    rest: tuple[str, ...]
+    """The one that takes all that is left, or none."""
+
+    def words(self, named: Mapping[str, Any]) -> list[Any]:
+        """Return the values in the script's order."""
+        words = list(map(named.__getitem__, self.plain))
+        for name in self.lists:
+            words.append(len(its := named[name]))
+            words += its
+        for name in self.rest:
+            words += named[name]
+        return words
+
+
+Call = tuple[list[str], list[Any]]
+"""Keys and arguments of one call."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Script:
     """One script; ``EVALSHA`` names it by its SHA-1."""
 
     name: str
     text: str
     sha: str
+    keys: Names
+    args: Names
+    count: int
+    """How many names it has."""
+
+    def call(self, **named: Any) -> Call:
+        """Return one call, with each key and argument by the name that it has in the script's head."""
+        return self._call(named)
+
+    def at(self, place: StreamKeys | OutboxKeys, partition: int | None = None, /, **named: Any) -> Call:
+        """Return one call; a key that is not given is the one that ``place`` has under that name."""
+        return self._call(_keys_at(self, place, partition) | named)
+
+    def _call(self, named: Mapping[str, Any]) -> Call:
+        if len(named) != self.count:
+            raise InternalError(f"{self.name}.lua takes {self.keys} and {self.args}, not {sorted(named)}.")
+        return self.keys.words(named), self.args.words(named)
+
+
+@cache
+def _keys_at(script: Script, place: StreamKeys | OutboxKeys, partition: int | None) -> dict[str, str]:
+    """Return the keys of a script that a place has; there are thousands of calls a second."""
+    found = {name: getattr(place, name) for name in script.keys.plain if hasattr(place, name)}
+    return found if partition is None else {name: key(partition) for name, key in found.items()}
 
 
 def load(name: str) -> Script:
-    """Read a script, with its parts and the check of its keys' types in front."""
+    """Read a script; in front come its parts, the names of its head, and the check of its keys' types."""
     body = _read(name)
     parts: list[str] = []
     _gather("parts/common", parts)
     _gather(name, parts)
-    text = "\n".join([*map(_read, parts[:-1]), *_type_check(body), body])
+    keys, args = _row(body, "KEYS"), _row(body, "ARGV")
+    head = [*_locals("KEYS", keys), *_locals("ARGV", args), *_type_check(body, keys)]
+    text = "\n".join([*map(_read, parts[:-1]), *head, body])
     text = _INCLUDE.sub(lambda found: _included(found[1], parts), text)
-    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    return Script(name, text, sha, _names(keys), _names(args), len({**keys, **args}))
 
 
 def _read(name: str) -> str:
@@ -66,13 +133,41 @@ def _included(part: str, before: list[str]) -> str:
     return "\n".join(map(_read, parts[len(before) :]))
 
 
-def _type_check(body: str) -> list[str]:
-    keys = body[body.index("-- KEYS") :].partition("-- ARGV")[0].partition("-- reply")[0]
-    types = _TYPE.findall(keys)
-    if "wrong_type(" in body or set(types) == {"any"}:
+def _row(body: str, row: str) -> dict[str, str]:
+    """Return the names behind KEYS or ARGV in a head, with the word in brackets behind each, or ``...``."""
+    found = re.search(rf"^-- {row}  ((?:.*\n--       )*.*)", body, re.MULTILINE)
+    lines = found[1].split("\n--       ") if found else []
+    names: dict[str, str] = {}
+    for item in (item for line in lines if line[0] != " " for item in line.split("  ")):
+        if not (parsed := _NAME.fullmatch(item)):
+            raise InternalError(f"{item!r} in the head of a script is no name.")
+        names[parsed[1]] = parsed[2] or parsed[3] or ""
+    return names
+
+
+def _names(row: Mapping[str, str]) -> Names:
+    lists, rest = (tuple(name for name, kind in row.items() if kind == word) for word in ("list", "..."))
+    return Names(tuple(name for name in row if name not in lists + rest), lists, rest)
+
+
+def _locals(row: str, names: Mapping[str, str]) -> list[str]:
+    """Return the lines of Lua that give KEYS or ARGV their names."""
+    its = _names(names)
+    forms = [f"tonumber({row}[{{}}])" if names[name] == "number" else f"{row}[{{}}]" for name in its.plain]
+    values = [form.format(index) for index, form in enumerate(forms, start=1)]
+    lines = [f"local {', '.join(its.plain)} = {', '.join(values)}"] if values else []
+    end = str(len(values))
+    for name in its.lists:
+        lines.append(f"local {name}_at, {name}_end = {end} + 2, {end} + 1 + tonumber({row}[{end} + 1])")
+        end = f"{name}_end"
+    return [*lines, *(f"local {name}_at = {end} + 1" for name in its.rest)]
+
+
+def _type_check(body: str, keys: Mapping[str, str]) -> list[str]:
+    typed = [f"{name}, '{kind}'" for name, kind in keys.items() if kind not in ("any", "...")]
+    if "wrong_type(" in body or not typed:
         return []
-    expected = ", ".join(f"'{each}'" for each in types)
-    return [f"local wrong = wrong_type({{{expected}}})", "if wrong then return {'BADTYPE', wrong} end"]
+    return [f"local wrong = wrong_type({', '.join(typed)})", "if wrong then return {'BADTYPE', wrong} end"]
 
 
 STORE = load("data/store")
@@ -80,8 +175,10 @@ REGISTER = load("group/register")
 ACQUIRE = load("group/acquire")
 RELEASE = load("group/release")
 MARK = load("group/mark")
+STORE_TRIES = load("group/store_tries")
 REQUEST = load("group/request")
 COMMIT = load("data/commit")
+TICK = load("data/tick")
 APPEND = load("data/append")
 FORWARD = load("data/forward")
 OPEN_OUTBOX = load("data/open_outbox")

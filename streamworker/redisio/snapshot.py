@@ -33,7 +33,7 @@ from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
 from streamworker.redisio.keys import TRIMMED, GroupKeys, partitions_in, whole
 from streamworker.redisio.scripts import COUNT
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
 from streamworker.redisio.wire.info import RecordCounts, groups_by_name, ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
@@ -208,8 +208,8 @@ def _lag(
 async def _with_counted_lags(
     backend: Backend, keys: GroupKeys, looks: list[_Look], uncounted: Sequence[tuple[int, EntryId]]
 ) -> list[_Look]:
-    calls: list[ScriptCall] = [
-        ((keys.events(p), keys.counts(p)), (str(checkpoint), str(checkpoint), LAG_COUNTED_MAX))
+    calls = [
+        COUNT.at(keys, p, after=str(checkpoint), since=str(checkpoint), most=LAG_COUNTED_MAX)
         for p, checkpoint in uncounted
     ]
     counted = {

@@ -12,7 +12,7 @@ from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import membership
-from streamworker.redisio.scripts import COUNT, MARK
+from streamworker.redisio.scripts import COUNT, RELEASE
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.info import check_server
 from tests.cluster.roles import quick_to_replace
@@ -62,7 +62,9 @@ async def test_answers_come_in_the_order_of_the_calls(backend: Backend, raw: Raw
     keys = [(f"{{s{n}}}:events", f"{{s{n}}}:counts") for n in range(9)]
     commands = [("XADD", keys[n % 9][0], f"{n + 1}-0", "v", "x") for n in range(90)]
     assert await backend.pipeline(commands) == [b"%d-0" % (n + 1) for n in range(90)]
-    counted = await backend.run_many(COUNT, [(pair, ("0-0", "0-0", 100)) for pair in keys])
+    named = {"after": "0-0", "since": "0-0", "most": 100}
+    calls = [COUNT.call(events=events, counts=counts, **named) for events, counts in keys]
+    counted = await backend.run_many(COUNT, calls)
     assert [reply[1] for reply in counted] == [10] * 9
     first, refused, last = await backend.pipeline(
         [("GET", "text"), ("HGET", "text", "x"), ("XLEN", keys[8][0])]
@@ -195,7 +197,8 @@ async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend
     ]
     answers = await backend.pipeline(commands)
     assert answers == [b"OK", key.encode(), gone.encode(), b"1-0", b"n"]
-    assert (await backend.run(MARK, ("{moving}:lock",), ("w1", 1, "running", "")))[0] == b"FENCED"
+    call = RELEASE.call(lock="{moving}:lock", owner="w1", epoch=1)
+    assert (await backend.run(RELEASE, call))[0] == b"NOTOWNER"
     with pytest.raises(BackendUnavailable, match="moving its slots"):
         await backend.execute("EXISTS", key, gone)
     finish_move(nodes, key, source, target)

@@ -5,6 +5,7 @@ The ids of entries follow this time, too, with a millisecond for each entry.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from streamworker.redisio.scripts import Script
@@ -50,7 +51,7 @@ class ClockedBackend(Backend):
         if script.sha not in self._clocked:
             text = CLOCKED + script.text
             sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
-            self._clocked[script.sha] = Script(script.name, text, sha)
+            self._clocked[script.sha] = replace(script, text=text, sha=sha)
         return await super().run_many(self._clocked[script.sha], calls, durability=durability)
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:

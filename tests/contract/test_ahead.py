@@ -64,8 +64,8 @@ class Filled:
 
     async def step(self, cursor: bytes) -> tuple[bytes, bytes]:
         """Call the script once; returns what it did, and where the copy ends."""
-        arguments = (self.lock()[b"log"], "price", cursor)
-        reply = await self.group.backend.run(REPAIR_AHEAD, repair._log_keys(GROUP, 0), arguments)
+        call = REPAIR_AHEAD.at(GROUP, 0, log=self.lock()[b"log"], group="price", cursor=cursor)
+        reply = await self.group.backend.run(REPAIR_AHEAD, call)
         return (reply[1], reply[2]) if reply[0] == b"OK" else (reply[0], b"")
 
     async def check_goes_on(self, rows: int) -> None:

@@ -392,8 +392,9 @@ def _tick(
 ) -> CommitRequest:
     """The commit of a timer, from one planned time up to another."""
     at = lock.checkpoint if previous is None else previous
-    state: Any = {f"{TICK}sweep": done, **changes}
-    return CommitRequest(0, "w1", lock.epoch, at, at, 0, before=before, state=state)
+    timer = f"{TICK}sweep"
+    state: Any = {timer: done, **changes}
+    return CommitRequest(0, "w1", lock.epoch, at, at, 0, timer=timer, before=before, state=state)
 
 
 async def test_a_timers_commit_is_done_once_for_each_planned_time_and_moves_no_checkpoint(

@@ -12,15 +12,26 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.errors import BackendError
 from streamworker.redisio import scripts
-from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.commit import CommitRequest, DeadEntry
+from streamworker.redisio.data.outbox import OutboxWrite
+from streamworker.redisio.data.trimming import Keep
 from streamworker.redisio.group import operations_claim, operations_lease
-from streamworker.redisio.group.protocols import SCRIPTS
+from streamworker.redisio.group.protocols import HASHES, SCRIPTS
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument, Link
-from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, batch_of, everything, url_of_user
+from tests.contract.support import (
+    GROUP,
+    OTHER_GROUP,
+    STREAM,
+    Group,
+    Raw,
+    batch_of,
+    everything,
+    message,
+    url_of_user,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +45,8 @@ _COMMIT = CommitRequest(
     batch=batch_of(2),
     state={"a": b"1", "b": None},
     dead=[DeadEntry(EntryId(2, 0), {b"v": b"x"}, "no", 1)],
+    tables={"totals": 0},
+    outbox=OutboxWrite("", [message(2)], 100),
     trim=True,
     acked_trim_rows=1,
 )
@@ -51,77 +64,141 @@ class Call:
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
 GROUPS, COUNTS = GROUP.groups(0), GROUP.counts(0)
 OUTBOX = GROUP.outbox(0)
-LATER = (GROUP.later(0), GROUP.delayed(0))
+
+
+def in_partition(script: Script, **named: Any) -> Call:
+    """Return a call with keys of partition 0."""
+    return Call(script, *script.at(GROUP, 0, **named))
+
+
+def in_group(script: Script, **named: Any) -> Call:
+    """Return a call with keys of the group."""
+    return Call(script, *script.at(GROUP, **named))
+
+
+_HASHES = {name: GROUP.of_group(name) for name in HASHES}
+_LEASES = {name: _HASHES[name] for name in ("grab", "allocation")}
+_MESSAGE = ("kind", "changed")
+_TICK = CommitRequest(0, "w1", 5, EntryId(1, 0), EntryId(1, 0), 0, timer="sweep", state={"sweep": b"1"})
+_TICK.tables, _TICK.outbox = _COMMIT.tables, _COMMIT.outbox
 CALLS = {
     call.script.name: call
     for call in (
-        Call(scripts.REGISTER, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("price", "0-0", "nonce")),
-        Call(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), ("w1", 7, 1000, "price", "nonce", "w1")),
-        Call(scripts.STORE, (STREAM.meta,), ("HSETNX", "codec", "json")),
-        Call(scripts.RELEASE, (LOCK,), ("w1", 5)),
-        Call(scripts.MARK, (LOCK,), ("w1", 5, "halted", "why")),
-        Call(scripts.REQUEST, (LOCK,), ("pause", "ann", "why")),
+        in_partition(scripts.REGISTER, group="price", start="0-0", nonce="nonce"),
+        in_partition(
+            scripts.ACQUIRE,
+            owner="w1",
+            generation=7,
+            drain_deadline_ms=1000,
+            group="price",
+            nonce="nonce",
+            members=["w1"],
+        ),
+        Call(
+            scripts.STORE,
+            *scripts.STORE.call(hash=STREAM.meta, command="HSETNX", fields=["codec", "json"]),
+        ),
+        in_partition(scripts.RELEASE, owner="w1", epoch=5),
+        in_partition(
+            scripts.MARK,
+            owner="w1",
+            epoch=5,
+            state="halted",
+            reason="why",
+            over="*",
+            attempts=0,
+            since_ms=0,
+            next_ms=0,
+        ),
+        in_partition(scripts.STORE_TRIES, owner="w1", epoch=5, tries="2-0 1"),
+        in_partition(scripts.REQUEST, request="pause", who="ann", why="why", id="0-0"),
         Call(scripts.COMMIT, *commit.commit_call(GROUP, _COMMIT)),
+        Call(scripts.TICK, *commit.tick_call(GROUP, _TICK)),
         Call(
             scripts.APPEND,
             *streams.append_call(STREAM, streams.Append(0, "p", 1, 10, [(b"a", {b"h": b"1"})])),
         ),
-        Call(
+        in_partition(
             scripts.FORWARD,
-            (EVENTS, STREAM.taken(0), COUNTS),
-            ("orders/0/audit", "0-", "1-aa", 10, 1, "v", "a"),
+            source="orders/0/audit",
+            begins="0-",
+            ends="1-aa",
+            limit=10,
+            records=[1, "v", "a"],
         ),
-        Call(scripts.EXPIRE, (LOCK, *GROUP.tables(0, ["totals"])), ("w1", 5, 100)),
-        Call(scripts.OPEN_OUTBOX, (OUTBOX.messages, OUTBOX.heads), ()),
-        Call(scripts.SEND_ONCE, (EVENTS, STREAM.seen(0, "id"), COUNTS), ("call", 1_000, 10, "v", "x")),
-        Call(scripts.LATER_PUT, LATER, ("id", "call", "after", 1_000, "", 10, "1,1,1,1\nabvx")),
-        Call(scripts.LATER_CANCEL, LATER, ("due", "call", 1_000)),
-        Call(scripts.LATER_MOVE, (EVENTS, *LATER, COUNTS), (10, 10, 1_000)),
-        Call(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (5, 100, "price")),
-        Call(
+        in_partition(scripts.EXPIRE, tables=GROUP.tables(0, ["totals"]), owner="w1", epoch=5, most=100),
+        in_partition(scripts.OPEN_OUTBOX),
+        in_partition(
+            scripts.SEND_ONCE,
+            once=STREAM.seen(0, "id"),
+            call="call",
+            window_ms=1_000,
+            limit=10,
+            fields=["v", "x"],
+        ),
+        in_partition(
+            scripts.LATER_PUT,
+            id="id",
+            call="call",
+            how="after",
+            time_ms=1_000,
+            replace=0,
+            limit=10,
+            record="1,1,1,1\nabvx",
+        ),
+        in_partition(scripts.LATER_CANCEL, id="due", call="call", window_ms=1_000),
+        in_partition(scripts.LATER_MOVE, most=10, limit=10, window_ms=1_000),
+        in_partition(scripts.TRIM, rows=5, most=100, group="price", **dict.fromkeys(Keep._fields, "")),
+        in_group(
             scripts.CHANGE_MEMBERS,
-            (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads, GROUP.damaged),
-            ("", '{"v":1}', 2, "kind", "changed", 1, "gone", "*", 1, "a", "0||0", 0),
+            expected="",
+            body='{"v":1}',
+            least=0,
+            message=_MESSAGE,
+            removed=["gone", "*"],
+            added=["a", "0||0"],
         ),
-        Call(
+        in_group(
             scripts.MEND_MEMBERS,
-            (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads, GROUP.damaged),
-            (fingerprint(b"x"), '{"v":1}', 7, 2, "kind", "changed", "a"),
+            seen=fingerprint(b"x"),
+            body='{"v":1}',
+            least=7,
+            message=_MESSAGE,
+            present=["a"],
         ),
-        Call(
-            scripts.HEARTBEAT,
-            (GROUP.members, GROUP.beats, GROUP.loads, GROUP.damaged),
-            ("a", "1|run|0", "3:120"),
+        in_group(scripts.HEARTBEAT, member="a", beat="1|run|0", measured="3:120"),
+        in_partition(
+            scripts.MOVE_CHECKPOINT, cleared=[], group="price", checkpoint="1-0", entries=1, owner=""
         ),
-        Call(scripts.MOVE_CHECKPOINT, (LOCK, EVENTS, COUNTS), ("price", "1-0", 1, "")),
-        Call(scripts.COUNT, (EVENTS, COUNTS), ("0-0", "0-0", 10)),
-        Call(scripts.REPLAY_DEAD, (DEAD, EVENTS), ("1-0", "sw:replayed-for", "price")),
-        Call(operations_claim.LIST, (GROUP.of_group("claims"),), ()),
-        Call(operations_claim.CHANGE, (GROUP.of_group("claims"),), ("w1", "claim", 2, "0", 0, "0-0")),
-        Call(operations_claim.GIVE_UP, (GROUP.of_group("claims"),), ("w1", 1)),
-        Call(
+        in_partition(scripts.COUNT, after="0-0", since="0-0", most=10),
+        in_partition(scripts.REPLAY_DEAD, id="1-0", first="sw:replayed-for", group="price"),
+        in_group(operations_claim.LIST, claims=_HASHES["claims"]),
+        in_group(
+            operations_claim.CHANGE,
+            claims=_HASHES["claims"],
+            owner="w1",
+            how="claim",
+            changes=[2, "0", 0, "0-0"],
+        ),
+        in_group(operations_claim.GIVE_UP, claims=_HASHES["claims"], owner="w1", partitions=[1]),
+        in_group(
             operations_lease.CHALLENGE,
-            (GROUP.of_group("grab"), GROUP.of_group("allocation"), GROUP.control),
-            ("w1.a", 1, "free", 2, "due", 3, "overdue"),
+            **_LEASES,
+            owner="w1.a",
+            challenges=[1, "free", 2, "due", 3, "overdue"],
         ),
-        Call(operations_lease.RACE, (GROUP.of_group("grab"), GROUP.of_group("allocation")), ("w1.a", 3)),
-        Call(
-            operations_lease.UPDATE,
-            (GROUP.of_group("grab"), GROUP.of_group("allocation"), GROUP.control),
-            ("w1.a", 1, 4, 9, 1, 5, 1, 6, 9),
+        in_group(operations_lease.RACE, **_LEASES, owner="w1.a", partition=3),
+        in_group(
+            operations_lease.UPDATE, **_LEASES, owner="w1.a", processed=[4, 9], ended=[5], cleared=[6, 9]
         ),
-        Call(scripts.REPAIR_DAMAGED, (GROUP.damaged,), (fingerprint(b"x"),)),
-        Call(scripts.REPAIR_LOCK, (LOCK,), ("w1", 5)),
-        Call(scripts.REPAIR_READER, (GROUP.readers,), ("spark", "{}")),
-        Call(scripts.REPAIR_LOG, (LOCK, ACKED), ("log", 10, 100)),
-        Call(scripts.REPAIR_AHEAD, repair._log_keys(GROUP, 0), ("log", "price", "")),
-        Call(
-            scripts.REPAIR_PARTITION,
-            (LOCK, EVENTS, ACKED, DEAD, GROUP.state(0), GROUPS, *OUTBOX[:2]),
-            ("price", "w1", "5"),
-        ),
-        Call(scripts.REPAIR_TAKEN, (STREAM.taken(0),), ("orders/0/audit", "0-", "3-aa")),
-        Call(scripts.REPAIR_GROUP, repair.group_keys(GROUP), ("7", "gone", "1|1|run|0")),
+        in_group(scripts.REPAIR_DAMAGED, inspected=fingerprint(b"x")),
+        in_partition(scripts.REPAIR_LOCK, owner="w1", epoch=5),
+        in_group(scripts.REPAIR_READER, name="spark", position="{}"),
+        in_partition(scripts.REPAIR_LOG, log="log", row=10, most=100),
+        in_partition(scripts.REPAIR_AHEAD, log="log", group="price", cursor=""),
+        in_partition(scripts.REPAIR_PARTITION, group="price", owner="w1", epoch="5"),
+        in_partition(scripts.REPAIR_TAKEN, source="orders/0/audit", stood="0-", stands="3-aa"),
+        in_group(scripts.REPAIR_GROUP, **_HASHES, generation="7", seen=["gone", "1|1|run|0"]),
     )
 }
 ANY_TYPE = {
@@ -191,7 +268,7 @@ async def test_every_script_writes_where_the_types_are_right(group: Group, raw: 
         raw.set(GROUP.members, "x")
     before = everything(raw)
     call = CALLS[name]
-    reply = await group.backend.run(call.script, call.keys, call.args)
+    reply = await group.backend.run(call.script, (call.keys, call.args))
     assert reply[0] == b"OK"
     assert everything(raw) != before
 
@@ -205,7 +282,7 @@ async def test_a_key_of_another_type_stops_a_script_before_it_writes(
     raw.delete(call.keys[place])
     raw.rpush(call.keys[place], "mine")
     before = everything(raw)
-    reply = await group.backend.run(call.script, call.keys, call.args)
+    reply = await group.backend.run(call.script, (call.keys, call.args))
     assert reply == [b"BADTYPE", call.keys[place].encode()]
     assert everything(raw) == before
 
@@ -215,7 +292,7 @@ async def test_a_script_that_the_server_forgot_is_sent_again(group: Group, raw: 
     """SCRIPT FLUSH, or a restart, between two calls is not noticed by the caller."""
     call = CALLS[name]
     for _ in range(2):
-        await group.backend.run(call.script, call.keys, call.args)
+        await group.backend.run(call.script, (call.keys, call.args))
         raw.script_flush()
     replies = await group.backend.run_many(call.script, [(call.keys, call.args)] * 3)
     assert not [reply for reply in replies if isinstance(reply, Exception)]
@@ -253,7 +330,7 @@ async def test_a_script_touches_only_the_keys_that_it_declares(
     rights = [f"~{key}" for key in call.keys]
     raw.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "+@all", *rights)
     async with Backend.open(url_of_user(redis_url, "narrow", "secret"), name="narrow") as backend:
-        reply = await backend.run(call.script, call.keys, call.args)
+        reply = await backend.run(call.script, (call.keys, call.args))
         assert isinstance(reply, list)
     raw.execute_command("ACL", "DELUSER", "narrow")
 
@@ -297,8 +374,16 @@ _COLUMNS: list[Argument] = ["sw:first", "", "extra", "", "n", 3, "crc", "", "v",
 VARIANTS = [
     *CALLS.values(),
     Call(scripts.COMMIT, *commit.commit_call(GROUP, _TRIMS)),
-    Call(scripts.TRIM, CALLS["data/trim"].keys, (5, 100, "price", 10, 1, 10, 1, 1)),
-    Call(scripts.APPEND, CALLS["data/append"].keys, (1, "", 0, 5, 3, "p", 3, 6, *_COLUMNS[4:])),
+    in_partition(scripts.TRIM, rows=5, most=100, group="price", **Keep(10, 1, 10, 1)._asdict()),
+    in_partition(
+        scripts.APPEND,
+        sent=STREAM.producer(0, "p"),
+        number=1,
+        follows="",
+        confirmed=0,
+        limit=5,
+        records=(3, "p", 3, 6, *_COLUMNS[4:]),
+    ),
 ]
 
 
@@ -341,7 +426,7 @@ async def test_no_script_fails_after_its_first_write_whatever_stands_there(
             meddle()
             before = everything(raw)
             try:
-                await group.backend.run(call.script, call.keys, call.args)
+                await group.backend.run(call.script, (call.keys, call.args))
             except BackendError as error:
                 if everything(raw) != before or "user_script" in str(error):
                     failed.append((meddle, str(error)))

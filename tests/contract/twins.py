@@ -503,6 +503,7 @@ class Twins:
             entries,
             batch,
             [(_real(commit.previous), StoredEntry(_real(commit.rows[0].id), ""))] if commit.rows else [],
+            timer=f"{TICK}sweep" if commit.tick else "",
             before=b"%d" % commit.tick_before if commit.tick_before else b"",
             state={f"{TICK}sweep": b"%d" % commit.tick} if commit.tick else {},
             outbox=commit.sends,

@@ -6,7 +6,7 @@ A difference that goes away fails too, so that the list stays true.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fakeredis
@@ -16,10 +16,12 @@ import redis
 from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio import scripts
-from streamworker.redisio.data.commit import CommitRequest, DeadEntry, commit_call
+from streamworker.redisio.data.commit import CommitRequest, DeadEntry, commit_call, tick_call
 from streamworker.redisio.data.outbox import OutboxWrite, forward_call
 from streamworker.redisio.data.streams import Append, append_call
+from streamworker.redisio.data.trimming import Keep
 from streamworker.redisio.scripts import Script
+from streamworker.redisio.wire.client import ScriptCall
 from tests.contract.support import GROUP, STREAM, batch_of, chain
 from tests.contract.test_scripts import CALLS, PREPARED, Call
 
@@ -37,6 +39,10 @@ _FINGERPRINT = re.compile(rb"\d+:[0-9a-f]{40}")
 """Of a document with the server's time in it; fakeredis cannot make one, see ``mending``."""
 
 
+UNKEPT: dict[str, Any] = {"group": "price", **dict.fromkeys(Keep._fields, "")}
+"""Nothing is retained."""
+
+
 class Transcript:
     """A server, and all that it answered."""
 
@@ -44,8 +50,17 @@ class Transcript:
         self.client = client
         self.answers: list[Any] = []
 
-    def run(self, script: Script, keys: Any, args: Any) -> Any:
+    def run(self, script: Script, call: ScriptCall) -> Any:
+        keys, args = call
         return self.note(self.client.eval(script.text, len(keys), *keys, *args))
+
+    def at(self, script: Script, **named: Any) -> Any:
+        """Run a script with keys of partition 0."""
+        return self.run(script, script.at(GROUP, 0, **named))
+
+    def of_group(self, script: Script, **named: Any) -> Any:
+        """Run a script with keys of the group."""
+        return self.run(script, script.at(GROUP, **named))
 
     def note(self, answer: Any) -> Any:
         """Write something down, with every time of the server made the same."""
@@ -69,8 +84,8 @@ class Transcript:
             )
 
     def acquire(self, owner: str, generation: int, *live: str, deadline_ms: int = 60_000) -> Any:
-        args = (owner, generation, deadline_ms, "price", "nonce", owner, *live)
-        return self.run(scripts.ACQUIRE, (LOCK, EVENTS, ACKED, GROUPS, COUNTS), args)
+        named = {"owner": owner, "generation": generation, "group": "price", "members": [owner, *live]}
+        return self.at(scripts.ACQUIRE, **named, drain_deadline_ms=deadline_ms, nonce="nonce")
 
     def add(self, first: int, last: int) -> None:
         """Add entries with ids ``first-0`` to ``last-0``."""
@@ -89,7 +104,7 @@ class Transcript:
             batch=batch_of(more.pop("rows"), EntryId(new, 0)) if "rows" in more else None,
             **more,
         )
-        return self.run(scripts.COMMIT, *commit_call(GROUP, request))
+        return self.run(scripts.COMMIT, commit_call(GROUP, request))
 
 
 def _timeless(answer: Any) -> Any:
@@ -111,16 +126,16 @@ Scenario = Callable[[Transcript], None]
 
 def registering(t: Transcript) -> None:
     """A group at the start, at the end, at an id, twice, and without its lock or its group."""
-    keys = (LOCK, EVENTS, ACKED, GROUPS, COUNTS)
+    named = {"group": "price", "nonce": "nonce"}
     t.add(1, 5)
     for start in ("0-0", "$", "3-0"):
-        t.run(scripts.REGISTER, keys, ("price", start, "nonce"))
-        t.run(scripts.REGISTER, keys, ("price", start, "nonce"))
+        t.at(scripts.REGISTER, **named, start=start)
+        t.at(scripts.REGISTER, **named, start=start)
         t.look()
         t.client.delete(LOCK)
-        t.run(scripts.REGISTER, keys, ("price", "0-0", "nonce"))
+        t.at(scripts.REGISTER, **named, start="0-0")
         t.client.xgroup_destroy(EVENTS, "price")
-        t.run(scripts.REGISTER, keys, ("price", "0-0", "nonce"))
+        t.at(scripts.REGISTER, **named, start="0-0")
         t.look()
         t.client.delete(LOCK)
         t.client.xgroup_destroy(EVENTS, "price")
@@ -133,15 +148,17 @@ def a_life_of_a_lock(t: Transcript) -> None:
     t.acquire("w1", 8)
     t.acquire("w2", 8, "w1")
     t.acquire("w2", 6, "w1")
-    t.run(scripts.MARK, (LOCK,), ("w1", epoch, "halted", "why"))
-    t.run(scripts.MARK, (LOCK,), ("w2", epoch, "running", ""))
+    told = {"epoch": epoch, "over": "*", "attempts": 0, "since_ms": 0, "next_ms": 0}
+    t.at(scripts.MARK, **told, owner="w1", state="halted", reason="why")
+    t.at(scripts.MARK, **told, owner="w2", state="running", reason="")
+    t.at(scripts.STORE_TRIES, owner="w1", epoch=epoch, tries="1-0 1 alone")
     for order in ("resume", "pause", "pause", "retry"):
-        t.run(scripts.REQUEST, (LOCK,), (order, "ann", "why"))
+        t.at(scripts.REQUEST, request=order, who="ann", why="why", id="0-0")
         t.acquire("w1", 8)
-    t.run(scripts.REQUEST, (LOCK,), ("resume", "ann", ""))
-    t.run(scripts.RELEASE, (LOCK,), ("w2", epoch))
+    t.at(scripts.REQUEST, request="resume", who="ann", why="", id="0-0")
+    t.at(scripts.RELEASE, owner="w2", epoch=epoch)
     for _ in range(2):
-        t.run(scripts.RELEASE, (LOCK,), ("w1", epoch))
+        t.at(scripts.RELEASE, owner="w1", epoch=epoch)
     t.acquire("w2", 8)
     t.acquire("w3", 9)
     t.acquire("w1", 9, "w3", deadline_ms=0)
@@ -177,30 +194,32 @@ def outboxes(t: Transcript) -> None:
         t.commit(epoch, 1, 2, outbox=OutboxWrite(str(messages[1].id), messages[2:], limit))
     t.commit(epoch, 2, 3, outbox=OutboxWrite("", messages, 100))
     for _ in range(2):
-        t.run(scripts.OPEN_OUTBOX, (keys.messages, keys.heads), ())
+        t.at(scripts.OPEN_OUTBOX)
         t.client.delete(keys.heads)
     for stands in ("0-", "7-aa"):
-        t.run(scripts.REPAIR_TAKEN, (STREAM.taken(0),), ("orders/0/audit", stands, "3-aa"))
+        t.at(scripts.REPAIR_TAKEN, source="orders/0/audit", stood=stands, stands="3-aa")
     for each in (*messages, messages[0], *chain(4)):
-        t.run(scripts.FORWARD, *forward_call("shop", keys.source, each))
+        t.run(scripts.FORWARD, forward_call("shop", keys.source, each))
     t.look()
 
 
 def members(t: Transcript) -> None:
     """The first document, a change, conflicts, heartbeats, and a member that is lost."""
-    keys = (GROUP.members, GROUP.control, GROUP.beats, GROUP.loads, GROUP.damaged)
-    beat_keys = (GROUP.members, GROUP.beats, GROUP.loads, GROUP.damaged)
-    t.run(scripts.HEARTBEAT, beat_keys, ("a", "1|run|0", "3:120"))
-    message = (4, "kind", "changed", "moved", "0,1")
-    _, generation, _ = t.run(
-        scripts.CHANGE_MEMBERS, keys, ("", '{"v":1}', *message, 0, 2, "a", "0||0", "b", "0||0", 0)
-    )
-    t.run(scripts.CHANGE_MEMBERS, keys, ("", '{"v":2}', *message, 0, 0, 0))
-    t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":3}', *message, 1, "b", "*", 1, "c", "0||0", 0))
-    t.run(scripts.CHANGE_MEMBERS, keys, (generation, '{"v":4}', *message, 0, 0, 0))
+
+    def change(expected: Any, body: str, removed: Sequence[str] = (), added: Sequence[str] = ()) -> Any:
+        message = ("kind", "changed", "moved", "0,1")
+        members = {"least": 0, "message": message, "removed": removed, "added": added}
+        return t.of_group(scripts.CHANGE_MEMBERS, expected=expected, body=body, **members)
+
+    beat = {"beat": "1|run|0", "measured": "3:120"}
+    t.of_group(scripts.HEARTBEAT, member="a", **beat)
+    _, generation, _ = change("", '{"v":1}', added=("a", "0||0", "b", "0||0"))
+    change("", '{"v":2}')
+    change(generation, '{"v":3}', removed=("b", "*"), added=("c", "0||0"))
+    change(generation, '{"v":4}')
     t.client.hdel(GROUP.beats, "c")
     for member in ("a", "b"):
-        t.run(scripts.HEARTBEAT, beat_keys, (member, "1|run|0", "3:120"))
+        t.of_group(scripts.HEARTBEAT, member=member, **beat)
     t.note(t.client.get(GROUP.members))
     t.look()
 
@@ -209,7 +228,7 @@ def mending(t: Transcript) -> None:
     """Something that is no document is put aside."""
     t.client.set(GROUP.members, "x")
     call = CALLS["group/mend_members"]
-    t.run(call.script, call.keys, call.args)
+    t.run(call.script, (call.keys, call.args))
     t.look()
 
 
@@ -217,9 +236,9 @@ def trimming_little(t: Transcript) -> None:
     """Less than a node of the stream: nothing goes."""
     t.add(1, 20)
     _, epoch, *_ = t.acquire("w1", 7)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (0, 1_000, "price"))
+    t.at(scripts.TRIM, rows=0, most=1_000, **UNKEPT)
     t.commit(epoch, 0, 10, rows=1)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (0, 1_000, "price"))
+    t.at(scripts.TRIM, rows=0, most=1_000, **UNKEPT)
 
 
 def trimming_much(t: Transcript) -> None:
@@ -227,8 +246,8 @@ def trimming_much(t: Transcript) -> None:
     t.add(1, 450)
     _, epoch, *_ = t.acquire("w1", 7)
     t.commit(epoch, 0, 300, rows=1)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (1, 150, "price"))
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (1, 1_000, "price"))
+    t.at(scripts.TRIM, rows=1, most=150, **UNKEPT)
+    t.at(scripts.TRIM, rows=1, most=1_000, **UNKEPT)
 
 
 def trimming_large_entries(t: Transcript) -> None:
@@ -237,14 +256,14 @@ def trimming_large_entries(t: Transcript) -> None:
         t.client.xadd(EVENTS, {"v": "x" * 2_000}, id=f"{n}-0")
     _, epoch, *_ = t.acquire("w1", 7)
     t.commit(epoch, 0, 9)
-    t.run(scripts.TRIM, (EVENTS, ACKED, LOCK, GROUPS, COUNTS), (0, 1_000, "price"))
+    t.at(scripts.TRIM, rows=0, most=1_000, **UNKEPT)
 
 
 def a_full_memory(t: Transcript) -> None:
     """An append when ``maxmemory`` is reached."""
     t.client.config_set("maxmemory", 1)
     try:
-        t.run(scripts.APPEND, *append_call(STREAM, Append(0, "p", 1, 0, [(b"a", None)])))
+        t.run(scripts.APPEND, append_call(STREAM, Append(0, "p", 1, 0, [(b"a", None)])))
     except redis.exceptions.ResponseError as error:
         t.note(type(error).__name__)
     t.client.config_set("maxmemory", 0)
@@ -253,10 +272,11 @@ def a_full_memory(t: Transcript) -> None:
 def a_forgotten_script(t: Transcript) -> None:
     """EVALSHA of a script that was loaded, and then flushed."""
     t.note(t.client.script_load(scripts.TRIM.text))
-    t.note(t.client.evalsha(scripts.TRIM.sha, 5, EVENTS, ACKED, LOCK, GROUPS, COUNTS, 0, 10, "price"))
+    keys, args = scripts.TRIM.at(GROUP, 0, rows=0, most=10, **UNKEPT)
+    t.note(t.client.evalsha(scripts.TRIM.sha, len(keys), *keys, *args))
     t.client.script_flush()
     try:
-        t.note(t.client.evalsha(scripts.TRIM.sha, 5, EVENTS, ACKED, LOCK, GROUPS, COUNTS, 0, 10, "price"))
+        t.note(t.client.evalsha(scripts.TRIM.sha, len(keys), *keys, *args))
     except redis.exceptions.ResponseError as error:
         t.note(type(error).__name__)
 
@@ -277,10 +297,24 @@ def tables(t: Transcript) -> None:
     change(2, 0, ann=b"4", eve=b"5")
     for owner in ("w2", "w1"):
         t.client.zadd(names[1], {"eve": 1})
-        t.run(scripts.EXPIRE, (LOCK, *names), (owner, epoch, 10))
+        t.at(scripts.EXPIRE, tables=names, owner=owner, epoch=epoch, most=10)
         t.note(t.client.hkeys(names[0]))
     t.client.zadd(names[1], {"ann": 1})
     change(3, 0)
+
+
+def ticks(t: Transcript) -> None:
+    """The call of a timer: committed, repeated, late and fenced."""
+    _, epoch, *_ = t.acquire("w1", 7)
+    field = "\0tick:sweep"
+    request = CommitRequest(0, "w1", int(epoch), EntryId(0, 0), EntryId(0, 0), 0, timer=field)
+    request.tables, request.outbox = {"totals": 0}, OutboxWrite("", chain(1), 100)
+    for request.owner, request.before, after in (
+        *(("w1", b"", b"1"), ("w1", b"", b"1"), ("w1", b"", b"2"), ("w2", b"1", b"2")),
+    ):
+        request.state = {field: after, ("totals", b"ann"): b"1", "gone": None}
+        t.run(scripts.TICK, tick_call(GROUP, request))
+    t.look()
 
 
 def twice(call: Call) -> Scenario:
@@ -290,7 +324,7 @@ def twice(call: Call) -> Scenario:
         for command in PREPARED:
             t.client.execute_command(*command)
         for _ in range(2):
-            t.run(call.script, call.keys, call.args)
+            t.run(call.script, (call.keys, call.args))
             if call.script is scripts.LATER_MOVE:
                 t.answers[-1] = t.answers[-1][:2]  # Then comes a time that passes between the two servers.
             t.look()
@@ -306,6 +340,7 @@ SCENARIOS: dict[str, Scenario] = {
             registering,
             a_life_of_a_lock,
             commits,
+            ticks,
             tables,
             outboxes,
             members,

@@ -59,6 +59,7 @@ async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> 
 
 async def accept_target(backend: Backend, keys: GroupKeys, found: Diverged) -> bool:
     """Let a target go on with what its source has; False if it has moved since the caller looked."""
-    taken = StreamKeys(keys.app, found.to.stream).taken(found.to.partition)
-    args = (keys.outbox(found.partition).source, str(found.stands), str(found.since))
-    return bool(checked(await backend.run(REPAIR_TAKEN, (taken,), args))[0] == b"OK")
+    place, source = StreamKeys(keys.app, found.to.stream), keys.outbox(found.partition).source
+    stood, stands = str(found.stands), str(found.since)
+    call = REPAIR_TAKEN.at(place, found.to.partition, source=source, stood=stood, stands=stands)
+    return bool(checked(await backend.run(REPAIR_TAKEN, call))[0] == b"OK")

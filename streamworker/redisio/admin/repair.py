@@ -6,7 +6,6 @@ has changed since it was read. So a repair does not harm a live group, and every
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership.document import Membership
@@ -26,9 +25,10 @@ from streamworker.redisio.scripts import (
     REPAIR_LOG,
     REPAIR_PARTITION,
     REPAIR_READER,
+    Script,
     checked,
 )
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
 from streamworker.redisio.wire.info import ms_of
 
@@ -117,21 +117,22 @@ async def remove_members(backend: Backend, facts: Facts, members: Sequence[str])
 
 async def release_lock(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
     """Release the lock of an owner that is gone."""
-    return await _done(backend, REPAIR_LOCK, (keys.lock(partition),), (lock.owner, lock.epoch))
+    call = REPAIR_LOCK.at(keys, partition, owner=lock.owner, epoch=lock.epoch)
+    return await _done(backend, REPAIR_LOCK, call)
 
 
 async def forget_reader(backend: Backend, facts: Facts, name: str) -> bool:
     """Remove a reader whose position has not changed since it was read."""
-    arguments = (_stored(name), _stored(facts.readers[name]))
-    return await _done(backend, REPAIR_READER, (facts.keys.readers,), arguments)
+    call = REPAIR_READER.at(facts.keys, name=_stored(name), position=_stored(facts.readers[name]))
+    return await _done(backend, REPAIR_READER, call)
 
 
 async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> int | None:
     """Drop the rows that an acked log had when it was read; return the entries, None for a new log."""
     total = 0
-    touched = (keys.lock(partition), keys.acked(partition))
+    call = REPAIR_LOG.at(keys, partition, log=lock.log, row=lock.rows, most=TRIM_ENTRIES)
     while True:
-        code, *more = checked(await backend.run(REPAIR_LOG, touched, (lock.log, lock.rows, TRIM_ENTRIES)))
+        code, *more = checked(await backend.run(REPAIR_LOG, call))
         if code != b"OK":
             return total or None
         total += (dropped := int(more[0]))
@@ -141,51 +142,43 @@ async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: Lock
 
 async def logs_ahead(backend: Backend, keys: GroupKeys, partitions: int) -> dict[int, str]:
     """Return the last id of each acked log that is ahead of its lock and so accepts no commit."""
-    looks = [(_log_keys(keys, p), ("", keys.group, "?")) for p in range(partitions)]
+    looks = [REPAIR_AHEAD.at(keys, p, log="", group=keys.group, cursor="?") for p in range(partitions)]
     replies = enumerate(await backend.run_many(REPAIR_AHEAD, looks))
     return {p: reply[2].decode() for p, reply in replies if isinstance(reply, list) and reply[1] == b"ahead"}
 
 
 async def repair_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
     """Repair an acked log that is ahead of its lock, if it is still the same log."""
-    touched, cursor = _log_keys(keys, partition), b""
+    cursor = b""
     while True:
-        reply = checked(await backend.run(REPAIR_AHEAD, touched, (lock.log, keys.group, cursor)))
+        call = REPAIR_AHEAD.at(keys, partition, log=lock.log, group=keys.group, cursor=cursor)
+        reply = checked(await backend.run(REPAIR_AHEAD, call))
         if reply[0] != b"OK" or reply[1] == b"done":
             return bool(reply[0] == b"OK")
         cursor = reply[2]
 
 
-def _log_keys(keys: GroupKeys, p: int) -> tuple[str, ...]:
-    return keys.lock(p), keys.acked(p), keys.copy(p), keys.events(p), keys.groups(p), keys.counts(p)
-
-
 async def drop_damaged(backend: Backend, facts: Facts) -> bool:
     """Remove the stored damaged membership document or heartbeats."""
-    return await _done(backend, REPAIR_DAMAGED, (facts.keys.damaged,), (facts.damaged,))
+    return await _done(backend, REPAIR_DAMAGED, REPAIR_DAMAGED.at(facts.keys, inspected=facts.damaged))
 
 
 async def forget_partition(backend: Backend, facts: Facts, partition: int) -> bool:
     """Remove all data of a group in one partition."""
     keys, lock = facts.keys, facts.locks.get(partition)
-    held = ("", "") if lock is None else (lock.owner, str(lock.epoch))
+    owner, epoch = ("", "") if lock is None else (lock.owner, str(lock.epoch))
     await backend.execute("UNLINK", keys.copy(partition))  # left by a repair that was killed
-    kinds = (keys.lock, keys.events, keys.acked, keys.dead, keys.state, keys.groups)
-    touched = [*(key(partition) for key in kinds), *keys.outbox(partition)[:2]]
-    return await _done(backend, REPAIR_PARTITION, touched, (keys.group, *held))
+    call = REPAIR_PARTITION.at(keys, partition, group=keys.group, owner=owner, epoch=epoch)
+    return await _done(backend, REPAIR_PARTITION, call)
 
 
 async def forget_group(backend: Backend, facts: Facts) -> bool:
     """Remove the keys of a group that belong to no partition."""
     generation = str(facts.membership.generation) if facts.membership else ""
     seen = [part for member, beat in facts.beats.items() for part in (_stored(member), _stored(beat))]
-    return await _done(backend, REPAIR_GROUP, group_keys(facts.keys), (generation, *seen))
-
-
-def group_keys(keys: GroupKeys) -> tuple[str, ...]:
-    """Return the keys of a group that belong to no partition, in the script's order."""
-    fixed = (keys.members, keys.beats, keys.control, keys.loads, keys.readers, keys.schemas, keys.damaged)
-    return *fixed, keys.holds, *(keys.of_group(name) for name in HASHES)
+    hashes = {name: facts.keys.of_group(name) for name in HASHES}
+    call = REPAIR_GROUP.at(facts.keys, **hashes, generation=generation, seen=seen)
+    return await _done(backend, REPAIR_GROUP, call)
 
 
 async def note(
@@ -205,8 +198,8 @@ async def note(
     return ""
 
 
-async def _done(backend: Backend, script: Any, keys: Sequence[str], arguments: Sequence[Any]) -> bool:
-    return bool(checked(await backend.run(script, keys, arguments))[0] == b"OK")
+async def _done(backend: Backend, script: Script, call: ScriptCall) -> bool:
+    return bool(checked(await backend.run(script, call))[0] == b"OK")
 
 
 def _stored(text: str) -> bytes:

@@ -94,8 +94,9 @@ async def keep_position(
     backend: Backend, keys: StreamKeys, source: str, was: SourcePosition, position: SourcePosition
 ) -> bool:
     """Store how far the stream was read, unless another worker has stored something since; return whether."""
-    args = (_field(source), was.text or MISSING, position.text)
-    return bool(checked(await backend.run(REPAIR_TAKEN, (keys.meta,), args))[0] == b"OK")
+    stood = was.text or MISSING
+    call = REPAIR_TAKEN.call(taken=keys.meta, source=_field(source), stood=stood, stands=position.text)
+    return bool(checked(await backend.run(REPAIR_TAKEN, call))[0] == b"OK")
 
 
 async def look(
@@ -150,11 +151,11 @@ async def hand_over(
     """
     calls: list[ScriptCall] = []
     for partition, begin, end, entries in pieces:
-        flat: list[Argument] = []
+        records: list[Argument] = [len(entries), "f"]
         for fields in entries:
-            flat += (len(fields), *(_renamed(fields) if REPLAYED_FOR in fields else fields))
-        names = (keys.events(partition), keys.taken(partition), keys.counts(partition))
-        calls.append((names, (_field(source), begin, end, limit, len(entries), "f", *flat)))
+            records += (len(fields), *(_renamed(fields) if REPLAYED_FOR in fields else fields))
+        named = {"source": _field(source), "begins": begin, "ends": end, "limit": limit}
+        calls.append(FORWARD.at(keys, partition, **named, records=records))
     replies = await backend.run_many(FORWARD, calls, durability=durability)
     return {piece.partition: _stands(piece, reply) for piece, reply in zip(pieces, replies, strict=True)}
 

@@ -1,10 +1,12 @@
-"""Commits: many partitions in one round trip, each commit atomic; see ``lua/data/commit.lua``."""
+"""Commits: many partitions in one round trip, each commit atomic; see ``lua/data/commit.lua``.
+
+The call of a timer is committed by ``lua/data/tick.lua``.
+"""
 
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from typing import Any
 
 from streamworker.core.data.entries import EntryId
@@ -13,7 +15,7 @@ from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import GroupKeys, whole
-from streamworker.redisio.scripts import ARGS_MAX, COMMIT, log_ahead, wrong_type
+from streamworker.redisio.scripts import ARGS_MAX, COMMIT, TICK, log_ahead, wrong_type
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.link import Argument
@@ -73,8 +75,7 @@ class CommitRequest:
     new: EntryId
     """The last record of the batch, which becomes the checkpoint."""
     entries: int
-    """How many records it has. 0 for the commit of a timer: ``new`` is ``previous``, and the first field of
-    ``state`` is the timer's."""
+    """How many records it has."""
     batch: AckedBatch | None = None
     """The forwarded rows; None adds nothing to the acked log."""
     reads: Sequence[tuple[EntryId, StoredEntry]] = ()
@@ -82,8 +83,11 @@ class CommitRequest:
     entry that it returned. Within a read no entry can be missing."""
     last: StoredEntry | None = None
     """The entry that holds ``new``; None if that is its id, and its content is not compared."""
+    timer: str = ""
+    """For the call of a timer: the field of ``state`` that says up to which planned time the timer is done.
+    Such a commit has results but no records, and ``new`` is ``previous``."""
     before: bytes = b""
-    """For the commit of a timer the value that the first field of ``state`` has before it."""
+    """What the field of the timer holds before the commit."""
     state: Mapping[str | tuple[str, bytes], bytes | None] = field(default_factory=dict)
     """Keyed state to set, by its name, or by a table and a key; a value of None deletes the field."""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -116,15 +120,22 @@ class CommitReply:
 async def commit_many(
     backend: Backend, keys: GroupKeys, requests: Sequence[CommitRequest], durability: Durability = MEMORY
 ) -> list[CommitReply]:
-    """Commit batches of several partitions, in one round trip. The call may be repeated.
+    """Commit batches and calls of timers in several partitions, in one round trip. It may be repeated.
 
     Without an answer each reply is ``UNKNOWN``: the whole batch is committed or nothing is. A temporary
     refusal such as out of memory is ``UNKNOWN`` with nothing written, and so is a commit that is less durable
     than requested. A dead letter with too many fields raises ``RecordError`` before anything is sent.
     """
+    ticks = [request for request in requests if request.timer]
+    if ticks and len(ticks) < len(requests):  # Two scripts take two round trips. Calls of timers are rare.
+        batches = [request for request in requests if not request.timer]
+        done = iter(await commit_many(backend, keys, batches, durability))
+        ticked = iter(await commit_many(backend, keys, ticks, durability))
+        return [next(ticked if request.timer else done) for request in requests]
+    script, call_of = (TICK, tick_call) if ticks else (COMMIT, commit_call)
     try:
-        calls = [commit_call(keys, request) for request in requests]
-        replies = await backend.run_many(COMMIT, calls, durability=durability)
+        calls = [call_of(keys, request) for request in requests]
+        replies = await backend.run_many(script, calls, durability=durability)
     except BackendError as error:
         # A refusal is UNKNOWN, too: a server that has just taken over may not know this user yet.
         return [_unknown(error) for _ in requests]
@@ -132,7 +143,7 @@ async def commit_many(
 
 
 def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
-    """Return keys and arguments of ``commit.lua`` for a request."""
+    """Return one call of ``commit.lua``."""
     previous, new = str(request.previous), str(request.new)
     texts = {request.previous: previous, request.new: new}  # Most commits name no other entries.
     reads = [
@@ -140,9 +151,52 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         for after, (first, tag) in request.reads
         for part in (texts.get(after) or str(after), texts.get(first) or str(first), tag)
     ]
-    last, tag = request.last or (request.new, request.before)
-    # A timer's commit covers no entry, so none has to be there.
-    last_text = "" if new == previous else texts.get(last) or str(last)
+    last, tag = request.last or (request.new, "")
+    letters: list[Argument] = []
+    for letter in request.dead:
+        flat = _letter_fields(letter)
+        letters += (len(flat), *flat)
+    rows: Sequence[Argument] = ()
+    if (batch := request.batch) is not None:
+        rows = batch.rows, str(batch.first), batch.schema, batch.crc, batch.codec, batch.size, batch.data
+    return COMMIT.at(
+        keys,
+        request.partition,
+        owner=request.owner,
+        epoch=request.epoch,
+        previous=previous,
+        new=new,
+        records=request.entries,
+        group=keys.group,
+        trim=int(request.trim),
+        acked_limit=request.acked_limit,
+        read_rows=request.acked_trim_rows,
+        last=texts.get(last) or str(last),
+        tag=tag,
+        reads=reads,
+        batch=rows,
+        letters=letters,
+        **_results(keys, request),
+    )
+
+
+def tick_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
+    """Return one call of ``tick.lua``."""
+    return TICK.at(
+        keys,
+        request.partition,
+        owner=request.owner,
+        epoch=request.epoch,
+        checkpoint=str(request.new),
+        timer=request.timer,
+        before=request.before,
+        after=request.state[request.timer],
+        **_results(keys, request),
+    )
+
+
+def _results(keys: GroupKeys, request: CommitRequest) -> dict[str, Any]:
+    """Return the results that a batch and the call of a timer may have: state, tables and messages."""
     sets: list[Argument] = []
     dels: list[Argument] = []
     tables: dict[str, tuple[list[Argument], list[Argument]]] = {name: ([], []) for name in request.tables}
@@ -158,53 +212,19 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
             dels.append(name)
         else:
             sets += (name, value)
-    args: list[Argument] = [
-        request.owner,
-        request.epoch,
-        previous,
-        new,
-        request.entries,
-        keys.group,
-        request.acked_limit,
-        int(request.trim),
-        request.acked_trim_rows,
-        len(request.reads),
-        *reads,
-        last_text,
-        tag,
-        len(sets) // 2,
-        *sets,
-        len(dels),
-        *dels,
-        len(request.dead),
-    ]
-    for letter in request.dead:
-        flat = _letter_fields(letter)
-        args += (len(flat), *flat)
-    batch = request.batch
-    if batch is None:
-        args.append(0)
-    else:
-        args += (batch.rows, str(batch.first), batch.schema, batch.crc, batch.codec, batch.size, batch.data)
-    names = _names(keys, request.partition, *tables)
-    if request.outbox is not None:
-        outbox = keys.outbox(request.partition)
-        names = (*names[:BESIDES], outbox.messages, outbox.heads, *names[BESIDES:])
-        args += request.outbox.args()
+    changes: list[Argument] = []
     for name, (its_sets, its_dels) in tables.items():
-        args += (request.tables[name], len(its_sets) // 2, *its_sets, len(its_dels), *its_dels)
-    return names, args
+        changes += (request.tables[name], len(its_sets) // 2, *its_sets, len(its_dels), *its_dels)
+    return {
+        "tables": keys.tables(request.partition, tables) if tables else (),
+        "sets": sets,
+        "dels": dels,
+        "changes": changes,
+        **(_NO_MESSAGES if request.outbox is None else request.outbox.named()),
+    }
 
 
-BESIDES = 6
-"""Keys of each commit; those of the outbox and of tables follow."""
-
-
-@cache
-def _names(keys: GroupKeys, p: int, *tables: str) -> tuple[str, ...]:
-    """Return the keys of a partition for the script; there are thousands of commits a second."""
-    named = keys.lock(p), keys.acked(p), keys.events(p), keys.state(p), keys.dead(p), keys.counts(p)
-    return *named, *keys.tables(p, tables)
+_NO_MESSAGES: dict[str, Any] = {"outbox_limit": 0, "outbox_last": "", "sends": ()}
 
 
 def _letter_fields(letter: DeadEntry) -> list[Argument]:

@@ -7,7 +7,7 @@ from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import REPLAY_DEAD, checked
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 
 _FIELD = b"f."
@@ -60,10 +60,8 @@ async def replay_dead(
     atomically, so a repeated call replays no letter twice. The result has the id of each new entry, None for
     a letter that did not exist. If Redis refuses a letter, others may have been replayed.
     """
-    calls: list[ScriptCall] = [
-        ((keys.dead(partition), keys.events(partition)), (str(letter), REPLAYED_FOR, keys.group))
-        for letter in ids
-    ]
+    named = {"first": REPLAYED_FOR, "group": keys.group}
+    calls = [REPLAY_DEAD.at(keys, partition, **named, id=str(letter)) for letter in ids]
     replayed: dict[EntryId, EntryId | None] = {}
     replies = all_answered(await backend.run_many(REPLAY_DEAD, calls))
     for letter, reply in zip(ids, replies, strict=True):

@@ -18,7 +18,6 @@ from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SE
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.durability import Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.redisio.wire.link import Argument
 
 MOVED_MAX = 200
 """Maximum records that one call moves; it takes a millisecond of server time, more with large records."""
@@ -50,12 +49,11 @@ class IdCall(NamedTuple):
     """A call about an id; it may be repeated unchanged."""
 
     script: Script
-    keys: Sequence[str]
-    args: Sequence[Argument]
+    call: ScriptCall
 
     async def run(self, backend: Backend, durability: Durability) -> IdReply:
         """Make the call once."""
-        (reply,) = await backend.run_many(self.script, [(self.keys, self.args)], durability=durability)
+        (reply,) = await backend.run_many(self.script, [self.call], durability=durability)
         if isinstance(reply, BackendUnavailable):
             return IdReply(AppendCode.UNKNOWN, error=reply)
         if isinstance(reply, BackendError):
@@ -83,8 +81,8 @@ def send_once(
     limit: int,
 ) -> IdCall:
     """Append a record, unless one of its id was appended within the window."""
-    names = (keys.events(partition), keys.seen(partition, digest), keys.counts(partition))
-    return IdCall(SEND_ONCE, names, (call, window_ms, limit, *fields))
+    named = {"call": call, "window_ms": window_ms, "limit": limit, "fields": fields}
+    return IdCall(SEND_ONCE, SEND_ONCE.at(keys, partition, once=keys.seen(partition, digest), **named))
 
 
 def schedule(
@@ -102,14 +100,15 @@ def schedule(
     """Keep a record until it is due: ``after`` or ``at`` a time in ms. ``named`` is its id and its key."""
     texts = (named[0].encode(), named[1] or b"", *fields)
     record = b"%s\n%s" % (b",".join(b"%d" % len(text) for text in texts), b"".join(texts))
-    args = (digest, call, *due, "1" if replace else "", limit, record)
-    return IdCall(LATER_PUT, (keys.later(partition), keys.delayed(partition)), args)
+    how, time_ms = due
+    what = {"id": digest, "call": call, "how": how, "time_ms": time_ms, "limit": limit, "record": record}
+    return IdCall(LATER_PUT, LATER_PUT.at(keys, partition, replace=int(replace), **what))
 
 
 def cancel(keys: StreamKeys, partition: int, digest: str, call: str, *, window_ms: int) -> IdCall:
     """Drop a record that waits; the value of the reply is ``0`` if none does."""
-    names = (keys.later(partition), keys.delayed(partition))
-    return IdCall(LATER_CANCEL, names, (digest, call, window_ms))
+    named = {"id": digest, "call": call, "window_ms": window_ms}
+    return IdCall(LATER_CANCEL, LATER_CANCEL.at(keys, partition, **named))
 
 
 async def any_waits(backend: Backend, keys: StreamKeys, partitions: Sequence[int]) -> bool:
@@ -136,10 +135,8 @@ async def move_due(
 
     Partitions that Redis refused are missing in the result; if it refused all, this raises.
     """
-    calls: list[ScriptCall] = [
-        ((keys.events(p), keys.later(p), keys.delayed(p), keys.counts(p)), (MOVED_MAX, limit, window_ms))
-        for p in partitions
-    ]
+    named = {"most": MOVED_MAX, "limit": limit, "window_ms": window_ms}
+    calls = [LATER_MOVE.at(keys, p, **named) for p in partitions]
     replies = await backend.run_many(LATER_MOVE, calls)
     return dict(answered(list(partitions), replies, _moved))
 

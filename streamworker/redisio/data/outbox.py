@@ -62,12 +62,12 @@ class OutboxWrite:
     limit: int
     """Messages that the outbox may hold when these are added."""
 
-    def args(self) -> list[Argument]:
-        """Return the arguments of the script that commits."""
-        args: list[Argument] = ["outbox", self.limit, self.after, len(self.messages)]
+    def named(self) -> dict[str, Any]:
+        """Return the arguments of a script that commits."""
+        sends: list[Argument] = []
         for each in self.messages:
-            args += (str(each.id), str(each.to), str(each.since), str(each.through), each.data)
-        return args
+            sends += (str(each.id), str(each.to), str(each.since), str(each.through), each.data)
+        return {"outbox_limit": self.limit, "outbox_last": self.after, "sends": sends}
 
 
 def pack_records(limit: int, args: Sequence[Argument]) -> bytes:
@@ -80,7 +80,7 @@ def pack_records(limit: int, args: Sequence[Argument]) -> bytes:
 
 async def open_outbox(backend: Backend, keys: OutboxKeys, durability: Durability = MEMORY) -> Heads:
     """Return where an outbox stands, once all that is in it is durable. The call may be repeated."""
-    call: ScriptCall = ((keys.messages, keys.heads), ())
+    call = OPEN_OUTBOX.at(keys)
     (reply,) = await backend.run_many(OPEN_OUTBOX, [call], durability=durability)
     if isinstance(reply, Undurable):
         raise reply.error()
@@ -192,9 +192,9 @@ async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Ou
 
 def forward_call(app: str, source: str, message: Message) -> ScriptCall:
     """Return keys and arguments of ``forward.lua`` for a message."""
-    keys, partition = StreamKeys(app, message.to.stream), message.to.partition
-    names = (keys.events(partition), keys.taken(partition), keys.counts(partition))
-    return names, (source, str(message.since), str(message.through), *_decode(message.data))
+    place, (limit, *records) = StreamKeys(app, message.to.stream), _decode(message.data)
+    named = {"begins": str(message.since), "ends": str(message.through), "limit": limit}
+    return FORWARD.at(place, message.to.partition, source=source, **named, records=records)
 
 
 def _reply(reply: Any) -> ForwardReply:

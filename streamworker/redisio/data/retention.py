@@ -59,10 +59,11 @@ async def provision(
     calls: list[ScriptCall] = []
     for field, was, value in zip(_fields(keys), before, mine, strict=True):
         if value is not None and value != was and not (again and was):
-            calls.append(((keys.meta,), ("HSET", field, str(value))))
+            calls.append(STORE.call(hash=keys.meta, command="HSET", fields=(field, str(value))))
     if (kept := mine.stream or before.stream) and not kept.keeps_nothing:
         # From now on no sender trims; see parts/counts.lua.
-        calls += [((keys.counts(p),), ("HSETNX", "retained", 0)) for p in range(partitions)]
+        counts = map(keys.counts, range(partitions))
+        calls += [STORE.call(hash=key, command="HSETNX", fields=("retained", 0)) for key in counts]
     for reply in all_answered(await backend.run_many(STORE, calls)):
         checked(reply)
     return before

@@ -13,9 +13,8 @@ SCAN_COUNT = 1_000
 TIMERS = "\0"
 """Prefix of the fields that belong to timers, and not to the function's state."""
 TICK = "\0tick:"
-"""Prefix of the fields that say up to which planned time (ms) a timer is done. A commit whose first field is
-one moves no checkpoint. It is refused if the field has changed since, and a repeat if it has that value
-already (``commit.lua``)."""
+"""Prefix of the fields that say up to which planned time (ms) a timer is done. The commit of a timer's call
+is refused if the field has changed since, and a repeat if it has that value already (``tick.lua``)."""
 RAN = "\0ran:"
 """Prefix of the fields that tell of a timer's last call, as JSON."""
 RUN = "\0run:"

@@ -7,7 +7,7 @@ from streamworker.errors import BackendError
 from streamworker.records.statetables import alive
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.scripts import EXPIRE, checked
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import ms_of, pairs_of
 
@@ -66,8 +66,8 @@ async def expire_many(
     """
     left = dict(owners)
     while left:
-        calls: list[ScriptCall] = [
-            ([keys.lock(p), *keys.tables(p, tables)], [owner, epoch, EXPIRED_MAX])
+        calls = [
+            EXPIRE.at(keys, p, tables=keys.tables(p, tables), owner=owner, epoch=epoch, most=EXPIRED_MAX)
             for p, (owner, epoch) in left.items()
         ]
         replies = all_answered(await backend.run_many(EXPIRE, calls))

@@ -153,7 +153,8 @@ async def store_fields(
 ) -> None:
     """Store how something is declared, also when memory is full; without ``again``, what is there stays."""
     flat = [each for pair in fields.items() for each in pair]
-    checked(await backend.run(STORE, (key,), ("HSET" if again else "HSETNX", *flat)))
+    call = STORE.call(hash=key, command="HSET" if again else "HSETNX", fields=flat)
+    checked(await backend.run(STORE, call))
 
 
 async def stored_schema(backend: Backend, keys: StreamKeys) -> Mapping[str, Any]:
@@ -178,12 +179,8 @@ async def register(backend: Backend, keys: GroupKeys, partitions: int, start: st
     which it begins. The result is the checkpoint of each partition.
     """
     after = _STARTS.get(start) or str(EntryId.parse(start))
-    calls: list[ScriptCall] = [
-        (
-            (keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p), keys.counts(p)),
-            (keys.group, after, new_nonce()),
-        )
-        for p in range(partitions)
+    calls = [
+        REGISTER.at(keys, p, group=keys.group, start=after, nonce=new_nonce()) for p in range(partitions)
     ]
     checkpoints: dict[int, EntryId] = {}
     for partition, reply in enumerate(all_answered(await backend.run_many(REGISTER, calls))):
@@ -231,10 +228,16 @@ async def append_many(
 
 def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
     """Return keys and arguments of ``append.lua`` for an append."""
-    p = append.partition
-    head = (append.seq, append.follows or "", append.confirmed, append.limit)
-    names = (keys.events(p), keys.producer(p, append.producer), keys.counts(p))
-    return names, (*head, *records_args(append.entries, append.pack))
+    return APPEND.at(
+        keys,
+        append.partition,
+        sent=keys.producer(append.partition, append.producer),
+        number=append.seq,
+        follows=append.follows or "",
+        confirmed=append.confirmed,
+        limit=append.limit,
+        records=records_args(append.entries, append.pack),
+    )
 
 
 def records_args(entries: Sequence[bytes | tuple[Payload, Headers]], packing: Packing) -> list[Argument]:
@@ -461,11 +464,10 @@ async def entries_up_to(backend: Backend, keys: StreamKeys, partition: int, posi
     The function counts the records after the position, in slices, so that it never blocks the server
     for long.
     """
-    key, counts = keys.events(partition), keys.counts(partition)
     after, last = 0, str(position)
     while True:
-        call = (str(position), last, COUNT_ENTRIES)
-        _, counted, last_id, added, more = checked(await backend.run(COUNT, (key, counts), call))
+        call = COUNT.at(keys, partition, after=str(position), since=last, most=COUNT_ENTRIES)
+        _, counted, last_id, added, more = checked(await backend.run(COUNT, call))
         after, last = after + int(counted), last_id.decode()
         if not more:
             # This slice reached the end of the stream, and `added` was read at the same moment.

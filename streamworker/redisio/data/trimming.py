@@ -51,12 +51,9 @@ async def trim_many(
     whole log. ``keep`` returns what retention keeps of a partition. Partitions that Redis refused are missing
     in the result; if it refused all, this raises.
     """
-    calls: list[ScriptCall] = [
-        (
-            (keys.events(p), keys.acked(p), keys.lock(p), keys.groups(p), keys.counts(p)),
-            (rows, TRIM_ENTRIES, keys.group, *("" if each is None else each for each in keep(p))),
-        )
-        for p, rows in acked_rows.items()
-    ]
+    calls: list[ScriptCall] = []
+    for p, rows in acked_rows.items():
+        kept = {name: "" if each is None else each for name, each in keep(p)._asdict().items()}
+        calls.append(TRIM.at(keys, p, rows=rows, most=TRIM_ENTRIES, group=keys.group, **kept))
     replies = await backend.run_many(TRIM, calls)
     return dict(answered(list(acked_rows), replies, lambda reply: Trimmed(*map(int, reply[1:]))))

@@ -12,7 +12,7 @@ from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stal
 from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, whole
-from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, checked
+from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.info import pairs_of
 
@@ -73,11 +73,9 @@ async def acquire_many(
     for ``drain_deadline_ms``. Partitions that Redis refused are missing in the result; if it refused all,
     this raises the first refusal.
     """
-    calls: list[ScriptCall] = [
-        (
-            (keys.lock(p), keys.events(p), keys.acked(p), keys.groups(p), keys.counts(p)),
-            (owner, generation, drain_deadline_ms, keys.group, new_nonce(), *live),
-        )
+    named = {"owner": owner, "generation": generation, "group": keys.group, "members": live}
+    calls = [
+        ACQUIRE.at(keys, p, **named, drain_deadline_ms=drain_deadline_ms, nonce=new_nonce())
         for p in partitions
     ]
     replies = await backend.run_many(ACQUIRE, calls)
@@ -114,7 +112,8 @@ async def release_many(
     released: False if another member holds the lock now. Refusals count as in :func:`acquire_many`.
     """
     partitions = list(epochs)
-    replies = await backend.run_many(RELEASE, [((keys.lock(p),), (owner, epochs[p])) for p in partitions])
+    calls = [RELEASE.at(keys, p, owner=owner, epoch=epoch) for p, epoch in epochs.items()]
+    replies = await backend.run_many(RELEASE, calls)
     return {p: reply[0] == b"OK" for p, reply in answered(partitions, replies)}
 
 
@@ -134,15 +133,22 @@ async def mark_many(
     With ``only_over`` the locks of halted partitions stay unchanged, and those with a reason that does not
     begin with it: a halted partition or a full acked log says more.
     """
-    prefix = () if only_over is None else (only_over,)
     calls: list[ScriptCall] = []
     for mark in marks:
-        retry: tuple[int, ...] = ()
-        if mark.retry:
-            attempts, since_ms, next_ms = mark.retry
-            retry = (attempts, clock_ms - since_ms, max(0, next_ms - clock_ms))
-        args = (mark.owner, mark.epoch, mark.state, mark.reason, *prefix, *retry)
-        calls.append(((keys.lock(mark.partition),), args))
+        attempts, since_ms, next_ms = mark.retry or (0, clock_ms, clock_ms)
+        call = MARK.at(
+            keys,
+            mark.partition,
+            owner=mark.owner,
+            epoch=mark.epoch,
+            state=mark.state,
+            reason=mark.reason,
+            over="*" if only_over is None else only_over,
+            attempts=attempts,
+            since_ms=clock_ms - since_ms,
+            next_ms=max(0, next_ms - clock_ms),
+        )
+        calls.append(call)
     answered([mark.partition for mark in marks], await backend.run_many(MARK, calls))
 
 
@@ -158,7 +164,8 @@ async def store_tries(
 ) -> None:
     """Store how many calls of some records were begun; ignored if another member holds the lock by now."""
     text = " ".join([f"{entry_id} {count}" for entry_id, count in sorted(tries.items())] + [ALONE] * alone)
-    checked(await backend.run(MARK, (keys.lock(partition),), (owner, epoch, "tries", text)))
+    call = STORE_TRIES.at(keys, partition, owner=owner, epoch=epoch, tries=text)
+    checked(await backend.run(STORE_TRIES, call))
 
 
 def _tries(stored: bytes) -> tuple[tuple[EntryId, int], ...]:
@@ -256,9 +263,10 @@ async def move_checkpoint(
     the previous checkpoint; ``Held`` if a member holds the lock, and nothing was moved; None if the group was
     never registered in the partition.
     """
-    touched = [keys.lock(partition), keys.events(partition), keys.counts(partition)]
-    touched += keys.tables(partition, clear)
-    match checked(await backend.run(MOVE_CHECKPOINT, touched, (keys.group, str(to), entries, owner))):
+    cleared, checkpoint = keys.tables(partition, clear), str(to)
+    named = {"group": keys.group, "checkpoint": checkpoint, "entries": entries, "owner": owner}
+    call = MOVE_CHECKPOINT.at(keys, partition, **named, cleared=cleared)
+    match checked(await backend.run(MOVE_CHECKPOINT, call)):
         case [b"OK", before]:
             return EntryId.parse(before)
         case [b"HELD", holder]:

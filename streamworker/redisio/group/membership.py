@@ -13,7 +13,6 @@ from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import CHANGE_MEMBERS, HEARTBEAT, MEND_MEMBERS, checked, wrong_type
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ms_of, pairs_of
-from streamworker.redisio.wire.link import Argument
 
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
 
@@ -80,14 +79,17 @@ async def change_members(
     ``removed`` begin and end with this change. With ``seen``, their heartbeats as they were read, nothing
     changes if a removed member has another one by now.
     """
-    args: list[Argument] = [expected or "", body, *_counted(message), len(removed)]
-    for member in removed:
-        args += (member, "*" if seen is None else seen.get(member, b""))
-    args.append(len(added))
-    for member in added:
-        args += (member, _beat_text(0, "", 0))
-    args.append(at_least)
-    code, found, server_ms = checked(await backend.run(CHANGE_MEMBERS, _touched(keys), args))
+    begun = _beat_text(0, "", 0)
+    call = CHANGE_MEMBERS.at(
+        keys,
+        expected=expected or "",
+        body=body,
+        least=at_least,
+        message=_words(message),
+        removed=[x for member in removed for x in (member, "*" if seen is None else seen.get(member, b""))],
+        added=[word for member in added for word in (member, begun)],
+    )
+    code, found, server_ms = checked(await backend.run(CHANGE_MEMBERS, call))
     return DocumentChanged(int(found)) if code == b"OK" else ChangeRefused(found, int(server_ms))
 
 
@@ -107,21 +109,18 @@ async def mend_members(
     value, see ``core.mending``. With an empty ``body`` no document is written. ``message`` and ``at_least``
     are as for :func:`change_members`; heartbeats of members that are not ``present`` are removed.
     """
-    args: list[Argument] = [seen, body, at_least, *_counted(message), *present]
-    code, found, server_ms, *kind = checked(await backend.run(MEND_MEMBERS, _touched(keys), args))
+    call = MEND_MEMBERS.at(
+        keys, seen=seen, body=body, least=at_least, message=_words(message), present=present
+    )
+    code, found, server_ms, *kind = checked(await backend.run(MEND_MEMBERS, call))
     if code != b"OK":
         return ChangeRefused(found, int(server_ms), kind[0].decode())
     return DocumentChanged(int(found)) if body else DocumentRead(None, int(server_ms))
 
 
-def _touched(keys: GroupKeys) -> tuple[str, ...]:
-    return keys.members, keys.control, keys.beats, keys.loads, keys.damaged
-
-
-def _counted(message: Mapping[str, str]) -> list[Argument]:
-    """Return the fields of a message without its generation, and in front how many words they are."""
-    flat = [part for name, value in message.items() if name != "generation" for part in (name, value)]
-    return [len(flat), *flat]
+def _words(message: Mapping[str, str]) -> list[str]:
+    """Return the fields and values of a message without its generation."""
+    return [part for name, value in message.items() if name != "generation" for part in (name, value)]
 
 
 class Renewal(NamedTuple):
@@ -146,9 +145,11 @@ async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[Heart
     its reply is the error, and the other groups are renewed.
     """
     calls = [
-        (
-            (each.keys.members, each.keys.beats, each.keys.loads, each.keys.damaged),
-            (each.member, _beat_text(each.client_id, each.run_id, each.load), loads_text(each.loads)),
+        HEARTBEAT.at(
+            each.keys,
+            member=each.member,
+            beat=_beat_text(each.client_id, each.run_id, each.load),
+            measured=loads_text(each.loads),
         )
         for each in renewals
     ]

@@ -38,7 +38,7 @@ UNKNOWN_CHECKPOINT = "0-0"
 async def _list_ownership(access: Access, _: ListOwnership) -> Event:
     keys = access.keys
     declared = await access.backend.execute("HGET", keys.meta, "partitions")
-    _, server_ms, *flat = checked(await access.backend.run(LIST, (keys.of_group(CLAIMS),), ()))
+    _, server_ms, *flat = checked(await access.backend.run(LIST, LIST.call(claims=keys.of_group(CLAIMS))))
     entries = (_entry(name, text) for name, text in zip(flat[::2], flat[1::2], strict=True))
     return OwnershipListed(
         partitions_in(declared), tuple(entry for entry in entries if entry is not None), int(server_ms)
@@ -54,8 +54,9 @@ async def _update_checkpoints(access: Access, effect: UpdateCheckpoints) -> Even
 
 
 async def _give_up_partitions(access: Access, effect: GiveUpPartitions) -> Event:
-    keys = access.keys
-    checked(await access.backend.run(GIVE_UP, (keys.of_group(CLAIMS),), (effect.owner, *effect.partitions)))
+    claims = access.keys.of_group(CLAIMS)
+    call = GIVE_UP.call(claims=claims, owner=effect.owner, partitions=effect.partitions)
+    checked(await access.backend.run(GIVE_UP, call))
     return PartitionsGivenUp(effect.partitions)
 
 
@@ -63,13 +64,15 @@ async def _change(
     access: Access, how: str, owner: str, etags: Mapping[int, int]
 ) -> tuple[dict[int, int], dict[int, OwnershipEntry | None]]:
     """Write entries by compare-and-set; return the ETags of the changed, and the others as they are."""
-    args: list[Argument] = [owner, how]
+    changes: list[Argument] = []
     locks = await access.backend.pipeline([("HGET", access.keys.lock(p), "checkpoint") for p in etags])
     for (partition, etag), checkpoint in zip(etags.items(), locks, strict=True):
         # One unreadable lock must not prevent the renewal of all claims.
         is_known = checkpoint is not None and not isinstance(checkpoint, BackendError)
-        args += (partition, etag, OWNER_LEVEL, checkpoint if is_known else UNKNOWN_CHECKPOINT)
-    _, etag, *flat = checked(await access.backend.run(CHANGE, (access.keys.of_group(CLAIMS),), args))
+        changes += (partition, etag, OWNER_LEVEL, checkpoint if is_known else UNKNOWN_CHECKPOINT)
+    claims = access.keys.of_group(CLAIMS)
+    call = CHANGE.call(claims=claims, owner=owner, how=how, changes=changes)
+    _, etag, *flat = checked(await access.backend.run(CHANGE, call))
     done: dict[int, int] = {}
     refused: dict[int, OwnershipEntry | None] = {}
     for name, text in zip(flat[::2], flat[1::2], strict=True):

@@ -3,6 +3,9 @@
 The two channels of the algorithm are two kinds of messages on the control stream.
 """
 
+from itertools import chain
+from typing import Any
+
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.lease.events import (
     ChallengeLeases,
@@ -15,7 +18,6 @@ from streamworker.core.protocols.lease.events import (
 from streamworker.redisio.group.operation import Access, Operation
 from streamworker.redisio.keys import GroupKeys, KeyRow
 from streamworker.redisio.scripts import checked, load
-from streamworker.redisio.wire.link import Argument
 
 CHALLENGE, RACE, UPDATE = SCRIPTS = tuple(load(f"lease/{name}") for name in ("challenge", "race", "update"))
 GRAB = "grab"
@@ -26,32 +28,28 @@ KEYS = tuple(KeyRow(f"sw:{{app.stream:GROUP}}:{name}", "hash") for name in (GRAB
 
 
 async def _challenge_leases(access: Access, effect: ChallengeLeases) -> Event:
-    args: list[Argument] = [effect.owner]
-    for partition, how in effect.challenges.items():
-        args += (partition, how.value)
-    keys = (*_hashes(access.keys), access.keys.control)
-    reply = checked(await access.backend.run(CHALLENGE, keys, args))
+    challenges = [word for partition, how in effect.challenges.items() for word in (partition, how.value)]
+    call = CHALLENGE.at(access.keys, **_hashes(access.keys), owner=effect.owner, challenges=challenges)
+    reply = checked(await access.backend.run(CHALLENGE, call))
     return LeasesChallenged(tuple(effect.challenges), frozenset(int(each) for each in reply[1:]))
 
 
 async def _race_for_lease(access: Access, effect: RaceForLease) -> Event:
-    _, winner, generation, allocated = checked(
-        await access.backend.run(RACE, _hashes(access.keys), (effect.owner, effect.partition))
-    )
+    call = RACE.call(**_hashes(access.keys), owner=effect.owner, partition=effect.partition)
+    _, winner, generation, allocated = checked(await access.backend.run(RACE, call))
     return LeaseRaced(effect.partition, winner.decode(), int(generation), allocated.decode())
 
 
 async def _update_leases(access: Access, effect: UpdateLeases) -> Event:
-    args: list[Argument] = [effect.owner, len(effect.allocate)]
-    args += (part for pair in effect.allocate.items() for part in pair)
-    args += (len(effect.end), *effect.end, len(effect.clear))
-    args += (part for pair in effect.clear.items() for part in pair)
-    checked(await access.backend.run(UPDATE, (*_hashes(access.keys), access.keys.control), args))
+    processed, cleared = (list(chain(*pairs.items())) for pairs in (effect.allocate, effect.clear))
+    changes = {"processed": processed, "ended": effect.end, "cleared": cleared}
+    call = UPDATE.at(access.keys, **_hashes(access.keys), owner=effect.owner, **changes)
+    checked(await access.backend.run(UPDATE, call))
     return LeasesUpdated(done=True)
 
 
-def _hashes(keys: GroupKeys) -> tuple[str, str]:
-    return keys.of_group(GRAB), keys.of_group(ALLOCATION)
+def _hashes(keys: GroupKeys) -> dict[str, Any]:
+    return {name: keys.of_group(name) for name in (GRAB, ALLOCATION)}
 
 
 OPERATIONS: dict[type[Effect], Operation] = {

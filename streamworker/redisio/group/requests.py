@@ -51,7 +51,7 @@ async def make_request(
     commit that passes it adds it to the dead letters in place of the function's results.
     """
     who, why = storable(who)[:TEXT_MAX], storable(why)[:TEXT_MAX]
-    calls = [((keys.lock(p),), (request, who, why, str(record))) for p in partitions]
+    calls = [REQUEST.at(keys, p, request=request, who=who, why=why, id=str(record)) for p in partitions]
     replies = answered(partitions, await backend.run_many(REQUEST, calls), _given)
     given = {partition: reply for partition, reply in replies if reply is not None}
     news = {p: each.version for p, each in given.items() if each.is_new}

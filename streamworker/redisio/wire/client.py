@@ -155,9 +155,9 @@ class Backend:
             return []
         return _named(commands, await self._server.commands(commands))
 
-    async def run(self, script: Script, keys: Sequence[str], args: Sequence[Argument]) -> Any:
+    async def run(self, script: Script, call: ScriptCall) -> Any:
         """Run a script; see :meth:`execute`."""
-        (reply,) = all_answered(await self.run_many(script, [(keys, args)]))
+        (reply,) = all_answered(await self.run_many(script, [call]))
         return reply
 
     async def run_many(

@@ -56,8 +56,9 @@ class Work:
     dead: list[DeadEntry] = field(default_factory=list)
     sends: Routed = field(default_factory=dict)
     """Rows for other streams, encoded."""
+    timer: str = ""
     before: bytes = b""
-    """For a timer the value of the first field of ``state`` before; see ``CommitRequest``."""
+    """For the call of a timer the field that names it, and its value before; see ``CommitRequest``."""
     state: Changes = field(default_factory=dict)
     holds_rows: bool = False
     """Whether the entries are those of a stream of columns."""
@@ -149,11 +150,12 @@ class Commits:
             batch=batch,
             reads=self.buffer.reads_up_to(last) if entries else (),
             last=as_stored(*origin_at(entries, -1)) if entries else None,
+            timer=work.timer,
             before=work.before,
             state=work.state,
             dead=work.dead,
             outbox=self.outbox.write(work.sends) if work.sends and self.outbox else None,
-            trim=self.trims.with_commit(),
+            trim=bool(entries) and self.trims.with_commit(),
             acked_limit=self.trims.acked_limit,
             acked_trim_rows=self.trims.acked_rows,
             tables=self.state.ttls,

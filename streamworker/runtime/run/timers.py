@@ -38,10 +38,12 @@ LOOK_AGAIN_MS = 60_000
 class Tick(NamedTuple):
     """A planned time of a timer that is done, and the results of its call."""
 
-    fields: Changes
-    """The fields that say so; the first names the timer, and begins with the planned time."""
+    timer: str
+    """The field that says so; its value begins with the planned time."""
     before: bytes
-    """What the first of them held before."""
+    """What it held before."""
+    fields: Changes
+    """What it holds now, and what other fields tell of the call."""
     changes: Changes
     sends: Routed
 
@@ -209,7 +211,7 @@ class Timers:
         timer.asked = {} if found.runs else timer.asked
         timer.pauses.reset()
         before, timer.done = timer.done, done
-        return Tick(fields, before, changes, sends)
+        return Tick(TICK + name, before, fields, changes, sends)
 
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()

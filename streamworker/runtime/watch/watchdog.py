@@ -31,7 +31,7 @@ from streamworker.log import get_logger
 from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COUNT
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.run.runner import PartitionRunner
@@ -210,9 +210,7 @@ class Watchdog:
         self._turn += IDLE_LOOKS_MAX
         in_turn = [*idle[first:], *idle[:first]]
         idle = sorted(in_turn, key=lambda each: each[:2] not in self._unread)[:IDLE_LOOKS_MAX]
-        calls: list[ScriptCall] = [
-            ((keys.events(p), keys.counts(p)), (position, position, 1)) for keys, p, position in idle
-        ]
+        calls = [COUNT.at(keys, p, after=position, since=position, most=1) for keys, p, position in idle]
         try:
             async with self._connect() as backend:
                 replies = await backend.run_many(COUNT, calls)

@@ -8,20 +8,19 @@
 -- were other entries behind the last commit, the script copies the entries up to the lock in order. The copy
 -- then replaces the log, without entries trimmed meanwhile.
 --
--- KEYS  1 lock (hash)  2 acked (stream)  3 copy (stream)  4 events (stream)  5 groups (hash)  6 counts (hash)
--- ARGV  1 identity of the log  2 group  3 '' to begin, '?' to check only, else the last returned position
+-- KEYS  lock (hash)  acked (stream)  copy (stream)  events (stream)  groups (hash)  counts (hash)
+-- ARGV  log: its identity  group  cursor: '' to begin, '?' to check only, else the last returned position
 -- reply [OK, looked, moved or copied, position] | [OK, done or ahead, last id of the log]
 --       | [CHANGED] | [BADTYPE, key]
 -- A position is '>' and the last entry that was compared, later the last that was copied, and the lock's row.
 local PIECE, ID = 20, '^%d+%-%d+$'
 
-local lock, acked, copy, cursor = KEYS[1], KEYS[2], KEYS[3], ARGV[3]
 local held = redis.call('HMGET', lock, 'log', 'rows', 'checkpoint', 'epoch', 'tail')
 if held[1] and not (is_count(held[2]) and string.find(held[3] or '', ID)) then return {'BADTYPE', lock} end
 local row, last_id, _, _, first = tonumber(held[2] or ''), stream_position(acked)
 local is_ahead = row and id_less(text(row) .. '-0', last_id)
 if cursor == '?' then return {'OK', is_ahead and 'ahead' or 'done', last_id} end
-if held[1] ~= ARGV[1] then return {'CHANGED'} end
+if held[1] ~= log then return {'CHANGED'} end
 local compares, at, row_then = string.match(cursor, '^(>?)(%d+%-%d+) (%d+)$')
 if cursor == '' then compares, at, row_then = '>', text(row) .. '-0', text(row) end
 if compares == '>' or not is_ahead then redis.call('UNLINK', copy) end
@@ -45,9 +44,9 @@ local function has_gap(deleted)
 end
 
 local function was_in_source(id)
-  local newest, _, _, oldest = stream_position(KEYS[4])
+  local newest, _, _, oldest = stream_position(events)
   if id_less(newest, id) then return false end
-  return not oldest or id_less(id, oldest) or #redis.call('XRANGE', KEYS[4], id, id) > 0
+  return not oldest or id_less(id, oldest) or #redis.call('XRANGE', events, id, id) > 0
 end
 
 local function compare()
@@ -80,9 +79,9 @@ local function compare()
     redis.call('HSET', lock, 'rows', text(row), 'checkpoint', checkpoint,
       'tail', text(row) .. ' ' .. before.last .. ' ' .. before.epoch,
       -- The next acquisition of the lock counts its entries anew, none of them as deleted: see settle.
-      'entries', text(records_added(KEYS[4], (select(2, stream_position(KEYS[4]))))))
+      'entries', text(records_added(events, (select(2, stream_position(events))))))
     raise_epoch(lock, epoch)
-    redis.call('HSET', KEYS[5], ARGV[2], '')
+    redis.call('HSET', groups, group, '')
   end
   return moved and 'moved' or next_id ~= '' and 'looked'
 end

@@ -1,10 +1,10 @@
 -- uses: document
 -- Removes the stored damaged document or heartbeats, if it is still the value that the caller inspected.
 --
--- KEYS  1 damaged (any)
--- ARGV  1 fingerprint of the inspected value
+-- KEYS  damaged (any)
+-- ARGV  inspected: fingerprint of the inspected value
 -- reply [OK] | [CHANGED]
-local there = fingerprint(KEYS[1])
-if there == '' or there ~= ARGV[1] then return {'CHANGED'} end
-redis.call('UNLINK', KEYS[1])
+local there = fingerprint(damaged)
+if there == '' or there ~= inspected then return {'CHANGED'} end
+redis.call('UNLINK', damaged)
 return {'OK'}

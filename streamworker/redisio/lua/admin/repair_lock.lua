@@ -3,11 +3,11 @@
 -- epoch: if the owner is alive after all, its next commit is fenced. Checkpoint, rows and all other fields
 -- stay.
 --
--- KEYS  1 lock (hash)
--- ARGV  1 owner  2 epoch
+-- KEYS  lock (hash)
+-- ARGV  owner  epoch
 -- reply [OK] | [CHANGED] | [BADTYPE, key]
-local held = redis.call('HMGET', KEYS[1], 'owner', 'epoch')
-if ARGV[1] == '' or held[1] ~= ARGV[1] or seen_epoch(held[2]) ~= ARGV[2] then return {'CHANGED'} end
-free(KEYS[1])
-raise_epoch(KEYS[1], held[2])
+local held = redis.call('HMGET', lock, 'owner', 'epoch')
+if owner == '' or held[1] ~= owner or seen_epoch(held[2]) ~= epoch then return {'CHANGED'} end
+free(lock)
+raise_epoch(lock, held[2])
 return {'OK'}

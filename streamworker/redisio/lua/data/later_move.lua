@@ -2,11 +2,10 @@
 -- Sends what is due, in the order of the times, and forgets what was sent or cancelled long ago. Any process
 -- may call it at any time: each record is appended and marked in one step.
 --
--- KEYS  1 events (stream)  2 later (zset)  3 delayed (hash)  4 counts (hash)
--- ARGV  1 most to look at  2 records that the partition may hold; 0 for no limit  3 window in ms
+-- KEYS  events (stream)  later (zset)  delayed (hash)  counts (hash)
+-- ARGV  most: ids to look at  limit (number): records that the partition may hold; 0 for no limit
+--       window_ms (number)
 -- reply [OK | FULL, number sent, ms until the next is due, or '' if nothing waits] | [BADTYPE, key]
-local events, later, delayed = KEYS[1], KEYS[2], KEYS[3]
-local most, limit = tonumber(ARGV[1]), tonumber(ARGV[2])
 local now, sent, code = server_ms(), 0, 'OK'
 local length = records_of(events)
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', later, '-inf', text(now), 'LIMIT', 0, most)) do
@@ -25,7 +24,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', later, '-inf', text(now), 'LIMIT
       at = at + tonumber(size)
     end
     local entry = redis.call('XADD', events, '*', unpack(fields, 3))
-    local until_ms, ends = known_until(now, tonumber(ARGV[3]))
+    local until_ms, ends = known_until(now, window_ms)
     keep_later(later, delayed, id, until_ms, 's', calls, due, entry, ends)
     length, sent = length + 1, sent + 1
   else

@@ -1,12 +1,12 @@
 -- uses: later
 -- Schedules a record that is sent when it is due, unless one of its id waits, or was sent within the window.
 --
--- KEYS  1 later (zset)  2 delayed (hash)
--- ARGV  1 id  2 name of this call, the same when it is repeated  3 'after' or 'at'  4 that time in ms
---       5 '1' to replace one that waits, or was sent  6 records that may be known; 0 for no limit
---       7 sizes and texts, see parts/later.lua
+-- KEYS  later (zset)  delayed (hash)
+-- ARGV  id  call: its name, the same when it is repeated  how: 'after' or 'at'  time_ms (number)
+--       replace: '1' to replace one that waits, or was sent
+--       limit (number): records that may be known; 0 for no limit
+--       record: sizes and texts, see parts/later.lua
 -- reply [OK | DUP, time at which it is due, or that of the one before it] | [FULL, number] | [BADTYPE, key]
-local later, delayed, id, call = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 local now = server_ms()
 local state, calls, due, rest = later_of(delayed, id)
 local function known_already(code)
@@ -19,11 +19,10 @@ if state == 's' or state == 'c' then
   local ends = string.match(rest, ' (%d+)$') or redis.call('ZSCORE', later, id) or '0'
   if tonumber(ends) <= now then state = nil end
 end
-if (state == 'w' or state == 's') and ARGV[5] ~= '1' then return known_already('DUP') end
-local limit = tonumber(ARGV[6])
+if (state == 'w' or state == 's') and replace ~= '1' then return known_already('DUP') end
 if limit > 0 and not state and redis.call('HLEN', delayed) >= limit then
   return {'FULL', redis.call('HLEN', delayed)}
 end
-due = text(tonumber(ARGV[4]) + (ARGV[3] == 'after' and now or 0))
-keep_later(later, delayed, id, due, 'w', with_call(call, calls), due, ARGV[7])
+due = text(time_ms + (how == 'after' and now or 0))
+keep_later(later, delayed, id, due, 'w', with_call(call, calls), due, record)
 return {'OK', due}

@@ -1,11 +1,10 @@
 -- uses: groups
 -- Opens an outbox for whoever writes and forwards from now on. It writes, so that a WAIT after it covers all
--- that is in the outbox; a commit that nobody has confirmed may have left messages.
+-- that is in the outbox; a commit that nobody has confirmed may have left outbox.
 --
--- KEYS  1 outbox (stream)  2 heads (hash)
+-- KEYS  messages (stream)  heads (hash)
 -- reply [OK, fields and values of the heads] | [BADTYPE, key] for a key of another type, and for heads that
 --       another program wrote
-local messages, heads = KEYS[1], KEYS[2]
 local last, known = stream_position(messages), redis.call('HGET', heads, '#')
 if known and not is_id(known) then return {'BADTYPE', heads} end
 if last ~= '0-0' then

@@ -2,10 +2,10 @@
 -- to start then, or nothing would ever be trimmed again. Redis allows HDEL even then, and all writes after it.
 -- A producer has no right for it, and is refused when memory is full, as its records are.
 --
--- KEYS  1 hash (hash)
--- ARGV  1 HSET, or HSETNX to keep what is there  2... fields and values
+-- KEYS  hash (hash)
+-- ARGV  command: HSET, or HSETNX to keep what is there  fields...: and values
 -- reply [OK] | [BADTYPE, key]
 local may = redis.acl_check_cmd or function() return true end  -- the test kit's server has no users
-if may('HDEL', KEYS[1], '') then redis.call('HDEL', KEYS[1], '') end
-for i = 2, #ARGV, 2 do redis.call(ARGV[1], KEYS[1], ARGV[i], ARGV[i + 1]) end
+if may('HDEL', hash, '') then redis.call('HDEL', hash, '') end
+for i = fields_at, #ARGV, 2 do redis.call(command, hash, ARGV[i], ARGV[i + 1]) end
 return {'OK'}

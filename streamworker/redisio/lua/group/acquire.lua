@@ -18,9 +18,9 @@
 -- checkpoint with records to handle, and counts those that died one after the other in the call of the record
 -- behind it: `mark` has stored its name in `tries` with 'alone', which ends with the owner.
 --
--- KEYS  1 lock (hash)  2 events (stream)  3 acked (stream)  4 groups (hash)  5 counts (hash)
--- ARGV  1 owner  2 generation  3 drain deadline, ms  4 group  5 nonce of the log, if it is made
---       6... ids of all members
+-- KEYS  lock (hash)  events (stream)  acked (stream)  groups (hash)  counts (hash)
+-- ARGV  owner  generation  drain_deadline_ms (number)  group  nonce: of the log, if it is made
+--       members...: ids of all members
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
 --       committed them, without those reported before, epoch of the last reset or '', version of the
 --       operators' orders or '', when the partition was paused or '', a line for each record to set aside,
@@ -30,24 +30,23 @@
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
 
-local lock, owner = KEYS[1], ARGV[1]
-local generation, deadline = tonumber(ARGV[2]), tonumber(ARGV[3])
 local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows')
 if has[1] and not (is_id(has[1]) and is_count(has[2]) and is_count(has[3])) then
   return {'BADTYPE', lock}
 end
-register(lock, KEYS[2], KEYS[3], ARGV[4], '0-0', ARGV[5])
+register(lock, events, acked, group, '0-0', nonce)
 
 local held = redis.call('HMGET', lock, 'owner', 'epoch', 'generation',
   'wanted_since', 'wanted_at', 'wanted_in')
 local holder = is_count(held[2]) and held[1] or ''
+local asked = tonumber(generation)
 local held_generation = is_count(held[3]) and tonumber(held[3]) or 0
 local wanted_since, wanted_at = tonumber(held[4] or ''), tonumber(held[5] or '') or 0
 local wanted_in = tonumber(held[6] or '') or 0
 local now = server_ms()
 
 local function granted(epoch)
-  local gone = settle(lock, KEYS[2], ARGV[4])
+  local gone = settle(lock, events, group)
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
     'aside', 'deaths', 'tries', 'reason')
   if has[6] then
@@ -59,14 +58,14 @@ local function granted(epoch)
     has[8] or '', at == has[1] and deaths or '', has[10] or '', has[11] or ''}
 end
 
-if held_generation > generation then return {'STALE', held_generation} end
+if held_generation > asked then return {'STALE', held_generation} end
 
 if holder == owner then
-  if held_generation < generation then
-    if generation >= wanted_in then
+  if held_generation < asked then
+    if asked >= wanted_in then
       redis.call('HDEL', lock, 'wanted_since', 'wanted_at', 'wanted_in')
     end
-    redis.call('HSET', lock, 'generation', ARGV[2])
+    redis.call('HSET', lock, 'generation', generation)
   end
   local orders = redis.call('HMGET', lock, 'ordered', 'obeyed')
   if orders[1] == orders[2] then return granted(held[2]) end
@@ -74,17 +73,17 @@ if holder == owner then
 end
 
 local live = false
-for i = 6, #ARGV do
+for i = members_at, #ARGV do
   if ARGV[i] == holder then live = true end
 end
 
 if holder ~= '' and live then
   local since = wanted_since or now
   if now - wanted_at > PAUSE_MS then since = now end
-  if now - since < deadline then
+  if now - since < drain_deadline_ms then
     redis.call('HDEL', lock, 'wanted_at')
     redis.call('HSET', lock, 'wanted_since', text(since), 'wanted_at', text(now),
-      'wanted_in', text(math.max(generation, wanted_in)))
+      'wanted_in', text(math.max(asked, wanted_in)))
     return {'HELD', holder, now - since}
   end
 end
@@ -93,7 +92,7 @@ free(lock)
 local before = redis.call('HMGET', lock, 'deaths', 'tries')
 local tries, named = string.match(before[2] or '', '^((%d+%-%d+) .*) alone$')
 if holder ~= '' and not live then
-  local waiting = redis.pcall('XRANGE', KEYS[2], '(' .. has[1], '+', 'COUNT', 1)
+  local waiting = redis.pcall('XRANGE', events, '(' .. has[1], '+', 'COUNT', 1)
   if waiting[1] then
     local at, deaths = string.match(before[1] or '', '^(%S+) (%d+)$')
     local its = named and id_less(has[1], named) and 1 or 0
@@ -102,6 +101,6 @@ if holder ~= '' and not live then
 end
 if named then redis.call('HSET', lock, 'tries', tries) end
 local epoch = raise_epoch(lock, held[2])
-redis.call('HSET', lock, 'owner', owner, 'generation', ARGV[2], 'since', text(now), 'state', 'running',
+redis.call('HSET', lock, 'owner', owner, 'generation', generation, 'since', text(now), 'state', 'running',
   'from_epoch', epoch)
 return granted(epoch)

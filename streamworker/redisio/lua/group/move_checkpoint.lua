@@ -4,18 +4,18 @@
 -- worker takes the move for a loss of commits. The acked log stays: entries that are processed again add their
 -- rows again.
 --
--- KEYS  1 lock (hash)  2 events (stream)  3 counts (hash)  then keys of tables to clear, if any
--- ARGV  1 group  2 new checkpoint  3 source records up to it  4 the expected owner: '', or
---       one that is known to be dead
+-- KEYS  lock (hash)  events (stream)  counts (hash)  cleared...: the keys of tables to clear
+-- ARGV  group  checkpoint: the new one  entries: source records up to it
+--       owner: the expected one: '', or one that is known to be dead
 -- reply [OK, checkpoint before] | [HELD, owner] | [MISSING] | [BADTYPE, key]
-local held = redis.call('HMGET', KEYS[1], 'owner', 'checkpoint', 'epoch')
+local held = redis.call('HMGET', lock, 'owner', 'checkpoint', 'epoch')
 if not held[2] then return {'MISSING'} end
 local holder = held[1] or ''
-if holder ~= ARGV[4] and holder ~= '' then return {'HELD', holder} end
-free(KEYS[1])
-redis.call('HDEL', KEYS[1], 'tries', 'deaths')
-if #KEYS > 3 then redis.call('UNLINK', unpack(KEYS, 4)) end
-redis.call('HSET', KEYS[1], 'checkpoint', ARGV[2], 'entries', ARGV[3], 'reset', raise_epoch(KEYS[1], held[3]))
-fold_counts(KEYS[2])
-show_group(KEYS[2], ARGV[1], groups_at(KEYS[2])[ARGV[1]], ARGV[2], ARGV[3])
+if holder ~= owner and holder ~= '' then return {'HELD', holder} end
+free(lock)
+redis.call('HDEL', lock, 'tries', 'deaths')
+if cleared_at <= #KEYS then redis.call('UNLINK', unpack(KEYS, cleared_at)) end
+redis.call('HSET', lock, 'checkpoint', checkpoint, 'entries', entries, 'reset', raise_epoch(lock, held[3]))
+fold_counts(events)
+show_group(events, group, groups_at(events)[group], checkpoint, entries)
 return {'OK', held[2]}

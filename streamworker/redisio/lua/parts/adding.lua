@@ -50,10 +50,13 @@ local function with_room(events, length, count, limit)
   return length
 end
 
--- Adds `count` records that ARGV has from `from` on: 'v', 'f' or 'p', and the entries; see append.lua. Returns
--- the id of the last; or nil and an error, before anything was written.
-local function add_records(events, counts, count, from)
-  local last
+-- Adds the records that ARGV has from `from` on. First comes their number; then 'v', and a payload for each
+-- record; or 'f', and for each record the number of its fields and values, and these; or 'p', and for each entry
+-- the number of its records, of its fields and values, and these. Returns the id of the last record; or nil and
+-- an error, before anything was written.
+local function add_records(events, counts, from)
+  local count, kind, last = tonumber(ARGV[from]), ARGV[from + 1], nil
+  from = from + 2
   local next_id = '*'
   local function add(...)
     last = redis.call('XADD', events, next_id, ...)
@@ -79,14 +82,13 @@ local function add_records(events, counts, count, from)
     end
     redis.call('HSET', counts, 'chosen', last)
   end
-  local kind = ARGV[from]
   if kind == 'v' then
     -- This calls XADD without the helper, which would take a tenth of the time.
     local call, argv = redis.call, ARGV
-    add('v', argv[from + 1])
-    for i = from + 2, from + count do last = call('XADD', events, next_id, 'v', argv[i]) end
+    add('v', argv[from])
+    for i = from + 1, from + count - 1 do last = call('XADD', events, next_id, 'v', argv[i]) end
   elseif kind == 'f' then
-    local i = from + 1
+    local i = from
     for _ = 1, count do
       local n = tonumber(ARGV[i])
       add(unpack(ARGV, i + 1, i + n))
@@ -94,7 +96,7 @@ local function add_records(events, counts, count, from)
     end
   else
     local extra = counts_of(events)
-    local i, ms, at_seq, left = from + 1, nil, nil, count
+    local i, ms, at_seq, left = from, nil, nil, count
     while left > 0 do
       local of, n = tonumber(ARGV[i]), tonumber(ARGV[i + 1])
       left = left - of

@@ -8,13 +8,13 @@ local function is_a(key, kind)
   return found == 'none' or found == kind
 end
 
--- Returns the first of KEYS that holds another type than expected, or nil. Redis does not roll back a
--- script that fails half-way, so scripts call this before the first write. 'any' allows every type.
-local function wrong_type(expected)
-  for i, kind in ipairs(expected) do
-    if kind ~= 'any' and not is_a(KEYS[i], kind) then return KEYS[i] end
+-- Returns the first of some keys that holds another type than the one behind it, or nil. Redis does not roll
+-- back a script that fails half-way, so scripts call this before the first write.
+local function wrong_type(...)
+  local pairs = {...}
+  for i = 1, #pairs, 2 do
+    if not is_a(pairs[i], pairs[i + 1]) then return pairs[i] end
   end
-  return nil
 end
 
 local function server_ms()

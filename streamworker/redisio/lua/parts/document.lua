@@ -4,15 +4,9 @@ local function generation_of(document)
   return document and string.match(document, '^{"generation":(%d+)')
 end
 
--- Writes a document, JSON without its generation, and posts the message about it. ARGV has at index `at` the
--- number of the message's fields and values, without the generation, then these. Returns the index after.
-local function write_document(members, body, generation, control, at)
-  if body ~= '' then
-    redis.call('SET', members, '{"generation":' .. generation .. ',' .. string.sub(body, 2))
-  end
-  local n = tonumber(ARGV[at])
-  post(control, 'generation', generation, unpack(ARGV, at + 1, at + n))
-  return at + n + 1
+-- Writes a document, which is given as JSON without its generation.
+local function write_document(members, body, generation)
+  redis.call('SET', members, '{"generation":' .. generation .. ',' .. string.sub(body, 2))
 end
 
 -- Removes a member's heartbeat and loads; loads of another type stay.

@@ -110,7 +110,8 @@ class Mode(ABC):
             if tick is not None:
                 self.state.keep(tick.changes)
                 state = {**tick.fields, **self.state.seal()}
-                await self.commits.submit(Work(sends=tick.sends, before=tick.before, state=state))
+                work = Work(sends=tick.sends, timer=tick.timer, before=tick.before, state=state)
+                await self.commits.submit(work)
 
     @property
     def oldest(self) -> str:
