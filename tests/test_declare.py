@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, Records
-from streamworker.declaring.processors import Options
+from streamworker.declaring.options import Options, ProcessorOptions
 from streamworker.declaring.specs import FunctionMode
 
 
@@ -82,7 +83,7 @@ def test_calls_overlap_only_where_it_is_asked_for(app: App) -> None:
     plain = app.processor(orders)(one).spec
     wide = app.processor(orders, name="wide", concurrency=64)(blocking).spec
     loose = app.processor(orders, name="loose", concurrency=8, ordered_by="none")(one).spec
-    assert [(spec.concurrency, spec.ordered_by) for spec in (plain, wide, loose)] == [
+    assert [(spec.options.concurrency, spec.options.ordered_by) for spec in (plain, wide, loose)] == [
         (1, "key"),
         (64, "key"),
         (8, "none"),
@@ -237,7 +238,9 @@ def test_a_setting_from_the_environment_loses_to_an_argument(monkeypatch: pytest
         App("shop")
 
 
-def test_a_type_checker_knows_each_argument_of_a_processor() -> None:
-    """The overloads of ``App.processor`` name theirs in a type of its own."""
-    arguments = inspect.signature(App.processor).parameters.keys() - {"app", "stream", "into"}
-    assert arguments == Options.__annotations__.keys()
+def test_a_type_checker_knows_each_option_of_a_processor() -> None:
+    """``Options`` tells it what ``ProcessorOptions`` has, and ``help()`` shows what both name."""
+    assert Options.__annotations__ == ProcessorOptions.__annotations__
+    shown = inspect.signature(App.processor).parameters
+    assert shown.keys() == {"app", "stream", "into", "tables"} | Options.__annotations__.keys()
+    assert all(shown[option.name].default == option.default for option in fields(ProcessorOptions))

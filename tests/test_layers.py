@@ -29,7 +29,7 @@ CORE_FORBIDDEN_BUILTINS = {"hash", "id", "input", "open", "print", "exec", "eval
 """``hash`` and ``id`` differ from process to process; the others reach outside."""
 
 EVERYBODY = {"errors"}
-DECLARED = ("callables", "middleware", "parameters", "specs")
+DECLARED = ("callables", "middleware", "options", "parameters", "specs")
 """The files of ``declaring`` that hold what a user has said. Workers and Spark's driver read these values;
 the other files of the folder make them, and send and read for the user."""
 MAY_IMPORT = {
@@ -62,8 +62,8 @@ INSIDE = {
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "declaring": (
-        "callables", "parameters", "middleware", "specs", "functions", "stream", "table", "registry", "data",
-        "timers", "processors", "resources", "pipelines",
+        "callables", "parameters", "middleware", "options", "specs", "functions", "stream", "table",
+        "registry", "data", "timers", "processors", "resources", "pipelines",
     ),
 }  # fmt: skip
 """The rooms of a part, in their order: a room imports rooms before it, and never one after it. Files of the

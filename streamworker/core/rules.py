@@ -19,7 +19,7 @@ NUMBER_MAX = 10**12
 """As milliseconds 31 years, which all clocks and timers can count; as bytes a terabyte."""
 ANY_NUMBER = (1, NUMBER_MAX)
 CHECKED: "dict[str, dict[str, Kind]]" = {}
-"""The arguments of each function that ``checked`` has decorated, for the docs and the tests."""
+"""What the arguments of each public function take, for the docs and the tests."""
 _PLAIN: dict[Any, str] = {bool: "True or False", str: "text", type(None): "None"}
 UNIONS = (Union, type(int | str))
 """The origins of ``Union[int, str]`` and of ``int | str``."""
@@ -98,22 +98,30 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], whose: st
             raise ConfigurationError(what, remedy=f"Use {kind.words}.")
 
 
-def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have the arguments of a public function checked by their annotations before it runs.
+def keep_kinds(what: str, annotations: Mapping[str, Any], **limits: Limits) -> None:
+    """Keep what the arguments of a public function take, for ``check_arguments``, the docs and the tests."""
+    CHECKED[what] = {name: kind_of(hint, limits.get(name, ANY_NUMBER)) for name, hint in annotations.items()}
+
+
+def check_arguments(what: str, given: Mapping[str, Any]) -> None:
+    """Check what a public function was given by the kinds that were kept.
 
     An error says ``what`` has a wrong one, with its name or that of the function.
     """
+    name = given.get("name") or getattr(given.get("function"), "__name__", None)
+    check_values(given, CHECKED[what], f"{what} {name!r}" if isinstance(name, str) else what)
+
+
+def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have the arguments of a public function checked by their annotations before it runs."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        hints = {name: hint for name, hint in function.__annotations__.items() if name != "return"}
-        kinds = {name: kind_of(hint, limits.get(name, ANY_NUMBER)) for name, hint in hints.items()}
-        CHECKED[what], names = kinds, function.__code__.co_varnames
+        names = function.__code__.co_varnames
+        keep_kinds(what, {k: v for k, v in function.__annotations__.items() if k != "return"}, **limits)
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}
-            name = given.get("name") or getattr(given.get("function"), "__name__", None)
-            check_values(given, kinds, f"{what} {name!r}" if isinstance(name, str) else what)
+            check_arguments(what, {**dict(zip(names, args, strict=False)), **kwargs})
             return function(*args, **kwargs)
 
         return call

@@ -13,17 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamworker.context import Records
-from streamworker.core.data.retention import Retention, RetentionLike
-from streamworker.core.policies import Errors, Policies
-from streamworker.core.rules import UNIONS, checked
-from streamworker.core.units import Duration, duration_ms
+from streamworker.core.rules import UNIONS, check_arguments
 from streamworker.declaring.callables import look, refused
+from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Resource, label, read_parameters
 from streamworker.declaring.specs import (
     FunctionMode,
-    OrderedBy,
     ProcessorSpec,
-    Start,
     StreamSpec,
     Takes,
     Targets,
@@ -40,84 +36,78 @@ ROWS_DEFAULT = 10_000
 """Rows in a batch if the function takes columns: a call then costs 10 ns a row."""
 RECORDS_DEFAULT = 1_000
 """Maximum records of a commit if the function takes one: with 500, commits took a fifth of its time."""
-CONCURRENCY_MAX = 1_000
-"""Maximum concurrent calls in one partition. Each is a task, and up to 32 times as many records are
-repeated after a crash. For more concurrency, use more partitions."""
 
 
-@checked("Processor", concurrency=(1, CONCURRENCY_MAX))
 def describe(
     function: Callable[..., Any],
     stream: StreamSpec,
+    options: ProcessorOptions,
     *,
     into: Targets = None,
-    name: str | None,
-    batch: int | None = None,
-    within: Duration = 0.05,
-    batch_bytes: int = 4 * 1024 * 1024,
-    errors: Errors | None = None,
-    timeout: Duration | None = None,
-    forward: bool | None = None,
-    output: type | None = None,
-    log_retention: RetentionLike | None = None,
-    concurrency: int = 1,
-    ordered_by: OrderedBy = "key",
-    start: Start = "earliest",
     resources: Mapping[str, Resource[..., Any]] | None = None,
 ) -> ProcessorSpec:
-    """Read a processor function's annotations and check them against the decorator's arguments."""
-    looked = look(function, "Processor", name)
+    """Read a processor function's annotations and check them against the options of its decorator."""
+    check_arguments("Processor", {**vars(options), "function": function})
+    looked = look(function, "Processor", options.name)
     name, whose = check_name("processor", looked.name), looked.whose
     parameters = read_parameters(looked, resources or {})
     taken, returns = parameters.hints.get(parameters.record), parameters.hints.get("return")
     takes = _columns(taken)
-    mode = FunctionMode.BATCH if takes else _mode(taken, stream, batch, whose)
-    one_by_one = mode is FunctionMode.RECORD and concurrency == 1
+    mode = FunctionMode.BATCH if takes else _mode(taken, stream, options.batch, whose)
     if mode is FunctionMode.STREAM and not looked.is_async:
         raise refused(whose, "takes Records, and is no async function.", "Write it as `async def`.")
-    if timeout is not None and mode is FunctionMode.STREAM:
-        raise refused(
-            whose,
-            f"has timeout={timeout!r}.",
-            "Leave it out: the one call of a function that takes Records lasts as long as the partition.",
-        )
-    _check_concurrency(whose, mode, stream, concurrency)
+    _check_options(whose, mode, stream, options)
     returned = returned_type(returns)
     _check_columns(whose, mode, stream, takes, returned)
-    check_into(whose, stream, into, returned, takes, forward)
+    check_into(whose, stream, into, returned, takes, options.forward)
     # `output` says which columns the function returns; without it they are those of the stream.
-    produced = output or (stream.record.python_type if _columns(returned) else returned)
-    forwards = forward if forward is not None else produced is not None and not has_several_types(into)
+    produced = options.output or (stream.record.python_type if _columns(returned) else returned)
+    forwards = produced is not None and not has_several_types(into)
+    if options.forward is not None:
+        forwards = options.forward
+    one_by_one = mode is FunctionMode.RECORD and options.concurrency == 1
     return ProcessorSpec(
         name=name,
         stream=stream,
         function=looked.function,
+        options=options,
         mode=mode,
         is_async=looked.is_async,
         takes_context=bool(parameters.context),
-        batch=batch or (ROWS_DEFAULT if takes else RECORDS_DEFAULT if one_by_one else BATCH_DEFAULT),
+        batch=options.batch or (ROWS_DEFAULT if takes else RECORDS_DEFAULT if one_by_one else BATCH_DEFAULT),
         takes=takes or "records",
-        within_ms=duration_ms(within, "within"),
-        batch_bytes=batch_bytes,
-        errors=_policies(whose, errors),
-        timeout_ms=None if timeout is None else duration_ms(timeout, "timeout", least_ms=1),
         forward=forwards,
-        drops_rows=forward is False,
         output=_output_type(produced, stream, whose) if forwards else None,
         into=into,
-        log_retention=None if log_retention is None else Retention.of(log_retention, "log_retention"),
-        concurrency=concurrency,
-        ordered_by=ordered_by,
-        start=start,
         parameters=parameters,
     )
 
 
-def _policies(whose: str, errors: Errors | None) -> Policies:
+def _check_options(whose: str, mode: FunctionMode, stream: StreamSpec, options: ProcessorOptions) -> None:
+    """Refuse options that are wrong by themselves, or do not fit the function or its stream."""
+    if options.timeout is not None and mode is FunctionMode.STREAM:
+        raise refused(
+            whose,
+            f"has timeout={options.timeout!r}.",
+            "Leave it out: the one call of a function that takes Records lasts as long as the partition.",
+        )
+    if options.concurrency > 1 and mode is not FunctionMode.RECORD:
+        raise refused(
+            whose,
+            f"has concurrency={options.concurrency} and does not take one record at a time.",
+            f"Annotate its first parameter as {stream.record.name}, or drop concurrency.",
+        )
+    if options.concurrency > 1 and stream.codec == "arrow":
+        raise refused(
+            whose,
+            f"has concurrency={options.concurrency}, and entries of stream {stream.name!r} hold many rows.",
+            "Drop concurrency and take pa.RecordBatch, or declare the stream with another codec.",
+        )
     try:
-        return Policies(errors)
+        _ = options.policies
     except ConfigurationError as error:
         raise refused(whose, f"is declared wrongly: {error.message}", error.remedy) from None
+    _ = options.within_ms, options.timeout_ms, options.retention_of_log
 
 
 def check_into(
@@ -159,21 +149,6 @@ def check_into(
                 f"returns {label(kind)}, and into= takes {names}.",
                 f"Return {names}, a list of them or None; or name a stream of {label(kind)} in into=.",
             )
-
-
-def _check_concurrency(whose: str, mode: FunctionMode, stream: StreamSpec, concurrency: int) -> None:
-    if concurrency > 1 and mode is not FunctionMode.RECORD:
-        raise refused(
-            whose,
-            f"has concurrency={concurrency} and does not take one record at a time.",
-            f"Annotate its first parameter as {stream.record.name}, or drop concurrency.",
-        )
-    if concurrency > 1 and stream.codec == "arrow":
-        raise refused(
-            whose,
-            f"has concurrency={concurrency}, and entries of stream {stream.name!r} hold many rows.",
-            "Drop concurrency and take pa.RecordBatch, or declare the stream with another codec.",
-        )
 
 
 def _columns(annotation: Any) -> Takes | None:

@@ -61,7 +61,7 @@ def pipeline(
             "pipelines", label, "Give one of them another name: @app.pipeline(..., name=...)."
         )
         source = processor.spec
-        if not source.forward and not source.drops_rows:
+        if not source.forward and source.options.forward is None:
             if has_several_types(source.into):
                 raise rows_of_several_types(f"Processor {source.name!r}")
             target = source.targets[0] if source.targets else source.stream

@@ -1,18 +1,18 @@
 """``@app.processor``, and ``Processor``: what it makes of a function."""
 
+import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
-from streamworker.core.data.retention import RetentionLike
 from streamworker.core.data.schedules import Missed, When
 from streamworker.core.data.schedules import every as _every
-from streamworker.core.policies import Errors
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.callables import P, R, Wrapper
 from streamworker.declaring.functions import describe
+from streamworker.declaring.options import Options, ProcessorOptions
 from streamworker.declaring.registry import DeclaringApp
-from streamworker.declaring.specs import FunctionMode, ProcessorSpec, Start
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.declaring.stream import ByType, Stream, specs_of
 from streamworker.declaring.table import Table, written
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
@@ -126,7 +126,7 @@ class Processor(Wrapper[P, R]):
 
         def bind(function: Callable[P2, R2]) -> Timer[P2, R2]:
             spec = self.spec
-            if spec.mode is FunctionMode.STREAM or spec.concurrency > 1:
+            if spec.mode is FunctionMode.STREAM or spec.options.concurrency > 1:
                 raise ConfigurationError(
                     f"Processor {self.name!r} takes Records or has concurrency: it has no batches.",
                     remedy="Take a record or a list without concurrency, or use @app.timer.",
@@ -169,50 +169,31 @@ class Into(Protocol[O]):
     def __call__(self, function: Callable[P, O | None], /) -> Processor[P, O | None]: ...
 
 
-class Options(TypedDict, total=False):
-    """The arguments of ``App.processor`` besides the stream and ``into``."""
-
-    name: str | None
-    batch: int | None
-    within: Duration
-    batch_bytes: int
-    errors: Errors | None
-    timeout: Duration | None
-    forward: bool | None
-    output: type | None
-    concurrency: int
-    ordered_by: Literal["key", "none"]
-    start: Start
-    tables: Sequence[Table[Any, Any]]
-    log_retention: RetentionLike | None
-
-
 @overload
 def processor(
-    app: DeclaringApp, stream: Stream[Any], *, into: Stream[O], **options: Unpack[Options]
+    app: DeclaringApp,
+    stream: Stream[Any],
+    *,
+    into: Stream[O],
+    tables: Sequence[Table[Any, Any]] = (),
+    **options: Unpack[Options],
 ) -> Into[O]: ...
 @overload
 def processor(
-    app: DeclaringApp, stream: Stream[Any], *, into: ByType | None = None, **options: Unpack[Options]
+    app: DeclaringApp,
+    stream: Stream[Any],
+    *,
+    into: ByType | None = None,
+    tables: Sequence[Table[Any, Any]] = (),
+    **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], Processor[P, R]]: ...
 def processor(
     app: DeclaringApp,
     stream: Stream[Any],
     *,
     into: Stream[Any] | ByType | None = None,
-    name: str | None = None,
-    batch: int | None = None,
-    within: Duration = 0.05,
-    batch_bytes: int = 4 * 1024 * 1024,
-    errors: Errors | None = None,
-    timeout: Duration | None = None,
-    forward: bool | None = None,
-    output: type | None = None,
-    log_retention: RetentionLike | None = None,
-    concurrency: int = 1,
-    ordered_by: Literal["key", "none"] = "key",
-    start: Start = "earliest",
     tables: Sequence[Table[Any, Any]] = (),
+    **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], Processor[P, R]]:
     """Bind a function to a stream; it gets each record at least once, in order by key.
 
@@ -224,6 +205,8 @@ def processor(
         Where what the function returns goes, each row once: a stream of this app, or one for each type
         of row. The target's key decides the partition. None and an empty list send nothing, and a list
         sends each of its rows in order. See docs/chains.md.
+    tables
+        The tables that the function writes; no other processor may write them.
     name
         Name of the processor and its group; the function's name if None.
     batch
@@ -248,7 +231,8 @@ def processor(
     output
         Type of the rows, if the return annotation does not give it.
     log_retention
-        The same for the acked log, and its readers. A log without any reader keeps a day if None.
+        How long rows of the acked log stay after all readers have read them; see ``retention`` of a stream.
+        A log without any reader keeps a day if None.
     concurrency
         Maximum concurrent calls in one partition, for a function that takes one record and waits
         for I/O. Such a function has no ``ctx.state``.
@@ -258,37 +242,30 @@ def processor(
     start
         Where the group begins when it is new: with the oldest record that the stream still has
         (``earliest``), or with the next (``latest``).
-    tables
-        The tables that the function writes; no other processor may write them.
     """
     if not isinstance(stream, Stream):
         raise ConfigurationError(
             "@app.processor was used without a stream.", remedy="Write @app.processor(orders)."
         )
+    told = ProcessorOptions(**options)
 
     def bind(function: Callable[P, R]) -> Processor[P, R]:
-        spec = describe(
-            function,
-            stream.spec,
-            into=specs_of(into),
-            name=name,
-            batch=batch,
-            within=within,
-            batch_bytes=batch_bytes,
-            errors=errors,
-            timeout=timeout,
-            forward=forward,
-            output=output,
-            log_retention=log_retention,
-            concurrency=concurrency,
-            ordered_by=ordered_by,
-            start=start,
-            resources=app.registry.resources,
-        )
-        app.registry.check_new(
+        declared = app.registry
+        spec = describe(function, stream.spec, told, into=specs_of(into), resources=declared.resources)
+        declared.check_new(
             "processors", spec.name, "Give one of them another name: @app.processor(..., name=...)."
         )
-        app.registry.processors[spec.name] = replace(spec, tables=written(tables, spec))
+        declared.processors[spec.name] = replace(spec, tables=written(tables, spec))
         return Processor(app, spec.name, function)
 
     return bind
+
+
+def _with_each_option(function: Any) -> inspect.Signature:
+    """Return its signature with each option by its name and default, for ``help()`` and docs/api.md."""
+    signature = inspect.signature(function)
+    *own, _ = signature.parameters.values()
+    return signature.replace(parameters=[*own, *inspect.signature(ProcessorOptions).parameters.values()])
+
+
+processor.__signature__ = _with_each_option(processor)  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes, When
-from streamworker.core.policies import Policies
 from streamworker.declaring.middleware import Layer
+from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Parameters
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordCodec, RecordType
@@ -22,8 +22,6 @@ from streamworker.records.statetables import TableForm
 TIMERS_STREAM = "streamworker-timers"
 """The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
 Codec = Literal["json", "msgpack", "fields", "arrow"] | RecordCodec
-Start = Literal["earliest", "latest"]
-OrderedBy = Literal["key", "none"]
 Takes = Literal["records", "record_batch", "table", "polars"]
 """What a processor function receives: records, or columns of pyarrow or polars."""
 
@@ -128,36 +126,20 @@ class ProcessorSpec:
     name: str
     stream: StreamSpec
     function: Callable[..., Any]
+    options: ProcessorOptions
+    """What its decorator was told. What follows is read from these and the function."""
     mode: FunctionMode
     is_async: bool
     takes_context: bool
     batch: int
     """Maximum records in one call (BATCH), or between two commits (RECORD, STREAM)."""
     takes: Takes = "records"
-    within_ms: int
-    """How long a batch waits for more records once it has one."""
-    batch_bytes: int
-    """Maximum bytes of entries in one batch."""
-    errors: Policies
-    """What is done about a record whose handling fails."""
     forward: bool
     """Whether acked rows go to the acked log."""
-    drops_rows: bool = False
-    """Whether the program says that rows do not go to the acked log."""
     output: RecordType | None
     """Type of the forwarded rows; the stream's type if the records themselves are forwarded."""
     into: Targets = None
     """Where the rows go besides the acked log."""
-    log_retention: Retention | None = None
-    """How long rows of the acked log stay after all readers have read them."""
-    timeout_ms: int | None = None
-    """How long one call of the function may take before it counts as failed."""
-    concurrency: int = 1
-    """Maximum concurrent calls in one partition, for a function that takes one record."""
-    ordered_by: OrderedBy = "key"
-    """Which records never overlap if calls run concurrently."""
-    start: Start = "earliest"
-    """Where a new group begins to read the stream."""
     parameters: Parameters = field(default_factory=Parameters)
     """What the function is given."""
     layers: Sequence[Layer] = ()

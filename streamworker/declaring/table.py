@@ -227,9 +227,9 @@ class Table(Generic[K, V]):
                 f"has tables, and stream {stream.name!r} has no key.",
                 "Give the stream a key: a table's keys belong to the partitions of their records.",
             )
-        if processor.concurrency > 1:
+        if processor.options.concurrency > 1:
             raise wrong(
-                f"has tables and concurrency={processor.concurrency}.",
+                f"has tables and concurrency={processor.options.concurrency}.",
                 "Drop concurrency: calls that overlap could lose each other's changes.",
             )
         if not processor.is_async:

@@ -12,6 +12,7 @@ from streamworker.core.rules import check_values
 from streamworker.core.units import Duration
 from streamworker.declaring.callables import P, R, Wrapper, look
 from streamworker.declaring.functions import check_into, describe, returned_type
+from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Resource, label, read_parameters
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import TIMERS_STREAM, FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
@@ -203,9 +204,8 @@ def describe_timer(
         takes="records",
         takes_context=bool(parameters.context),
         parameters=parameters,
-        timeout_ms=None,
+        options=replace(group.options, timeout=None, forward=None),
         forward=False,
-        drops_rows=False,
         output=None,
         into=targets,
         timers=(),
@@ -233,4 +233,6 @@ def _group(app: str, timers: tuple[TimerSpec, ...] = ()) -> ProcessorSpec:
         records_max=0,
         has_records=False,
     )
-    return replace(describe(_no_record, stream, name="timers", forward=False), timers=timers)
+    return replace(
+        describe(_no_record, stream, ProcessorOptions(name="timers", forward=False)), timers=timers
+    )

@@ -89,7 +89,7 @@ class Partitions:
         self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
         self._forwarder = Forwarder(self.backend, self.spec.stream.app, self.settings, self.rng)
-        stream, of_log = self.spec.stream, (self.spec.log_retention, self.spec.forward)
+        stream, of_log = self.spec.stream, (self.spec.options.retention_of_log, self.spec.forward)
         self._trimmer = Trimmer(self.backend, self.keys, stream, self.settings, self.log, *of_log)
         self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
         self.fetcher = fetcher_for(self.backend)(

@@ -35,12 +35,12 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
     await streams.provision(backend, keys, stream.partitions, stream.codec_name, schema=schema)
-    await streams.register(backend, keys, stream.partitions, spec.start)
+    await streams.register(backend, keys, stream.partitions, spec.options.start)
     for target in spec.targets:
         await streams.provision(
             backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name
         )
-    await provision_retention(backend, stream, spec.name, spec.log_retention, log, again)
+    await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
         # when partitions wait.

@@ -165,7 +165,7 @@ async def test_a_call_that_takes_too_long_has_failed(
     async with bench(redis_url) as desk:
         await desk.send(range(10), keys=10)
         function = price if is_async else price_in_thread
-        running = await desk.start(desk.spec(function, concurrency=concurrency, timeout_ms=1_000))
+        running = await desk.start(desk.spec(function, concurrency=concurrency, timeout=1))
         await running.halts()
         hold.set()
         assert "TimeoutError: the call took longer than 1 s" in running.halted[0]
@@ -181,7 +181,7 @@ async def test_a_timeout_does_not_count_how_long_other_partitions_keep_the_threa
     async with bench(redis_url, partitions=5, handler_threads=1) as desk:
         for partition in range(5):
             await desk.add_raw(b'{"number":1}', partition)
-        spec = desk.spec(price, timeout_ms=1_500)
+        spec = desk.spec(price, timeout=1.5)
         runners = [await desk.start(spec, partition) for partition in range(5)]
         for partition, running in enumerate(runners):
             await wait_for_async(

@@ -19,6 +19,7 @@ from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.policies import Halt
 from streamworker.declaring.functions import describe
+from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
 from streamworker.records.entries import Entries
@@ -183,16 +184,10 @@ class Bench:
         """Declare a function as the processor ``price``."""
         options: dict[str, Any] = {
             "name": "price",
-            "batch": None,
             "within": 0.0,
-            "batch_bytes": 4 * 1024 * 1024,
             "errors": Halt(),
-            "timeout": None,
-            "forward": None,
-            "output": None,
         }
-        changes = {name: given.pop(name) for name in ("timeout_ms",) if name in given}
-        return replace(describe(function, self.stream, **(options | given)), **changes)
+        return describe(function, self.stream, ProcessorOptions(**(options | given)))
 
     async def send(self, numbers: Sequence[int], keys: int = 0) -> None:
         """Send orders with these numbers, in this order, by one key or by so many in turn."""

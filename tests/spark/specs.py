@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from streamworker.core.policies import Policies
+from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.specs import FunctionMode, PipelineSpec, ProcessorSpec, StreamSpec
 from streamworker.records import RecordType
 
@@ -29,8 +29,8 @@ def pipeline(function: Callable[..., Any] = print, *, forward: bool = True, **gi
     )  # fmt: skip
     processor = ProcessorSpec(
         name="price", stream=stream, function=print, mode=FunctionMode.RECORD, is_async=False,
-        takes_context=False, batch=10, within_ms=10, batch_bytes=1000, errors=Policies(),
-        forward=forward, output=stream.record if forward else None,
+        takes_context=False, batch=10, options=ProcessorOptions(), forward=forward,
+        output=stream.record if forward else None,
     )  # fmt: skip
     spec = PipelineSpec(
         name="revenue", processor=processor, function=function, trigger="100 milliseconds",

@@ -156,10 +156,11 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         for table in snapshot.tables
     )
     if spec.forward:
+        kept = str(spec.options.retention_of_log or "")
         log_bytes = await measure_sizes(backend, [keys.acked(view.partition) for view in snapshot.partitions])
         checks += [
             _schema(snapshot, keys.schemas, stored, settings.trim_interval_ms),
-            _log(snapshot, path, settings.acked_entries_max, str(spec.log_retention or ""), log_bytes),
+            _log(snapshot, path, settings.acked_entries_max, kept, log_bytes),
             *_readers(snapshot, path),
         ]
         for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():

@@ -114,10 +114,10 @@ class Invoker:
         """Copies a row of that class; None if there is no such class, or if its values never change."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
-        is_plain = spec.is_async and spec.timeout_ms is None and not self.has_view
+        is_plain = spec.is_async and spec.options.timeout_ms is None and not self.has_view
         self.plain = spec.function if is_plain else None
         """The function, if a call needs nothing but an ``await``; else None."""
-        self.needs_loop = spec.is_async or spec.timeout_ms is not None or bool(spec.layers)
+        self.needs_loop = spec.is_async or spec.options.timeout_ms is not None or bool(spec.layers)
         """Whether each call begins on the event loop; else one thread may make several."""
 
     # -- decoding ----------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Invoker:
     async def _call(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
     ) -> Effects:
-        timeout_ms = self.spec.timeout_ms
+        timeout_ms = self.spec.options.timeout_ms
         if not self.spec.is_async and not self.spec.layers:
             effects: Effects = await self.in_thread(
                 entries, self.call_here, argument, entries, records, attempt, timeout_ms=timeout_ms
@@ -237,7 +237,7 @@ class Invoker:
         context = Context(self.owned, call)
         arguments = (argument, context) if spec.takes_context else (argument,)
         if not spec.is_async:
-            function = partial(self.in_thread, entries, function, timeout_ms=spec.timeout_ms)
+            function = partial(self.in_thread, entries, function, timeout_ms=spec.options.timeout_ms)
         try:
             if spec.layers:
 
@@ -308,7 +308,7 @@ class Invoker:
         if result is not None or own:
             if self._takes_rows:
                 rows = self._forwarded(result, own)
-            elif not self.spec.drops_rows or isinstance(result, NOT_RUN):
+            elif self.spec.options.forward is not False or isinstance(result, NOT_RUN):
                 raise untaken(self.spec.function, own[0] if result is None else result)
         return Effects([*rows, *sendings] if sendings else rows, changes)
 

@@ -227,7 +227,7 @@ def build_runner(
         for timer in spec.timers
     ]
     timers = Timers(calls, state, commits, rng)
-    tries = Tries(start.lock, spec.errors, max(spec.batch, 2 * spec.concurrency))
+    tries = Tries(start.lock, spec.options.policies, max(spec.batch, 2 * spec.options.concurrency))
     intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)
@@ -242,8 +242,8 @@ def _state(
     cache: TableCache,
     rng: random.Random,
 ) -> PartitionState:
-    if spec.concurrency > 1:
-        return NoState(spec.name, spec.concurrency)
+    if spec.options.concurrency > 1:
+        return NoState(spec.name, spec.options.concurrency)
     if not spec.tables:
         return PartitionState(own)
     backend, keys = committer.backend, committer.keys
@@ -255,7 +255,7 @@ def _state(
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
     if not spec.uses_columns:
         if spec.mode is FunctionMode.RECORD:
-            return Invoker, KeyedMode if spec.concurrency > 1 else RecordMode
+            return Invoker, KeyedMode if spec.options.concurrency > 1 else RecordMode
         return Invoker, BatchMode if spec.mode is FunctionMode.BATCH else StreamMode
     # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
     from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode

@@ -31,7 +31,7 @@ class BatchMode(Mode):
 
     async def run(self) -> str:
         """Handle batches until draining; return why the partition halts, or an empty text."""
-        limits = BatchLimits(self.spec.batch, self.spec.batch_bytes, self.spec.within_ms)
+        limits = BatchLimits(self.spec.batch, self.spec.options.batch_bytes, self.spec.options.within_ms)
         while entries := await self.take(limits):
             if halted := await self._handle(entries):
                 return halted

@@ -235,7 +235,7 @@ class RowsMode(BatchMode):
             return any(rows >= spec.batch for rows in itertools.accumulate(counts))
 
         most = min(spec.batch, CALL_ENTRIES_MAX)
-        limits = RowLimits(most, spec.batch_bytes, spec.within_ms, are_rows_enough)
+        limits = RowLimits(most, spec.options.batch_bytes, spec.options.within_ms, are_rows_enough)
         while entries := await self.take(limits):
             rows, end = list(map(rows_in, entries)), 0
             while end < len(entries):

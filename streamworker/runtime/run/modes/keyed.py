@@ -59,7 +59,7 @@ class KeyedMode(GroupingMode):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        width = self.spec.concurrency
+        width = self.spec.options.concurrency
         if not self.spec.is_async:
             # More would only wait for a thread.
             width = min(width, self.invoker.threads)
@@ -105,7 +105,7 @@ class KeyedMode(GroupingMode):
             if not window.room:
                 await self._changed.wait()
                 continue
-            limits = BatchLimits(min(window.room, self.spec.batch), self.spec.batch_bytes, 0)
+            limits = BatchLimits(min(window.room, self.spec.batch), self.spec.options.batch_bytes, 0)
             if entries := await intake.next_entries(limits, self._is_over):
                 self._admit(entries)
                 self._start()
@@ -115,7 +115,7 @@ class KeyedMode(GroupingMode):
 
     def _admit(self, entries: Sequence[Entry]) -> None:
         decoded = self.invoker.decode(entries)
-        by_key = self.spec.ordered_by == "key"
+        by_key = self.spec.options.ordered_by == "key"
         key_of = self.spec.stream.key
         for index, (entry, record) in enumerate(zip(entries, decoded.records, strict=True)):
             error: Exception | None = decoded.bad.get(index)

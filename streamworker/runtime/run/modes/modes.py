@@ -124,7 +124,7 @@ class Mode(ABC):
             return Skip()
         if isinstance(failed.error, SetAside):
             return DeadLetter()
-        return self.spec.errors.after(failed.error, failed.attempts)
+        return self.spec.options.policies.after(failed.error, failed.attempts)
 
     def halts(self, failed: Failed) -> bool:
         """Return whether a record that cannot be handled halts the partition."""

@@ -23,7 +23,7 @@ class RecordMode(GroupingMode):
 
     async def handle_all(self) -> str:
         """Handle records until draining; return why the partition halts, or an empty text."""
-        limits = BatchLimits(self.spec.batch, self.spec.batch_bytes, 0)
+        limits = BatchLimits(self.spec.batch, self.spec.options.batch_bytes, 0)
         halted = ""
         while not halted:
             entries = await self.take(limits, self.is_refused)

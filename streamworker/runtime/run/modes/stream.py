@@ -163,8 +163,8 @@ class StreamMode(GroupingMode):
     async def _fill(self, count: int, within_ms: int) -> bool:
         self.poke()
         records = self.spec.batch if within_ms == 0 else count
-        within_ms = self.spec.within_ms if within_ms < 0 else within_ms
-        limits = BatchLimits(records, self.spec.batch_bytes, within_ms)
+        within_ms = self.spec.options.within_ms if within_ms < 0 else within_ms
+        limits = BatchLimits(records, self.spec.options.batch_bytes, within_ms)
         entries = await self.intake.next_entries(limits, self.is_refused)
         self._ahead.extend(self._items(entries))
         return bool(entries)
