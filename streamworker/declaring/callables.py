@@ -6,7 +6,7 @@ All decorators ask :func:`look`, so that whatever one of them accepts can be run
 import functools
 import inspect
 import typing
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -14,6 +14,8 @@ from streamworker.errors import ConfigurationError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Co = Coroutine[Any, Any, R]
+"""What a call of an ``async def`` function returns."""
 
 NOT_RUN = (Generator, AsyncGenerator, Awaitable)
 """The types of objects whose code has not run, or not to its end, when a call returns them."""

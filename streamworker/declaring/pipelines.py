@@ -2,19 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
 from streamworker.core.rules import checked
-from streamworker.declaring.callables import look, takes_one
+from streamworker.declaring.callables import P, R, look, takes_one
 from streamworker.declaring.processors import Processor
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import PipelineSpec, has_several_types, rows_of_several_types
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name
 from streamworker.spark.driver.checks import check_pipeline
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 @checked("Pipeline")

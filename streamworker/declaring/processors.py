@@ -1,19 +1,19 @@
 """``@app.processor``, and ``Processor``: what it makes of a function."""
 
 import inspect
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from streamworker.core.data.schedules import Missed, When
 from streamworker.core.data.schedules import every as _every
 from streamworker.core.units import Duration, duration_ms
-from streamworker.declaring.callables import P, R, Wrapper
+from streamworker.declaring.callables import Co, P, R, Wrapper
 from streamworker.declaring.functions import describe
 from streamworker.declaring.options import Options, ProcessorOptions
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
-from streamworker.declaring.stream import ByType, Stream, specs_of
+from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
 from streamworker.declaring.table import Table, written
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
 from streamworker.errors import ConfigurationError
@@ -77,12 +77,7 @@ class Processor(Wrapper[P, R]):
         when: When | None = None,
     ) -> Callable[[Callable[P2, R2]], Timer[P2, R2]]: ...
     def timer(
-        self,
-        *,
-        every: Duration,
-        into: Stream[Any] | ByType | None = None,
-        missed: Missed = "skip",
-        when: When | None = None,
+        self, *, every: Duration, into: IntoStreams = None, missed: Missed = "skip", when: When | None = None
     ) -> Any:
         """Call a function once a period in each partition, between two batches, with the partition's state.
 
@@ -150,17 +145,11 @@ class Into(Protocol[O]):
     """A decorator whose function returns what goes to one stream; the function's exact type is kept."""
 
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, list[O]]], /
-    ) -> Processor[P, Coroutine[Any, Any, list[O]]]: ...
+    def __call__(self, function: Callable[P, Co[list[O]]], /) -> Processor[P, Co[list[O]]]: ...
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, O]], /
-    ) -> Processor[P, Coroutine[Any, Any, O]]: ...
+    def __call__(self, function: Callable[P, Co[O]], /) -> Processor[P, Co[O]]: ...
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, O | None]], /
-    ) -> Processor[P, Coroutine[Any, Any, O | None]]: ...
+    def __call__(self, function: Callable[P, Co[O | None]], /) -> Processor[P, Co[O | None]]: ...
     @overload
     def __call__(self, function: Callable[P, list[O]], /) -> Processor[P, list[O]]: ...
     @overload
@@ -191,7 +180,7 @@ def processor(
     app: DeclaringApp,
     stream: Stream[Any],
     *,
-    into: Stream[Any] | ByType | None = None,
+    into: IntoStreams = None,
     tables: Sequence[Table[Any, Any]] = (),
     **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], Processor[P, R]]:

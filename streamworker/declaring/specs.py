@@ -39,7 +39,7 @@ class FunctionMode(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """A logical stream: a record type, a key and a number of partitions."""
+    """A logical stream; ``App.stream`` says what its arguments mean."""
 
     app: str
     name: str
@@ -49,19 +49,14 @@ class StreamSpec:
     partitions: int
     codec: Codec
     records_max: int
-    """Records that a partition may hold that a group has not read, before senders wait."""
     retention: Retention | None = None
-    """How long entries stay after all groups have read them; None for no longer."""
     has_records: bool = True
     """Whether it can hold any; the stream of an app's timers cannot."""
     validate: bool = True
-    """Whether a producer checks the types of a record's fields."""
     single_entries: bool = False
-    """Whether each record is an entry of its own."""
     source: str = ""
-    """The key of a stream of other programs, whose entries are taken into this one; empty for none."""
+    """Empty for none."""
     id_window_ms: int = 86_400_000
-    """How long the id of a record that was sent is known."""
     key_fields: str | tuple[str, ...] | None = None
     """The fields that ``key`` reads, for the keys of tables; ``()`` for no key, None if they are not
     known."""
@@ -182,16 +177,14 @@ class TimerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """A Spark pipeline over what a processor forwards."""
+    """A Spark pipeline over what a processor forwards; ``App.pipeline`` says what its arguments mean."""
 
     name: str
     processor: ProcessorSpec
     function: Callable[..., Any]
     trigger: str
-    """``"10 seconds"`` for a micro-batch at that interval, or ``"available now"``."""
     path: str | None
     format: str
     mode: Literal["append", "complete", "update"]
     checkpoint: str | None
-    """Spark's checkpoint directory; beside ``path`` if None."""
     options: dict[str, str] = field(default_factory=dict)

@@ -1,10 +1,19 @@
 """``Stream``: what ``App.stream`` makes and programs send to, and the part of an app that sends."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sized
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sized,
+)
 from contextlib import asynccontextmanager
 from datetime import datetime
-from functools import cached_property
-from typing import Any, Generic, Literal, Self, TypeVar
+from functools import cached_property, wraps
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.specs import StreamSpec, Targets
@@ -18,6 +27,7 @@ from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 
 T = TypeVar("T")
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -267,6 +277,18 @@ class Stream(Generic[T]):
         )
 
 
+def _blocking(
+    method: Callable[Concatenate[Stream[T], P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate["SyncStream[T]", P], R]:
+    """Return the method of ``SyncStream`` that waits for one of ``Stream``."""
+
+    @wraps(method)
+    def call(sync: "SyncStream[T]", /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return sync._run(method(sync._stream, *args, **kwargs))  # noqa: SLF001
+
+    return call
+
+
 class SyncStream(Generic[T]):
     """The sends of a stream for code that is not async; ``Stream.sync`` is one.
 
@@ -279,39 +301,14 @@ class SyncStream(Generic[T]):
     def __init__(self, stream: Stream[T]) -> None:
         self._stream = stream
 
-    def send(
-        self,
-        record: T,
-        *,
-        id: str | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        on_full: OnFull = "wait",
-        timeout: Duration | None = None,
-    ) -> Sent:
-        """Append one record; see ``Stream.send``."""
-        return self._run(self._stream.send(record, id=id, headers=headers, on_full=on_full, timeout=timeout))
-
-    def schedule(
-        self,
-        record: T,
-        *,
-        id: str,
-        after: Duration | None = None,
-        at: datetime | None = None,
-        replace: bool = False,
-        headers: Mapping[str, str | bytes] | None = None,
-        timeout: Duration | None = None,
-    ) -> Scheduled:
-        """Send one record later; see ``Stream.schedule``."""
-        return self._run(
-            self._stream.schedule(
-                record, id=id, after=after, at=at, replace=replace, headers=headers, timeout=timeout
-            )
-        )
-
-    def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
-        """Cancel a record that was scheduled; see ``Stream.cancel``."""
-        return self._run(self._stream.cancel(id, key=key, timeout=timeout))
+    send = _blocking(Stream[T].send)
+    """Append one record; see ``Stream.send``."""
+    schedule = _blocking(Stream[T].schedule)
+    """Send one record later; see ``Stream.schedule``."""
+    cancel = _blocking(Stream[T].cancel)
+    """Cancel a record that was scheduled; see ``Stream.cancel``."""
+    send_table = _blocking(Stream[T].send_table)
+    """Append the rows of a table; see ``Stream.send_table``."""
 
     def send_many(
         self, records: Iterable[T], *, on_full: OnFull = "wait", timeout: Duration | None = None
@@ -336,26 +333,6 @@ class SyncStream(Generic[T]):
             raise
         return sender.count
 
-    def send_table(
-        self,
-        table: object,
-        *,
-        rows_per_entry: int = 10_000,
-        compression: Literal["none", "lz4", "zstd"] = "lz4",
-        on_full: OnFull = "wait",
-        timeout: Duration | None = None,
-    ) -> int:
-        """Append the rows of a table; see ``Stream.send_table``."""
-        return self._run(
-            self._stream.send_table(
-                table,
-                rows_per_entry=rows_per_entry,
-                compression=compression,
-                on_full=on_full,
-                timeout=timeout,
-            )
-        )
-
     def _run(self, work: Coroutine[Any, Any, R]) -> R:
         return BACKGROUND.run(work, self._stream.app.aclose)
 
@@ -377,9 +354,11 @@ def _chunks(records: Iterable[T]) -> Iterator[list[T]]:
 
 ByType = Mapping[type, Stream[Any]]
 """A stream for each type of row."""
+IntoStreams = Stream[Any] | ByType | None
+"""What ``into=`` names."""
 
 
-def specs_of(into: Stream[Any] | ByType | None) -> Targets:
+def specs_of(into: IntoStreams) -> Targets:
     """Return the streams that ``into=`` names; raise ConfigurationError for anything else."""
     if into is None:
         return None

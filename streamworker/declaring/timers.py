@@ -1,6 +1,6 @@
 """The decorators of timers: ``@app.timer``, ``@app.cron`` and ``@processor.timer``."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
@@ -10,13 +10,13 @@ from streamworker.core.data.schedules import cron as cron_
 from streamworker.core.data.schedules import every as every_
 from streamworker.core.rules import check_values
 from streamworker.core.units import Duration
-from streamworker.declaring.callables import P, R, Wrapper, look
+from streamworker.declaring.callables import Co, P, R, Wrapper, look
 from streamworker.declaring.functions import check_into, describe, returned_type
 from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Resource, label, read_parameters
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import TIMERS_STREAM, FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
-from streamworker.declaring.stream import ByType, Stream, specs_of
+from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
@@ -37,17 +37,11 @@ class TimerInto(Protocol[O]):
     """A decorator whose function returns what goes to one stream; the function's exact type is kept."""
 
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, list[O]]], /
-    ) -> Timer[P, Coroutine[Any, Any, list[O]]]: ...
+    def __call__(self, function: Callable[P, Co[list[O]]], /) -> Timer[P, Co[list[O]]]: ...
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, O]], /
-    ) -> Timer[P, Coroutine[Any, Any, O]]: ...
+    def __call__(self, function: Callable[P, Co[O]], /) -> Timer[P, Co[O]]: ...
     @overload
-    def __call__(
-        self, function: Callable[P, Coroutine[Any, Any, O | None]], /
-    ) -> Timer[P, Coroutine[Any, Any, O | None]]: ...
+    def __call__(self, function: Callable[P, Co[O | None]], /) -> Timer[P, Co[O | None]]: ...
     @overload
     def __call__(self, function: Callable[P, list[O]], /) -> Timer[P, list[O]]: ...
     @overload
@@ -64,9 +58,7 @@ def timer(
 def timer(
     app: DeclaringApp, *, every: Duration, into: ByType | None = None, missed: Missed = "skip"
 ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
-def timer(
-    app: DeclaringApp, *, every: Duration, into: Stream[Any] | ByType | None = None, missed: Missed = "skip"
-) -> Any:
+def timer(app: DeclaringApp, *, every: Duration, into: IntoStreams = None, missed: Missed = "skip") -> Any:
     """Call a function once a period in the whole application, whichever of its workers live.
 
     One worker, the leader, runs the timers of an app. It is chosen as the owner of a partition is, and
@@ -111,12 +103,7 @@ def cron(
     app: DeclaringApp, spec: str, *, into: ByType | None = None, tz: str = "UTC", missed: Missed = "skip"
 ) -> Callable[[Callable[P, R]], Timer[P, R]]: ...
 def cron(
-    app: DeclaringApp,
-    spec: str,
-    *,
-    into: Stream[Any] | ByType | None = None,
-    tz: str = "UTC",
-    missed: Missed = "skip",
+    app: DeclaringApp, spec: str, *, into: IntoStreams = None, tz: str = "UTC", missed: Missed = "skip"
 ) -> Any:
     """Call a function at the times of a cron expression, once in the whole application; see ``timer``.
 
@@ -148,10 +135,7 @@ def cron(
 
 
 def _timer(
-    app: DeclaringApp,
-    schedule: Callable[[str], PlannedTimes],
-    missed: Missed,
-    into: Stream[Any] | ByType | None,
+    app: DeclaringApp, schedule: Callable[[str], PlannedTimes], missed: Missed, into: IntoStreams
 ) -> Callable[[Callable[P, R]], Timer[P, R]]:
     def bind(function: Callable[P, R]) -> Timer[P, R]:
         group = _group(app.name, tuple(app.registry.timers.values()))
@@ -174,7 +158,7 @@ def describe_timer(
     missed: Missed,
     group: ProcessorSpec,
     resources: Mapping[str, Resource[..., Any]],
-    into: Stream[Any] | ByType | None,
+    into: IntoStreams,
     when: When | None = None,
 ) -> TimerSpec:
     """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
