@@ -11,6 +11,7 @@ are split again. The bytes are the same in both cases.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any, overload
 
 import msgspec
@@ -135,7 +136,7 @@ def make_list_encoder(
         parts = [records[start : start + most] for start in range(1, len(records), most)]
         arrays = [array for part in parts for array in arrays_of(part)]
         if load is not None and load_all is not None:
-            for found in ([load(first)], *(load_all(array) for _, array in arrays)):
+            for found in chain(([load(first)],), (load_all(array) for _, array in arrays)):
                 if check is not None:
                     check(found, found)
         return Run(first, arrays, is_json=is_json)
