@@ -46,7 +46,7 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
         try:
             await _check_one(primary, settings, wanted, probe)
         except BackendUnavailable:
-            backend.look_again()  # Read the slot map again: the primary may have been replaced.
+            backend.server.look_again()  # Read the slot map again: the primary may have been replaced.
             raise
 
 

@@ -72,7 +72,7 @@ class Listener:
         by_name = {keys.control: keys for keys in self._positions}
         async with anyio.create_task_group() as tasks:
             # One read for all groups; on a Cluster one for each, since they are in different slots.
-            for names in self._backend.by_slot(list(by_name)):
+            for names in self._backend.server.by_slot(list(by_name)):
                 tasks.start_soon(self._listen, [by_name[name] for name in names])
 
     async def _listen(self, groups: Sequence[GroupKeys]) -> None:

@@ -91,7 +91,7 @@ async def test_a_heartbeat_is_found_at_the_node_of_its_group(backend: Backend) -
     others = [
         key
         for key in (f"k{n}" for n in range(50))
-        if await backend.address_of(key) != await backend.address_of(GROUP.members)
+        if await backend.server.address_of(key) != await backend.server.address_of(GROUP.members)
     ]
     number, run_id = await backend.identity(GROUP.members)
     assert run_id == (await backend.info(near=GROUP.members)).run_id
@@ -174,7 +174,7 @@ async def test_a_slot_that_was_moved_is_found(nodes: EmbeddedCluster, backend: B
     assert move_slot(nodes, GROUP.events(0), target) == 2
     lock = await group.own()
     assert (await group.commit(request(lock, entries, rows=3))).code.value == "OK"
-    assert await backend.address_of(GROUP.events(0)) == f"127.0.0.1:{target.port}"
+    assert await backend.server.address_of(GROUP.events(0)) == f"127.0.0.1:{target.port}"
     move_slot(nodes, GROUP.events(0), source)
     assert len(await group.send(2)) == 2
 
@@ -229,7 +229,7 @@ async def test_a_node_that_died_is_replaced_by_its_replica(nodes: EmbeddedCluste
     keys = [f"k{n}" for n in range(30)]
     await backend.pipeline([("SET", key, key) for key in keys])
     victim = primary_of(nodes, keys[0])
-    lost = [key for key in keys if await backend.address_of(key) == f"127.0.0.1:{victim.port}"]
+    lost = [key for key in keys if await backend.server.address_of(key) == f"127.0.0.1:{victim.port}"]
     wait_for(lambda: _has_all(nodes, victim), "the replica has it all")
     replica = replica_of(nodes, victim)
 

@@ -220,7 +220,7 @@ async def test_a_node_that_gives_no_answer_is_left_alone_though_others_change_pl
         await wait_for_async(lambda: reads > 0, "it was asked")
         until_s = time.monotonic() + 0.7
         while time.monotonic() < until_s:
-            backend._server._topology.version += 1  # type: ignore[union-attr]
+            backend.server._topology.version += 1  # type: ignore[union-attr]
             fetcher.add(0, ZERO)  # Which wakes what waits.
             await asyncio.sleep(0.02)
         assert 2 <= reads <= 7

@@ -126,7 +126,7 @@ async def test_no_reply_is_ever_taken_for_another_calls(backend: Backend) -> Non
     wrong = []
 
     async def call(n: int) -> None:
-        backend._server.call_timeout_ms = rng.choice([0.05, 0.2, 1, 1_000])  # of the next call
+        backend.server.call_timeout_ms = rng.choice([0.05, 0.2, 1, 1_000])  # of the next call
         try:
             answer = await backend.execute("ECHO", b"%d" % n)
         except BackendUnavailable:
@@ -351,7 +351,7 @@ async def test_a_call_is_made_again_until_there_is_an_answer() -> None:
 
 
 def _closed_by_server(backend: Backend) -> bool:
-    server = backend._server
+    server = backend.server
     assert isinstance(server, Node)
     (link,) = server._idle
     reader = link._socket._connection._reader

@@ -70,7 +70,7 @@ class Shop:
 
 @pytest.fixture
 async def shop(backend: Backend) -> Shop:
-    made = Shop(ClockedBackend(backend._server))
+    made = Shop(ClockedBackend(backend.server))
     await made.at(0)
     return made
 

@@ -115,7 +115,7 @@ class Observer:
 
 async def observed(backend: Backend, seed: int) -> list[str]:
     await backend.execute("FLUSHALL")
-    observer = Observer(ClockedBackend(backend._server), seed)
+    observer = Observer(ClockedBackend(backend.server), seed)
     for _ in range(150):
         await observer.act()
     return await observer.judge()

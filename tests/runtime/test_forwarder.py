@@ -77,7 +77,7 @@ async def test_messages_are_forwarded_once_though_their_target_moves_to_another_
     """The target moves between two commits, before a message is under way: it waits at both nodes then."""
     node = "one"
     messages = chain(5)
-    monkeypatch.setattr(backend, "known_address_of", lambda _: node)
+    monkeypatch.setattr(backend.server, "known_address_of", lambda _: node)
     async with forwarding(backend) as forwarder:
         source, _ = await forwarder.open(KEYS, lambda _: None)
         await store(backend, messages)

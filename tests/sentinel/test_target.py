@@ -238,9 +238,9 @@ async def test_connections_beside_others_leave_them_what_listens_to_the_sentinel
         beside = backend.apart(1)
         assert await beside.execute("PING") == b"PONG"
         await beside.aclose()
-        assert isinstance(backend._server, Node)
-        assert isinstance(backend._server.target, SentinelTarget)
-        listener = backend._server.target._listener
+        assert isinstance(backend.server, Node)
+        assert isinstance(backend.server.target, SentinelTarget)
+        listener = backend.server.target._listener
         assert listener is not None
         assert not listener.done()
 

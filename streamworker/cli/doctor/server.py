@@ -26,7 +26,7 @@ MISSING_SHOWN = 4
 
 async def redis_checks(backend: Backend, app_name: str) -> list[Check]:
     """Check one server, or all primaries of a Cluster; a result that all primaries share appears once."""
-    uncovered = await backend.uncovered()
+    uncovered = await backend.server.uncovered()
     if uncovered is None:
         return await _server_checks(backend, app_name)
     primaries = await backend.primaries()

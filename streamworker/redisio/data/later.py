@@ -114,7 +114,7 @@ def cancel(keys: StreamKeys, partition: int, digest: str, call: str, *, window_m
 async def any_waits(backend: Backend, keys: StreamKeys, partitions: Sequence[int]) -> bool:
     """Return whether records wait, or were sent lately, in any of the partitions."""
     names = [keys.later(p) for p in partitions]
-    asked = [("EXISTS", *some) for some in backend.by_slot(names)]
+    asked = [("EXISTS", *some) for some in backend.server.by_slot(names)]
     return any(all_answered(await backend.pipeline(asked)))
 
 

@@ -51,7 +51,8 @@ class Backend:
     """
 
     def __init__(self, server: Server) -> None:
-        self._server = server
+        self.server = server
+        """Also answers where keys are: ``by_slot``, ``address_of`` and others, in its way."""
 
     @classmethod
     def open(
@@ -85,23 +86,11 @@ class Backend:
     @property
     def address(self) -> str:
         """Host and port, or path of the socket; without user and password."""
-        return self._server.address
-
-    def by_slot(self, keys: Sequence[str]) -> list[list[str]]:
-        """Split keys into lists that one command may name: by slot on a Cluster, otherwise one list."""
-        return self._server.by_slot(keys)
+        return self.server.address
 
     async def primaries(self) -> "list[Backend]":
         """Return a backend for each server that holds keys; closing this backend closes them."""
-        return [Backend(node) for node in await self._server.primaries()]
-
-    def look_again(self) -> None:
-        """Refresh the slot map in the background, after a supposed primary turned out to be none."""
-        self._server.look_again()
-
-    async def uncovered(self) -> int | None:
-        """Return how many slots of a Cluster no node serves; None for one server, which has no slots."""
-        return await self._server.uncovered()
+        return [Backend(node) for node in await self.server.primaries()]
 
     def apart(self, connections: int, on_restart: Callable[[], None] | None = None) -> "Backend":
         """Return a backend for the same server or Cluster with its own connections.
@@ -109,38 +98,14 @@ class Backend:
         Close it first: both share the Cluster's slot map. ``on_restart`` is called before the first call to a
         server that has restarted, or has taken over the address. All calls that began before then fail.
         """
-        return Backend(self._server.apart(connections, on_restart))
-
-    @property
-    def map_version(self) -> int:
-        """The version of the slot map; it changes when keys of a Cluster have moved to other nodes."""
-        return self._server.map_version
-
-    @property
-    def pause_max_ms(self) -> int:
-        """Maximum backoff before a call is repeated; short where a replica may soon take over.
-
-        A shorter backoff causes no more attempts to connect to an unreachable server; see ``attempts``.
-        """
-        return self._server.pause_max_ms
-
-    def known_address_of(self, key: str) -> str:
-        """Return the address of a key's node by the slot map, without a call; empty for one server.
-
-        Callers group calls by it, so that calls to one node do not wait for other nodes.
-        """
-        return self._server.known_address_of(key)
-
-    async def address_of(self, key: str) -> str:
-        """Return the address of a key's node by the slot map; empty if no node has the key."""
-        return await self._server.address_of(key)
+        return Backend(self.server.apart(connections, on_restart))
 
     async def execute(self, *args: Argument, near: str = "") -> Any:
         """Run one command; ``BackendUnavailable`` means that it may or may not have been executed.
 
         On a Cluster a command without a key runs on the node that has the key ``near``.
         """
-        (answer,) = all_answered(_named([args], await self._server.commands([args], near)))
+        (answer,) = all_answered(_named([args], await self.server.commands([args], near)))
         return answer
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
@@ -153,7 +118,7 @@ class Backend:
         """
         if not commands:
             return []
-        return _named(commands, await self._server.commands(commands))
+        return _named(commands, await self.server.commands(commands))
 
     async def run(self, script: Script, call: ScriptCall) -> Any:
         """Run a script; see :meth:`execute`."""
@@ -171,15 +136,15 @@ class Backend:
         """
         if not calls:
             return []
-        return await self._server.scripts(script, calls, durability)
+        return await self.server.scripts(script, calls, durability)
 
     def blocking(self, key: str = "") -> "BlockingConnection":
         """Return a dedicated connection for blocking reads at the server that has a key."""
-        return BlockingConnection(self._server, key)
+        return BlockingConnection(self.server, key)
 
     def blocking_for_all(self) -> "BlockingConnection | None":
         """Return a dedicated connection for blocking reads of any keys; None if no server has all keys."""
-        return self.blocking() if self._server.has_all_keys else None
+        return self.blocking() if self.server.has_all_keys else None
 
     async def identity(self, near: str = "") -> tuple[int, str]:
         """Return this connection's client id and the server's run id, by which peers look it up.
@@ -187,16 +152,16 @@ class Backend:
         Use it on a backend with one connection, or with one call at a time. The values are ``0`` and ``""``
         if this user may not ask. On a Cluster they are those at the node that has the key ``near``.
         """
-        node = await self._server.node_of(near)
+        node = await self.server.node_of(near)
         try:
             return await node.identity()
         except BackendUnavailable:
-            self._server.failed(node)
+            self.server.failed(node)
             raise
 
     async def info(self, near: str = "") -> ServerInfo:
         """Return the server's reply to ``INFO``; ``BackendRefused`` if this user may not ask."""
-        return read_info(await self.execute("INFO", near=near), has_all_keys=self._server.has_all_keys)
+        return read_info(await self.execute("INFO", near=near), has_all_keys=self.server.has_all_keys)
 
     async def time_ms(self, near: str = "") -> int:
         """Return the server's clock in ms; all compared times come from this clock.
@@ -207,7 +172,7 @@ class Backend:
 
     async def aclose(self) -> None:
         """Close the connections; later calls raise."""
-        await self._server.aclose()
+        await self.server.aclose()
 
     async def __aenter__(self) -> Self:
         return self

@@ -100,7 +100,10 @@ class Cluster:
         return list(parts.values())
 
     def known_address_of(self, key: str) -> str:
-        """Return the address of a key's node by the current slot map; empty if not known."""
+        """Return the address of a key's node by the current slot map, without a call; empty if not known.
+
+        Callers group calls by it, so that calls to one node do not wait for other nodes.
+        """
         return self._topology.address_of(slot_of(key)) or ""
 
     async def address_of(self, key: str) -> str:

@@ -49,6 +49,8 @@ class Node:
         """Whether calls wait while the server is unreachable. If another server may take over, they fail
         instead, and their callers repeat them to find that server."""
         self.pause_max_ms = 1_000 if self.waits else 500
+        """Maximum backoff before a call is repeated; short where a replica may soon take over. A shorter one
+        causes no more attempts to connect to an unreachable server; see ``attempts``."""
         self.has_all_keys = not is_one_of_many
         """Whether one command may name any keys."""
         self._in_use = 0

@@ -212,7 +212,7 @@ class Forwarder:
         return not source.closed and source.read_up_to < source.confirmed and source.held < HELD_BYTES
 
     async def _read(self, source: Source) -> None:
-        pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
+        pauses = Pauses(self.rng.random, max_ms=self.backend.server.pause_max_ms)
         while self._wants_more(source):
             up_to, queues = source.confirmed, source.queues
             try:
@@ -238,7 +238,7 @@ class Forwarder:
         if self._tasks is None or queue.is_busy or not queue.messages or queue.is_over:
             return
         events = StreamKeys(self.app, queue.to.stream).events(queue.to.partition)
-        address = self.backend.known_address_of(events)
+        address = self.backend.server.known_address_of(events)
         self._ready[address][queue] = None
         if address not in self._rounds:
             self._rounds.add(address)
@@ -361,7 +361,7 @@ class Forwarder:
 
     async def _delete(self) -> None:
         """Delete at the sources what the targets have taken, a few times a second at most."""
-        pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
+        pauses = Pauses(self.rng.random, max_ms=self.backend.server.pause_max_ms)
         while True:
             if not self._taken:
                 await self._to_delete.wait()

@@ -114,16 +114,16 @@ class PollingFetcher(Reads):
 
     async def _by_address(self, backend: Backend) -> dict[str, list[int]]:
         """Return the partitions that have room, by the address of their node."""
-        if self._version != backend.map_version:
+        if self._version != backend.server.map_version:
             self._addresses.clear()
             # A node that does not answer is not asked sooner because other slots have moved.
             self._paces = {address: pace for address, pace in self._paces.items() if pace.busy or pace.fails}
-            self._version = backend.map_version
+            self._version = backend.server.map_version
         addresses = self._addresses
         parts: dict[str, list[int]] = {}
         for partition in list(self.candidates):
             if (address := addresses.get(partition)) is None:
-                address = addresses[partition] = await backend.address_of(self.keys.events(partition))
+                address = addresses[partition] = await backend.server.address_of(self.keys.events(partition))
             parts.setdefault(address, []).append(partition)
         return parts
 

@@ -124,7 +124,7 @@ class Reads(ABC):
         self._wake(buffer)
 
     def _pauses(self) -> Pauses:
-        return Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
+        return Pauses(self.rng.random, max_ms=self.backend.server.pause_max_ms)
 
     # -- one read --------------------------------------------------------------------------
 

@@ -130,7 +130,7 @@ class StreamWatch:
 
     async def _compare(self, idle: Sequence[PartitionBuffer]) -> None:
         names = [self.keys.events(buffer.partition) for buffer in idle if buffer.position > ZERO]
-        parts = self.backend.by_slot(names)
+        parts = self.backend.server.by_slot(names)
         try:
             found = await self.backend.pipeline([("EXISTS", *part) for part in parts])
         except BackendError:

@@ -156,7 +156,9 @@ class Committer:
     def _queue(self, ticket: Ticket) -> None:
         partition = ticket.request.partition
         if (address := self._addresses.get(partition)) is None:
-            address = self._addresses[partition] = self.backend.known_address_of(self.keys.lock(partition))
+            address = self._addresses[partition] = self.backend.server.known_address_of(
+                self.keys.lock(partition)
+            )
         self._queues.setdefault(address, []).append(ticket)
         self._start_soon()
 
@@ -170,8 +172,8 @@ class Committer:
         self._starting = False
         if self._tasks is None:
             return
-        if self._map_version != self.backend.map_version:
-            self._map_version = self.backend.map_version
+        if self._map_version != self.backend.server.map_version:
+            self._map_version = self.backend.server.map_version
             queues, self._queues = self._queues, {}
             self._addresses.clear()
             for ticket in itertools.chain(*queues.values()):
@@ -224,7 +226,7 @@ class Committer:
         if ticket.withdrawn:
             return
         if ticket.pauses is None:
-            ticket.pauses = Pauses(self.rng.random, max_ms=self.backend.pause_max_ms)
+            ticket.pauses = Pauses(self.rng.random, max_ms=self.backend.server.pause_max_ms)
         pause_ms = ticket.pauses.next_ms()
         if reply.code is CommitCode.UNKNOWN and reply.error is not None:
             ticket.tries += 1

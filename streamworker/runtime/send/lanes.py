@@ -99,7 +99,7 @@ class Lanes:
         self._spec = spec
         self._durability = durability_of(settings)
         self._packing = spec.packing
-        self._pauses = partial(Pauses, rng.random, max_ms=backend.pause_max_ms)
+        self._pauses = partial(Pauses, rng.random, max_ms=backend.server.pause_max_ms)
         self._keys = StreamKeys(spec.app, spec.name)
         self._id = secrets.token_hex(8)
         """Redis remembers this producer's numbers under this id."""
@@ -112,7 +112,7 @@ class Lanes:
         """Running flushes and their nodes, so that one node that hangs does not delay the others."""
         self._coming: set[str] = set()
         """Nodes whose next flush has not begun: it takes all lanes of its node that can send."""
-        self._map_version = backend.map_version
+        self._map_version = backend.server.map_version
         self._closed = False
 
     async def aclose(self) -> None:
@@ -152,14 +152,14 @@ class Lanes:
         raise not_in_time(self._spec, self._lanes[partition], part, timeout, self._durability)
 
     def _address_of(self, partition: int) -> str:
-        return self._backend.known_address_of(self._keys.events(partition))
+        return self._backend.server.known_address_of(self._keys.events(partition))
 
     def _kick(self, lane: Lane) -> None:
         """Start a flush to a lane's node, if the lane can send and the node allows one more flush."""
         if lane.address in self._coming:
             return
-        if self._map_version != self._backend.map_version:
-            self._map_version = self._backend.map_version
+        if self._map_version != self._backend.server.map_version:
+            self._map_version = self._backend.server.map_version
             for each in self._lanes.values():
                 each.address = self._address_of(each.partition)
         if not self._ready(lane) or list(self._flushes.values()).count(lane.address) >= self._pipelines_max:

@@ -117,7 +117,7 @@ class NamedSends:
         self._calls.add(under_way)
         first_ms, max_ms = FULL_PAUSE_MS
         full_pauses = Pauses(self._rng.random, first_ms=first_ms, max_ms=max_ms)
-        pauses = Pauses(self._rng.random, max_ms=self._backend.pause_max_ms)
+        pauses = Pauses(self._rng.random, max_ms=self._backend.server.pause_max_ms)
         refusal = too_many if call.script is LATER_PUT else full
         trouble: StreamworkerError | None = None
         may_be_done = False

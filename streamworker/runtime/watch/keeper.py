@@ -139,7 +139,7 @@ class Keeper:
             if not kept:  # Connect early, so that the first heartbeat finds a connection.
                 await backend.identity()
             for each in kept:
-                addresses.setdefault(await backend.address_of(each[0].members), []).append(each)
+                addresses.setdefault(await backend.server.address_of(each[0].members), []).append(each)
         except BackendError as error:
             self._failed(error)
             return False
