@@ -184,7 +184,7 @@ def keys_page() -> str:
     ]
     lines += [
         "",
-        "No key but `producer` expires. To remove an app for good, stop its workers and delete what",
+        "No key but `producer` and `seen` expires. To remove an app for good, stop its workers and delete what",
         "matches `sw:{app.*`; to remove one group, for which trimming waits as long as it is there,",
         "[`streamworker repair APP --forget-group NAME`](operations.md#doctor-and-repair).",
         "",

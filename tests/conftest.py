@@ -20,6 +20,7 @@ from tests.cluster import roles
 from tests.helpers import WorkerProcess, logging_set_back
 from tests.raw import close_clusters, opened
 from tests.sentinel.trio import QUIET_MS, Trio
+from tests.strays import strays
 
 # A test judges no times: on a busy machine an example may take a second.
 settings.register_profile("busy", settings(), deadline=None)
@@ -224,13 +225,19 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster |
 
 
 @pytest.fixture
-def emptied(server: EmbeddedServer | EmbeddedCluster | Trio) -> str:
-    """URL of a real server that holds nothing, and has room: a test that made it full may have failed."""
+def emptied(server: EmbeddedServer | EmbeddedCluster | Trio) -> Iterator[str]:
+    """URL of a real server that holds nothing, and has room: a test that made it full may have failed.
+
+    After each test its keys are looked at: all that stay are in the table of docs/redis-keys.md (I8).
+    """
     with opened(server.url) as client:
         client.config_set("maxmemory", "1gb")
         client.flushall()
         client.script_flush()
-    return server.url
+    yield server.url
+    with opened(server.url) as client:
+        left = strays(client)
+    assert not left, f"the test left keys that docs/redis-keys.md does not know like this (TTL): {left}"
 
 
 @pytest.fixture
