@@ -69,8 +69,8 @@ test-full: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES
 test-full: $(CLASSES)
 
 # What computes; all else mostly waits for processes and servers.
-COMPUTES := $(addprefix tests/,core records protocol simulation tui benchmarks spark sentinel/test_spark.py \
-	cli/test_spark.py dev/test_demo.py test_docs.py test_layers.py test_arguments.py)
+COMPUTES := $(addprefix tests/,core records protocol simulation tui benchmarks test_docs.py test_layers.py \
+	test_arguments.py $(if $(filter check,$(EXTRAS)),,spark sentinel/test_spark.py cli/test_spark.py dev/test_demo.py))
 FILES := --dist loadfile --no-loadscope-reorder --durations=10
 
 test test-full: $(READY) $(BYTECODE)
