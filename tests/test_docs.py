@@ -270,14 +270,17 @@ def test_every_decision_says_what_was_not_taken_and_its_price() -> None:
         assert all(f"**{part}.**" in text for part in ("Chosen", "Not taken", "Price")), path.name
 
 
-def modules_with_examples() -> list[str]:
+def modules_with_examples() -> list[Any]:
     """Return the names of the modules in whose docstrings is something to run, without Spark."""
     return [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        pytest.param(
+            ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
+            marks=pytest.mark.spark("imports pyspark") if "\nfrom pyspark" in text else (),
+        )
         for path in sorted(
             [*(ROOT / "streamworker").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *DOCS.glob("*.py")]
         )
-        if re.search(r">>> (?!.*\+SKIP)", path.read_text("utf-8"))
+        if re.search(r">>> (?!.*\+SKIP)", text := path.read_text("utf-8"))
     ]
 
 
