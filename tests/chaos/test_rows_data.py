@@ -150,7 +150,7 @@ async def test_a_membership_of_a_later_release_is_left_alone_and_damage_without_
     yard: Yard,
 ) -> None:
     """By those who work, who go on, and by who comes and cannot join; damage is no matter to who comes."""
-    async with yard.server() as server, yard.team(server.url, "later") as team:
+    async with yard.group("later") as team:
         await team.hired("w0")
         document: Any = await team.raw.get(team.keys.members)
         fields = json.loads(document)
@@ -476,7 +476,7 @@ async def test_workers_whose_clocks_are_wrong_do_what_the_others_do(yard: Yard) 
     """All times that are compared are the server's."""
     shifts = (3_600, -3_600, 86_400, -86_400)
     samples: list[float] = []
-    async with yard.server() as server, yard.team(server.url, "clocks") as team:
+    async with yard.group("clocks") as team:
         for number, shift in enumerate(shifts):
             await team.hired(f"w{number}", ROWS_CLOCK_S=str(shift))
         async with team.load(per_second=60):
@@ -560,10 +560,7 @@ async def test_a_source_that_is_deleted_or_made_anew_lower_is_noticed_and_named(
 ) -> None:
     """At any moment between two looks: a read that waits would wait for ever."""
     samples: list[float] = []
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "vanished", partitions=count, environ={}) as team,
-    ):
+    async with yard.group("vanished", partitions=count, environ={}) as team:
         await team.hired("w0")
         await team.send(20 * count)
         await team.drained()

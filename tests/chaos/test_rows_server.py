@@ -264,7 +264,7 @@ async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(
 @scene
 async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yard: Yard) -> None:
     """Not even by a warning in a log."""
-    async with yard.server() as server, yard.team(server.url, "forgotten", environ={}) as team:
+    async with yard.group("forgotten", environ={}) as team:
         await team.hired("w0", "w1")
         flushes = 0
         async with team.load(per_second=100):
@@ -317,7 +317,7 @@ async def test_full_memory_refuses_who_sends_and_loses_nothing_that_was_confirme
 ) -> None:
     """A send that was refused was not written; all is done five seconds after there is memory again."""
     samples: list[float] = []
-    async with yard.server() as server, yard.team(server.url, "memory", environ={}) as team:
+    async with yard.group("memory", environ={}) as team:
         await team.hired("w0", "w1")
         for _ in range(rounds):
             async with team.load(per_second=200):

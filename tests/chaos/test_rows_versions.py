@@ -50,10 +50,7 @@ async def test_workers_of_two_releases_share_a_group_through_joins_deaths_and_le
     logs.mkdir()
     changes = 0
     with Forge(logs, root=previous) as former:
-        async with (
-            yard.server() as server,
-            yard.team(server.url, "mixed", partitions=8, single_entries=True) as team,
-        ):
+        async with yard.group("mixed", partitions=8, single_entries=True) as team:
             latter = team.forge
 
             def hire(which: Forge, *names: str) -> None:

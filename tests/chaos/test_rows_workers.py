@@ -42,7 +42,7 @@ IN_HAND = {"ROWS_HANDLER_S": "0.3", "ROWS_BATCH": "5"}
 @scene
 async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
     """Whoever judges all that follows notices what it is there for."""
-    async with yard.server() as server, yard.team(server.url, "judged") as team:
+    async with yard.group("judged") as team:
         await team.hired("w0", "w1")
         await team.send(400)
         await team.drained()
@@ -213,7 +213,7 @@ async def test_a_handler_that_blocks_or_computes_for_six_sessions_moves_nothing(
     yard: Yard, *, seconds: float, environ: Mapping[str, str], sessions: str
 ) -> None:
     """Heartbeats have a thread of their own: a busy worker is alive."""
-    async with yard.server() as server, yard.team(server.url, "blocked", environ=environ) as team:
+    async with yard.group("blocked", environ=environ) as team:
         team.hire("blocking", ROWS_HANDLER="block", ROWS_HANDLER_S=str(seconds))
         before = await team.hired("computing", ROWS_HANDLER="compute", ROWS_HANDLER_S=str(seconds))
         rebalances = await team.begun()
@@ -236,7 +236,7 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
     yard: Yard,
 ) -> None:
     """Not even the thread of the heartbeats runs: the worker looks slow, and is overtaken."""
-    async with yard.server() as server, yard.team(server.url, "held") as team:
+    async with yard.group("held") as team:
         await team.hired("w0", "w1", ROWS_HANDLER="gil", ROWS_HANDLER_S="2.5")
         async with team.load(per_second=60):
             await asyncio.sleep(6)
@@ -273,7 +273,7 @@ async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(
     In these two rebalances may be: what else such a machine does, nobody knows. All processes are of one
     session, which is what nice is within.
     """
-    async with yard.server() as server, yard.team(server.url, "starved", environ=ONE_SESSION) as team:
+    async with yard.group("starved", environ=ONE_SESSION) as team:
         await team.hired("w0", "w1", "w2", "w3")
         before = await team.begun()
         for worker in team.workers.values():
@@ -351,7 +351,7 @@ async def test_a_member_that_comes_and_goes_leaves_others_their_work(
     """Each coming and going is a rebalance: the others keep four fifths of their pace."""
     # Handlers that wait decide the pace, so that the machine does not.
     environ = {**FAST, "ROWS_BATCH": "5", "ROWS_HANDLER_S": "0.05"}
-    async with yard.server() as server, yard.team(server.url, "flapping", environ=environ) as team:
+    async with yard.group("flapping", environ=environ) as team:
         await team.hired("w0", "w1")
         per_second = 0.9 * 4 * 5 / 0.05
         await team.send(round(per_second * (3 * window_s + 2 * rounds)))
@@ -398,7 +398,7 @@ async def test_who_comes_back_to_an_empty_group_does_not_wait(
 ) -> None:
     """Those who left in order left nothing to wait for: the first commit comes a second after the start."""
     samples: list[float] = []
-    async with yard.server() as server, yard.team(server.url, "empty", environ={"ROWS_BATCH": "500"}) as team:
+    async with yard.group("empty", environ={"ROWS_BATCH": "500"}) as team:
         await team.hired("w0", "w1", "w2")
         for number in range(rounds):
             leaving = [team.ask_to_leave(name) for name in list(team.workers)]
@@ -430,10 +430,7 @@ async def test_of_those_who_stand_by_one_takes_over(
     """Of three workers two work and one stands by; nobody ends for having nothing to do."""
     samples: list[float] = []
     most_ms = setting(environ, "dead_after_ms") + 1_000
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "standby", partitions=partitions, environ=environ) as team,
-    ):
+    async with yard.group("standby", partitions=partitions, environ=environ) as team:
         await team.hired(*(f"w{number}" for number in range(workers)))
         # Shares are even once as many have joined as there are partitions: the others may be starting yet.
         expected = {"active": partitions, "standby": workers - partitions}
@@ -460,7 +457,7 @@ async def test_of_those_who_stand_by_one_takes_over(
 @scene
 async def test_a_worker_that_wants_more_partitions_is_refused_and_the_others_go_on(yard: Yard) -> None:
     """Records would change their partitions in the middle of the stream."""
-    async with yard.server() as server, yard.team(server.url, "grown", partitions=16) as team:
+    async with yard.group("grown", partitions=16) as team:
         await team.hired("w0", "w1")
         async with team.load(per_second=100):
             team.hire("larger", ROWS_PARTITIONS="24")

@@ -79,6 +79,12 @@ class Yard:
         name += self.size.removeprefix(SMALL).replace("_", "-") if self.is_small else ""
         return Team(url, self.forge, self.folder, name=name, rng=self.rng(name), **options)
 
+    @asynccontextmanager
+    async def group(self, name: str, **options: Any) -> AsyncIterator[Team]:
+        """Start a server, and a team that has it for itself."""
+        async with self.server() as server, self.team(server.url, name, **options) as team:
+            yield team
+
     async def many(
         self, count: int, play: Callable[[Team], Awaitable[None]], name: str, **options: Any
     ) -> None:

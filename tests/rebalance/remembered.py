@@ -12,9 +12,9 @@ from streamworker.declaring.stream import Stream
 from streamworker.errors import StreamworkerError
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.producer import Sent
+from tests.helpers import wait_for_async
 
 UNDER_WAY_MAX = 2_000
-VERIFY_TRIES = 100
 
 
 @dataclass
@@ -74,11 +74,13 @@ async def remember(
             await asyncio.sleep(0.01)
         while under_way:
             await asyncio.wait(under_way)
-        # Until there is an answer: it may be asked right after a failover.
-        for _ in range(VERIFY_TRIES):
+
+        async def is_verified() -> bool:
             try:
                 await producer.verify()
-                break
             except StreamworkerError:
-                await asyncio.sleep(0.1)
+                return False
+            return True
+
+        await wait_for_async(is_verified, "somebody tells what is lost, as after a failover")
         told.lost = tuple(producer.lost)

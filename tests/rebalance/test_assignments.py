@@ -15,10 +15,7 @@ pytestmark = [
 @scene
 async def test_a_rolling_restart_with_another_assignment_changes_that_of_the_group(yard: Yard) -> None:
     """The group goes on with the assignment of the worker that joined last."""
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "changed", partitions=8, environ=STEADY) as team,
-    ):
+    async with yard.group("changed", partitions=8, environ=STEADY) as team:
         await team.hired("w1")
         await team.hired("w2", ASSIGNMENT="sticky")
         assert await team.ended(team.ask_to_leave("w1")) == 0
@@ -42,10 +39,7 @@ async def until_acquired(team: Team, held: set[int], before: dict[int, int]) -> 
 @scene
 async def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another(yard: Yard) -> None:
     """Each partition is acquired once more, by the worker that had it; one worker is killed."""
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "static", partitions=8, environ=STEADY) as team,
-    ):
+    async with yard.group("static", partitions=8, environ=STEADY) as team:
         async with team.load(per_second=400):
             names = ("w1", "w2", "w3")
             for name in names:
@@ -79,7 +73,7 @@ async def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another
 async def test_the_partitions_of_a_static_worker_are_given_away_when_its_hold_is_over(yard: Yard) -> None:
     """By the server's clock; until then nobody takes them."""
     environ = {**FAST, "STREAMWORKER_HOLD_MS": "2000"}
-    async with yard.server() as server, yard.team(server.url, "hold", environ=environ) as team:
+    async with yard.group("hold", environ=environ) as team:
         await team.hired("w1")
         await team.hired("w2", STREAMWORKER_STATIC_ID="w2")
         leaving = team.ask_to_leave("w2")
@@ -94,7 +88,7 @@ async def test_the_partitions_of_a_static_worker_are_given_away_when_its_hold_is
 @scene
 async def test_of_two_workers_with_one_static_id_the_earlier_one_ends_and_says_why(yard: Yard) -> None:
     """They would take each other's partitions for ever."""
-    async with yard.server() as server, yard.team(server.url, "same") as team:
+    async with yard.group("same") as team:
         await team.hired("w1", STREAMWORKER_STATIC_ID="same")
         team.hire("w2", STREAMWORKER_STATIC_ID="same")
         first = team.workers.pop("w1")

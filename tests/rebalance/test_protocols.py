@@ -23,10 +23,7 @@ async def test_partitions_follow_joins_a_leave_and_a_death_and_nothing_is_lost_o
     yard: Yard, *, environ: Mapping[str, str]
 ) -> None:
     """Two join, one leaves, one is killed. Sticky workers keep what they have; by range: rows F1 and F2."""
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "moves", partitions=8, environ=environ) as team,
-    ):
+    async with yard.group("moves", partitions=8, environ=environ) as team:
         async with team.load(per_second=400):
             for name in ("w1", "w2", "w3"):
                 await team.hired(name)
@@ -52,7 +49,7 @@ async def test_a_worker_that_leaves_gives_up_its_entries(
     yard: Yard, *, environ: Mapping[str, str], left: Mapping[str, list[bytes]]
 ) -> None:
     """SIGTERM: others need not wait until they expire; only the newest ETag or generation stays."""
-    async with yard.server() as server, yard.team(server.url, "leaves", environ=environ) as team:
+    async with yard.group("leaves", environ=environ) as team:
         await team.hired("w1")
         first = team.keys.of_group(next(iter(left)))
 
@@ -71,7 +68,7 @@ async def test_a_worker_that_leaves_gives_up_its_entries(
 @scene
 async def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(yard: Yard) -> None:
     """The worker that was stolen from notices on its next cycle, drains and releases."""
-    async with yard.server() as server, yard.team(server.url, "thief", environ=CLAIM, ledger=True) as team:
+    async with yard.group("thief", environ=CLAIM, ledger=True) as team:
         await team.hired("w1", ROWS_HANDLER_S="0.3", ROWS_BATCH="5")
         async with team.load(per_second=200):
             await team.until("it is busy", lambda: next(team.calls(), None))
@@ -85,7 +82,7 @@ async def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(yard: 
 @scene
 async def test_partitions_that_are_added_are_claimed(yard: Yard) -> None:
     """The number of partitions is read each cycle; records begin at the earliest one."""
-    async with yard.server() as server, yard.team(server.url, "added", environ=CLAIM) as team:
+    async with yard.group("added", environ=CLAIM) as team:
         await team.hired("w1")
         new = team.partitions
         await team.raw.hset(StreamKeys(team.name, STREAM).meta, "partitions", new + 1)
@@ -98,7 +95,7 @@ async def test_partitions_that_are_added_are_claimed(yard: Yard) -> None:
 @scene
 async def test_workers_claim_anew_after_the_database_was_emptied(yard: Yard) -> None:
     """FLUSHALL: the entries come back in one cycle, and new records are handled."""
-    async with yard.server() as server, yard.team(server.url, "emptied", environ=CLAIM, ledger=True) as team:
+    async with yard.group("emptied", environ=CLAIM, ledger=True) as team:
         await team.hired("w1", "w2")
         await team.raw.flushall()
 

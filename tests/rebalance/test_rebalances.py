@@ -34,7 +34,7 @@ async def test_partitions_that_did_not_move_never_pause(yard: Yard) -> None:
     """
     window_s = 2.0
     slow = {"ROWS_HANDLER_S": "0.1"}
-    async with yard.server() as server, yard.team(server.url, "unmoved", partitions=8, ledger=True) as team:
+    async with yard.group("unmoved", partitions=8, ledger=True) as team:
         await team.hired("w0", **slow)
         pid = team.workers["w0"].pid
         windows: list[tuple[float, float, float]] = []
@@ -65,7 +65,7 @@ async def test_partitions_that_did_not_move_never_pause(yard: Yard) -> None:
 
 async def test_a_second_signal_ends_a_worker_at_once_with_its_own_exit_code(yard: Yard) -> None:
     """The first SIGTERM waits for the handler, the second does not."""
-    async with yard.server() as server, yard.team(server.url, "twice", ledger=True) as team:
+    async with yard.group("twice", ledger=True) as team:
         await team.hired("w1", ROWS_HANDLER_S="30")
         await team.send(100)
         await team.until("the handler was called", team.is_busy)
@@ -80,7 +80,7 @@ async def test_a_worker_whose_handler_hangs_ends_at_its_deadline(yard: Yard) -> 
     """Even when the event loop itself is blocked; the exit code says that it was forced."""
     hangs = {"ROWS_HANDLER": "block", "ROWS_HANDLER_S": "60"}
     soon = {"STREAMWORKER_GRACE_PERIOD_MS": "500", "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "2000"}
-    async with yard.server() as server, yard.team(server.url, "hangs", ledger=True) as team:
+    async with yard.group("hangs", ledger=True) as team:
         await team.hired("w1", **hangs, **soon)
         await team.send(100)
         await team.until("the handler was called", team.is_busy)

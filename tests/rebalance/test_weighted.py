@@ -54,10 +54,7 @@ async def test_what_shares_a_worker_with_a_hot_partition_moves_away_and_then_not
 ) -> None:
     """The hot one stays where it is, nothing is lost or repeated, and the figures are there to see."""
     environ = {**WEIGHTED, **HOT}
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "hot", partitions=8, environ=environ, ledger=True) as team,
-    ):
+    async with yard.group("hot", partitions=8, environ=environ, ledger=True) as team:
         await team.hired("w1")
         owners = [lock.name for lock in await team.hired("w2")]
         others = {p for p, name in enumerate(owners) if name == owners[6]} - {6}
@@ -81,10 +78,7 @@ async def test_what_shares_a_worker_with_a_hot_partition_moves_away_and_then_not
 
 async def test_a_worker_of_capacity_three_is_given_three_quarters(yard: Yard) -> None:
     """At its join, before anything is measured."""
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "capacity", partitions=8, environ=WEIGHTED) as team,
-    ):
+    async with yard.group("capacity", partitions=8, environ=WEIGHTED) as team:
         await team.hired("w1")
         team.hire("w2", STREAMWORKER_CAPACITY="3")
 
@@ -101,8 +95,7 @@ async def test_a_worker_that_joins_later_is_given_its_share_of_what_was_measured
     # As much work as all others together, and no more: what cannot be shared cannot be judged.
     environ = {**WEIGHTED, **HOT, "ROWS_HOT_S": "0.01"}
     async with (
-        yard.server() as server,
-        yard.team(server.url, "later", partitions=8, environ=environ) as team,
+        yard.group("later", partitions=8, environ=environ) as team,
         team.load(per_second=400),
     ):
         await team.hired("w1")
