@@ -1,4 +1,4 @@
-"""What durability costs: ``python -m tests.durability.cost``.
+"""What durability costs: ``python -m benchmarks.durability``.
 
 For each server the setting is measured beside ``memory`` on the same server, in turn, round by round
 (``aof`` with ``appendfsync always``, which it needs here, and ``memory`` with ``everysec``, the default);
@@ -34,6 +34,7 @@ Measure = Callable[[Bench, int], Awaitable[float]]
 
 
 async def send(desk: Bench, count: int) -> float:
+    """Return how long one send takes until it is confirmed, in ms."""
     began = time.perf_counter()
     for n in range(count):
         await desk.producer.send(Order(n))
@@ -41,6 +42,7 @@ async def send(desk: Bench, count: int) -> float:
 
 
 async def commit(desk: Bench, count: int) -> float:
+    """Return how long one commit takes until it is confirmed, in ms."""
     ids = [await desk.backend.execute("XADD", desk.keys.events(0), "*", "v", "{}") for _ in range(count)]
     lock = await desk.acquire(0, "cost")
     previous = lock.checkpoint
@@ -54,6 +56,7 @@ async def commit(desk: Bench, count: int) -> float:
 
 
 async def send_many(desk: Bench, _count: int) -> float:
+    """Return how many records a second are sent."""
     began = time.perf_counter()
     await desk.producer.send_many(MANY)
     return RECORDS / (time.perf_counter() - began)
@@ -69,7 +72,7 @@ async def process(desk: Bench, _count: int) -> float:
     await Producer(desk.backend, desk.stream, Settings()).send_many(MANY)
     began = time.perf_counter()
     running = [await desk.start(spec, p) for p in range(PARTITIONS)]
-    while sum(each.runner.commits.records_done for each in running) < RECORDS:
+    while sum(each.runner.commits.records_done for each in running) < RECORDS:  # noqa: ASYNC110 - its records tell nobody
         await asyncio.sleep(0.002)
     rate = RECORDS / (time.perf_counter() - began)
     for each in running:
@@ -105,9 +108,10 @@ async def compare(title: str, server: EmbeddedServer, durability: str) -> None:
             rows.append((memory, await measured(server, durability, measure)))
         memory, mine = (statistics.median(column) for column in zip(*rows, strict=True))
         ratio = statistics.median(mine / memory for memory, mine in rows)
-        print(
+        line = (
             f"{title:<22} {name:<27} memory {memory:>12,.2f}   {durability:<8} {mine:>12,.2f}   x {ratio:.3g}"
         )
+        sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
 
