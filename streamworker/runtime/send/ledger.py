@@ -93,13 +93,16 @@ class Ledger:
         """
         if numbers[-1] == 0 and not self.may_be_asked:
             self._appends.clear()  # Redis has forgotten them.
-        lost, known = list[_Confirmed](), list[_Confirmed]()
-        while self._appends and self._appends[-1].number > numbers[-1]:
-            append = self._appends.pop()
-            (known if append.number in numbers else lost).append(append)
-        self._appends.extend(reversed(known))
+        lost: list[_Confirmed] = []
+        for append in reversed(self._appends):
+            if append.number <= numbers[-1]:
+                break
+            if append.number not in numbers:
+                lost.append(append)
         if not lost:
             return None
+        for append in lost:
+            self._appends.remove(append)
         records = sum(append.records for append in lost)
         # The entries of one append have one time and consecutive numbers.
         number, count, (ms, seq) = lost[-1]

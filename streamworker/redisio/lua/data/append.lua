@@ -10,7 +10,7 @@
 --       sent (string): number of the producer's last send, last id of that, number of the send before, last id of
 --         this one too, and the number before of a send that was confirmed
 -- ARGV  number: of this send  follows: the number of the send that it follows; '' for any
---       confirmed (number): number of the last send that was confirmed to the producer; 0 for none
+--       confirmed: the number of the last send that was confirmed to the producer; 0 for none
 --       limit (number): records that the partition may hold besides those that are retained; 0 for no limit
 --       records...: see parts/adding.lua
 -- reply [OK | DUP, id of the last record, length: records that count against the limit, number of the append
@@ -38,7 +38,10 @@ if limit > 0 and length + count > limit then return {'FULL', '', length} end
 local last, refused = add_records(events, counts, records_at)
 if refused then return refused end
 local third = behind or ''
-if third ~= '' and tonumber(third) > confirmed then third = string.match(earlier, ':(%d*)$') or '' end
+-- Mostly one of the two is the confirmed one, which takes no conversion.
+if third ~= '' and last_number ~= confirmed and third ~= confirmed and tonumber(third) > tonumber(confirmed) then
+  third = string.match(earlier, ':(%d*)$') or ''
+end
 local now_known = {number, last, last_number or '', at or '', third}
 redis.call('SET', sent, table.concat(now_known, ':'), 'PX', REMEMBER_MS)
 return {'OK', last, length + count, last_number or '', 1, third}
