@@ -96,33 +96,24 @@ def anyio_backend():
 """
 
 
-OF_PYTEST_ASYNCIO = """
+OF_OTHERS = """
 import pytest
-from shop import Order, keep, orders
-
-@pytest.mark.asyncio
-async def test_a_loop_of_its_own(worker):
-    await orders.send(Order(1))
-    await worker.until_drained()
-    assert await worker.rows(keep) == [{"amount": 1}]
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_the_loop_of_the_module(worker):
-    await orders.send(Order(2))
-    await worker.until_drained()
-    assert await worker.rows(keep) == [{"amount": 2}]
-"""
-
-WITHOUT_A_LOOP = """
-import pytest
+from shop import Order, app, keep, orders
+from streamworker.testing import local_worker
 
 def test_that_is_sync(worker):
     pass
 
-@pytest.mark.anyio
 @pytest.mark.asyncio
-async def test_of_two_plugins(worker):
+async def test_of_pytest_asyncio(worker):
     pass
+
+@pytest.mark.asyncio
+async def test_that_does_as_it_is_told():
+    async with local_worker(app) as worker:
+        await orders.send(Order(1))
+        await worker.until_drained()
+        assert await worker.rows(keep) == [{"amount": 1}]
 """
 
 BY_MISTAKE = """
@@ -197,20 +188,14 @@ def test_who_asks_for_a_worker_and_names_no_app_is_told_how_to(tmp_path: Path) -
 
 @pytest.mark.full("starts a pytest")
 @pytest.mark.parametrize("mode", ["strict", "auto"])
-def test_the_worker_runs_in_the_loop_that_pytest_asyncio_gives_the_test(mode: str, tmp_path: Path) -> None:
-    """Of whichever scope."""
+def test_a_test_that_another_plugin_runs_or_none_is_told_how_to_get_a_worker(
+    mode: str, tmp_path: Path
+) -> None:
+    """A sync test has no event loop, and pytest-asyncio ends a fixture in another task than it began it."""
     options = f"streamworker_app = shop:app\npythonpath = .\nasyncio_mode = {mode}"
-    printed = run(tmp_path, options, {"test_asyncio.py": OF_PYTEST_ASYNCIO})
-    assert re.search(r"^2 passed in", printed, re.MULTILINE), printed
-
-
-@pytest.mark.full("starts a pytest")
-def test_a_test_without_one_event_loop_is_told_how_to_get_it(tmp_path: Path) -> None:
-    """A sync test has none, and two plugins have one each."""
-    options = "streamworker_app = shop:app\npythonpath = ."
-    printed = run(tmp_path, options, {"test_loops.py": WITHOUT_A_LOOP})
-    assert "2 errors" in printed
-    said = "The fixture `worker` needs the event loop of an `async def` test"
+    printed = run(tmp_path, options, {"test_others.py": OF_OTHERS})
+    assert "1 passed, 2 errors" in printed
+    said = "The fixture `worker` needs an `async def` test with the mark pytest.mark.anyio; in one of "
     assert len(re.findall(f"^E? *{said}", printed, re.MULTILINE)) == 2, printed
 
 

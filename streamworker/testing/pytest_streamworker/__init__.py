@@ -8,9 +8,7 @@ nothing to do with it. So the build puts it at the top level of the wheel, and i
 the fixtures: that takes 0.7 s of processor time. ``streamworker.runtime.connecting`` finds it by its name.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -67,54 +65,21 @@ def streamworker_options() -> dict[str, Any]:
 @pytest.fixture
 def worker(request: pytest.FixtureRequest) -> "LocalWorker":
     """A worker of the app in the event loop of the test, with a server in memory of its own."""
-    marker = request.node.get_closest_marker("asyncio")
-    if (marker is None) == ("anyio_backend" not in request.fixturenames):
+    if "anyio_backend" not in request.fixturenames or request.node.get_closest_marker("asyncio"):
         pytest.fail(
-            "The fixture `worker` needs the event loop of an `async def` test that has either the mark "
-            "pytest.mark.anyio or, with pytest-asyncio, pytest.mark.asyncio, and not both; "
-            "asyncio_mode = auto gives each such test the latter.",
+            "The fixture `worker` needs an `async def` test with the mark pytest.mark.anyio; in one of "
+            "pytest-asyncio write `async with local_worker(app) as worker:` instead.",
             pytrace=False,
         )
-    scope = "anyio"
-    if marker is not None:
-        scope = marker.kwargs.get("loop_scope") or request.config.getini("asyncio_default_test_loop_scope")
-    running: LocalWorker = request.getfixturevalue(f"_streamworker_{scope}")
+    running: LocalWorker = request.getfixturevalue("_streamworker_running")
     return running
 
 
-def _hosted_by(fixture: Any) -> Any:
-    """Return a fixture that runs a worker; ``fixture`` makes it, of pytest or of pytest-asyncio.
+@pytest.fixture
+async def _streamworker_running(
+    streamworker_app: "App", streamworker_options: dict[str, Any]
+) -> "AsyncIterator[LocalWorker]":
+    from streamworker.testing import local_worker
 
-    The worker has a task of its own: pytest-asyncio begins a fixture in one task and ends it in another.
-    """
-
-    async def hosted(
-        streamworker_app: "App", streamworker_options: dict[str, Any]
-    ) -> "AsyncIterator[LocalWorker]":
-        from streamworker.testing import local_worker
-
-        ended = asyncio.Event()
-        began: asyncio.Future[LocalWorker] = asyncio.get_running_loop().create_future()
-
-        async def host() -> None:
-            async with local_worker(streamworker_app, **streamworker_options) as running:
-                began.set_result(running)
-                await ended.wait()
-
-        task = asyncio.create_task(host())
-        either: list[asyncio.Future[Any]] = [task, began]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if began.done():
-            yield began.result()
-        ended.set()
-        await task
-
-    return fixture(hosted)
-
-
-_streamworker_anyio = _hosted_by(pytest.fixture)
-if find_spec("pytest_asyncio") is not None:
-    import pytest_asyncio
-
-    for _scope in ("function", "class", "module", "package", "session"):
-        globals()[f"_streamworker_{_scope}"] = _hosted_by(pytest_asyncio.fixture(loop_scope=_scope))
+    async with local_worker(streamworker_app, **streamworker_options) as running:
+        yield running
