@@ -30,7 +30,7 @@ async def test_a_port_serves_as_well_as_a_socket() -> None:
     """Everything else here goes through unix sockets; TCP takes the same road."""
     with EmbeddedServer(port=0) as server:
         async with Backend.open(server.url, name="tcp") as backend:
-            assert backend.address == f"127.0.0.1:{server.url.rpartition(':')[2].partition('/')[0]}"
+            assert backend.server.address == f"127.0.0.1:{server.url.rpartition(':')[2].partition('/')[0]}"
             group = Group(backend, STREAM, GROUP)
             entries = await group.send(3)
             connection = backend.blocking()
@@ -47,7 +47,7 @@ async def test_a_wrong_password_is_named_without_being_shown(redis_url: str) -> 
     async with Backend.open(url_of_user(redis_url, "", SECRET), name="t") as backend:
         with pytest.raises(AuthenticationFailed) as caught:
             await backend.execute("PING")
-    assert backend.address in str(caught.value)
+    assert backend.server.address in str(caught.value)
     assert "did not accept the user or password" in str(caught.value)
     assert "STREAMWORKER_REDIS_URL" in str(caught.value)
     assert SECRET not in repr(caught.value.args)

@@ -69,7 +69,7 @@ def long_read(waiting: BlockingConnection) -> "asyncio.Task[Any]":
 async def test_calls_go_to_the_primary_that_the_sentinels_name(calm: Trio) -> None:
     async with Backend.open(calm.url, name="t") as backend:
         assert await port_of(backend) == calm.primary.port
-        assert f"127.0.0.1:{calm.primary.port}" in backend.address
+        assert f"127.0.0.1:{calm.primary.port}" in backend.server.address
         await backend.execute("SET", "key", "value")
         assert await backend.execute("GET", "key") == b"value"
         waiting = backend.blocking()

@@ -34,9 +34,9 @@ async def redis_checks(backend: Backend, app_name: str) -> list[Check]:
     alone = []
     for primary in primaries:
         for check in await _server_checks(primary, app_name):
-            found.setdefault(check.name, {})[primary.address] = check
+            found.setdefault(check.name, {})[primary.server.address] = check
         if not (await primary.info()).replicas:
-            alone.append(primary.address)
+            alone.append(primary.server.address)
     checks = [_cluster(uncovered, len(primaries), alone)]
     for by_address in found.values():
         different = set(by_address.values())
@@ -77,7 +77,7 @@ async def _server_checks(backend: Backend, app_name: str) -> list[Check]:
     ping_ms = (time.monotonic() - started) * 1000
     info = await backend.info()
     return [
-        ok("redis", f"{info.name} at {backend.address}, {ping_ms:.1f} ms a round trip"),
+        ok("redis", f"{info.name} at {backend.server.address}, {ping_ms:.1f} ms a round trip"),
         _settings(info),
         _memory(info),
         _role(info),

@@ -83,11 +83,6 @@ class Backend:
         target.credentials = credentials
         return cls(Node(target, connections, call_timeout_ms))
 
-    @property
-    def address(self) -> str:
-        """Host and port, or path of the socket; without user and password."""
-        return self.server.address
-
     async def primaries(self) -> "list[Backend]":
         """Return a backend for each server that holds keys; closing this backend closes them."""
         return [Backend(node) for node in await self.server.primaries()]

@@ -84,14 +84,12 @@ class Node:
         """Return one list: one command may name any keys."""
         return [list(keys)] if keys else []
 
-    def known_address_of(self, key: str) -> str:
+    def known_address_of(self, _key: str) -> str:
         """Return nothing: there is no slot map."""
-        del key
         return ""
 
-    async def address_of(self, key: str) -> str:
+    async def address_of(self, _key: str) -> str:
         """Return this server's address."""
-        del key
         return self.address
 
     async def primaries(self) -> "list[Node]":
@@ -101,9 +99,8 @@ class Node:
     async def uncovered(self) -> None:
         """Return None: there are no slots."""
 
-    async def node_of(self, key: str) -> "Node":
+    async def node_of(self, _key: str) -> "Node":
         """Return this server, which has all keys."""
-        del key
         return self
 
     def look_again(self) -> None:
@@ -119,9 +116,8 @@ class Node:
 
     # -- calls -------------------------------------------------------------------------------
 
-    async def commands(self, commands: Sequence[Sequence[Argument]], near: str = "") -> list[Reply]:
+    async def commands(self, commands: Sequence[Sequence[Argument]], _near: str = "") -> list[Reply]:
         """Run some commands in one round trip; raise if an answer is missing."""
-        del near
         packed = [pack(command) for command in commands]
         return answers_of(await self.call(packed, self.call_timeout_ms), self.address)
 

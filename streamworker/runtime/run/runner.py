@@ -189,7 +189,11 @@ def build_runner(
     app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
     log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
     own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
-    kept = _state(spec, own, partition, committer, cache, rng)
+    kept = PartitionState(own)
+    if spec.options.concurrency > 1:
+        kept = NoState(spec.name, spec.options.concurrency)
+    elif spec.tables:
+        kept = StateWithTables(own, spec.tables, partition, committer.backend, committer.keys, cache, rng)
     ending = Ending(buffer)
     activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", on_state)
     commits = Commits(
@@ -232,24 +236,6 @@ def build_runner(
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)
     return PartitionRunner(activity, commits, invoker, intake, mode, ending, on_halted, on_state)
-
-
-def _state(
-    spec: ProcessorSpec,
-    own: Mapping[str, bytes],
-    partition: int,
-    committer: Committer,
-    cache: TableCache,
-    rng: random.Random,
-) -> PartitionState:
-    if spec.options.concurrency > 1:
-        return NoState(spec.name, spec.options.concurrency)
-    if not spec.tables:
-        return PartitionState(own)
-    backend, keys = committer.backend, committer.keys
-    return StateWithTables(
-        own, specs=spec.tables, partition=partition, backend=backend, keys=keys, cache=cache, rng=rng
-    )
 
 
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:

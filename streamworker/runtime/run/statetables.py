@@ -68,7 +68,6 @@ class StateWithTables(PartitionState):
     def __init__(
         self,
         stored: Mapping[str, bytes],
-        *,
         specs: Sequence[TableSpec],
         partition: int,
         backend: Backend,
