@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 from streamworker.core.pauses import Pauses
-from streamworker.errors import BackendRefused, BackendUnavailable
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.cluster import Cluster, key_of
 from streamworker.redisio.wire.durability import MEMORY, Durability
@@ -234,7 +234,8 @@ class BlockingConnection:
         if isinstance(answer, BackendUnavailable):
             # UNBLOCKED: the server became a replica. A new connection finds the current server.
             await link.close()
-        all_answered([answer])
+        if isinstance(answer, BackendError):
+            raise answer
         return answer
 
     async def unblock(self) -> None:
@@ -290,7 +291,7 @@ def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> li
     """Return the answers, with the key added to wrong type errors, which the server does not name."""
     return [
         BackendRefused(f"{answer.message.rstrip('.')}: {key_of(command)}.", remedy=answer.remedy)
-        if is_wrong_type(answer)
+        if isinstance(answer, BackendRefused) and is_wrong_type(answer)
         else answer
         for command, answer in zip(commands, answers, strict=True)
     ]

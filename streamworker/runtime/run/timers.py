@@ -209,7 +209,8 @@ class Timers:
             self._show("")
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
         timer.asked = {} if found.runs else timer.asked
-        timer.pauses.reset()
+        if timer.pauses.failures:
+            timer.pauses.reset()
         before, timer.done = timer.done, done
         return Tick(TICK + name, before, fields, changes, sends)
 

@@ -154,7 +154,9 @@ class Mode(ABC):
                     return failed
                 if not await self.wait(entries, failed, policy):
                     return None
-            attempt = 1 + (failed.attempts if failed else before or self.intake.tries.made(entries))
+            if not before and not failed and self.intake.tries.before:
+                before = self.intake.tries.made(entries)
+            attempt = 1 + (failed.attempts if failed else before)
             self.in_call = entries
             self.activity.begins()
             try:
