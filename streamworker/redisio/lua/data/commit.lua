@@ -154,7 +154,7 @@ end
 -- Readers check later entries against the log's last entry, which may have been trimmed by then.
 local tail = rows > 0 and {'tail', text(total) .. ' ' .. new .. ' ' .. epoch} or {}
 redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total), unpack(tail))
--- An order to set a record aside ends with the commit that passes it: no later owner obeys it again.
+-- A request to set a record aside ends with the commit that passes it: no later owner obeys it again.
 if held[6] then store_aside(lock, aside_after(held[6], new)) end
 if trim == '1' then trim_events(events, TRIM_EVENTS) end
 if rows > 0 then trim_acked(acked, read_rows, TRIM_ACKED) end

@@ -9,7 +9,7 @@
 --       limit (number): records that the partition may hold; 0 for no limit
 --       records...: see parts/adding.lua
 -- reply [OK | FULL, length] | [DUP | OTHER, where it stands]
---       | [BADTYPE, key] for a key of another type, and for a place that another program wrote
+--       | [BADTYPE, key] for a key of another type, and for a position that another program wrote
 local known = redis.call('HGET', taken, source)
 local stands = known or '0-'
 if not string.find(stands, '^%d+%-%x*$') then return {'BADTYPE', taken} end

@@ -2,8 +2,8 @@
 -- Acquires a partition's lock if it is free, if its owner is no longer a member, or if members have waited
 -- for it longer than the drain deadline. Acquiring it raises the epoch, so that later calls of the last
 -- owner are refused. A member that acquires a lock that it holds changes nothing, unless an operator has given
--- an order since: then the epoch is raised, too. The call may be an old one that arrives late, while its
--- member goes on at the last epoch, and nothing may be committed once the lock shows that the order is obeyed.
+-- a request since: then the epoch is raised, too. The call may be an old one that arrives late, while its
+-- member goes on at the last epoch, and nothing may be committed once the lock shows that the request is obeyed.
 --
 -- The server's clock measures the wait, from the first refused try, and the wait continues when another
 -- member asks: otherwise a group that changes often would never take the lock of a stuck owner. The wait
@@ -23,7 +23,7 @@
 --       members...: ids of all members
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
 --       committed them, without those reported before, epoch of the last reset or '', version of the
---       operators' orders or '', when the partition was paused or '', a line for each record to set aside,
+--       operators' requests or '', when the partition was paused or '', a line for each record to set aside,
 --       owners that died in the call of the record after the checkpoint or '' if none died at it,
 --       attempts at records and the reason, as `mark` stored them]
 --       | [HELD, owner, waited ms] | [STALE, generation of the lock]

@@ -1,7 +1,7 @@
 -- uses: writes aside
 -- Writes an operator's request into a partition's lock, where it stands for this owner and all later ones, and
--- raises the version of the orders. An owner that sees another version than it obeys finishes what it has in
--- hand, and acquires the lock again: `acquire` returns the orders, and notes the version as obeyed.
+-- raises the version of the requests. An owner that sees another version than it obeys finishes what it has in
+-- hand, and acquires the lock again: `acquire` returns the requests, and notes the version as obeyed.
 --
 -- KEYS  lock (hash)
 -- ARGV  request: pause, resume, retry or put  who: gives it  why  id: of the record, for `put`

@@ -1,5 +1,5 @@
 -- uses: ids
--- Operators' orders to set a record aside stand in a lock's field `aside`, a line for each: id, space, reason.
+-- Operators' requests to set a record aside stand in a lock's field `aside`, a line for each: id, space, reason.
 
 -- Returns the lines of the records after an id, without that of one record.
 local function aside_after(lines, id, without)
