@@ -15,9 +15,11 @@ check, and after the colon what that check needs: ``each_found_by`` gives its mi
 
 ``planted`` makes a mistake in this process: the functions of a Python module get the code of the wrong text,
 and the scripts of Redis the text that they have with it. ``pytest -p tests.planting --plant NAME`` runs tests
-with a mistake. ``python -m tests.planting`` prints each mistake, its file, and who finds it.
+with a mistake. ``python -m tests.planting`` prints where each mistake, each promise and each fault is proven.
 """
 
+import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ import pytest
 
 from streamworker.redisio import scripts
 from streamworker.redisio.group.protocols import SCRIPTS
+from tests.chaos.rows import ROWS
 
 ROOT = Path(__file__).parents[1]
 LUA = "streamworker/redisio/lua/"
@@ -184,7 +187,7 @@ def _functions(where: Any, module: str) -> Iterator[FunctionType]:
             yield each
 
 
-# -- tests that run with a mistake, and the table --------------------------------------------------
+# -- tests that run with a mistake ---------------------------------------------------------------
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -198,12 +201,40 @@ def pytest_configure(config: pytest.Config) -> None:
         put_in(PLANTS[name])
 
 
-def main() -> None:
-    """Print each mistake, its file, and who finds it."""
+# -- the table -----------------------------------------------------------------------------------
+
+
+def files_of_checks() -> dict[str, str]:
+    """Return the file of tests that looks for the mistakes of each kind of check."""
+    return {
+        check: path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for check in re.findall(r'^@each_found_by\("(.+?)"\)', path.read_text("utf-8"), re.MULTILINE)
+    }
+
+
+def homes() -> Iterator[tuple[str, str, list[str]]]:
+    """Return where each mistake, each promise and each fault is proven."""
+    files = files_of_checks()
     for plant in PLANTS.values():
-        checks = "; ".join(": ".join(filter(None, check)) for check in plant.found_by.items())
-        print(f"{plant.name} | {plant.file} | {checks}")
-    print(f"{len(PLANTS)} mistakes")
+        found_by = plant.found_by.items()
+        tests = [how if check == "test" else f"{files[check]} ({check}: {how})" for check, how in found_by]
+        yield plant.name, plant.file, tests
+    guarantees = (ROOT / "docs" / "guarantees.md").read_text("utf-8")
+    for promise, name, text in re.findall(r"^## (I\d+): (.+)\n((?:(?!## ).*\n)*)", guarantees, re.MULTILINE):
+        tests = re.findall(r"Test: `(\w+)`", text)
+        yield promise, name, [f"tests/test_guarantees.py::{test}" for test in tests]
+    for fault, row in ROWS.items():
+        yield fault, row.fault, list(row.tests)
+
+
+def main() -> None:
+    """Print the table; fail if one has no home."""
+    table = list(homes())
+    for name, where, tests in table:
+        print(name, where, "; ".join(tests) or "NOWHERE", sep=" | ")
+    print(f"{len(PLANTS)} planted mistakes, {len(table) - len(PLANTS)} promises and faults")
+    sys.exit(any(not tests for _, _, tests in table))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,31 @@ from collections.abc import Iterable
 
 import pytest
 
-from tests.planting import PLANTS, ROOT, Plant, each_found_by, put_in, read
+from tests.planting import PLANTS, ROOT, Plant, each_found_by, files_of_checks, homes, put_in, read
 
 
 def test_each_planted_mistake_fits_the_code_and_a_test_looks_for_it() -> None:
     """A change of a script or a function would else leave its mistakes behind, until the full run."""
-    texts = [path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
-    looked_for = {check for text in texts for check in re.findall(r'each_found_by\("(.+?)"\)', text)}
-    faults = []
+    checks, faults = files_of_checks(), list[str]()
     for plant in PLANTS.values():
         try:
             put_in(plant)()
         except (ValueError, SyntaxError, ImportError) as fault:
             faults.append(str(fault))
-        if not plant.found_by or not plant.found_by.keys() <= looked_for:
+        if not plant.found_by or not plant.found_by.keys() <= checks.keys():
             faults.append(f"No test looks for the planted mistake {plant.name!r} by {list(plant.found_by)}.")
     assert not faults, "\n\n".join(faults)
+
+
+def test_no_mistake_no_promise_and_no_fault_is_without_a_home() -> None:
+    """And the tests that are named exist: ``python -m tests.planting`` prints where each is proven."""
+    proven = {name: tests for name, _, tests in homes()}
+    assert [name for name, tests in proven.items() if not tests] == []
+    assert proven.keys() == {*PLANTS, *(f"I{n}" for n in range(1, 11)), *(f"F{n}" for n in range(1, 41))}
+    for name in {name for tests in proven.values() for name in tests if "::" in name}:
+        path, test = re.split(r"::|\[", name)[:2]
+        text = (ROOT / path).read_text("utf-8")
+        assert re.search(rf"^(?:(?:async )?def )?{test}\b", text, re.MULTILINE), name
 
 
 def test_a_mistake_that_no_longer_fits_is_named() -> None:
@@ -43,15 +52,14 @@ def outcome(tests: Iterable[str], *options: str) -> int:
     return done.returncode
 
 
+@pytest.mark.full("runs a test of others")
+def test_a_run_without_a_mistake_passes() -> None:
+    """Else the next test would prove nothing. The suite runs the tests that it names, too."""
+    assert outcome(["tests/contract/test_packs.py", "tests/core/test_outbox.py"]) == 0
+
+
 @pytest.mark.full("runs a test of others for each mistake")
 @pytest.mark.timeout(300)  # A mistake by which something never happens is found when the wait for it ends.
-def test_the_tests_that_find_mistakes_pass_without_them() -> None:
-    """Else the next test would prove nothing."""
-    assert outcome({plant.found_by["test"] for plant in PLANTS.values() if "test" in plant.found_by}) == 0
-
-
-@pytest.mark.full("runs a test of others for each mistake")
-@pytest.mark.timeout(300)
 @each_found_by("test")
 def test_a_planted_mistake_is_found(plant: Plant) -> None:
     """The test fails with it."""

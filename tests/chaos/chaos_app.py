@@ -76,9 +76,9 @@ DOOMS = (Doomed, asyncio.CancelledError, SystemExit, KeyboardInterrupt, Generato
 def plant_in(environ: Mapping[str, str]) -> None:
     """Make the mistake that the soak is to find, if there is one."""
     if plant := environ.get("CHAOS_PLANT"):
-        from tests.chaos.plants import PLANTS
+        from tests.planting import PLANTS, put_in
 
-        PLANTS[plant].do()
+        put_in(PLANTS[plant])
 
 
 def make_app(environ: Mapping[str, str]) -> App:

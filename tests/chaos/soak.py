@@ -47,9 +47,9 @@ from tests.chaos.forked import ROOT, Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot, is_over
 from tests.chaos.nodes import PRIMARIES, ChaosCluster
-from tests.chaos.plants import PLANTS
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.timeline import draw
+from tests.planting import PLANTS
 
 SETTINGS = {
     "HEARTBEAT_INTERVAL_MS": 400,
@@ -120,7 +120,7 @@ class Plan:
         words = [f"python -m tests.chaos.soak --seed {self.seed} --minutes {self.minutes:g}"]
         words += [f"--events {self.events} --faults {self.faults} --partitions {self.partitions}"]
         words += [f"--workers {self.workers} --producers {self.producers}"]
-        words += ["--lossy"] * self.lossy + [f"--plant {self.plant}"] * bool(self.plant)
+        words += ["--lossy"] * self.lossy + [f"--plant {self.plant!r}"] * bool(self.plant)
         words += [f"--cluster --durability {self.durability}"] * self.cluster
         words += [f"--kind {kind!r}" for kind in self.kinds]
         words += [f"--handler-ms {self.handler_ms} --haste {self.haste}"]

@@ -1,7 +1,6 @@
-"""The table of the rows F1-F40 in docs/reliability.md: none is missing, and each names tests that exist."""
+"""The table of the rows F1-F40 in docs/reliability.md: none is missing, and each has figures."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,6 @@ def test_each_figure_names_the_file_that_measured_it_or_says_where_it_is_from() 
 
 def test_a_figure_keeps_the_file_that_measured_it() -> None:
     assert record("F1", "a", times=1, target="b", verdict="met")["by"] == "tests/chaos/test_rows_table.py"
-
-
-@pytest.mark.parametrize("row", ROWS)
-def test_each_test_that_a_row_names_exists(row: str) -> None:
-    for name in ROWS[row].tests:
-        path, _, function = name.partition("[")[0].partition("::")
-        assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), name
 
 
 @pytest.mark.parametrize("row", ROWS)
