@@ -69,12 +69,12 @@ end
 -- owner before may have read meanwhile, and skipped the entries that were trimmed after those commits. So
 -- the first entry of each read must still follow the entry after which the read began.
 -- A failover to a server with a slower clock may also give lost ids to other entries, so contents are compared.
-local function is_that(entry, id, its_tag)
+local function is_that(entry, id, tag)
   if not entry or entry[1] ~= id then return false end
   local fields = entry[2]
-  if fields[1] == FIRST then return its_tag == '' or its_tag == fields[CRC] end
+  if fields[1] == FIRST then return tag == '' or tag == fields[CRC] end
   -- fakeredis has no sha1hex.
-  return its_tag == '' or not redis.sha1hex or its_tag == redis.sha1hex(table.concat(fields, '\0'))
+  return tag == '' or not redis.sha1hex or tag == redis.sha1hex(table.concat(fields, '\0'))
 end
 local last_first = ''
 for i = reads_at, reads_end, 3 do
