@@ -39,6 +39,7 @@ async def test_a_bench_leaves_nothing_behind_and_touches_nothing_else(redis_url:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert set(client.keys()) == {b"sw:{bench-abcd0:mine}", b"other"}
+        client.delete("sw:{bench-abcd0:mine}")
 
 
 @pytest.mark.anyio
