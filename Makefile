@@ -68,19 +68,15 @@ test-full: SUITE := not soak
 test-full: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
 test-full: $(CLASSES)
 
-# What computes; all else mostly waits for processes and servers.
-COMPUTES := $(addprefix tests/,core records protocol simulation tui benchmarks test_docs.py test_layers.py \
-	test_arguments.py $(if $(filter check,$(EXTRAS)),,spark sentinel/test_spark.py cli/test_spark.py dev/test_demo.py))
 FILES := --dist loadfile --no-loadscope-reorder --durations=10
 
 test test-full: $(READY) $(BYTECODE)
-	@# What measures time runs by itself; then what computes, three files at a time; then what waits, six at a
-	@# time. All parts run whatever becomes of the first, so that one look at the output tells all that is wrong.
-	@# `.ci/run` ends with the first that fails.
+	@# What measures time runs by itself; the rest, of which much waits, four files at a time. Both parts run
+	@# whatever becomes of the first, so that one look at the output tells all that is wrong. `.ci/run` ends with
+	@# the first that fails.
 	@status=0; fails() { status=$$1; $(if $(FLAKY_TESTS),exit $$status,true); }; \
 	$(PYTEST) -m "($(SUITE)) and alone" || fails $$?; \
-	$(PYTEST) -m "($(SUITE)) and not alone" -n 3 $(FILES) $(COMPUTES) || fails $$?; \
-	$(PYTEST) -m "($(SUITE)) and not alone" -n 6 $(FILES) tests $(addprefix --ignore=,$(COMPUTES)) || fails $$?; \
+	$(PYTEST) -m "($(SUITE)) and not alone" -n 4 $(FILES) || fails $$?; \
 	exit $$status
 
 # The first of these that runs: a shim of pyenv may be there and not run.

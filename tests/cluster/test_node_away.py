@@ -85,7 +85,7 @@ class Runner:
     committed = Acquired(7, FAR, 90, 30, "a")
 
     def __init__(self) -> None:
-        self.commits = self
+        self.commits = self.ending = self
         self.abandoned = ""
         self.outbox = None
 

@@ -68,7 +68,7 @@ def streamworker_options():
     return {"clock": "virtual", "name": "ours"}
 
 async def test_fixtures_of_the_tests_come_first(worker, streamworker_app):
-    await streamworker_app.streams["orders"].send(Order(1))
+    await streamworker_app.registry.streams["orders"].send(Order(1))
     await worker.advance("1 hour")
     assert (await worker.snapshot()).processors["take"].committed == 1
     assert worker.name == "ours"
