@@ -56,7 +56,7 @@ check:
 	@$(MAKE) --no-print-directory check-here VENV=$(VENV)/check EXTRAS=check
 
 check-here: $(READY)
-	$(PYTEST) -m "$(QUICK) and not spark and not alone" -n 2 --dist loadfile --no-loadscope-reorder $(CHECK)
+	$(PYTEST) --hypothesis-profile=brief -m "$(QUICK) and not spark and not alone" -n 2 --dist loadfile --no-loadscope-reorder $(CHECK)
 
 QUICK := not soak and not full
 

@@ -24,6 +24,7 @@ from tests.strays import strays
 
 # A test judges no times: on a busy machine an example may take a second.
 settings.register_profile("busy", settings(), deadline=None)
+settings.register_profile("brief", settings(), deadline=None, max_examples=20)  # `make check`
 settings.load_profile("busy")
 
 # A shell starts what it runs in the background with SIGINT ignored, and all that tests start inherits that.
