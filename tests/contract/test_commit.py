@@ -397,6 +397,27 @@ def _tick(
     return CommitRequest(0, "w1", lock.epoch, at, at, 0, timer=timer, before=before, state=state)
 
 
+async def test_no_commit_follows_the_call_of_a_timer_that_a_failover_lost(group: Group, raw: Raw) -> None:
+    """It moves no checkpoint. Its owner has the state that the call left, and Redis has the one before."""
+    entries, lock = await group.begun(3)
+    sweep, ticked = f"{TICK}sweep", (f"{TICK}sweep", b"2000")
+    assert (await group.commit(_tick(lock, b"", b"1000", sum=b"1"))).code is CommitCode.OK
+    assert (await group.commit(_tick(lock, b"1000", b"2000", sum=None))).code is CommitCode.OK
+    raw.hset(GROUP.state(0), mapping={sweep: b"1000", "sum": b"1"})
+    other: Any = {"timer": "other", "before": b"", "state": {"other": b"1"}, "ticked": ticked}
+    for lost in (
+        replace(request(lock, entries), ticked=ticked),
+        replace(_tick(lock, b"", b"1000"), **other),
+        _tick(lock, b"2000", b"3000"),
+    ):
+        before = everything(raw)
+        assert (await group.commit(lost)).code is CommitCode.GAP
+        assert everything(raw) == before
+    known = replace(request(lock, entries), ticked=(sweep, b"1000"))
+    assert (await group.commit(known)).code is CommitCode.OK, "an owner that has read the state goes on"
+    assert (await group.commit(known)).code is CommitCode.DUP
+
+
 async def test_a_timers_commit_is_done_once_for_each_planned_time_and_moves_no_checkpoint(
     group: Group, raw: Raw
 ) -> None:

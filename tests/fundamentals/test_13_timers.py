@@ -8,10 +8,13 @@ from typing import Any, Literal
 import anyio
 import msgspec
 import pytest
+from redis.asyncio import Redis
 
 from streamworker import App, ConfigurationError, Context
 from streamworker.core.data.schedules import Missed
+from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import local_worker
+from tests.helpers import PATIENCE_S
 from tests.helpers import wait_for_async as until
 
 pytestmark = pytest.mark.anyio
@@ -122,6 +125,39 @@ async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state(
         await until(lambda: sum(told.values()) == 2_000, "all is flushed")
 
     assert set(told) == {0, 1, 2, 3}
+
+
+async def test_a_batch_does_not_go_on_from_a_call_that_redis_has_lost(emptied: str) -> None:
+    """A failover may lose the call of a timer alone: it moves no checkpoint, and the last one is there."""
+    app = App("shop", redis_url=emptied)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    flushes = False
+
+    @app.processor(orders)
+    async def sum_up(order: Order, ctx: Context) -> None:
+        ctx.state["sum"] = ctx.state.get("sum", 0.0) + order.amount
+
+    @sum_up.timer(every=0.5)
+    async def flush(ctx: Context) -> None:
+        if flushes:
+            ctx.state["flushed"] = ctx.state.get("flushed", 0.0) + ctx.state.pop("sum", 0.0)
+
+    state = GroupKeys("shop", "orders", "sum_up").state(0)
+    async with local_worker(app, url=emptied) as worker:
+        raw: Any = Redis.from_url(emptied)
+        await orders.send(Order("ann", 1.0))
+        await worker.until_drained()
+        before, flushes = await raw.hgetall(state), True
+        with anyio.fail_after(PATIENCE_S):
+            while not await raw.hexists(state, "flushed"):
+                await anyio.sleep(0.01)
+        async with raw.pipeline() as pipe:
+            await pipe.delete(state).hset(state, mapping=before).execute()
+        await orders.send(Order("ann", 1.0))
+        await worker.until_drained()
+        found = await raw.hmget(state, "sum", "flushed")
+        await raw.aclose()
+    assert sum(msgspec.msgpack.decode(value) for value in found if value) == 2
 
 
 async def test_a_timer_runs_between_records_too(redis_url: str) -> None:

@@ -88,6 +88,8 @@ class CommitRequest:
     Such a commit has results but no records, and ``new`` is ``previous``."""
     before: bytes = b""
     """What the field of the timer holds before the commit."""
+    ticked: tuple[str, bytes] = ("", b"")
+    """The field of the timer whose call this owner committed last, and its value since; empty for none."""
     state: Mapping[str | tuple[str, bytes], bytes | None] = field(default_factory=dict)
     """Keyed state to set, by its name, or by a table and a key; a value of None deletes the field."""
     tables: Mapping[str, int] = field(default_factory=dict)
@@ -173,6 +175,8 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         read_rows=request.acked_trim_rows,
         last=texts.get(last) or str(last),
         tag=tag,
+        timer=request.ticked[0],
+        ticked=request.ticked[1],
         reads=reads,
         batch=rows,
         letters=letters,
@@ -191,6 +195,8 @@ def tick_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
         timer=request.timer,
         before=request.before,
         after=request.state[request.timer],
+        last_timer=request.ticked[0],
+        ticked=request.ticked[1],
         **_results(keys, request),
     )
 

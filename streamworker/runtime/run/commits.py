@@ -120,6 +120,8 @@ class Commits:
         """Checkpoint and rows after the last confirmed commit."""
         self.landed = Signal()
         """Fires when a commit is confirmed."""
+        self._ticked: tuple[str, bytes] = ("", b"")
+        """The field and value of the last commit of a timer."""
         self._ticket: Ticket | None = None
         """The last commit that was handed in."""
 
@@ -152,6 +154,7 @@ class Commits:
             last=as_stored(*origin_at(entries, -1)) if entries else None,
             timer=work.timer,
             before=work.before,
+            ticked=self._ticked,
             state=work.state,
             dead=work.dead,
             outbox=self.outbox.write(work.sends) if work.sends and self.outbox else None,
@@ -161,6 +164,8 @@ class Commits:
             tables=self.state.ttls,
         )
         self._previous = last
+        if work.timer:
+            self._ticked = work.timer, work.state[work.timer] or b""
         self.is_committing = True
         answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)
         self._ticket = self.committer.hand_in(request, answered, held_up)
@@ -232,7 +237,7 @@ def _refusal(request: CommitRequest, reply: CommitReply) -> str:
             )
         case CommitCode.GAP:
             if reply.checkpoint == request.previous:
-                return f"the server does not hold what was read up to {request.new} any more"
+                return f"the server has lost entries up to {request.new}, or what a timer has written"
             return f"the checkpoint is {reply.checkpoint}, and we had committed up to {request.previous}"
         case _:
             return f"the commit was refused: {reply.code.name}"

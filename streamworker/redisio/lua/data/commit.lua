@@ -13,6 +13,7 @@
 --       read_rows (number): of the acked log that all readers have read; 0 for none; negative if retention
 --         keeps them
 --       last: the entry that holds the checkpoint after  tag: of its content; '' is not compared
+--       timer: the field of the timer that this owner called last; '' for none  ticked: what it holds since
 --       outbox_limit (number): messages that the outbox may hold  outbox_last: id of its last message
 --       reads (list): for each read the entry or checkpoint after which it began, its first entry, and the
 --         tag of that
@@ -62,6 +63,7 @@ if held[3] ~= previous then
   if held[3] and not is_id(held[3]) then return {'BADTYPE', lock} end
   return reply('GAP')
 end
+if is_tick_lost(state, timer, ticked) then return reply('GAP') end
 
 -- 3. The stream still holds the entries that were read.
 --

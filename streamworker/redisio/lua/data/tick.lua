@@ -8,6 +8,7 @@
 --       tables...: for each table its values (hash) and its expiry index (zset)
 -- ARGV  owner  epoch  checkpoint: at which the timer was called
 --       timer: the field that holds the planned time  before  after: what it holds before and after; `sets` sets it
+--       last_timer: the field of the timer that this owner called last; '' for none  ticked: what it holds since
 --       outbox_limit (number): messages that the outbox may hold  outbox_last: id of its last message
 --       sets (list): fields and values of state to set  dels (list): fields of state to delete
 --       sends (list): messages, see parts/outbox.lua
@@ -30,7 +31,9 @@ if held[3] == checkpoint and done == after then
   redis.call('HSET', lock, 'checkpoint', checkpoint)
   return reply('DUP')
 end
-if held[3] ~= checkpoint or done ~= before then return reply('GAP') end
+if held[3] ~= checkpoint or done ~= before or is_tick_lost(state, last_timer, ticked) then
+  return reply('GAP')
+end
 local code = sends_at <= sends_end and outbox_refuses(messages, heads, outbox_last, outbox_limit)
 if code then return reply(code) end
 

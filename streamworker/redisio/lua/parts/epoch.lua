@@ -23,3 +23,12 @@ local function raise_epoch(lock, epoch)
   redis.call('HSET', lock, 'epoch', raised)
   return raised
 end
+
+-- Returns whether a failover has lost the last call of a timer that this owner committed.
+--
+-- The call moves no checkpoint, so the checkpoint does not show that it is lost, and the owner goes on with the
+-- state that the call left. What Redis lost is always the end of what was written: if the last call is there,
+-- the ones before it are there, too.
+local function is_tick_lost(state, timer, ticked)
+  return timer ~= '' and redis.call('HGET', state, timer) ~= ticked
+end
