@@ -13,7 +13,7 @@ HOLDS = {
     ),
     "sw:{app.stream.P}:producer:ID": (
         "Number and last entry id of each of the producer's last two sends, so that a repeated send "
-        "writes nothing; and the number of a confirmed one before them."
+        "writes nothing; and for each of them the number of a confirmed one before it."
     ),
     "sw:{app.stream.P}:seen:ID": (
         "Of a record that was sent with an id: the id of its entry, and a name of the call that sent it; with an `id_window` below an hour also when it "

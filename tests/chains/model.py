@@ -132,6 +132,7 @@ class Kept(NamedTuple):
     before: int
     its_last: int
     third: int
+    fourth: int
     ticks: int
 
 
@@ -180,16 +181,17 @@ class Partition:
             self.sends[name] = kept._replace(ticks=self.world.now)
             self.wrote()
             if number != kept.number and kept.before:
-                return Answer(Code.DUP, (kept.third, kept.third), kept.its_last)
+                return Answer(Code.DUP, (kept.third, kept.fourth), kept.its_last)
             return Answer(Code.DUP, (kept.before, kept.third), kept.last)
         if sent.follows and (kept is None or kept.number != sent.follows):
             return Answer(Code.EARLY)
         if (last := self.add(sent.records)) is None:
             return Answer(Code.FULL)
         number_before, its_last, third = (kept.number, kept.last, kept.before) if kept else (0, 0, 0)
-        if kept and third > sent.confirmed:
-            third = kept.third
-        self.sends[name] = Kept(number, last, number_before, its_last, third, self.world.now)
+        fourth = kept.third if kept else 0
+        if third > sent.confirmed:
+            third = fourth
+        self.sends[name] = Kept(number, last, number_before, its_last, third, fourth, self.world.now)
         self.wrote()
         return Answer(Code.OK, (number_before, third), last)
 

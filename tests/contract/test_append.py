@@ -54,7 +54,7 @@ async def test_repeats_of_the_last_two_appends_each_get_their_own_answer(group: 
     again = await append_many(group.backend, STREAM, pair)
     assert [reply.code for reply in first + again] == [AppendCode.OK] * 2 + [AppendCode.DUP] * 2
     assert [reply.last_id for reply in first] == [reply.last_id for reply in again]
-    assert [reply.numbers for reply in first + again] == [(3, 0), (4, 3), (3, 3), (4, 3)]
+    assert [reply.numbers for reply in first + again] == [(3, 0), (4, 3)] * 2
     assert again[-1].length == 4
 
 

@@ -8,7 +8,7 @@
 --
 -- KEYS  events (stream)  counts (hash)
 --       sent (string): number of the producer's last send, last id of that, number of the send before, last id of
---         this one too, and the number before of a send that was confirmed
+--         this one too, the number before of a send that was confirmed, and the same for the send before
 -- ARGV  number: of this send  follows: the number of the send that it follows; '' for any
 --       confirmed: the number of the last send that was confirmed to the producer; 0 for none
 --       limit (number): records that the partition may hold besides those that are retained; 0 for no limit
@@ -22,14 +22,17 @@
 local length, count = records_of(events), tonumber(ARGV[records_at])
 
 local known = redis.call('GET', sent)
-local last_number, at, behind, earlier = string.match(known or '', '^(%d+):([^:]*):?(%d*):?(.*)$')
+local last_number, at, behind, its_at, third, fourth =
+  string.match(known or '', '^(%d+):([^:]*):?(%d*):?([^:]*):?(%d*):?(%d*)$')
 if last_number and tonumber(last_number) >= tonumber(number) then
   -- WAIT covers the writes of this connection only, so a repeat must write, too: it writes the same value.
   -- When memory is full, Redis refuses that, and the reply says so.
   local written = redis.pcall('SET', sent, known, 'PX', REMEMBER_MS)
-  local its_at, third = string.match(earlier, '^([^:]+):?(%d*)$')
-  if last_number ~= number and its_at then at, behind = its_at, third end
-  return {'DUP', at, length, behind, written.err and 0 or 1, third or ''}
+  if last_number ~= number and its_at ~= '' then
+    -- Earlier versions stored no fourth. Without it a loss may stay untold, and none is made up.
+    at, behind, third = its_at, third, fourth ~= '' and fourth or third
+  end
+  return {'DUP', at, length, behind, written.err and 0 or 1, third}
 end
 if follows ~= '' and follows ~= last_number then return {'EARLY', '', length} end
 
@@ -37,11 +40,12 @@ length = with_room(events, length, count, limit)
 if limit > 0 and length + count > limit then return {'FULL', '', length} end
 local last, refused = add_records(events, counts, records_at)
 if refused then return refused end
-local third = behind or ''
+local marked = behind or ''
 -- Mostly one of the two is the confirmed one, which takes no conversion.
-if third ~= '' and last_number ~= confirmed and third ~= confirmed and tonumber(third) > tonumber(confirmed) then
-  third = string.match(earlier, ':(%d*)$') or ''
+if marked ~= '' and last_number ~= confirmed and marked ~= confirmed and tonumber(marked) > tonumber(confirmed) then
+  marked = third
 end
-local now_known = {number, last, last_number or '', at or '', third}
+local marked_before = third and third ~= '' and third or '0'
+local now_known = {number, last, last_number or '', at or '', marked, marked_before}
 redis.call('SET', sent, table.concat(now_known, ':'), 'PX', REMEMBER_MS)
-return {'OK', last, length + count, last_number or '', 1, third}
+return {'OK', last, length + count, last_number or '', 1, marked}
