@@ -142,9 +142,17 @@ def test_tasks_are_as_many_as_asked_for_and_of_much_the_same_size(
     )
 
 
-@given(slices, st.none() | st.integers(1, 40), st.none() | st.integers(1, 40))
+@given(st.integers(0, 10**9), st.integers(1, 64))
+def test_small_reads_are_one_task_and_tasks_that_wait_are_large(rows: int, parallelism: int) -> None:
+    tasks = offsets.tasks_for(rows, parallelism)
+    assert tasks == 1 or rows / tasks >= 10_000
+    assert tasks <= parallelism or rows / tasks >= 1_000_000
+    assert tasks >= min(parallelism, rows // 10_000), "cores that could read stand idle"
+
+
+@given(slices, st.none() | st.integers(1, 40), st.integers(1, 40))
 def test_splitting_and_packing_lose_no_row_and_keep_order(
-    parts: list[Slice], at_least: int | None, at_most: int | None
+    parts: list[Slice], at_least: int | None, at_most: int
 ) -> None:
     """Each row is in one task, and a task has each partition's rows in order."""
     packed = offsets.pack(offsets.split(parts, at_least), at_most)

@@ -41,6 +41,7 @@ def test_a_url_or_password_as_an_option_is_refused_and_not_shown(name: str, valu
         ("maxRowsPerTrigger", "0"),
         ("maxRowsPerTrigger", "ten"),
         ("minPartitions", "-1"),
+        ("parallelism", "0"),
         ("failOnDataLoss", "yes"),
         ("includeMetadata", "1"),
         ("retryTimeout", "soon"),

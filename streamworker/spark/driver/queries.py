@@ -73,8 +73,8 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     given = {name.lower(): value for name, value in options.items()}
     if "siblings" not in given and (siblings := _siblings(spec, together)):
         options["siblings"] = ",".join(siblings)
-    if not {"minpartitions", "maxpartitions"} & set(given):
-        options["maxPartitions"] = str(session.parallelism)
+    if "parallelism" not in given:
+        options["parallelism"] = str(session.parallelism)
     record = spec.processor.output or spec.processor.stream.record
     if spec.mode == "complete" and "failondataloss" not in given:
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.

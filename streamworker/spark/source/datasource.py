@@ -20,6 +20,7 @@ twice, or missing, since Spark's file sink skips a batch whose number it has.
 
 import json
 import logging
+import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -173,9 +174,12 @@ class _RowReader:
         self._target = arrow_target(schema)
 
     def _tasks(self, parts: list[Slice], hold: Hold | None = None) -> list[ReadTask]:
-        """Split and pack slices into tasks, as ``minPartitions`` and ``maxPartitions`` say."""
-        cut = offsets.split(parts, self._options.min_partitions)
-        return [ReadTask(packed, hold) for packed in offsets.pack(cut, self._options.max_partitions)]
+        """Split and pack slices into tasks, by their rows and within ``minPartitions`` and ``maxPartitions``."""
+        options, rows = self._options, sum(part.rows for part in parts)
+        cut = offsets.split(parts, options.min_partitions)
+        wanted = offsets.tasks_for(rows, options.parallelism or os.cpu_count() or 1)
+        most = min(max(wanted, options.min_partitions or 1), options.max_partitions or wanted)
+        return [ReadTask(packed, hold) for packed in offsets.pack(cut, most)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""

@@ -55,6 +55,8 @@ class SourceOptions:
     max_rows_per_trigger: int | None = None
     min_partitions: int | None = None
     max_partitions: int | None = None
+    parallelism: int | None = None
+    """Tasks that run at a time; None for the cores of the machine that plans."""
     fail_on_data_loss: bool = True
     fail_on_late_start: bool = False
     """Whether a query that is to read all rows may not begin where rows were trimmed."""
@@ -80,6 +82,8 @@ NAMES = {
     "maxRowsPerTrigger": "rows of one micro-batch at most, over all partitions; not for batch reads",
     "minPartitions": "Spark tasks at least: large partitions are split by row range",
     "maxPartitions": "Spark tasks at most: partitions are packed together",
+    "parallelism": "tasks that Spark runs at a time, for the default number of tasks; default is the number of "
+    "cores of the machine that plans the query; pipelines set it",
     "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues; a "
     "query that begins where rows were trimmed ends only if true is given, as for a pipeline's whole result",
     "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch; default false",
@@ -152,6 +156,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
         min_partitions=_number(options, "minPartitions"),
         max_partitions=_number(options, "maxPartitions"),
+        parallelism=_number(options, "parallelism"),
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
         fail_on_late_start=_flag(options, "failOnDataLoss", default=False),
         include_metadata=_flag(options, "includeMetadata", default=False),
