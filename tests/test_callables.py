@@ -197,6 +197,32 @@ def test_a_pipeline_may_name_its_frames_for_type_checkers_alone() -> None:
     assert list(app.registry.pipelines) == ["revenue"]
 
 
+def test_a_pipeline_takes_a_frame_of_each_of_its_processors() -> None:
+    """What it cannot be is refused where it is declared."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    price = app.processor(orders, name="price")(lambda order: None)
+    audit = app.processor(orders, name="audit", forward=True)(lambda order: None)
+    silent = app.processor(orders, name="silent", forward=False)(lambda order: None)
+
+    @app.pipeline(price, audit, path="lake")
+    def both(rows: Any, audited: Any) -> Any:
+        return rows.join(audited, "customer")
+
+    assert app.registry.pipelines["both"].reads == ["price", "audit"]
+    assert app.registry.processors["price"].forward
+    wrong: Any = "audit"
+    for refused, says in (
+        (lambda: app.pipeline(price, audit, name="few")(lambda rows: rows), "does not take 2 DataFrames"),
+        (lambda: app.pipeline(price, name="many")(both), "does not take one DataFrame"),
+        (lambda: app.pipeline(price, price, name="same")(both), "names processor 'price' twice"),
+        (lambda: app.pipeline(price, silent, name="none")(both), "'silent', which forwards nothing"),
+        (lambda: app.pipeline(price, wrong, name="text"), "has processor='audit'. Use a Processor"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            refused()
+
+
 async def test_two_processors_may_share_a_function() -> None:
     """A decorated function is seen as the function that it was."""
     app = App("shop")

@@ -85,7 +85,7 @@ async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tupl
         edges += [
             Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_table_of(pipeline))
             for pipeline in app.registry.pipelines.values()
-            if pipeline.processor.name == spec.name and pipeline.name not in known
+            if spec.name in pipeline.reads and pipeline.name not in known
         ]
     return edges, {name: group.tables for name, (group, _) in after.items()}
 

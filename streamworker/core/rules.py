@@ -116,7 +116,7 @@ def checked(what: str, **limits: Limits) -> Callable[[Callable[P, R]], Callable[
     """Have the arguments of a public function checked by their annotations before it runs."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        names = function.__code__.co_varnames
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
         keep_kinds(what, {k: v for k, v in function.__annotations__.items() if k != "return"}, **limits)
 
         @wraps(function)

@@ -105,10 +105,10 @@ def look(function: Any, noun: str, name: str | None = None, *, yields: str = "")
     return Looked(function, label, whose, is_(inspect.iscoroutinefunction), annotated, signature)
 
 
-def takes_one(looked: Looked) -> bool:
-    """Return whether it can be called with one argument."""
+def takes(looked: Looked, count: int) -> bool:
+    """Return whether it can be called with so many arguments."""
     try:
-        looked.signature.bind(None)
+        looked.signature.bind(*range(count))
     except TypeError:
         return False
     return True

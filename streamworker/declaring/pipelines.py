@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from streamworker.core.rules import checked
-from streamworker.declaring.callables import P, R, look, takes_one
+from streamworker.core.rules import check_arguments, checked
+from streamworker.declaring.callables import P, R, look, takes
 from streamworker.declaring.processors import Processor
 from streamworker.declaring.registry import DeclaringApp
-from streamworker.declaring.specs import PipelineSpec, has_several_types, rows_of_several_types
+from streamworker.declaring.specs import PipelineSpec, ProcessorSpec, has_several_types, rows_of_several_types
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name
 from streamworker.spark.driver.checks import check_pipeline
@@ -18,7 +18,7 @@ from streamworker.spark.driver.checks import check_pipeline
 def pipeline(
     app: DeclaringApp,
     processor: Processor[..., Any],
-    *,
+    *others: Processor[..., Any],
     name: str | None = None,
     trigger: str = "10 seconds",
     path: str | None = None,
@@ -27,12 +27,13 @@ def pipeline(
     checkpoint: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Bind a function that turns a DataFrame into a DataFrame; ``streamworker spark`` runs it.
+    """Bind a function that turns DataFrames into a DataFrame; ``streamworker spark`` runs it.
 
     Parameters
     ----------
-    processor
-        Whose forwarded rows are read. A processor that returns nothing forwards its records.
+    processor, others
+        Whose forwarded rows are read: the function takes a DataFrame of each, in this order. A processor
+        that returns nothing forwards its records. To join two streams, give both a watermark.
     name
         Name of the pipeline; the function's name if None.
     trigger
@@ -43,31 +44,29 @@ def pipeline(
     checkpoint
         Spark's checkpoint directory; beside ``path`` if None.
     options
-        Options of the source, named as in docs/spark.md, and of the writer.
+        Options of the source, named as in docs/spark.md, and of the writer. With several processors, those
+        of the source hold for each.
     """
+    inputs = (processor, *others)
+    for each in others:
+        check_arguments("Pipeline", {"name": name, "processor": each})
 
     def bind(function: Callable[P, R]) -> Callable[P, R]:
         looked = look(function, "Pipeline", name)
         label = check_name("pipeline", looked.name)
-        if looked.is_async or not takes_one(looked):
+        if looked.is_async or not takes(looked, len(inputs)):
+            some = "one DataFrame" if len(inputs) == 1 else f"{len(inputs)} DataFrames, one of each processor"
             raise ConfigurationError(
-                f"{looked.whose} is async, or does not take one DataFrame.",
-                remedy="Write it as `def ...(rows)`: Spark's driver calls it once, at the start.",
+                f"{looked.whose} is async, or does not take {some}.",
+                remedy=f"Write it as `def ...({', '.join(each.name for each in inputs)})`: Spark's driver "
+                "calls it once, at the start.",
             )
         app.registry.check_new(
             "pipelines", label, "Give one of them another name: @app.pipeline(..., name=...)."
         )
-        source = processor.spec
-        if not source.forward and source.options.forward is None:
-            if has_several_types(source.into):
-                raise rows_of_several_types(f"Processor {source.name!r}")
-            target = source.targets[0] if source.targets else source.stream
-            target.record.check_single(f"the acked log that pipeline {label!r} reads")
-            source = replace(source, forward=True, output=target.record)
-            app.registry.processors[source.name] = source
         spec = PipelineSpec(
             name=label,
-            processor=source,
+            processors=tuple(_forwarding(app, each, label) for each in inputs),
             function=looked.function,
             trigger=trigger,
             path=path,
@@ -81,3 +80,16 @@ def pipeline(
         return function
 
     return bind
+
+
+def _forwarding(app: DeclaringApp, processor: Processor[..., Any], pipeline: str) -> ProcessorSpec:
+    """Return a processor; one that returns nothing, and was not told to, forwards its records from now on."""
+    spec = processor.spec
+    if not spec.forward and spec.options.forward is None:
+        if has_several_types(spec.into):
+            raise rows_of_several_types(f"Processor {spec.name!r}")
+        target = spec.targets[0] if spec.targets else spec.stream
+        target.record.check_single(f"the acked log that pipeline {pipeline!r} reads")
+        spec = replace(spec, forward=True, output=target.record)
+        app.registry.processors[spec.name] = spec
+    return spec

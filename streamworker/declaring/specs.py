@@ -177,10 +177,10 @@ class TimerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSpec:
-    """A Spark pipeline over what a processor forwards; ``App.pipeline`` says what its arguments mean."""
+    """A Spark pipeline over what processors forward; ``App.pipeline`` says what its arguments mean."""
 
     name: str
-    processor: ProcessorSpec
+    processors: tuple[ProcessorSpec, ...]
     function: Callable[..., Any]
     trigger: str
     path: str | None
@@ -188,3 +188,8 @@ class PipelineSpec:
     mode: Literal["append", "complete", "update"]
     checkpoint: str | None
     options: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> list[str]:
+        """Return the names of its processors."""
+        return [processor.name for processor in self.processors]

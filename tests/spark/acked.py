@@ -39,24 +39,32 @@ def orders(first: int, count: int) -> pa.RecordBatch:
 
 
 class AckedLog:
-    """Commits batches of numbered rows for processor ``price`` on stream ``orders``.
+    """Commits batches of numbered rows for a processor.
 
     The source entries behind them are made up, but for the last one of each batch: a commit looks
     whether that is there.
     """
 
-    def __init__(self, url: str, *, partitions: int, app: str = "shop") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        partitions: int,
+        app: str = "shop",
+        stream: str = "orders",
+        processor: str = "price",
+    ) -> None:
         # Untyped: redis-py types every reply as all that any command may reply.
         self._held = ExitStack()
         self.redis: Any = self._held.enter_context(opened(url))
         self._url = url
-        self.app = app
-        self.keys = GroupKeys(app, "orders", "price")
+        self.app, self._stream, self._processor = app, stream, processor
+        self.keys = GroupKeys(app, stream, processor)
         self.partitions = partitions
         self.written: dict[int, list[dict[str, Any]]] = {p: [] for p in range(partitions)}
         self._runner = asyncio.Runner()
         self._backend = Backend.open(url, name="tests")
-        self._runner.run(provision(self._backend, StreamKeys(app, "orders"), partitions, "json"))
+        self._runner.run(provision(self._backend, StreamKeys(app, stream), partitions, "json"))
 
     def close(self) -> None:
         self._runner.run(self._backend.aclose())
@@ -76,7 +84,7 @@ class AckedLog:
         self.close()
 
     def options(self, **more: str) -> dict[str, str]:
-        return {"app": self.app, "stream": "orders", "processor": "price", **more}
+        return {"app": self.app, "stream": self._stream, "processor": self._processor, **more}
 
     def declare(self, schema: pa.Schema) -> None:
         """Store what the processor forwards, as a worker's start does."""

@@ -33,7 +33,7 @@ def pipeline(function: Callable[..., Any] = print, *, forward: bool = True, **gi
         output=stream.record if forward else None,
     )  # fmt: skip
     spec = PipelineSpec(
-        name="revenue", processor=processor, function=function, trigger="100 milliseconds",
+        name="revenue", processors=(processor,), function=function, trigger="100 milliseconds",
         path="lake/revenue", format="parquet", mode="append", checkpoint=None, options={},
     )  # fmt: skip
     return replace(spec, **given)

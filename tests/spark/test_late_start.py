@@ -18,7 +18,7 @@ from streamworker.spark.source.offsets import from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
 from tests.spark.acked import ORDER, AckedLog
-from tests.spark.queries import run, table
+from tests.spark.queries import batch, run, table
 from tests.spark.specs import pipeline
 
 pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
@@ -133,6 +133,23 @@ def test_a_query_begins_at_a_time(acked: AckedLog, caplog: pytest.LogCaptureFixt
             start = from_json(query.initialOffset())
         assert {p: at.rows for p, at in start.items()} == begins
         assert sum("by partition {0: 6}" in told for told in caplog.messages) == late
+
+
+def test_a_batch_read_ends_before_a_time(spark: SparkSession, acked: AckedLog) -> None:
+    """Two reads whose times meet have each row once between them."""
+    acked.fill(1, [2, 2])
+    now_ms = acked.redis.time()[0] * 1000
+    for p, ages in ((0, (2,)), (1, (4, 3, 1))):
+        aged = zip(acked.entries(p), ages, strict=True)
+        entries = [(at, {**fields, b"at": b"%d" % (now_ms - h * 3_600_000)}) for (at, fields), h in aged]
+        acked.rewrite(p, entries)
+    left = [*range(6, 9), *range(1_000_000, 1_000_007)]
+    for hours, before in ((5, []), (3, left[3:6]), (2, left[3:8]), (1, left[:8]), (0, left)):
+        at = str(now_ms - hours * 3_600_000)
+        first, second = ({"endingTimestamp": at}, {"startingTimestamp": at})
+        assert sorted(row.n for row in batch(spark, acked.options(**first)).collect()) == before
+        rest = sorted(row.n for row in batch(spark, acked.options(**second)).collect())
+        assert rest == sorted({*left} - {*before})
 
 
 def test_a_time_that_is_none_and_a_time_beside_offsets_are_refused(acked: AckedLog) -> None:

@@ -129,6 +129,29 @@ def test_a_pipeline_that_comes_late_finds_the_rows_that_another_has_read(
     assert numbers(spark_session, "lake/late") == numbers(spark_session, "lake/early") == acked.numbers()
 
 
+def test_rows_of_two_processors_are_joined_and_each_side_is_read_once(
+    spark_session: Session, acked: AckedLog, redis_url: str
+) -> None:
+    """One query has the positions of both, in its checkpoint and in Redis; either side may come first."""
+    price = pipeline().processors[0]
+    refund = replace(price, name="refund", stream=replace(price.stream, name="refunds"))
+
+    def refunded(priced: DataFrame, refunds: DataFrame) -> DataFrame:
+        return priced.join(refunds.select("n", F.col("amount").alias("refund")), "n")
+
+    both = pipeline(refunded, processors=(price, refund))
+    with AckedLog(redis_url, partitions=1, stream="refunds", processor="refund") as other:
+        for here, there in (([8], [3]), ([2], [4]), ([], [6])):
+            acked.fill(0, here)
+            other.fill(0, there)
+            told: list[PipelineProgress] = []
+            assert run_pipelines([both], session=spark_session, once=True, on_progress=told.append) == 0
+            assert sum(each.rows for each in told) == sum([*here, *there])
+            assert numbers(spark_session) == sorted({*acked.numbers()} & {*other.numbers()})
+        for log, read in ((acked, {"0": 10, "1": 0}), (other, {"0": 13})):
+            assert json.loads(log.redis.hget(log.keys.readers, "revenue"))["p"] == read
+
+
 # -- what is written -------------------------------------------------------------------------
 
 

@@ -4,7 +4,9 @@ import datetime as dt
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -25,8 +27,11 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_schema
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.logs import AckedLogs
+from streamworker.spark.source.offsets import from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
+from streamworker.urls import without_login
+from tests.helpers import wait_for
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
@@ -469,6 +474,34 @@ def test_a_failure_stays_beside_a_position_until_its_query_has_read_on(acked: Ac
     read = query().latestOffset(first, ReadAllAvailable())
     assert after_a_failure(read) == "", "it has read on"
     assert after_a_failure(read) == "", "there is nothing to read"
+
+
+def test_a_micro_batch_without_rows_waits_for_the_first(acked: AckedLog, redis_url: str) -> None:
+    """So an idle query asks little. A run over what is there does not wait."""
+    acked.fill(0, [3])
+    asked = acked.redis.info("stats")["total_commands_processed"]
+    query = LogStreamReader(parse_options(acked.options(idleWait="30"), streaming=True), spark_schema(ORDER))
+    start = query.latestOffset(query.initialOffset(), ReadAllAvailable())
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(query.latestOffset, start, ReadAllAvailable())
+        wait_for(lambda: acked.redis.info("clients")["blocked_clients"], "the query waits")
+        assert acked.redis.info("stats")["total_commands_processed"] - asked < 60
+        acked.fill(1, [2])
+        assert from_json(waiting.result(20))[1].rows == 2
+    query.prepareForTriggerAvailableNow()
+    end = waiting.result()
+    assert query.latestOffset(end, ReadAllAvailable()) == end
+
+    acked.redis.execute_command("ACL", "SETUSER", "early", "on", ">secret", "~*", "+@all", "-xread")
+    url = without_login(redis_url).replace("://", "://early:secret@")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("streamworker.spark.source.connection.resolve", lambda name: url)
+        begun_s = time.monotonic()
+        options = parse_options(acked.options(idleWait="0.2"), streaming=True)
+        query = LogStreamReader(options, spark_schema(ORDER))
+        assert query.latestOffset(end, ReadAllAvailable()) == end, "a user of an earlier version waits, too"
+        assert time.monotonic() - begun_s >= 0.2
+    acked.redis.execute_command("ACL", "DELUSER", "early")
 
 
 def test_a_checkpoint_of_another_processor_is_named(acked: AckedLog) -> None:

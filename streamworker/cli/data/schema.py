@@ -91,9 +91,7 @@ async def _check(backend: Backend, app: App) -> tuple[list[Finding], bool]:
         found += await _stream(backend, stream.spec, stored)
     for spec in app.registry.processors.values():
         if spec.forward and spec.output is not None:
-            reading = [
-                each.name for each in app.registry.pipelines.values() if each.processor.name == spec.name
-            ]
+            reading = [each.name for each in app.registry.pipelines.values() if spec.name in each.reads]
             found += await _log(backend, spec, reading)
         for table in spec.tables:
             found += await _table(backend, table)

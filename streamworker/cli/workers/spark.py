@@ -119,7 +119,8 @@ def _settings(conf: list[str] | None, packages: str | None, remote: str | None) 
 
 def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     """Say why a run over what is there read no more than it did; partitions that stand are a failure."""
-    read = {spec.processor.name for spec in app.registry.pipelines.values() if pipeline in (None, spec.name)}
+    chosen = (spec for spec in app.registry.pipelines.values() if pipeline in (None, spec.name))
+    read = {name for spec in chosen for name in spec.reads}
     selection = Selection(app, tuple(spec for spec in app.registry.processors.values() if spec.name in read))
     standing = [
         f"Partition {view.partition} of {snapshot.processor} stands still, {view.state}: "

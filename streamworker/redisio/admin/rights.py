@@ -91,7 +91,7 @@ ROLES = (
         "reader",
         # redis-py's Cluster client calls COMMAND to find the keys in commands.
         Grant(
-            (*_CONNECT, "command", "hget", "hmget", "xrange"),
+            (*_CONNECT, "command", "hget", "hmget", "xrange", "xread"),
             ("stream", "lock", "acked", "schemas"),
             read_only=True,
         ),

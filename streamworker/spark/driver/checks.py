@@ -8,7 +8,7 @@ import re
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from streamworker.declaring.specs import PipelineSpec
+from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
 from streamworker.spark.source.options import is_source_option, parse_options
 from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_batch
@@ -21,6 +21,11 @@ FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
 replaces the directory."""
 PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
 
+BATCH_ROWS_MAX = 1_000_000
+"""Rows of a pipeline's micro-batch: the first one over a long log must not end in memory."""
+IDLE_WAIT_OF_SEVERAL_S = 0.05
+"""Spark asks one source after the other: the rows of one wait while another has none."""
+
 _INTERVAL = re.compile(r"(\d+) *(millisecond|second|minute|hour|day)s?")
 
 CONTROL_FOLDER = ".streamworker"
@@ -30,12 +35,17 @@ listings hide it, and pyarrow, DuckDB and Spark do not read it as data."""
 
 def check_pipeline(spec: PipelineSpec) -> None:
     """Check a pipeline's arguments against each other; an error names the pipeline and the correction."""
-    if not spec.processor.forward:
-        raise _wrong(
-            spec,
-            f"reads processor {spec.processor.name!r}, which forwards nothing.",
-            "Let the processor return its records, or declare it with forward=True.",
-        )
+    for processor in spec.processors:
+        if not processor.forward:
+            raise _wrong(
+                spec,
+                f"reads processor {processor.name!r}, which forwards nothing.",
+                "Let the processor return its records, or declare it with forward=True.",
+            )
+        if spec.processors.count(processor) > 1:
+            raise _wrong(
+                spec, f"names processor {processor.name!r} twice.", "Use the DataFrame of its rows twice."
+            )
     if spec.mode not in ("append", "complete", "update"):
         raise _wrong(spec, f"has mode={spec.mode!r}.", "Use append, complete or update.")
     trigger_of(spec)
@@ -44,10 +54,11 @@ def check_pipeline(spec: PipelineSpec) -> None:
             raise _wrong(
                 spec,
                 f"has option {option!r}.",
-                "Leave it out: a pipeline reads the rows of the processor that it is declared for.",
+                "Leave it out: a pipeline reads the rows of the processors that it is declared for.",
             )
     try:
-        parse_options(source_options(spec), streaming=True)
+        for processor in spec.processors:
+            parse_options(source_options(spec, processor), streaming=True)
     except ConfigurationError as error:
         raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
     if spec.format in FILE_FORMATS:
@@ -56,13 +67,16 @@ def check_pipeline(spec: PipelineSpec) -> None:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
 
 
-def source_options(spec: PipelineSpec) -> dict[str, str]:
-    """Return the source options of a pipeline, with those for its processor and reader."""
-    stream = spec.processor.stream
+def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, str]:
+    """Return the source options of a pipeline for one of its processors, with those that it did not give."""
+    stream = processor.stream
     given = {name: value for name, value in spec.options.items() if is_source_option(name)}
-    if "reader" not in map(str.lower, given):
-        given["reader"] = spec.name
-    return {"app": stream.app, "stream": stream.name, "processor": spec.processor.name, **given}
+    defaults = {"reader": spec.name, "maxRowsPerTrigger": str(BATCH_ROWS_MAX)}
+    if len(spec.processors) > 1:
+        defaults["idleWait"] = str(IDLE_WAIT_OF_SEVERAL_S)
+    known = set(map(str.lower, given))
+    given |= {name: value for name, value in defaults.items() if name.lower() not in known}
+    return {"app": stream.app, "stream": stream.name, "processor": processor.name, **given}
 
 
 def _check_files(spec: PipelineSpec) -> None:
@@ -100,7 +114,7 @@ def checkpoint_of(spec: PipelineSpec) -> str:
     if spec.checkpoint is not None:
         return spec.checkpoint
     if spec.path is None:
-        return f"{CONTROL_FOLDER}/{spec.processor.stream.app}/{spec.name}/checkpoint"
+        return f"{CONTROL_FOLDER}/{spec.processors[0].stream.app}/{spec.name}/checkpoint"
     return f"{beside(spec.path)}/{spec.name}/checkpoint"
 
 

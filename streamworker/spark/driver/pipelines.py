@@ -125,12 +125,12 @@ def run_pipelines(
         if locks is None:
             return 0
         found = session or open_session(
-            specs[0].processor.stream.app,
+            specs[0].processors[0].stream.app,
             master=master,
             remote=remote,
             redis_url=redis_url,
             conf=conf,
-            shuffle_partitions=max(spec.processor.stream.partitions for spec in specs),
+            shuffle_partitions=max(each.stream.partitions for spec in specs for each in spec.processors),
             keep_open=locks,
         )
         runs = [_Run(spec, found, redis_url, once=once, on_progress=on_progress) for spec in specs]
@@ -341,10 +341,11 @@ class _Run:
 
     def _write(self, failure: Failure) -> None:
         """Leave the failure beside the reader's position, for `graph`, `top` and `doctor`."""
-        options = parse_options(source_options(self.spec), streaming=True)
         try:
             with environment(of_connection(self.redis_url)):
-                AckedLogs(options).tell_failure(failure.message[:MESSAGE_LENGTH])
+                for processor in self.spec.processors:
+                    options = parse_options(source_options(self.spec, processor), streaming=True)
+                    AckedLogs(options).tell_failure(failure.message[:MESSAGE_LENGTH])
         except StreamworkerError as error:
             log.warning("the failure of pipeline %s was not written to Redis: %s", self.spec.name, error)
 

@@ -1,6 +1,7 @@
 """Progress of a pipeline as a plain value. Imports no pyspark."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ class PipelineProgress:
     """Rows in the micro-batch."""
     rows_per_s: float = 0.0
     positions: Mapping[int, int] = field(default_factory=dict)
-    """Rows of each partition's log that the pipeline has processed."""
+    """Rows of each partition's log that the pipeline has processed; of several processors, the sum."""
     lag_rows: Mapping[int, int] = field(default_factory=dict)
     """Rows of each partition's log that the pipeline has not read; empty if Spark did not look, since it
     repeated a batch."""
@@ -41,19 +42,21 @@ class PipelineProgress:
 
 def from_event(pipeline: str, event: Any) -> PipelineProgress:
     """Convert ``query.lastProgress``, by its attributes: an event of a remote Spark has no items."""
-    source = event.sources[0]
-    end = _offset(source.endOffset)
-    rows = int(source.numInputRows)
-    read = sum(position.rows for position in end.values())
+    positions, lag_rows = Counter[int](), Counter[int]()
+    for source in event.sources:
+        end = _offset(source.endOffset)
+        positions.update({p: position.rows for p, position in end.items()})
+        lag_rows.update(offsets.lag(end, _offset(source.latestOffset)))
+    rows = sum(int(source.numInputRows) for source in event.sources)
     return PipelineProgress(
         pipeline=pipeline,
         state="running",
         batch=int(event.batchId),
         rows=rows,
         rows_per_s=float(event.processedRowsPerSecond or 0),
-        positions={p: position.rows for p, position in end.items()},
-        lag_rows=offsets.lag(end, _offset(source.latestOffset)),
-        late_rows=max(0, read - rows) if int(event.batchId) == 0 else 0,
+        positions=positions,
+        lag_rows=lag_rows,
+        late_rows=max(0, positions.total() - rows) if int(event.batchId) == 0 else 0,
         seconds=float((event.durationMs or {}).get("triggerExecution", 0)) / 1000,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamworker.declaring.specs import PipelineSpec
+from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
 from streamworker.spark.driver.checks import (
     FILE_FORMATS,
@@ -44,7 +44,7 @@ def start_query(
     trigger = {"availableNow": True} if once else trigger_of(spec)
     checkpoint = _absolute(checkpoint_of(spec))
     try:
-        result = spec.function(source_rows(spec, session, together))
+        result = spec.function(*(source_rows(spec, each, session, together) for each in spec.processors))
         if (changed := _as_it_turned_out(spec, result, checkpoint)) != spec:
             return start_query(changed, session, together=together, once=once)
         writer = _writer_of(spec, result, checkpoint)
@@ -60,8 +60,10 @@ def start_query(
     return query
 
 
-def source_rows(spec: PipelineSpec, session: Session, together: Iterable[PipelineSpec] = ()) -> "DataFrame":
-    """Return the streaming DataFrame of the rows that a pipeline reads.
+def source_rows(
+    spec: PipelineSpec, processor: ProcessorSpec, session: Session, together: Iterable[PipelineSpec] = ()
+) -> "DataFrame":
+    """Return the streaming DataFrame of the rows of one processor that a pipeline reads.
 
     Its schema has the columns of the processor's output type, so a pipeline can start before the first row,
     and those of the newest schema in Redis: workers of a newer version than this process may forward more.
@@ -69,13 +71,13 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     from streamworker.spark.source.datasource import FORMAT
     from streamworker.spark.source.schema import spark_schema
 
-    options = source_options(spec)
+    options = source_options(spec, processor)
     given = {name.lower(): value for name, value in options.items()}
-    if "siblings" not in given and (siblings := _siblings(spec, together)):
+    if "siblings" not in given and (siblings := _siblings(spec, processor, together)):
         options["siblings"] = ",".join(siblings)
     if "parallelism" not in given:
         options["parallelism"] = str(session.parallelism)
-    record = spec.processor.output or spec.processor.stream.record
+    record = processor.output or processor.stream.record
     if spec.mode == "complete" and "failondataloss" not in given:
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
@@ -86,14 +88,18 @@ def source_rows(spec: PipelineSpec, session: Session, together: Iterable[Pipelin
     return session.spark.readStream.format(FORMAT).options(**options).load()
 
 
-def _siblings(spec: PipelineSpec, together: Iterable[PipelineSpec]) -> list[str]:
-    """Return the reader names of the other pipelines that read the same logs as this one."""
+def _siblings(spec: PipelineSpec, processor: ProcessorSpec, together: Iterable[PipelineSpec]) -> list[str]:
+    """Return the reader names of the other pipelines that read the logs of this processor."""
 
     def logs(options: SourceOptions) -> tuple[str, ...]:
         return options.connection, options.app, options.stream, options.processor
 
-    mine = parse_options(source_options(spec), streaming=True)
-    others = [parse_options(source_options(other), streaming=True) for other in together]
+    mine = parse_options(source_options(spec, processor), streaming=True)
+    others = [
+        parse_options(source_options(other, each), streaming=True)
+        for other in together
+        for each in other.processors
+    ]
     return sorted({str(o.reader) for o in others if logs(o) == logs(mine) and o.reader != mine.reader})
 
 

@@ -82,6 +82,9 @@ CONNECT_TIMEOUT_S = 2.0
 LOOK_EVERY_S = 2.0
 """Interval at which the sentinels are asked whether the primary is still the same."""
 
+CLUSTER_LOOKS = 10
+"""How often a query looks at a Cluster in the time that it waits on one server."""
+
 Client = redis.Redis | RedisCluster
 
 
@@ -215,6 +218,13 @@ class Connection:
         self.name = name
         self.retry_timeout_ms = retry_timeout_ms
         """How long a call is retried while Redis does not answer."""
+
+    def wait_for(self, ends: Mapping[str, str], at_most_ms: int) -> None:
+        """Wait until one of these streams has entries after an id, or for a time."""
+        if kind_of(resolve(self.name)) == CLUSTER:  # No command waits for keys of several nodes.
+            time.sleep(at_most_ms / 1000 / CLUSTER_LOOKS)
+        else:
+            self.call(lambda redis: redis.xread(ends, count=1, block=at_most_ms))
 
     def pipeline(self, commands: Sequence[tuple[Any, ...]], *, retry: bool = True) -> list[Any]:
         """Send commands together, as :meth:`call` does; return their answers."""

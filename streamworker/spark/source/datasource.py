@@ -118,8 +118,8 @@ def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int
             remedy=f"They are numbered 0 to {len(tails) - 1}.",
         )
     firsts = logs.first_positions({p: tail for p, tail in tails.items() if wanted.of(p) != "latest"})
-    if options.starting_ms is not None and wanted is options.starting_offsets:
-        at_ms = options.starting_ms
+    at_ms = options.starting_ms if wanted is options.starting_offsets else options.ending_ms
+    if at_ms is not None:
         return {p: _position_at(logs, p, firsts.get(p, START), tail, at_ms) for p, tail in tails.items()}
     return {p: _position(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
 
@@ -174,11 +174,12 @@ class _RowReader:
         self._target = arrow_target(schema)
 
     def _tasks(self, parts: list[Slice], hold: Hold | None = None) -> list[ReadTask]:
-        """Split and pack slices into tasks, by their rows and within ``minPartitions`` and ``maxPartitions``."""
+        """Split and pack slices into tasks, by their rows, ``minPartitions`` and ``maxPartitions``."""
         options, rows = self._options, sum(part.rows for part in parts)
         cut = offsets.split(parts, options.min_partitions)
-        wanted = offsets.tasks_for(rows, options.parallelism or os.cpu_count() or 1)
-        most = min(max(wanted, options.min_partitions or 1), options.max_partitions or wanted)
+        by_rows = offsets.tasks_for(rows, options.parallelism or os.cpu_count() or 1)
+        most = max(by_rows, options.min_partitions or 1)
+        most = min(most, options.max_partitions or most)
         return [ReadTask(packed, hold) for packed in offsets.pack(cut, most)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -288,10 +289,16 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next micro-batch, at most ``limit`` rows after ``start``.
 
+        Without new rows the call waits: Spark would call it again at once, a thousand times a second.
+
         If a log is not the one that was read up to ``start``, or is shorter, this is a DataLoss.
         """
         position = offsets.from_json(start, self._of)
         tails, now_ms = self._logs.tails_and_time()
+        waits_ms = self._options.idle_wait_ms if self._target_offset is None else 0
+        if waits_ms and not any(offsets.lag(position, tails).values()):
+            self._logs.wait(position, waits_ms)
+            tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
         self._check(position, position, tails)
         self._register(position, (tails, now_ms), must=self._registered is None)

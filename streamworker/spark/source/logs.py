@@ -6,6 +6,7 @@ lock hashes hold the row counts of their logs, so a query fetches no payload to 
 """
 
 import logging
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 from streamworker.core.data import readers
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.readers import ReaderPosition, read_position
-from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.errors import BackendRefused, ConfigurationError, DataLoss
 from streamworker.redisio.data import ackedlog
 from streamworker.redisio.data.ackedlog import ChainLink
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
@@ -107,6 +108,14 @@ class AckedLogs:
             self._partitions = partitions_in(count)
             if self._partitions == len(looked_at):
                 return {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}, ms_of(time)
+
+    def wait(self, after: Offset, at_most_ms: int) -> None:
+        """Wait until a log has rows after an offset, or for a time."""
+        ends = {self._keys.acked(p): f"{position.rows}-0" for p, position in after.items()}
+        try:
+            self._connection.wait_for(ends, at_most_ms)
+        except BackendRefused:  # ACL files made by earlier versions do not allow it.
+            time.sleep(at_most_ms / 1000)
 
     def first_positions(self, tails: Offset) -> dict[int, Position]:
         """Return the position before the oldest row that each log still holds: not 0 after a trim.

@@ -26,6 +26,9 @@ RETRY_TIMEOUT_MS = 60_000
 """Longer than a restart of Redis with a large append-only file takes. Spark itself never retries a
 planner call."""
 
+IDLE_WAIT_MS = 500
+"""``query.stop()`` waits for it, and so do the rows of another source of the same query."""
+
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
@@ -52,6 +55,8 @@ class SourceOptions:
     ending_offsets: Offsets = Offsets("latest", {})
     starting_ms: int | None = None
     """A new query begins with the first row that was committed at this time or later."""
+    ending_ms: int | None = None
+    """A batch read ends before the first row that was committed at this time or later."""
     max_rows_per_trigger: int | None = None
     min_partitions: int | None = None
     max_partitions: int | None = None
@@ -64,6 +69,7 @@ class SourceOptions:
     reader: str | None = None
     siblings: tuple[str, ...] = ()
     retry_timeout_ms: int = RETRY_TIMEOUT_MS
+    idle_wait_ms: int = IDLE_WAIT_MS
     drop_other_columns: bool = False
     record_schema: str | None = None
     sink: tuple[str, str] | None = None
@@ -79,11 +85,13 @@ NAMES = {
     "startingTimestamp": "a new query begins with the first row that was committed at this time or later: "
     "2026-01-31T12:00Z, or ms since 1970; not with startingOffsets",
     "endingOffsets": "where a batch read ends: latest (default) or JSON; not for streams",
+    "endingTimestamp": "a batch read ends before the first row that was committed at this time or later; not "
+    "with endingOffsets, not for streams",
     "maxRowsPerTrigger": "rows of one micro-batch at most, over all partitions; not for batch reads",
     "minPartitions": "Spark tasks at least: large partitions are split by row range",
     "maxPartitions": "Spark tasks at most: partitions are packed together",
-    "parallelism": "tasks that Spark runs at a time, for the default number of tasks; default is the number of "
-    "cores of the machine that plans the query; pipelines set it",
+    "parallelism": "tasks that Spark runs at a time, for the default number of tasks; by default the cores "
+    "of the machine that plans the query; pipelines set it",
     "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues; a "
     "query that begins where rows were trimmed ends only if true is given, as for a pipeline's whole result",
     "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch; default false",
@@ -98,6 +106,8 @@ NAMES = {
     "whether it holds the batches before; pipelines set it",
     "sinkCheckpoint": "the query's checkpoint directory, with sinkPath; pipelines set it",
     "retryTimeout": "seconds for which Redis may be away before the query fails; default 60",
+    "idleWait": "seconds for which a micro-batch without rows waits for the first; default 0.5, and 0.05 in "
+    "a pipeline with several processors; query.stop() waits as long; not for batch reads",
 }
 """Every option and what it is for; docs/spark.md shows this table."""
 
@@ -105,8 +115,8 @@ NEEDED = (
     'The source needs app, stream and processor, such as .option("app", "shop"). In SQL use CREATE TEMPORARY '
     "VIEW rows USING streamworker OPTIONS (app 'shop', ...): tables of the catalog have no options."
 )
-STREAM_ONLY = ("maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
-BATCH_ONLY = ("endingOffsets",)
+STREAM_ONLY = ("idleWait", "maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
+BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 _BY_LOWER = {name.lower(): name for name in NAMES}
 
 
@@ -152,7 +162,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         connection=options.get("connection", "default"),
         starting_offsets=_offsets(options, "startingOffsets", "earliest"),
         ending_offsets=_offsets(options, "endingOffsets", "latest"),
-        starting_ms=_moment_ms(options, "startingTimestamp"),
+        starting_ms=_moment_ms(options, "startingTimestamp", "startingOffsets"),
+        ending_ms=_moment_ms(options, "endingTimestamp", "endingOffsets"),
         max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
         min_partitions=_number(options, "minPartitions"),
         max_partitions=_number(options, "maxPartitions"),
@@ -163,10 +174,16 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         reader=options.get("reader"),
         siblings=siblings,
         retry_timeout_ms=_seconds_as_ms(options, "retryTimeout", RETRY_TIMEOUT_MS),
+        idle_wait_ms=_seconds_as_ms(options, "idleWait", IDLE_WAIT_MS),
         drop_other_columns=_choice(options, "otherColumns", ("fail", "drop")) == "drop",
         record_schema=options.get("recordSchema"),
         sink=(sink[0], sink[1]) if sink[0] and sink[1] else None,
     )
+    begin_ms, end_ms = parsed.starting_ms, parsed.ending_ms
+    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+        raise ConfigurationError(
+            "Option startingTimestamp is after endingTimestamp.", remedy="Exchange them, or leave one out."
+        )
     low, high = parsed.min_partitions, parsed.max_partitions
     if low is not None and high is not None and low > high:
         raise ConfigurationError(
@@ -229,12 +246,12 @@ def _seconds_as_ms(options: Mapping[str, str], name: str, default_ms: int) -> in
     raise _wrong(name, text, "It is a time in seconds, such as 60.")
 
 
-def _moment_ms(options: Mapping[str, str], name: str) -> int | None:
+def _moment_ms(options: Mapping[str, str], name: str, other: str) -> int | None:
     text = options.get(name)
     if text is None:
         return None
-    if "startingOffsets" in options:
-        raise ConfigurationError(f"Options {name} and startingOffsets are given.", remedy="Give one of them.")
+    if other in options:
+        raise ConfigurationError(f"Options {name} and {other} are given.", remedy="Give one of them.")
     with suppress(ValueError):
         if text.isdigit():
             return int(text)
