@@ -462,10 +462,16 @@ class Judge:
             self.found("I7", f"it took {took_s:.0f} s to settle", evidence=[healed[-1], settled[-1]])
 
     def nothing_left(self) -> None:
-        """I8: workers that have left leave nothing behind."""
+        """I8: workers that have left leave nothing behind.
+
+        A member that a fault removed from its group while it left may not release its locks any more. They
+        are free for whoever comes next, but nobody came.
+        """
+        late_ms = self.history[-1].at - self.limits.silent_ms
+        removed = {e["member"] for e in self.history if e.kind == "member" and e.at >= late_ms}
         for dump in (self.dump, *self.dump.others.values()):
             for partition, part in dump.partitions.items():
-                if part.owner:
+                if part.owner and part.owner not in removed:
                     self.found("I8", f"the lock is still {part.owner}'s", partition)
             for what in ("members", "beats", "connections"):
                 if left := getattr(dump, what):

@@ -24,6 +24,7 @@ LOGGED = {
     "commit_answered": "commit",
     "lock_acquired": "lock",
     "lock_released": "lock",
+    "membership_lost": "member",
 }
 """Lines of a worker's log that are events of the history, and their kind."""
 
@@ -55,7 +56,7 @@ class Event:
     at: float
     """ms, by the monotonic clock of the machine."""
     kind: str
-    """``send``, ``exec``, ``commit``, ``lock``, ``fault`` or ``said``."""
+    """``send``, ``exec``, ``commit``, ``lock``, ``member``, ``fault`` or ``said``."""
     who: str
     """The file that it was written in, which is a process."""
     fields: Fields = field(compare=False)

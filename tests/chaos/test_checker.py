@@ -281,6 +281,16 @@ def test_who_takes_a_partition_anew_may_handle_entries_again() -> None:
     assert story.judge() == []
 
 
+def test_a_lock_of_who_was_removed_in_the_end_may_stay() -> None:
+    """It may not be released any more. One that was removed long before the end has had a follower."""
+    story = Story()
+    story.part.update(owner="b")
+    lost = story.write(480, "member", what="lost", member="b")
+    assert story.judge() == []
+    lost.update(at=90)
+    assert promises(story) == {"I8"}
+
+
 def test_a_stall_that_somebody_named_is_no_silent_one() -> None:
     """It stands still just as long, and a worker says why."""
     story = Story()
