@@ -511,10 +511,10 @@ def test_the_window_shows_what_happened_around_a_violation_and_little_else() -> 
     BROKEN["a zombie's commit is accepted"][1](story)
     violation = next(v for v in story.judge() if v.promise == "I4")
     picture = draw(story.history(), violation)
-    assert "fault begin: worker frozen (w1)" in picture
-    assert "lock acquired: b, epoch 2" in picture
-    assert "commit answered: (104-0, 106-0] epoch 1, 2 rows -> OK" in picture
-    assert "owner z" not in picture and "epoch 9" not in picture
+    assert "fault begin name=worker frozen target=w1" in picture
+    assert "lock acquired owner=b epoch=2" in picture
+    assert "commit answered code=OK owner=a epoch=1 previous=104-0 new=106-0" in picture
+    assert "owner=z" not in picture and "epoch=9" not in picture
     assert len(picture.splitlines()) < 30
 
 

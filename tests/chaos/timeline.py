@@ -8,6 +8,20 @@ from tests.chaos.history import Event
 MARGIN_MS = 200
 LINES_MAX = 40
 IDS_SHOWN = 3
+WIDTH = 200
+UNSHOWN = {
+    "wall",
+    "at_ms",
+    "timestamp",
+    "level",
+    "logger",
+    "partition",
+    "processor",
+    "loses",
+    "number",
+    "takes",
+}
+"""Fields that say nothing of a violation that is not said elsewhere."""
 
 
 def draw(history: Sequence[Event], violation: Violation) -> str:
@@ -61,37 +75,12 @@ def _concerns(event: Event, violation: Violation) -> bool:
 
 
 def _words(event: Event, violation: Violation) -> str:
-    match event.kind:
-        case "commit":
-            answer = f" -> {event['code']}" if event["what"] == "answered" else ""
-            tries = f", try {event['tries'] + 1}" if event["tries"] else ""
-            return (
-                f"commit {event['what']}: ({event['previous']}, {event['new']}] epoch {event['epoch']}, "
-                f"{event['rows']} rows{tries}{answer}"
-            )
-        case "lock":
-            at = (
-                f", epoch {event['epoch']}, after {event['checkpoint']}"
-                if event["what"] == "acquired"
-                else ""
-            )
-            return f"lock {event['what']}: {event['owner']}{at}"
-        case "exec":
-            ids = event["ids"]
-            return f"call {event['what']}: {len(ids)} records, {ids[0]} to {ids[-1]}, epoch {event['epoch']}"
-        case "send":
-            mine = set(map(text_of, violation.ids))
-            places = [f"{p}:{entry_id}" for p, entry_id in event.get("places", ()) if entry_id in mine]
-            seqs = event["seqs"]
-            shown = ", ".join(places[:IDS_SHOWN]) or f"{len(seqs)} records from {seqs[0]}"
-            return f"send {event['what']} ({event['producer']}): {shown}"
-        case "fault":
-            why = f": {event['why']}" if event["what"] == "failed" else ""
-            return f"fault {event['what']}: {event['name']} ({event['target']}){why}"
-        case "said":
-            said = {
-                k: v for k, v in event.fields.items() if k in ("event", "reason", "detail", "error", "code")
-            }
-            return f"said: {' '.join(map(str, said.values()))[:160]}"
-        case _:
-            return f"{event.kind}: {event.fields}"
+    its = {name: value for name, value in event.fields.items() if name not in UNSHOWN}
+    what = its.pop("what", "")
+    if event.kind == "exec":
+        its["ids"] = f"{len(its['ids'])} from {its['ids'][0]} to {its['ids'][-1]}"
+    elif event.kind == "send":
+        mine, seqs = set(map(text_of, violation.ids)), its.pop("seqs")
+        places = [f"{p}:{entry_id}" for p, entry_id in its.pop("places", None) or () if entry_id in mine]
+        its = {"producer": its["producer"], "records": places[:IDS_SHOWN] or f"{len(seqs)} from {seqs[0]}"}
+    return f"{event.kind} {what} {' '.join(f'{name}={value}' for name, value in its.items())}"[:WIDTH]
