@@ -9,14 +9,10 @@ import msgspec
 
 from streamworker import App
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
-from tests.chains.chain_app import Item, Noticed, item
+from tests.chains.chain_app import Item, item
 from tests.chaos.forked import Forge, Forked
-from tests.helpers import wait_for
-from tests.judge import check_rows, read_logs
-from tests.raw import opened, records_of
 from tests.rebalance.scene import FAST
 
 CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
@@ -70,30 +66,3 @@ class ChainScene:
     def arrived(self) -> int:
         """Return how many records the last processor has committed."""
         return self.snapshots()[-1].committed
-
-    def until_arrived(self, timeout_s: float) -> None:
-        """Wait until all that was sent has gone through the chain; a failure shows where it stands."""
-        try:
-            wait_for(lambda: self.arrived() == self.sent, f"all {self.sent} have arrived", timeout_s)
-        except AssertionError as error:
-            for snapshot in self.snapshots():
-                error.add_note(repr(snapshot))
-            raise
-
-    def check(self) -> None:
-        """Each record is at the far end once, in the order of its key, and so is what was sent beside."""
-        with opened(self.url) as client:
-            logs = read_logs(client, GroupKeys("chain", "summed", "report"), 3)
-            rows = [
-                [{"n": row["n"], "key": row["customer"]} for entry in log for row in entry.rows]
-                for log in logs.values()
-            ]
-            assert check_rows(rows) == set(range(self.sent))
-            keys = StreamKeys("chain", "noticed")
-            beside = [record for p in range(2) for record in records_of(client, keys.events(p))]
-        decode = msgspec.json.Decoder(Noticed).decode
-        numbers = [decode(fields[b"v"]).n for fields in beside]
-        assert sorted(numbers) == list(range(0, self.sent, 10))
-        assert all(
-            fields[b"h.customer"] == b"c%d" % (n % 97) for n, fields in zip(numbers, beside, strict=True)
-        )
