@@ -4,8 +4,7 @@ import os
 import secrets
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -268,28 +267,6 @@ class Trio:
     def _state(sentinel: Instance) -> dict[str, str]:
         flat = sentinel.ask("SENTINEL", "MASTER", SERVICE)
         return dict(zip(flat[::2], flat[1::2], strict=True))
-
-    @contextmanager
-    def switches(self) -> Iterator[Callable[[], list[float]]]:
-        """Note when the primary is replaced from here on, whoever wanted it, as a sentinel tells, in ms."""
-        heard: list[float] = []
-
-        def so_far() -> list[float]:
-            known = -1
-            while known < len(heard):
-                known = len(heard)
-                time.sleep(1)  # One may be on its way.
-            return list(heard)
-
-        with self.sentinels[0].client() as client, client.pubsub() as told:
-            told.subscribe(**{"+switch-master": lambda _: heard.append(time.time() * 1_000)})
-            assert told.get_message(timeout=5) is not None, "the sentinel takes no subscription"
-            listening = told.run_in_thread(sleep_time=0.1, daemon=True)
-            try:
-                yield so_far
-            finally:
-                listening.stop()
-                listening.join(5)
 
     def ask_for_failover(self, *how: str) -> None:
         """Let a sentinel replace the primary, as before a planned stop of it; again if it gives up.
