@@ -1,17 +1,14 @@
 """A fault of a Cluster does what it says, and leaves a whole Cluster that holds what it held."""
 
-import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import redis
 
 from tests.chaos.cluster_kinds import (
     CLUSTER_KINDS,
     NOBODY_TOOK_OVER,
-    VOTE,
     MembershipPrimaryLost,
     OfPair,
     PrimaryFrozen,
@@ -122,64 +119,6 @@ def test_a_failover_that_does_not_come_about_says_so_and_leaves_a_whole_cluster(
     wait_for(lambda: is_over(fault), "the primary is back", 40)
     assert fault.failure == NOBODY_TOOK_OVER
     assert fault.primary.is_primary and fault.replica.follows
-
-
-def test_a_fault_takes_no_pair_that_another_one_has(field: Field) -> None:
-    """Else nobody could tell which of them lost what."""
-    every = frozenset(f"shard {number}" for number in range(3))
-    for kind in CLUSTER_KINDS:
-        assert not kind().aim(field, random.Random(3), every), kind.name
-        fault = kind()
-        found = fault.aim(field, random.Random(3), every - {"shard 2"})
-        # A slot needs two to move between; the primary of the membership may be one of the others.
-        assert found or not issubclass(kind, OfPair) or kind is MembershipPrimaryLost, kind.name
-        assert not found or fault.takes - {VOTE} == {"shard 2"}, kind.name
-
-
-def test_one_failover_at_a_time_is_voted_on(field: Field) -> None:
-    """With a second primary gone nobody would be elected, and neither failover would come about."""
-    rng, voted_on = random.Random(3), frozenset({VOTE})
-
-    def is_aimed(fault: Nemesis, taken: frozenset[str] = frozenset()) -> bool:
-        return fault.aim(field, rng, taken)
-
-    for kind in CLUSTER_KINDS:
-        fault = kind()
-        wait_for(functools.partial(is_aimed, fault), f"{kind.name} finds somebody to hurt")
-        takes_over = bool(kind.loses) or kind.name == "failover planned"
-        assert (VOTE in fault.takes) is takes_over, kind.name
-        if takes_over:
-            assert not is_aimed(kind(), voted_on), kind.name
-        else:
-            wait_for(functools.partial(is_aimed, kind(), voted_on), f"{kind.name} needs no vote")
-
-
-def test_a_line_is_disturbed_as_a_whole_or_to_one_node(field: Field) -> None:
-    """A process's own proxies are on the ports of the nodes, and its URL names them all."""
-    cluster = cluster_of(field)
-    lines = cluster.proxy()
-    ports = {int(place.rpartition(":")[2]) for place in lines.url.split(",")}
-    assert ports == {node.node.port for node in cluster.nodes}
-    refused = set()
-    for seed in range(20):
-        part = lines.part(random.Random(seed))
-        part.disturb(refuse=True)
-        urls = [url for url in each_of(lines) if not answers(url)]
-        refused.add(len(urls))
-        part.heal()
-    assert refused == {1, len(ports)}
-
-
-def each_of(lines: Any) -> list[str]:
-    return [proxy.url for proxy in lines._proxies]
-
-
-def answers(url: str) -> bool:
-    try:
-        with redis.Redis.from_url(url, socket_timeout=2) as client:
-            return bool(client.ping())
-    except redis.RedisError:
-        return False
 
 
 def test_each_kind_has_a_name_of_its_own() -> None:

@@ -51,24 +51,3 @@ def test_a_scene_that_skips_or_fails_is_its_own_tests_matter(together: Callable[
     with pytest.raises(RuntimeError, match="its own"):
         played.outcome("breaks")
     played.outcome("passes")
-
-
-@pytest.mark.parametrize("ends", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-def test_what_ends_the_run_is_no_scenes_outcome(
-    together: Callable[..., Together], ends: type[BaseException]
-) -> None:
-    async def ended(yard: Yard) -> None:
-        raise ends
-
-    with pytest.raises(ends):
-        together(passes, ended).outcome("passes")
-
-
-def test_the_end_of_the_time_for_all_scenes_ends_them_all(together: Callable[..., Together]) -> None:
-    """It is raised in whichever just runs, and only once."""
-
-    async def late(yard: Yard) -> None:
-        pytest.fail("Timeout (>240.0s) from pytest-timeout.")
-
-    with pytest.raises(pytest.fail.Exception, match="pytest-timeout"):
-        together(passes, late).outcome("passes")

@@ -1,6 +1,5 @@
-"""``python -m tests.simulator``: no server, no app; a table, JSON, a transcript, and what breaks."""
+"""``python -m tests.simulator``: no server, no app; a table, a transcript, and what breaks."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,24 +27,6 @@ def test_a_table_of_figures_is_printed(invoke: Invoke) -> None:
     for words in ("partitions that moved", "longest time a partition had no owner", "jumps without cause"):
         assert words in result.stdout
     assert result.stdout.splitlines()[-1].split() == ["violations", "0"]
-
-
-def test_protocols_are_compared_side_by_side(invoke: Invoke) -> None:
-    """On the same schedules."""
-    result = invoke("--schedules", "3", "--compare", "--json", *SMALL, "--faults", "kill")
-    assert result.exit_code == 0, result.output
-    summaries = json.loads(result.stdout)
-    assert [summary["protocol"] for summary in summaries] == ["membership", "claim", "lease"]
-    assert {summary["schedules"] for summary in summaries} == {3}
-
-
-def test_a_trace_says_what_each_core_was_told_and_answered(invoke: Invoke) -> None:
-    """The same one each time."""
-    arguments = ("--seed", "17", "--schedules", "1", "--trace", *SMALL)
-    first, again = invoke(*arguments), invoke(*arguments)
-    assert first.stdout == again.stdout
-    assert "w1  Started\n               -> ReadDocument" in first.stdout
-    assert "(all faults end)" in first.stdout
 
 
 def test_a_scenario_is_played(invoke: Invoke, tmp_path: Path) -> None:
@@ -77,28 +58,3 @@ def test_a_violation_is_explained_and_fails_the_command(invoke: Invoke) -> None:
         result = invoke("--schedules", "2", *SMALL, "--faults", "none")
     assert result.exit_code == ExitCode.FAILED
     assert "Run it again: python -m tests.simulator --protocol membership --seed 0" in result.stderr
-
-
-@pytest.mark.parametrize("wrong", [("--protocol", "gossip"), ("--faults", "meteor")])
-def test_a_name_that_does_not_exist_is_said(invoke: Invoke, wrong: tuple[str, str]) -> None:
-    """And what there is."""
-    result = invoke(*wrong)
-    assert result.exit_code == ExitCode.CONFIGURATION
-    assert wrong[1] in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (("--trace", "--compare"), "--compare"),
-        (("--trace", "--json"), "--json"),
-        (("--protocol", "claim", "--assignment", "sticky"), "--assignment"),
-    ],
-)
-def test_options_that_mean_nothing_together_are_refused(
-    invoke: Invoke, options: tuple[str, ...], named: str
-) -> None:
-    """And not passed over: somebody would think that they did something."""
-    result = invoke(*options)
-    assert result.exit_code == ExitCode.CONFIGURATION
-    assert named in result.stderr

@@ -7,7 +7,7 @@ import pytest
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
 from tests.planting import PLANTS, planted
-from tests.simulator.batch import run_many, summarise
+from tests.simulator.batch import run_many
 from tests.simulator.faults import Fault, FaultKind, kinds_of
 from tests.simulator.simulation import Schedule, explain, run, shrink
 from tests.simulator.transcript import Transcript
@@ -98,29 +98,12 @@ def test_a_failure_comes_with_its_command_and_the_fewest_faults() -> None:
         assert run(small.schedule).violations == small.violations
 
 
-def test_figures_are_summed_over_schedules() -> None:
-    """As many seeds as were asked for, in their order, from several processes."""
-    outcomes = list(run_many(Schedule(seed=5, faults="churn"), range(5, 15), processes=2))
-    assert [outcome.schedule.seed for outcome in outcomes] == list(range(5, 15))
-    summary = summarise("membership", outcomes)
-    assert (summary.schedules, summary.settled, summary.violations) == (10, 10, 0)
-    assert summary.moves >= summary.minimum > 0
-    assert 0 < summary.commands_a_second < 20
-
-
 @pytest.mark.full("runs schedules of another protocol")
 def test_membership_moves_no_partition_without_a_cause() -> None:
     """A place that was kept for a static member, and is not any more, is one."""
     outcomes = [run(Schedule(seed=seed)) for seed in range(40)]
     assert sum(outcome.moves for outcome in outcomes) > 0
     assert [outcome.schedule.seed for outcome in outcomes if outcome.jumps] == []
-
-
-def test_sizes_can_be_given() -> None:
-    """In place of what the seed draws."""
-    outcome = run(replace(Schedule(seed=1), workers=3, partitions=5, faults="none"))
-    assert (outcome.workers, outcome.partitions, outcome.plan) == (3, 5, ())
-    assert outcome.moves <= outcome.minimum + 5
 
 
 def test_a_worker_with_another_number_of_partitions_is_refused_and_changes_nothing() -> None:

@@ -21,7 +21,6 @@ from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS, entry_of
 from streamworker.errors import ConfigurationError
 from tests.simulator.batch import Summary, run_many, summarise
-from tests.simulator.faults import kinds_of
 from tests.simulator.scenario import play, read
 from tests.simulator.simulation import Outcome, Schedule, explain, run
 from tests.simulator.transcript import Transcript
@@ -97,7 +96,8 @@ def simulate(
     if scenario is not None:
         _play(scenario)
         return
-    _check(protocol if not compare else "membership", assignment, faults)
+    entry_of(protocol)  # Raises for an unknown name, as the next line does.
+    Membership.empty(1, assignment or "range")
     plans = [
         Schedule(
             seed=seed,
@@ -111,7 +111,7 @@ def simulate(
         for name in (PROTOCOLS if compare else [protocol])
     ]
     if trace:
-        _trace(plans[0], figures=compare or json)
+        _trace(plans[0])
         return
     results = [_run(plan, schedules) for plan in plans]
     _show([summary for summary, _ in results], as_json=json)
@@ -121,22 +121,7 @@ def simulate(
         give_up()
 
 
-def _check(protocol: str, assignment: str | None, faults: str) -> None:
-
-    has_document = entry_of(protocol).has_document
-    kinds_of(faults)
-    if assignment is None:
-        return
-    if not has_document:
-        raise ConfigurationError(
-            f"The protocol {protocol} has no assignment.",
-            remedy="Leave out --assignment, or use --protocol membership.",
-        )
-    Membership.empty(1, assignment)  # Raises for an unknown name.
-
-
 def _run(schedule: Schedule, count: int) -> tuple[Summary, list[Outcome]]:
-
     with progress_bar() as bar:
         runs = run_many(schedule, range(schedule.seed, schedule.seed + count))
         outcomes = list(bar.track(runs, total=count, description=schedule.protocol))
@@ -152,7 +137,6 @@ def _show(summaries: list[Summary], *, as_json: bool) -> None:
 
 
 def _explain(failed: list[Outcome]) -> None:
-
     for outcome in failed[:EXPLAINED]:
         say("", *explain(outcome).splitlines(), error=True)
     if len(failed) > EXPLAINED:
@@ -160,7 +144,6 @@ def _explain(failed: list[Outcome]) -> None:
 
 
 def _play(path: Path) -> None:
-
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -173,13 +156,7 @@ def _play(path: Path) -> None:
         give_up(*map(str, violations))
 
 
-def _trace(schedule: Schedule, *, figures: bool) -> None:
-
-    if figures:
-        raise ConfigurationError(
-            "--trace prints the events and effects of one schedule, and no figures.",
-            remedy="Leave out --compare and --json.",
-        )
+def _trace(schedule: Schedule) -> None:
     transcript = Transcript()
     outcome = run(schedule, trace=transcript)
     say(*transcript.lines)
