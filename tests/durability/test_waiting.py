@@ -184,21 +184,6 @@ async def test_a_send_that_cannot_be_repeated_by_writing_is_unknown(pair: Pair) 
         await wait_for_async(confirmed, "the replica has it")
 
 
-async def test_a_wait_behind_what_wrote_nothing_is_a_wait_for_nothing(pair: Pair) -> None:
-    """Why a repeat must write: Valkey counts a stopped replica for a connection that has only read.
-
-    Redis 7.0 does not, and neither promises anything.
-    """
-    with raw(pair.primary) as writer, raw(pair.primary) as reader:
-        reader.ping()
-        pair.pause_replica()
-        writer.set("a", 1)
-        with reader.pipeline(transaction=False) as pipe:
-            pipe.eval("return redis.call('GET', 'a')", 0)
-            pipe.execute_command("WAIT", 1, 50)
-            assert pipe.execute() == [b"1", int(pair.primary.version.name != "Redis")]
-
-
 async def test_a_script_that_the_server_forgot_is_waited_for_too(pair: Pair) -> None:
     """The wait stands behind the call that did it, not behind the one that was not known."""
     async with bench(pair.primary.url) as desk:

@@ -127,12 +127,3 @@ def test_a_thousand_partitions_are_balanced_among_ten_workers_within_two_seconds
         return change.balance_ms
 
     assert usual(measure) <= BALANCE_MOST_MS
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("protocol", ["claim", "lease"])
-def test_the_other_protocols_bring_each_partition_to_a_live_worker(protocol: str) -> None:
-    """Their times are theirs: docs/protocols.md has them."""
-    told = story(protocol, workers=8, partitions=256)
-    assert all(change.moves >= change.least for change in told.changes if change.balance_ms is not None)
-    assert {change.what for change in told.changes} == {"join", "leave", "death"}
