@@ -9,13 +9,12 @@ from typing import Any
 import redis
 
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
-from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.topology import slot_of
 from tests.chaos.forked import Forge
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.slots import OneSlot
 from tests.cluster.roles import quick_to_replace
-from tests.helpers import PATIENCE_S, wait_for
+from tests.helpers import wait_for
 from tests.rebalance.scene import Scene
 
 PROXIES = "127.0.2.1"
@@ -160,24 +159,3 @@ class ClusterScene(Scene):
     def __init__(self, cluster: EmbeddedCluster, forge: Forge, folder: Path, partitions: int) -> None:
         super().__init__(cluster.url, forge, folder, partitions)
         self.cluster = cluster
-
-    def wait_until_drained(self, timeout_s: float = PATIENCE_S) -> None:
-        """Wait until all nodes tell that no record waits; of one that is away nobody knows."""
-
-        def is_drained() -> bool:
-            try:
-                snapshot = self.snapshot()
-            except StreamworkerError:
-                return False
-            # A partition whose node gave no answer is shown as halted, without lag.
-            return snapshot.lag == 0 and all(view.state != "halted" for view in snapshot.partitions)
-
-        wait_for(is_drained, "there is no lag", timeout_s)
-
-
-def moves_on(scene: Scene, since_s: float) -> bool:
-    return len(ran_since(scene, since_s)) == scene.partitions
-
-
-def ran_since(scene: Scene, since_s: float) -> set[int]:
-    return {call.partition for call in scene.calls() if call.start > since_s}

@@ -18,7 +18,6 @@ from tests.cluster.support import (
     cut_off,
     fail_over,
     is_primary,
-    moves_on,
     primary_of,
     replica_of,
 )
@@ -44,7 +43,9 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
     resumed_s: list[float] = []
     with scene.remembered_load(200) as told:
         for number in range(FAILOVERS):
-            wait_for(lambda: moves_on(scene, time.monotonic() - 3), "every partition runs", 60)
+            wait_for(
+                lambda: scene.every_partition_ran_since(time.monotonic() - 3), "every partition runs", 60
+            )
             primaries = [node for node in scene.cluster.nodes if is_primary(node)]
             victim = primary_of(scene.cluster, KEYS.members) if number % 3 == 0 else rng.choice(primaries)
             with contextlib.ExitStack() as stack:
@@ -53,7 +54,7 @@ def test_failovers_again_and_again(scene: ClusterScene) -> None:
                     time.sleep(0.3)
                 killed_s = time.monotonic()
                 elected_s.append(fail_over(scene.cluster, victim))
-            again = partial(moves_on, scene, time.monotonic())
+            again = partial(scene.every_partition_ran_since, time.monotonic())
             wait_for(again, "every partition runs again", 60)
             resumed_s.append(time.monotonic() - killed_s)
             make_whole(scene.cluster)

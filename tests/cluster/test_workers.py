@@ -70,7 +70,6 @@ def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
     scene.wait_until_drained()
     assert scene.judged(told)[1] == {}
     assert scene.snapshot().generation == generation
-    print(f"the slowest send while three slots moved took {told.slowest_s:.2f} s")
 
 
 @full

@@ -27,7 +27,6 @@ class Told:
     lost: tuple[LostSends, ...] = ()
     """What the producer reported of its confirmed sends."""
     sent: int = 0
-    slowest_s: float = 0.0
 
     def reported(self, sent: Sent) -> bool:
         """Whether a send is among what was reported as lost."""
@@ -53,12 +52,10 @@ async def remember(
     """Send records, by number, at a steady pace until told to stop, and ask what of them was lost."""
 
     async def send(n: int) -> None:
-        began = time.monotonic()
         try:
             told.confirmed[n] = await stream.send(record(n), timeout=40)
         except StreamworkerError as error:
             told.unknown[n] = str(error)
-        told.slowest_s = max(told.slowest_s, time.monotonic() - began)
 
     async with app:
         producer = app.producer(stream)

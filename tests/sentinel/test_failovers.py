@@ -122,7 +122,7 @@ def run(
             print(f"{fault.__name__}: another primary after {named:.2f} s, all ran {ran:.2f} s later")
             took.append((named, ran))
         scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)  # Nobody reads what the former primary still has.
-    scene.wait_until_all_is_committed()
+    scene.wait_until_drained()
     return flow, took
 
 
