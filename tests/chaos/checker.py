@@ -13,7 +13,6 @@ failover does, may only cost what its producers reported by ids (``lapses.py``).
 
 import sys
 import zlib
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -642,36 +641,9 @@ class Judge:
         """Return how often each kind of fault came about (``end``), or was tried in vain (``failed``)."""
         return dict(sorted(Counter(e["name"] for e in self.faults if e["what"] == what).items()))
 
-    def delays_ms(self) -> list[float]:
-        """Return how long after its confirmation each record was committed, sorted."""
-        marks: dict[int, list[tuple[Id, float]]] = {}
-        for partition, tries in self._tries.items():
-            earliest: dict[Id, float] = {}
-            for commit in (c for each in tries.values() for c in each):
-                if commit.code in DONE and commit.answered is not None:
-                    at = commit.answered.at
-                    earliest[commit.new] = min(at, earliest.get(commit.new, at))
-            marks[partition] = sorted(earliest.items())
-        delays = []
-        for send in self.sends:
-            if send.outcome == "ok" and send.answered is not None:
-                mine = marks.get(send.partition, [])
-                place = bisect_left(mine, (send.id, 0.0))
-                if place < len(mine):
-                    delays.append(max(0.0, mine[place][1] - send.answered.at))
-        return sorted(delays)
-
     def figures(self) -> dict[str, Any]:
-        delays = self.delays_ms()
         there = {p: {*part.rows_by_id(), *part.dead} for p, part in self.dump.partitions.items()}
-        stalls = self.stalls(0)
         confirmed = [send for send in self.sends if send.outcome == "ok"]
-        executed = Counter(
-            (event["partition"], entry_id)
-            for event in self.history
-            if event.kind == "exec" and event["what"] == "begin"
-            for entry_id in event["ids"]
-        )
         return {
             "sends": dict(Counter(send.outcome for send in self.sends)),
             "rows": sum(entry.rows for part in self.dump.partitions.values() for entry in part.log),
@@ -687,12 +659,6 @@ class Judge:
             "batches_that_cut_entries": sum(part.cuts for part in self.dump.partitions.values()),
             "commits": dict(Counter(commit.code or "unanswered" for commit in self.commits)),
             "locks": len(self.locks),
-            "executed_again": sum(times - 1 for times in executed.values()),
-            "delay_ms": {
-                name: round(delays[min(len(delays) - 1, int(len(delays) * part))]) if delays else 0
-                for name, part in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
-            },
-            "longest_stall_s": round(max((end - start for _, start, end in stalls), default=0) / 1000, 1),
             "faults": self._faults_that("end"),
             "faults_that_failed": self._faults_that("failed"),
         }
