@@ -106,7 +106,7 @@ def cut(path: Path, count: int) -> None:
     """Cut bytes off the end of an append-only file, and with them all of a transaction that has no end then.
 
     A server leaves such a transaction out when it starts. But Redis 7.0 leaves its beginning in the file, and
-    executes it at its next start; see `test_cut_files.py`. That is a fault of the server, and no crash.
+    executes it at its next start (docs/durability.md). That is a fault of the server, and no crash.
     """
     os.truncate(path, max(0, path.stat().st_size - count))
     left = path.read_bytes()

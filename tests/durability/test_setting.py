@@ -1,7 +1,6 @@
 """The setting: refused where it cannot be, what it takes of a user, and what `doctor` makes of it."""
 
 import contextlib
-import time
 from collections.abc import Iterator
 from typing import Any, get_args
 from urllib.parse import urlsplit
@@ -74,19 +73,6 @@ def test_a_server_that_confirms_before_it_has_written_is_refused(
     """Also one of which that cannot be told: a confirmation that may be wrong is none."""
     error = refusal_of_policy(policy, None if version is None else server(**version))
     assert (refused in str(error)) if refused else (error is None)
-
-
-def test_this_server_confirms_more_often_than_it_writes(durable: EmbeddedServer) -> None:
-    """Why: with everysec it writes to its disk once a second. When this fails, it has been repaired."""
-    with raw(durable) as client:
-        client.config_set("appendfsync", "everysec")
-        began = time.monotonic()
-        for n in range(12):
-            with client.pipeline(transaction=False) as pipe:
-                pipe.set("a", n)
-                pipe.execute_command("WAITAOF", 1, 0, 5_000)
-                assert pipe.execute() == [True, [1, 0]]
-        assert time.monotonic() - began < 8
 
 
 @pytest.mark.anyio

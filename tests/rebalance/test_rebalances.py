@@ -1,8 +1,6 @@
-"""What does not move in a rebalance does not pause, and workers that are asked to end do."""
+"""What does not move in a rebalance does not pause."""
 
 import asyncio
-import math
-import signal
 import time
 from itertools import pairwise
 from statistics import median
@@ -10,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamworker.runtime.watch.stages import FORCED
 from tests.chaos.yard import Yard
-from tests.rebalance.scene import slack_for_this_machine
 
 pytestmark = [
     pytest.mark.anyio,
@@ -61,31 +57,3 @@ async def test_partitions_that_did_not_move_never_pause(yard: Yard) -> None:
         ratios.append(during / quiet)
     print(f"median ratio {median(ratios):.2f}")
     assert median(ratios) <= 1.5
-
-
-async def test_a_second_signal_ends_a_worker_at_once_with_its_own_exit_code(yard: Yard) -> None:
-    """The first SIGTERM waits for the handler, the second does not."""
-    async with yard.group("twice", ledger=True) as team:
-        await team.hired("w1", ROWS_HANDLER_S="30")
-        await team.send(100)
-        await team.until("the handler was called", team.is_busy)
-        worker = team.ask_to_leave("w1")
-        await team.until("it was told", lambda: "worker_stopping" in worker.log())
-        assert worker.code is None
-        worker.signal(signal.SIGTERM)
-        assert await team.ended(worker) == FORCED
-
-
-async def test_a_worker_whose_handler_hangs_ends_at_its_deadline(yard: Yard) -> None:
-    """Even when the event loop itself is blocked; the exit code says that it was forced."""
-    hangs = {"ROWS_HANDLER": "block", "ROWS_HANDLER_S": "60"}
-    soon = {"STREAMWORKER_GRACE_PERIOD_MS": "500", "STREAMWORKER_SHUTDOWN_TIMEOUT_MS": "2000"}
-    async with yard.group("hangs", ledger=True) as team:
-        await team.hired("w1", **hangs, **soon)
-        await team.send(100)
-        await team.until("the handler was called", team.is_busy)
-        started = time.monotonic()
-        worker = team.workers.pop("w1")
-        worker.signal(signal.SIGINT)
-        assert await team.ended(worker) == FORCED
-        assert math.isclose(time.monotonic() - started, 2.0, abs_tol=1.0 + slack_for_this_machine())
