@@ -103,7 +103,8 @@ def begin_move(cluster: EmbeddedCluster, key: str, target: ClusterNode) -> Clust
 
 def move_keys(cluster: EmbeddedCluster, source: ClusterNode, target: ClusterNode, *keys: str) -> None:
     with client_of(source) as here:
-        address = ("127.0.0.1", target.port, "", 0, 5_000)
+        # Nodes that speak TLS to each other do so here as well.
+        address = ("127.0.0.1", getattr(target, "tls_port", target.port), "", 0, 5_000)
         here.execute_command("MIGRATE", *address, "AUTH", cluster.password, "KEYS", *keys)
 
 
