@@ -7,9 +7,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import time
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import StreamKeys
 from tests.chaos.proxy import proxied
 from tests.chaos.rows_app import STREAM
-from tests.chaos.servers import NEEDS_ROOT
+from tests.chaos.servers import NEEDS_ROOT, ChaosServer
 from tests.chaos.team import Team, now_ms
 from tests.chaos.yard import Yard, scene, sized
 from tests.durability.pair import cut, newest_aof
@@ -400,25 +398,23 @@ async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard, *, rounds: in
     if os.geteuid() != 0:
         pytest.skip(NEEDS_ROOT)
     samples: list[float] = []
-    disk = yard.folder / "disk"
-    async with (
-        small_disk(disk),
-        yard.server(data_dir=disk / "data", appendonly=True) as server,
-        yard.team(server.url, "disk", environ={}) as team,
-    ):
-        await team.hired("w0", "w1")
-        async with team.load(per_second=60):
-            for _ in range(rounds):
-                await asyncio.sleep(0.5)
-                with (disk / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                    while True:
-                        file.write(bytes(4096))
-                await team.until("the server takes no writes", lambda: _refuses(team), poll_s=0.1)
-                await asyncio.sleep(1.0)
-                (disk / "fill").unlink()
-                samples.append(await team.resumed_ms(now_ms()))
-        await team.finished()
-        refused = len(team.sends.refused)
+    server = ChaosServer(yard.folder / "disk", small_disk=True)
+    await asyncio.to_thread(server.__enter__)
+    try:
+        async with yard.team(server.url, "disk", environ={}) as team:
+            await team.hired("w0", "w1")
+            async with team.load(per_second=60):
+                for _ in range(rounds):
+                    await asyncio.sleep(0.5)
+                    server.fill_disk()
+                    await team.until("the server takes no writes", lambda: _refuses(team), poll_s=0.1)
+                    await asyncio.sleep(1.0)
+                    server.give_room()
+                    samples.append(await team.resumed_ms(now_ms()))
+            await team.finished()
+            refused = len(team.sends.refused)
+    finally:
+        await asyncio.to_thread(server.__exit__)
     yard.record(
         "F21",
         f"a small file system without room, {rounds} times",
@@ -427,21 +423,6 @@ async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard, *, rounds: in
         samples_ms=samples,
         said=f"{refused} sends refused, none of them written",
     )
-
-
-@contextlib.asynccontextmanager
-async def small_disk(where: Path) -> AsyncIterator[None]:
-    """Mount a file system of a few megabytes."""
-    await asyncio.to_thread(where.mkdir)
-    await asyncio.to_thread(run, "mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs", where)
-    try:
-        yield
-    finally:
-        await asyncio.to_thread(run, "umount", "--lazy", where)
-
-
-def run(*words: str | Path) -> None:
-    subprocess.run(words, check=True)
 
 
 async def _refuses(team: Team) -> bool:
