@@ -48,7 +48,7 @@ def live_and_die(server: ConnectServer, driver: Driver, folder: Path, rng: rando
     return time.monotonic() - killed_at
 
 
-@few_and_many("kills", few=[2], few_s=900, many=[20], many_s=3600)
+@few_and_many("kills", few=[1], few_s=900, many=[20], many_s=3600)
 def test_a_connect_server_killed_under_three_pipelines_costs_no_row(
     spark: SparkSession,
     acked: AckedLog,

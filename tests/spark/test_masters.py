@@ -23,6 +23,9 @@ from tests.spark.processes import START_S, ConnectServer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full("a query of Spark takes seconds")]
 
 SPARK_HOME = Path(pyspark.__file__).parent
+FURTHER = pytest.mark.soak
+"""For kinds of Spark that try no code of ours but what ``tests/spark/test_source.py``, the standalone cluster
+and the Connect server try: what could fail here is another release of Spark."""
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 PYTHON = {"PYSPARK_PYTHON": sys.executable}
 
@@ -174,7 +177,7 @@ def settings_of_equal(folder: Path, acked: AckedLog) -> dict[str, str]:
     return seen
 
 
-@pytest.mark.parametrize("master", [None, "local-cluster[1,1,1024]"], ids=str)
+@pytest.mark.parametrize("master", [None, pytest.param("local-cluster[1,1,1024]", marks=FURTHER)], ids=str)
 def test_the_application_runs_on_a_master_of_this_machine(
     acked: AckedLog, app_file: Path, spawn: SpawnWorker, master: str | None
 ) -> None:
@@ -238,6 +241,7 @@ def run_command(folder: Path, redis_url: str, name: str, *arguments: str, **more
     return done.stdout
 
 
+@FURTHER
 def test_the_application_runs_by_spark_submit(acked: AckedLog, app_file: Path, redis_url: str) -> None:
     """With the session that spark-submit makes, whose settings stay; the source finds itself there, too."""
     (app_file / "job.py").write_text(JOB, "utf-8")
@@ -248,6 +252,7 @@ def test_the_application_runs_by_spark_submit(acked: AckedLog, app_file: Path, r
     assert (seen["spark.master"], seen["spark.sql.shuffle.partitions"]) == ("local[2]", "3")
 
 
+@FURTHER
 def test_declarative_pipelines_read_the_source(acked: AckedLog, app_file: Path, redis_url: str) -> None:
     """With a catalog that outlives the run; a second run adds the rows that came since to the table."""
     storage, warehouse = app_file / "storage", app_file / "warehouse"

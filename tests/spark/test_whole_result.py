@@ -68,7 +68,7 @@ def look(read: Callable[[Path], list[int]], table: Path, times: int) -> list[int
 
 
 @pytest.mark.parametrize(
-    "times", [300, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+    "times", [100, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 @pytest.mark.parametrize("read", [by_pandas, by_polars, by_duckdb])
 def test_a_reader_that_resolves_the_link_reads_one_whole_version(
@@ -80,7 +80,7 @@ def test_a_reader_that_resolves_the_link_reads_one_whole_version(
 
 
 @pytest.mark.parametrize(
-    "times", [30, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+    "times", [10, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 )
 def test_spark_reads_one_whole_version_too(spark: SparkSession, table: Path, times: int) -> None:
     """As the others do."""
