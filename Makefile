@@ -21,7 +21,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-here check-3.13 test test-full test-no-spark soak nightly simulate lint types docs bench bench-check clean
+.PHONY: help demo check check-here check-3.13 ready ready-3.13 test test-full test-no-spark soak nightly simulate \
+	lint types docs bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -70,13 +71,20 @@ test-full: $(CLASSES)
 
 FILES := --dist loadfile --no-loadscope-reorder --durations=10
 
+# What only `make test-full` has waits for more of its time than what `make test` has.
+test: AT_A_TIME := 4
+test-full: AT_A_TIME := 6
+
+# Only these are collected for it: to collect all takes as long as many of these tests.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+
 test test-full: $(READY) $(BYTECODE)
-	@# What measures time runs by itself; the rest, of which much waits, four files at a time. Both parts run
+	@# What measures time runs by itself; the rest, of which much waits, several files at a time. Both parts run
 	@# whatever becomes of the first, so that one look at the output tells all that is wrong. `.ci/run` ends with
 	@# the first that fails.
 	@status=0; fails() { status=$$1; $(if $(FLAKY_TESTS),exit $$status,true); }; \
-	$(PYTEST) -m "($(SUITE)) and alone" || fails $$?; \
-	$(PYTEST) -m "($(SUITE)) and not alone" -n 4 $(FILES) || fails $$?; \
+	$(PYTEST) -m "($(SUITE)) and alone" $(ALONE) || fails $$?; \
+	$(PYTEST) -m "($(SUITE)) and not alone" -n $(AT_A_TIME) $(FILES) || fails $$?; \
 	exit $$status
 
 # The first of these that runs: a shim of pyenv may be there and not run.
@@ -85,15 +93,19 @@ PYTHON_3.13 ?= $(firstword $(foreach name,python3.13 $(wildcard $(HOME)/.pyenv/v
 
 # `make check-3.13` runs `make check` on it, and `make test-no-spark` all of `make test` that needs no Spark.
 check-3.13: TARGET := check-here
+ready-3.13: TARGET := $(VENV)/3.13/.ready
 test-no-spark: TARGET := test
 
-check-3.13 test-no-spark:
+check-3.13 ready-3.13 test-no-spark:
 	@if [ -z "$(PYTHON_3.13)" ]; then \
 		echo "There is no Python 3.13 here, so NO test ran on it. Name one: make $@ PYTHON_3.13=/path/to/python3.13" >&2; \
 	else \
 		$(MAKE) $(TARGET) VENV=$(VENV)/3.13 PYTHON="$(PYTHON_3.13)" EXTRAS=check BYTECODE= \
 			SUITE="$(QUICK) and not spark"; \
 	fi
+
+# What the tests of `.ci/run` need.
+ready: $(READY) $(BYTECODE) $(CLASSES) ready-3.13
 
 soak: $(READY)
 	$(PYTEST) -m soak -s tests/chaos/test_soak.py -k "test_the_soak and not whole"

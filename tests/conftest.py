@@ -110,6 +110,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     bare = [mark.name for mark in item.iter_markers() if mark.name in WITH_REASON and not mark.args]
     if bare:
         raise pytest.UsageError(f"{item.nodeid}: give the mark {bare[0]} its reason, as in {bare[0]}('...')")
+    if item.get_closest_marker("alone") and "mark.alone" not in item.path.read_text("utf-8"):
+        raise pytest.UsageError(f"{item.nodeid}: write mark.alone in its file, where the Makefile looks")
 
 
 def _is_further_seed(item: pytest.Item) -> bool:

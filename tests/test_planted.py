@@ -59,6 +59,7 @@ def test_a_run_without_a_mistake_passes() -> None:
 
 
 @pytest.mark.full("runs a test of others for each mistake")
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # A mistake by which something never happens is found when the wait for it ends.
 @each_found_by("test")
 def test_a_planted_mistake_is_found(plant: Plant) -> None:

@@ -107,7 +107,7 @@ def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
     assert first["code"] == code and "what it said" in first["last"]
 
 
-@pytest.mark.alone("uses both cores")
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
     """Twenty faults of at least twelve kinds; the soak has all of them."""

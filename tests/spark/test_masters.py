@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full("a qu
 
 SPARK_HOME = Path(pyspark.__file__).parent
 FURTHER = pytest.mark.soak
-"""For kinds of Spark that try no code of ours but what ``tests/spark/test_source.py``, the standalone cluster
-and the Connect server try: what could fail here is another release of Spark."""
+"""For kinds of Spark that try no code of ours but what the source's own tests, tests/cli/test_spark.py, the
+standalone cluster and the Connect server try: what could fail here is another release of Spark."""
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 PYTHON = {"PYSPARK_PYTHON": sys.executable}
 
@@ -177,7 +177,8 @@ def settings_of_equal(folder: Path, acked: AckedLog) -> dict[str, str]:
     return seen
 
 
-@pytest.mark.parametrize("master", [None, pytest.param("local-cluster[1,1,1024]", marks=FURTHER)], ids=str)
+@FURTHER
+@pytest.mark.parametrize("master", [None, "local-cluster[1,1,1024]"], ids=str)
 def test_the_application_runs_on_a_master_of_this_machine(
     acked: AckedLog, app_file: Path, spawn: SpawnWorker, master: str | None
 ) -> None:
