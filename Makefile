@@ -107,8 +107,9 @@ check-3.13 ready-3.13 test-no-spark:
 # What the tests of `.ci/run` need.
 ready: $(READY) $(BYTECODE) $(CLASSES) ready-3.13
 
+# Both storms at once, since each leaves most of a core idle; `-rP` prints what each came to.
 soak: $(READY)
-	$(PYTEST) -m soak -s tests/chaos/test_soak.py -k "test_the_soak and not whole"
+	$(PYTEST) -m soak -n 2 -rP tests/chaos/test_soak.py -k "test_the_soak and not whole"
 
 # The storms by themselves, and then what is many small tests.
 nightly: $(READY) $(CLASSES)
