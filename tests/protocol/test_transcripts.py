@@ -11,6 +11,7 @@ import pytest
 
 from streamworker.errors import ConfigurationError
 from tests.planting import Plant, each_found_by, planted
+from tests.protocol.steps import STEPS
 from tests.simulator.scenario import Scenario, play, read
 
 PATHS = sorted(Path(__file__).parent.glob("*.txt"))
@@ -20,6 +21,12 @@ LINES = 100
 
 def scenario(path: Path) -> Scenario:
     return read(path.read_text("utf-8"))
+
+
+def covered(one: Scenario) -> tuple[str, ...]:
+    """Return the steps of other documents that a scenario covers."""
+    lines = (line.removeprefix("covers:") for line in one.about if line.startswith("covers:"))
+    return tuple(word for line in lines for word in line.split())
 
 
 every_one = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
@@ -42,9 +49,23 @@ def test_a_transcript_can_be_read_at_once(path: Path) -> None:
     """On a screen or two, with a title, some prose and a result."""
     one = scenario(path)
     assert one.title[0].isupper() and one.title[-1] not in ".:"
-    assert any(one.about) and one.transcript and one.result
+    assert any(line and not line.startswith("covers:") for line in one.about)
+    assert covered(one) and one.transcript and one.result
     assert len(one.transcript) <= LINES
     assert max(map(len, [*one.about, *one.transcript])) <= WIDTH
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_each_step_of_the_sources_and_each_race_has_a_transcript(step: str) -> None:
+    """A scenario names in its line ``covers:`` what it shows."""
+    shown = {step for path in PATHS for step in covered(scenario(path))}
+    assert step in shown, f"no transcript shows {step}: {STEPS[step]}"
+
+
+@every_one
+def test_what_a_transcript_covers_exists(path: Path) -> None:
+    """A step that was misspelt would be thought covered."""
+    assert set(covered(scenario(path))) <= set(STEPS)
 
 
 @each_found_by("transcript")

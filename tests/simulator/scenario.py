@@ -5,6 +5,7 @@ A scenario is a text::
     # A second worker joins
     #
     # What there is to see, and where it comes from.
+    # covers: 003.5 003.6
 
     given: membership, 4 partitions
        0 ms  w1 starts
