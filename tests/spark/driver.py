@@ -1,8 +1,8 @@
 """A Spark driver of its own, to be killed: ``python -m tests.spark.driver FOLDER [MASTER]``.
 
-Runs two pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends
-every row, ``totals`` keeps one row a user. On a Connect server, ``sc://...``, runs beside them
-``broken``, of which each batch fails.
+Runs three pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends
+every row, ``each`` too, for other readers than Spark, and ``totals`` keeps one row a user. On a Connect
+server, ``sc://...``, runs beside them ``broken``, of which each batch fails.
 """
 
 import logging
@@ -42,10 +42,12 @@ def broken(frame: DataFrame) -> DataFrame:
 
 
 def pipelines_in(folder: Path) -> list[PipelineSpec]:
-    """Return the two pipelines, with their tables in a folder."""
+    """Return the three pipelines, with their tables in a folder."""
     limit = {"maxRowsPerTrigger": ROWS_A_BATCH}
+    placed = {**limit, "includeMetadata": "true"}
     return [
-        pipeline(legs, name="legs", path=str(folder / "legs"), options={**limit, "includeMetadata": "true"}),
+        pipeline(legs, name="legs", path=str(folder / "legs"), options=placed),
+        pipeline(legs, name="each", path=str(folder / "each"), options=placed, format="parquet-batches"),
         pipeline(totals, name="totals", path=str(folder / "totals"), mode="complete", options=limit),
     ]
 

@@ -28,6 +28,14 @@ READ = ("app", "Stream", "processor")
         *(({"trigger": each}, "10 seconds") for each in ("soon", "10", "seconds", "continuous", "")),
         pytest.param({"mode": "update"}, "mode='complete'", id="files updated in place"),
         pytest.param({"mode": "overwrite"}, "append, complete or update", id="an unknown mode"),
+        *(
+            pytest.param({"format": "parquet-batches", **each}, "appends to a directory", id=name)
+            for name, each in (
+                ("batches of a whole", {"mode": "complete"}),
+                ("batches nowhere", {"path": None}),
+                ("batches far away", {"path": "s3a://bucket/lake"}),
+            )
+        ),
         pytest.param({"path": "."}, "belongs to the result", id="a path that is everything"),
         *(({"options": {each: "other"}}, f"has option '{each}'.*Leave it out") for each in READ),
         pytest.param(

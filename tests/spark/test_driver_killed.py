@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -29,7 +30,7 @@ POLL_S = 0.001
 """Between the file of a batch in the table and its commit lie some 20 ms."""
 
 
-PIPELINES = ("legs", "totals")
+PIPELINES = ("legs", "each", "totals")
 STAGES = ("planned", "in the task", "written")
 """Of a batch that is not committed: as soon as it is in ``offsets``; somewhat later; and as soon as it is
 in the table."""
@@ -52,6 +53,8 @@ def in_table(folder: Path, name: str) -> int:
     table = folder / name
     if table.is_symlink():
         return int(table.readlink().name.rpartition("-")[2])
+    if (table / ".last").exists():
+        return int((table / ".last").read_text().rpartition("-")[2])
     return highest(table / "_spark_metadata")
 
 
@@ -133,17 +136,22 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
         times=kills,
         target="each table equals the log" + ("" if kills < 100 else " after 100 kills"),
         verdict="met",
-        said=f"of two queries in it: {found['planned']} times planned or in the task, {found['written']} "
+        said=f"of three queries in it: {found['planned']} times planned or in the task, {found['written']} "
         f"times written and not committed, {found['committed']} times between batches",
         seed=kills,
     )
 
 
 def read_all(driver: Driver, acked: AckedLog, folder: Path) -> None:
-    """Wait until both pipelines have all there is, for as long as they get on."""
+    """Wait until all pipelines have all there is, for as long as they get on."""
     expected = sum(len(rows) for rows in acked.written.values())
     batches, deadline = 0, time.monotonic() + START_S
-    while total(folder) != expected or stage(folder, "legs") != "committed":
+    each = folder / "each"
+    while (
+        total(folder) != expected
+        or sum(pq.read_metadata(file).num_rows for file in each.rglob("*.parquet")) != expected
+        or {stage(folder, name) for name in PIPELINES} != {"committed"}
+    ):
         done = sum(numbered(folder, name, "commits") for name in PIPELINES)
         if done > batches:
             batches, deadline = done, time.monotonic() + START_S
@@ -181,9 +189,7 @@ def outlive(orphan: psutil.Process | None, driver: Driver) -> None:
 
 
 def total(folder: Path) -> int:
-    """Return how many rows both pipelines have seen, judging by what they left on disk."""
-    import pyarrow.parquet as pq
-
+    """Return how many rows the pipelines of Spark's own formats have seen, by what they left on disk."""
     if stage(folder, "totals") != "committed" or not (folder / "totals").exists():
         return -1
     version = (folder / "totals").resolve()
@@ -191,8 +197,16 @@ def total(folder: Path) -> int:
     return sum(sum(pq.read_table(file)["orders"].to_pylist()) for file in files)
 
 
+def rows_of_each(folder: Path) -> list[tuple[int, int, int]]:
+    """Read the batches as programs do that know nothing of Spark: all files that are there."""
+    tables = [pq.read_table(file, partitioning=None) for file in (folder / "each").rglob("*.parquet")]
+    return [(row["_partition"], row["_offset"], row["n"]) for table in tables for row in table.to_pylist()]
+
+
 def assert_tables_equal_the_log(acked: AckedLog, folder: Path, spark: SparkSession) -> None:
-    """Compare both tables with what was committed, row by row."""
+    """Compare the tables with what was committed, row by row."""
+    assert sorted(rows_of_each(folder)) == acked.placed()
+    assert all(file.stat().st_size for file in (folder / "each").rglob("*"))
     rows = spark.read.parquet(str(folder / "legs")).collect()
     placed = sorted((row._partition, row._offset, row.n) for row in rows)
     assert placed == acked.placed()

@@ -3,12 +3,16 @@
 import json
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import pandas as pd
+import polars as pl
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
@@ -23,7 +27,7 @@ from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.queries import start_query
 from streamworker.spark.driver.session import Session
-from streamworker.spark.source.sink import WholeResult
+from streamworker.spark.source.sink import Batches, WholeResult
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows
@@ -194,6 +198,71 @@ def test_a_reader_of_a_replaced_result_always_sees_a_whole_one(
     assert running.end() == 0
     assert seen == sorted(seen)
     assert all(total % 20 == 0 for total in seen)
+
+
+def test_batches_as_directories_are_whole_for_every_reader(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Each row is there once for programs that list files; a run without rows leaves no directory."""
+    spec = pipeline(
+        lambda frame: frame.where("n != 9"), format="parquet-batches", path="lake/each",
+        options={"maxRowsPerTrigger": "5", "partitionBy": "user"},
+    )  # fmt: skip
+    acked.fill(0, [9])
+    for more in ([], [1], [6]):  # The second run has one row, and leaves it out.
+        acked.fill(0, more)
+        assert run_pipelines([spec], session=spark_session, once=True) == 0
+    table = tmp_path / "lake" / "each"
+    kept = [n for n in acked.numbers() if n != 9]
+    assert sorted(pd.read_parquet(table)["n"]) == kept
+    assert sorted(pl.read_parquet(table / "**" / "*.parquet")["n"]) == kept
+    query = f"select n, \"user\", batch from '{table}/*/*/*.parquet'"
+    found = duckdb.execute(query).fetchall()
+    assert sorted((n, user) for n, user, _ in found) == [(n, f"user-{n % 7}") for n in kept]
+    assert len({batch for *_, batch in found}) == len([*table.glob("batch=*")]) == 4
+    assert sorted(row.n for row in spark_session.spark.read.parquet(str(table)).collect()) == kept
+    assert all(file.stat().st_size for file in table.rglob("*"))
+    (table / ".last").unlink()
+    acked.fill(0, [1])
+    told: list[PipelineProgress] = []
+    with pytest.raises(ConfigurationError, match="holds files already"):
+        run_pipelines([spec], session=spark_session, once=True)
+    shutil.rmtree(table)
+    assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 1
+    assert "does not hold batch 4, which its query has committed" in told[-1].error
+    two = replace(spec, name="two", path="lake/two")
+    assert run_pipelines([two], session=spark_session, once=True) == 0
+    for wrong, says in (
+        (replace(two, name="other", checkpoint="other"), "written from another checkpoint directory"),
+        (replace(two, name="all", path="lake/all", function=by_user), "aggregate without a watermark"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            run_pipelines([wrong], session=spark_session, once=True)
+
+
+def test_a_batch_of_a_directory_that_runs_again_changes_nothing(
+    spark_session: Session, tmp_path: Path
+) -> None:
+    """After a kill before it was whole, before it was noted, and before Spark's commit."""
+    (checkpoint := tmp_path / "ck").mkdir()
+    (checkpoint / "metadata").write_text('{"id": "12345678-aaaa"}')
+    each = Batches(str(tmp_path / "table"), str(tmp_path / "beside"), str(checkpoint))
+    half = tmp_path / "beside" / "fresh" / "12345678-000000"
+    half.mkdir(parents=True)
+    (half / "part-0.parquet").write_bytes(b"half")
+
+    def rows() -> int:
+        return len(pd.read_parquet(tmp_path / "table"))
+
+    each(spark_session.spark.range(5), 0)
+    assert rows() == 5
+    each(spark_session.spark.range(99), 0)
+    assert rows() == 5
+    (tmp_path / "table" / ".last").unlink()
+    each(spark_session.spark.range(99), 0)
+    assert rows() == 5
+    each(spark_session.spark.range(7), 1)
+    assert rows() == 12
 
 
 def test_a_batch_that_runs_again_changes_nothing(spark_session: Session, tmp_path: Path) -> None:

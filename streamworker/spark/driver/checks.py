@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
 """Formats that Spark writes as files in a directory. It only appends to them; mode ``complete``
 replaces the directory."""
+BATCHES = "parquet-batches"
+"""Parquet with a directory for each micro-batch, for readers other than Spark."""
 PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
 
 BATCH_ROWS_MAX = 1_000_000
@@ -61,7 +63,7 @@ def check_pipeline(spec: PipelineSpec) -> None:
             parse_options(source_options(spec, processor), streaming=True)
     except ConfigurationError as error:
         raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
-    if spec.format in FILE_FORMATS:
+    if spec.format in (*FILE_FORMATS, BATCHES):
         _check_files(spec)
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
@@ -80,6 +82,12 @@ def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, st
 
 
 def _check_files(spec: PipelineSpec) -> None:
+    if spec.format == BATCHES and (spec.mode != "append" or spec.path is None or not is_local(spec.path)):
+        raise _wrong(
+            spec,
+            f"has format={BATCHES!r}, mode={spec.mode!r} and path={spec.path!r}.",
+            "It appends to a directory on a local disk. Use format='parquet' for another mode or place.",
+        )
     if spec.mode == "update":
         raise _wrong(
             spec,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
 from streamworker.spark.driver.checks import (
+    BATCHES,
     FILE_FORMATS,
     PATHLESS_FORMATS,
     beside,
@@ -21,7 +22,7 @@ from streamworker.spark.driver.checks import (
 )
 from streamworker.spark.driver.session import Session, register
 from streamworker.spark.source.options import SourceOptions, is_source_option, parse_options
-from streamworker.spark.source.sink import WholeResult
+from streamworker.spark.source.sink import Batches, WholeResult
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -135,6 +136,16 @@ def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
         whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
         whole.check()
         return result.writeStream.outputMode("complete").foreachBatch(whole)
+    if spec.format == BATCHES:
+        if spec.mode != "append":
+            raise ConfigurationError(
+                f"Pipeline {spec.name!r} has an aggregate without a watermark, and {BATCHES} only appends.",
+                remedy="Give it a watermark, or use format='parquet', which replaces the whole result.",
+            )
+        path = _absolute(str(spec.path))
+        each = Batches(path, f"{beside(path)}/{spec.name}", checkpoint, tuple(partition_by), options)
+        each.check()
+        return result.writeStream.foreachBatch(each)
     if spec.path and spec.format in FILE_FORMATS:
         check_belongs(result.sparkSession, spec.name, _absolute(spec.path), checkpoint)
     writer = result.writeStream.outputMode(spec.mode).format(spec.format).options(**options)

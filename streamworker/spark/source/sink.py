@@ -1,4 +1,4 @@
-"""Replacing a whole result atomically: a reader that resolves the link sees one version of it.
+"""Sinks of files that appear whole: a replaced result, and batches as directories.
 
 Spark's file formats can only append. A pipeline in mode ``complete`` has its whole result at
 the end of each micro-batch. The sink writes the result into a new directory beside ``path``, and then
@@ -14,6 +14,12 @@ When a batch runs again after a crash, its version is either the link's target, 
 nothing, or incomplete, and the sink overwrites it; no link points at an incomplete version. The query's
 id precedes the number of the batch, since batches count from 0 again in a new checkpoint directory.
 
+The format ``parquet-batches`` appends, for readers that do not know Spark's list of the files that count.
+Each micro-batch is written where no reader looks, and then renamed to a directory of the table:
+
+    lake/orders/batch=5f0c8e7a-000011/part-00000.parquet
+    lake/orders/.last        names the last batch: 5f0c8e7a-000011
+
 Imports the standard library only, since with a remote Spark this module runs on the server.
 """
 
@@ -26,7 +32,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.spark.source.table import PLANNED, latest_batch
 
 VERSIONS = "versions"
 KEPT_S = 30.0
@@ -48,7 +55,7 @@ class WholeResult:
 
     def __call__(self, result: Any, batch: int) -> None:
         """Write ``result`` (a DataFrame) as the whole result after ``batch``."""
-        version = f"{self._query_id()}-{batch:06d}"
+        version = f"{query_id(self.checkpoint)}-{batch:06d}"
         link, target = Path(self.path), Path(self.folder) / VERSIONS / version
         if link.is_symlink() and link.resolve() == target.resolve():
             return
@@ -65,7 +72,7 @@ class WholeResult:
         link = Path(self.path)
         if link.is_symlink():
             made_by = link.readlink().name.rpartition("-")[0]
-            if made_by and made_by != self._query_id():
+            if made_by and made_by != query_id(self.checkpoint):
                 raise ConfigurationError(
                     f"{self.path}: its whole result was made from another checkpoint directory than "
                     f"{self.checkpoint}, which was lost or is another one.",
@@ -98,6 +105,78 @@ class WholeResult:
             if made_s[successor] < time.time() - KEPT_S:
                 shutil.rmtree(version, ignore_errors=True)
 
-    def _query_id(self) -> str:
-        path = Path(self.checkpoint) / "metadata"
-        return str(json.loads(path.read_text("utf-8"))["id"])[:8] if path.exists() else ""
+
+@dataclass(frozen=True)
+class Batches:
+    """A ``foreachBatch`` function that adds each batch to a table as a directory of its own."""
+
+    path: str
+    """The directory of the table, which holds nothing else."""
+    folder: str
+    """Where batches are written before they are whole; on the same file system."""
+    checkpoint: str
+    """The query's checkpoint directory, which holds the query's id."""
+    partition_by: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, result: Any, batch: int) -> None:
+        """Write ``result`` (a DataFrame); do nothing if the table has the batch from before a crash."""
+        query = query_id(self.checkpoint)
+        made_by, last = self._last()
+        if batch > 0 and (made_by != query or last < batch - 1):
+            raise DataLoss(
+                f"The table {self.path} does not hold batch {batch - 1}, which its query has committed: its "
+                "directory was removed, replaced, or is an older copy.",
+                remedy="Nothing was written. Restore it; or give the pipeline a new path and a new name.",
+            )
+        if made_by == query and last >= batch:
+            return
+        name, table = f"{query}-{batch:06d}", Path(self.path)
+        fresh, target = Path(self.folder) / "fresh" / name, table / f"batch={name}"
+        table.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            writer = result.write.options(**self.options).mode("overwrite").partitionBy(*self.partition_by)
+            writer.parquet(str(fresh))
+            (fresh / "_SUCCESS").unlink(missing_ok=True)
+            if _has_rows(fresh):
+                fresh.rename(target)
+            else:
+                shutil.rmtree(fresh)
+        mark = table / f".{name}"
+        mark.write_text(name)
+        mark.replace(table / ".last")
+
+    def check(self) -> None:
+        """Refuse a directory that holds other files, or was written from another checkpoint directory."""
+        table, (made_by, last) = Path(self.path), self._last()
+        if made_by:
+            if made_by == query_id(self.checkpoint) and last <= latest_batch(f"{self.checkpoint}/{PLANNED}"):
+                return
+            raise ConfigurationError(
+                f"{self.path}: its last batch was written from another checkpoint directory than "
+                f"{self.checkpoint}, which was lost or is an older copy. Rows would be there twice.",
+                remedy="Restore the checkpoint directory; or give the pipeline a new path.",
+            )
+        if table.exists() and any(table.iterdir()):
+            raise ConfigurationError(
+                f"{self.path} holds files already, and none says which batches it has.",
+                remedy="Move it away, or give the pipeline another path.",
+            )
+
+    def _last(self) -> tuple[str, int]:
+        """Return the query and the number of the last batch in the table."""
+        path = Path(self.path) / ".last"
+        query, _, number = path.read_text().partition("-") if path.exists() else ("", "", "-1")
+        return query, int(number)
+
+
+def _has_rows(folder: Path) -> bool:
+    from pyarrow.parquet import read_metadata
+
+    return any(read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+
+
+def query_id(checkpoint: str) -> str:
+    """Return the beginning of a query's id; empty before its first start."""
+    path = Path(checkpoint) / "metadata"
+    return str(json.loads(path.read_text("utf-8"))["id"])[:8] if path.exists() else ""
