@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full("a qu
 
 SPARK_HOME = Path(pyspark.__file__).parent
 FURTHER = pytest.mark.soak
-"""For kinds of Spark that try no code of ours but what the source's own tests, tests/cli/test_spark.py, the
-standalone cluster and the Connect server try: what could fail here is another release of Spark."""
+"""For kinds of Spark that try no code of ours but what tests/cli/test_spark.py, the standalone cluster and
+the Connect server of test_parquet_readers.py try: what could fail here is another release of Spark."""
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 PYTHON = {"PYSPARK_PYTHON": sys.executable}
 
@@ -212,6 +212,7 @@ def test_the_application_runs_on_a_standalone_cluster(
     without.kill()
 
 
+@FURTHER
 def test_the_application_runs_on_a_connect_server(
     acked: AckedLog, app_file: Path, spawn: SpawnWorker, connect_server: ConnectServer
 ) -> None:

@@ -62,7 +62,11 @@ WAYS: dict[Callable[[], None], str] = {
 }
 
 
-@pytest.mark.parametrize("lose", WAYS, ids=lambda way: str(getattr(way, "__name__", way)))
+@pytest.mark.parametrize(
+    "lose",
+    [gone, pytest.param(replaced, marks=pytest.mark.soak), put_back],
+    ids=lambda way: str(getattr(way, "__name__", way)),
+)
 def test_a_start_on_a_table_that_lacks_batches_writes_nothing(
     spark_session: Session, acked: AckedLog, lose: Callable[[], None]
 ) -> None:
