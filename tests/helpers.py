@@ -16,6 +16,7 @@ from typing import Any, TypeVar, overload
 
 import psutil
 import structlog
+from hypothesis import settings
 
 from streamworker.core.snapshot import PartitionView
 from streamworker.testing import LocalWorker, Snapshot
@@ -26,6 +27,11 @@ POLL_S = 0.02
 PATIENCE_S = 60.0
 """How long what has to happen is waited for. Nothing is tested by it: it ends a test that would wait for
 ever, and on a busy machine a process needs ten seconds to start."""
+
+
+def drawn(examples: int) -> settings:
+    """Draw so many examples of a test, and a fifth of them in ``make check``, as of all other tests."""
+    return settings(max_examples=examples * settings().max_examples // 100)
 
 
 def whole_lines(path: Path) -> list[str]:

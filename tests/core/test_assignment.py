@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import product
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamworker.core.protocols.membership.assignment import (
@@ -19,6 +19,7 @@ from streamworker.core.protocols.membership.assignment import (
     weighted_assignment,
 )
 from streamworker.core.protocols.membership.weights import Weights
+from tests.helpers import drawn
 
 members = st.lists(st.text(min_size=1, max_size=6), unique=True, min_size=1, max_size=30)
 partitions = st.integers(min_value=1, max_value=200)
@@ -135,7 +136,7 @@ def test_every_strategy_is_known_by_the_name_it_has_in_documents() -> None:
     assert STRATEGIES["weighted"] is weighted_assignment
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(small_ids, st.integers(1, 6), small_previous)
 def test_sticky_moves_no_more_than_the_best_of_all_balanced_assignments(
     ids: list[str], count: int, before: Owners
@@ -147,7 +148,7 @@ def test_sticky_moves_no_more_than_the_best_of_all_balanced_assignments(
     assert fewest_moves(ids, count, before) == fewest
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(large_histories())
 @example(([f"w{rank}" for rank in range(64)], 1_024, ()))
 def test_sticky_moves_the_minimum_for_up_to_64_members_and_1024_partitions(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from streamworker.core.protocols.membership.balance import Balancer, plan
@@ -17,6 +17,7 @@ from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.membership.weights import Scales
+from tests.helpers import drawn
 
 RULES = BalanceRules()
 Load = Callable[[int, int], int]
@@ -165,7 +166,7 @@ def test_a_step_moves_a_part_of_what_is_too_much() -> None:
 # -- look after look -------------------------------------------------------------------------
 
 
-@settings(max_examples=80)
+@drawn(80)
 @given(groups())
 def test_under_a_constant_load_it_comes_to_rest_for_ever(group: tuple[Membership, list[int]]) -> None:
     """And then nobody who stands too high could give anything that helps."""
@@ -180,7 +181,7 @@ def test_under_a_constant_load_it_comes_to_rest_for_ever(group: tuple[Membership
     assert plan(scales(looks.membership, looks.membership.weighed), RULES, 100) == {}
 
 
-@settings(max_examples=100)
+@drawn(100)
 @given(groups(), st.integers(0, 11), st.integers(0, 2**32))
 def test_noise_of_eleven_percent_never_brings_back_what_was_left(
     group: tuple[Membership, list[int]], percent: int, seed: int
@@ -209,7 +210,7 @@ def test_noise_moves_nothing_in_a_balanced_group(percent: int) -> None:
     assert looks.run(1_000) == 0
 
 
-@settings(max_examples=60)
+@drawn(60)
 @given(groups(), st.integers(0, 2**32), st.integers(1, 6))
 def test_whatever_the_load_does_no_minute_has_more_moves_than_the_cap(
     group: tuple[Membership, list[int]], seed: int, cap: int

@@ -21,6 +21,7 @@ from streamworker.core.data.outbox import (
     Standing,
     Target,
 )
+from tests.helpers import drawn
 
 TO = Target("priced", 0)
 PHASES = set(Phase) - {Phase.explain}  # It takes a minute.
@@ -190,5 +191,5 @@ class ForwardedOnce(RuleBasedStateMachine):
         assert set(self.sent).difference(self.states[-1][1]) <= self.told <= self.gone
 
 
-ForwardedOnce.TestCase.settings = settings(max_examples=200, stateful_step_count=40, phases=PHASES)
+ForwardedOnce.TestCase.settings = settings(drawn(200), stateful_step_count=40, phases=PHASES)
 TestForwardedOnce = ForwardedOnce.TestCase

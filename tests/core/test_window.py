@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.window import Window
 from streamworker.errors import InternalError
+from tests.helpers import drawn
 
 KEYS = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
 
@@ -92,7 +93,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=400)
+@drawn(400)
 @given(st.integers(1, 4), st.integers(1, 12), st.lists(STEP, max_size=80))
 def test_the_rules_hold_whatever_happens(
     concurrency: int, size: int, steps: list[tuple[str, int | str | None]]
@@ -113,7 +114,7 @@ def test_the_rules_hold_whatever_happens(
         observer.check_settled()
 
 
-@settings(max_examples=200)
+@drawn(200)
 @given(st.integers(1, 4), st.lists(KEYS, max_size=40), st.randoms(use_true_random=False))
 def test_everything_is_done_in_the_end(concurrency: int, keys: list[str | None], rng: object) -> None:
     """Nothing is forgotten behind a key: whoever starts, ends and takes what may be gets it all."""
@@ -130,7 +131,7 @@ def test_everything_is_done_in_the_end(concurrency: int, keys: list[str | None],
     assert observer.window.room == 7
 
 
-@settings(max_examples=200)
+@drawn(200)
 @given(st.integers(1, 4), st.lists(KEYS, min_size=1, max_size=20), st.lists(st.integers(0, 9), max_size=12))
 def test_after_close_all_that_was_started_can_be_taken(
     concurrency: int, keys: list[str | None], ends: list[int]

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.errors import DecodeError, RecordError
 from streamworker.records import RecordType
+from tests.helpers import drawn
 from tests.records.kinds import KINDS, VALUES, Colour, Level
 
 
@@ -51,7 +52,7 @@ def one_column(hint: Any, array: pa.Array) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25)
+@drawn(25)
 @given(rows=st.lists(VALUES, max_size=4))
 def test_rows_of_every_kind_become_the_records_that_they_were(
     kind: Callable[..., Any], rows: list[dict[str, Any]]

@@ -4,13 +4,14 @@ from typing import Any, Literal
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
 from streamworker.records import RecordType
 from streamworker.records.evolution import changes, json_schema, may_hold
 from streamworker.records.types import RecordKind
+from tests.helpers import drawn
 from tests.records.kinds import KINDS, VALUES
 
 
@@ -81,7 +82,7 @@ def test_a_change_inside_a_record_of_the_same_name_is_told_by_its_path() -> None
 
 @pytest.mark.parametrize("codec", ["json", "msgpack"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-@settings(max_examples=25)  # of each kind and codec
+@drawn(25)  # of each kind and codec
 @given(values=VALUES)
 def test_no_stored_record_is_taken_for_one_that_its_type_could_not_read(
     kind: Any, codec: Literal["json", "msgpack"], values: dict[str, Any]

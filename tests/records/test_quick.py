@@ -10,12 +10,13 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.errors import RecordError
 from streamworker.records import RecordType
 from streamworker.records.columns import Column, Leaf
+from tests.helpers import drawn
 
 
 class Number(enum.IntEnum):
@@ -125,7 +126,7 @@ def outcome(record_type: RecordType, records: list[Any]) -> object:
 
 
 @pytest.mark.parametrize("hint", USUAL, ids=str)
-@settings(max_examples=150)
+@drawn(150)
 @given(data=st.data(), nullable=st.booleans())
 def test_the_quick_way_gives_what_the_general_way_gives(hint: Any, data: Any, nullable: bool) -> None:
     """Values of the usual type, with odd ones at any place: the same bytes, or the same words."""

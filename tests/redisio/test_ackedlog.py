@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker import errors
@@ -32,6 +32,7 @@ from streamworker.redisio.data.ackedlog import (
     serialize_schema,
     slice_rows,
 )
+from tests.helpers import drawn
 from tests.redisio.acked import encoded, stored
 
 SCHEMA = pa.schema(
@@ -159,7 +160,7 @@ def test_a_small_batch_that_is_none_is_refused(data: bytes) -> None:
             decode_entry(EntryId(1, 0), stored(with_payload(payload, 1, "dense", size)), SCHEMAS)
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(st.data(), st.integers(1, 3))
 def test_no_bytes_of_a_small_batch_end_the_process(data: st.DataObject, count: int) -> None:
     """With the right CRC, too: some bytes are changed, cut or repeated, and it is read or refused."""
@@ -194,7 +195,7 @@ def test_types_that_need_more_than_the_schema_are_refused(column: pa.Array) -> N
 # -- damage ----------------------------------------------------------------------------------
 
 
-@settings(max_examples=300)
+@drawn(300)
 @given(st.data(), st.sampled_from(["auto", *CODECS]), st.integers(1, 200))
 def test_any_flipped_bit_of_a_batch_is_noticed(data: st.DataObject, codec: Any, count: int) -> None:
     """One changed bit anywhere in the payload is an error, never other rows and never a crash."""

@@ -5,7 +5,7 @@ from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.entries import Entry, EntryId
@@ -14,6 +14,7 @@ from streamworker.records import RecordType
 from streamworker.records.rows import rows_in
 from streamworker.redisio.data.ackedlog import Codec, decode_entry, schema_fingerprint
 from streamworker.redisio.data.columns import Packer, as_it_came, unpacked
+from tests.helpers import drawn
 from tests.records.kinds import VALUES, AsStruct
 from tests.redisio.acked import stored
 
@@ -33,7 +34,7 @@ def rows(count: int = 200) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("compression", CODECS)
-@settings(max_examples=25)
+@drawn(25)
 @given(values=st.lists(VALUES, min_size=1, max_size=20))
 def test_rows_of_all_types_come_back_as_they_were(
     compression: Codec, values: list[dict[str, object]]

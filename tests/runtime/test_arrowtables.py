@@ -13,7 +13,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
@@ -22,6 +22,7 @@ from streamworker.errors import ConfigurationError, ProducerError, RecordError, 
 from streamworker.records import RecordType
 from streamworker.redisio.data.columns import unpacked
 from streamworker.runtime.send.routing import Router
+from tests.helpers import drawn
 from tests.records.kinds import MOMENTS, TEXT
 from tests.runtime.workbench import Bench, Order, bench
 
@@ -70,7 +71,7 @@ def assert_routed_alike(spec: StreamSpec, records: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", KEYS)
-@settings(max_examples=40)
+@drawn(40)
 @given(data=st.data())
 def test_a_row_goes_to_the_partition_of_its_record(name: str, data: st.DataObject) -> None:
     """For keys of every type; whether it was sent alone or in a table."""
@@ -79,7 +80,7 @@ def test_a_row_goes_to_the_partition_of_its_record(name: str, data: st.DataObjec
     assert_routed_alike(spec, [spec.record.python_type(value) for value in data.draw(st.lists(values))])
 
 
-@settings(max_examples=40)
+@drawn(40)
 @given(
     rows=st.lists(st.tuples(st.none() | TEXT, st.integers(-3, 3), st.none() | st.dates())),
     partitions=st.integers(1, 64),
