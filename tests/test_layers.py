@@ -108,6 +108,12 @@ def tree_of(module: str) -> ast.Module:
     return ast.parse((ROOT / module).read_text("utf-8"))
 
 
+@cache
+def nodes_of(module: str) -> tuple[ast.AST, ...]:
+    """Return all nodes of a file's syntax tree."""
+    return tuple(ast.walk(tree_of(module)))
+
+
 PACKAGES = {
     "streamworker." + path.parent.relative_to(ROOT).as_posix().replace("/", ".")
     for path in ROOT.rglob("__init__.py")
@@ -128,7 +134,7 @@ def imports(node: ast.AST, *, typing_too: bool = False) -> Iterator[str]:
                 yield from (f"{child.module}.{alias.name}" for alias in child.names)
             else:
                 yield child.module
-        else:
+        elif not isinstance(child, ast.expr):
             yield from imports(child, typing_too=typing_too)
 
 
@@ -218,7 +224,7 @@ def test_the_core_imports_nothing_that_could_act() -> None:
 def test_the_core_calls_nothing_that_differs_between_processes() -> None:
     """Each member computes the same answer from the same document; and nothing is awaited."""
     for module in CORE:
-        for node in ast.walk(tree_of(module)):
+        for node in nodes_of(module):
             assert not isinstance(node, ast.AsyncFunctionDef | ast.Await), module
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in CORE_FORBIDDEN_BUILTINS, module
@@ -230,7 +236,7 @@ def test_the_core_calls_nothing_that_differs_between_processes() -> None:
 )
 def test_what_all_members_must_agree_on_is_computed_with_integers(module: str) -> None:
     """No float is rounded differently anywhere."""
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         assert not isinstance(node, ast.Div)
         assert not (isinstance(node, ast.Constant) and isinstance(node.value, float))
 
@@ -306,7 +312,7 @@ def is_of(module: str, protocol: str) -> bool:
 @cache
 def words_of(module: str) -> set[str]:
     """Return the names and texts in a file but its docstrings: what it knows, and not what is said of it."""
-    nodes = list(ast.walk(tree_of(module)))
+    nodes = nodes_of(module)
     said = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     found = (
         node.value if isinstance(node, ast.Constant) and id(node) not in said else getattr(node, field, None)
@@ -356,7 +362,7 @@ def test_folders_are_small_enough_to_be_one_idea() -> None:
 
 def names_in(module: str) -> Iterator[str]:
     """Return the dotted names that a file imports, or holds as text for who imports or starts them."""
-    for node in ast.walk(tree_of(module)):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -459,7 +465,7 @@ def test_functions_are_small_enough_to_be_read_at_once() -> None:
     too_long = {
         (module, node.name): lines
         for module in MODULES
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := lines_of(node)) > FUNCTION_LINES
     }
@@ -471,7 +477,7 @@ def test_classes_are_small_enough_to_be_read_in_one_go() -> None:
     too_long = {
         node.name
         for module in MODULES
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno + 1 > CLASS_LINES
     }
     assert too_long == set()
