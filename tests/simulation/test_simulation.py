@@ -12,8 +12,6 @@ from tests.simulator.faults import Fault, FaultKind, kinds_of
 from tests.simulator.simulation import Schedule, explain, run, shrink
 from tests.simulator.transcript import Transcript
 
-pytestmark = pytest.mark.alone("uses both cores")
-
 
 def check(schedule: Schedule, count: int) -> None:
     """Run seeds from the schedule's on; explain those that broke a promise."""
