@@ -44,7 +44,7 @@ json_values = st.recursive(
 def damaged(**fields: object) -> bytes:
     """Return a good document in which some fields are something else."""
     good = json.loads(stored(group("a.1", "b.1", partitions=2)))
-    return json.dumps({**good, **fields}).encode()
+    return json.dumps({**good, **fields}, separators=(",", ":")).encode()
 
 
 @given(memberships, st.integers(1, 2**53))
@@ -109,7 +109,15 @@ def test_a_document_with_one_wrong_field_is_read_or_refused(name: str, value: ob
         pytest.param(damaged(owners=[0]), id="too few owners"),
         pytest.param(damaged(owners=[0, 1, 1]), id="too many owners"),
         pytest.param(damaged(strategy="of-a-later-release"), id="unknown assignment"),
-        pytest.param(damaged(v=2), id="later format"),
+        pytest.param(damaged(owners=[None] * 2), id="nobody owns"),
+        pytest.param(damaged(owners=[True] * 2), id="owners that are no numbers"),
+        pytest.param(damaged(members=[]), id="no members"),
+        pytest.param(damaged(generation=0), id="no generation"),
+        pytest.param(damaged(generation=11.0), id="a broken generation"),
+        pytest.param(damaged(partitions="2"), id="partitions in words"),
+        pytest.param(damaged(weights=[0.5] * 2), id="broken weights"),
+        pytest.param(json.dumps(json.loads(damaged())).encode(), id="spaces before the generation"),
+        pytest.param(b'{"v":1,' + damaged()[1:], id="a generation that is not first"),
     ],
 )
 def test_a_document_that_cannot_be_acted_on_is_refused(document: bytes) -> None:

@@ -49,34 +49,6 @@ def test_no_kind_of_damage_can_be_read_or_is_taken_for_a_later_release(what: str
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"owners": [None] * 8},
-        {"owners": [True] * 8},
-        {"members": []},
-        {"generation": 0},
-        {"generation": 11.0},
-        {"partitions": "8"},
-        {"weights": [0.5] * 8},
-    ],
-    ids=str,
-)
-def test_what_no_group_says_is_damage(fields: dict[str, object]) -> None:
-    """A partition of nobody while somebody is there; numbers that are none."""
-    good = json.loads(stored(group("a.1", "b.1")))
-    with pytest.raises(CoordinationError):
-        Membership.parse(json.dumps({**good, **fields}, separators=(",", ":")).encode())
-
-
-def test_a_generation_that_the_scripts_do_not_find_is_damage() -> None:
-    """They look at the beginning, and read no JSON."""
-    good = json.loads(stored(group("a.1")))
-    for text in (json.dumps(good), json.dumps({"v": 1, **good}, separators=(",", ":"))):
-        with pytest.raises(CoordinationError):
-            Membership.parse(text.encode())
-
-
 @given(st.binary() | st.text().map(str.encode))
 def test_what_is_no_json_is_never_of_a_later_release(document: bytes) -> None:
     """And the question never fails."""

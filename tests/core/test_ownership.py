@@ -143,28 +143,27 @@ def test_a_release_that_is_heard_of_while_asking_is_not_forgotten() -> None:
     assert desk.answer((2,), {2: HELD}) == []
 
 
-def test_a_partition_that_is_assigned_and_taken_away_in_one_moment_is_never_asked_for() -> None:
-    """Nothing was done, so nothing is to be undone."""
+def test_a_partition_that_is_taken_away_before_it_is_asked_for_is_forgotten() -> None:
+    """In the moment in which it was assigned, or while it waits to be asked for again."""
     desk = Desk()
     for desired in (frozenset({1}), frozenset[int]()):
         desk.ownership.assign(dict.fromkeys(desired, 5), 5, desk.now_ms)
     assert desk.ownership.is_idle
     assert desk.advance() == []
-
-
-def test_a_partition_that_is_taken_away_before_it_was_asked_for_is_forgotten() -> None:
-    """Nothing is under way."""
-    desk = Desk().asking(1)
-    desk.answer((1,), {1: HELD})
+    desk.asking(1).answer((1,), {1: HELD})
     assert desk.assign() == []
     assert desk.ownership.is_idle
 
 
-def test_a_lock_that_is_answered_for_after_it_was_taken_away_is_given_back_if_it_was_granted() -> None:
-    """No runner is started for it; where it was refused there is nothing to give back."""
+@pytest.mark.parametrize("is_paused", [False, True])
+def test_a_lock_that_is_answered_for_after_it_was_taken_away_is_given_back_if_it_was_granted(
+    is_paused: bool,
+) -> None:
+    """No runner is started for it, paused or not; where it was refused there is nothing to give back."""
     desk = Desk().asking(1, 2)
     assert desk.assign() == []
-    assert desk.answer((1, 2), {1: lock(101), 2: HELD}) == [ev.ReleaseLocks(OWNER, {1: 101})]
+    granted = lock(101, requested=7 * is_paused, is_paused=is_paused)
+    assert desk.answer((1, 2), {1: granted, 2: HELD}) == [ev.ReleaseLocks(OWNER, {1: 101})]
     assert desk.ownership.state(2) is State.IDLE
     assert desk.released((1,), 1) == [ev.PostControl(PartitionsReleased((1,), OWNER, 5))]
     assert desk.ownership.is_idle
@@ -342,13 +341,15 @@ def test_what_concerns_an_earlier_epoch_or_a_former_self_is_passed_over() -> Non
 
 
 def test_dropping_stops_what_runs_and_nothing_else() -> None:
-    """Acquiring and releasing partitions have no runner."""
-    desk = Desk().running(1, 2, 3)
-    desk.assign(1, 2, 4)
+    """Acquiring, releasing and paused partitions have no runner; one that stops for an order still has."""
+    desk = Desk().running(1, 2, 3, 5)
+    desk.requested(5, 7)
+    desk.assign(1, 2, 4, 5)
     desk.stopped(3, 103)
-    desk.assign(1, 4)
-    assert desk.ownership.drop() == [ev.DropRunner(1, 101), ev.DropRunner(2, 102)]
+    desk.assign(1, 4, 5)
+    assert desk.ownership.drop() == [ev.DropRunner(p, 100 + p) for p in (1, 2, 5)]
     assert desk.ownership.is_idle
+    assert Desk().paused(1).ownership.drop() == []
 
 
 @pytest.mark.parametrize("partition", [1, 2])
@@ -446,15 +447,6 @@ def test_a_lock_that_is_held_is_given_back_if_the_assignment_changes_before_it_i
         assert desk.answer((1,), {1: lock(101, requested=8)}) == [ev.ReleaseLocks(OWNER, {1: 101})]
 
 
-def test_a_pause_does_not_hold_up_what_is_withdrawn() -> None:
-    """The lock was acquired and its partition revoked meanwhile: it is released."""
-    desk = Desk().asking(1)
-    desk.assign(generation=6)
-    assert desk.answer((1,), {1: lock(101, requested=7, is_paused=True)}) == [
-        ev.ReleaseLocks(OWNER, {1: 101})
-    ]
-
-
 def test_a_runner_that_is_fenced_while_it_stops_asks_later() -> None:
     desk = Desk().running(1)
     desk.requested(1, 7)
@@ -463,13 +455,6 @@ def test_a_runner_that_is_fenced_while_it_stops_asks_later() -> None:
     assert desk.ownership.looks_stale()
     assert desk.advance() == []
     assert desk.advance(RETRY_MS + RETRY_MS // 4) == [ask(1)]
-
-
-def test_a_lost_membership_drops_runners_and_nothing_that_is_paused() -> None:
-    desk = Desk().running(1, 2)
-    desk.requested(1, 7)
-    assert desk.ownership.drop() == [ev.DropRunner(1, 101), ev.DropRunner(2, 102)]
-    assert Desk().paused(1).ownership.drop() == []
 
 
 class EveryOrder(RuleBasedStateMachine):
