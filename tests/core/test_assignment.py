@@ -146,6 +146,14 @@ def test_sticky_moves_the_minimum_for_up_to_64_members_and_1024_partitions(
 
 
 @given(large_histories())
+def test_sticky_moves_nothing_when_nothing_has_changed(history: tuple[list[str], int, Owners]) -> None:
+    """What was balanced stays as it is, whatever way led there."""
+    ids, count, before = history
+    after = sticky_assignment(ids, count, before)
+    assert sticky_assignment(ids, count, after) == after
+
+
+@given(large_histories())
 def test_sticky_takes_from_nobody_when_a_member_goes(history: tuple[list[str], int, Owners]) -> None:
     """Only what the dead or leaving member had moves, and to several members."""
     ids, count, before = history

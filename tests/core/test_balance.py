@@ -199,6 +199,17 @@ def test_noise_of_eleven_percent_never_brings_back_what_was_left(
     assert len(set(looks.states)) == len(looks.states)
 
 
+@pytest.mark.parametrize("percent", [5, 9])
+def test_noise_moves_nothing_in_a_balanced_group(percent: int) -> None:
+    """A thousand looks at 64 partitions on 8 workers: an hour and a half."""
+    rng = random.Random(percent)
+    looks = Looks(
+        document([p % 8 for p in range(64)], [1] * 8),
+        lambda _p, _t: 100 + rng.randint(-percent, percent),
+    )
+    assert looks.run(1_000) == 0
+
+
 @drawn(60)
 @given(groups(), st.integers(0, 2**32), st.integers(1, 6))
 def test_whatever_the_load_does_no_minute_has_more_moves_than_the_cap(

@@ -158,6 +158,26 @@ def test_a_transition_that_leads_elsewhere_is_noticed(
         assert is_noticed("lifecycle")
 
 
+NEIGHBOURS = [
+    (state, *both)
+    for state, row in TRANSITIONS.items()
+    for both in pairwise(row)
+    if len({*map(row.get, both)}) > 1
+]
+
+
+@pytest.mark.parametrize(("state", "one", "other"), NEIGHBOURS)
+def test_two_transitions_that_are_exchanged_are_noticed(
+    state: State, one: Trigger, other: Trigger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines themselves may stand in any order: ``step`` asks the dict for one key."""
+    row = TRANSITIONS[state]
+    exchanged = {one: row[other], other: row[one]}
+    for trigger, after in exchanged.items():
+        monkeypatch.setitem(row, trigger, after)
+    assert is_noticed("lifecycle")
+
+
 def test_the_order_of_transitions_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all rows, and all lines in them, the other way round all is as before."""
     backwards = {state: dict(reversed(row.items())) for state, row in reversed(TRANSITIONS.items())}

@@ -115,6 +115,23 @@ def test_the_rules_hold_whatever_happens(
 
 
 @drawn(200)
+@given(st.integers(1, 4), st.lists(KEYS, max_size=40), st.randoms(use_true_random=False))
+def test_everything_is_done_in_the_end(concurrency: int, keys: list[str | None], rng: object) -> None:
+    """Nothing is forgotten behind a key: whoever starts, ends and takes what may be gets it all."""
+    observer = Observer(Window(concurrency=concurrency, size=7), concurrency, 7)
+    left = list(keys)
+    while observer.taken < len(keys):
+        while left and observer.window.room:
+            observer.add(left.pop(0))
+        while observer.start():
+            pass
+        observer.end(rng.randrange(9), "finish")  # type: ignore[attr-defined]
+        observer.take(rng.randrange(3))  # type: ignore[attr-defined]
+    assert observer.window.is_settled
+    assert observer.window.room == 7
+
+
+@drawn(200)
 @given(st.integers(1, 4), st.lists(KEYS, min_size=1, max_size=20), st.lists(st.integers(0, 9), max_size=12))
 def test_after_close_all_that_was_started_can_be_taken(
     concurrency: int, keys: list[str | None], ends: list[int]
