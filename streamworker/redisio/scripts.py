@@ -28,10 +28,11 @@ an append (measured). A function that is rarely called begins with ``-- include:
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Any
 
 from streamworker.errors import BackendRefused, InternalError
@@ -50,10 +51,12 @@ class Names:
     lists: tuple[str, ...]
     rest: tuple[str, ...]
     """The one that takes all that is left, or none."""
+    pick: Callable[[Mapping[str, Any]], Iterable[Any]] = field(repr=False)
+    """Gets the values of the plain names."""
 
     def words(self, named: Mapping[str, Any]) -> list[Any]:
         """Return the values in the script's order."""
-        words = list(map(named.__getitem__, self.plain))
+        words = [*self.pick(named)]
         for name in self.lists:
             words.append(len(its := named[name]))
             words += its
@@ -83,8 +86,9 @@ class Script:
         return self._call(named)
 
     def at(self, place: StreamKeys | OutboxKeys, partition: int | None = None, /, **named: Any) -> Call:
-        """Return one call; a key that is not given is the one that ``place`` has under that name."""
-        return self._call(_keys_at(self, place, partition) | named)
+        """Return one call; the keys that ``place`` has under their names are not given."""
+        named.update(_keys_at(self, place, partition))
+        return self._call(named)
 
     def _call(self, named: Mapping[str, Any]) -> Call:
         if len(named) != self.count:
@@ -147,7 +151,10 @@ def _row(body: str, row: str) -> dict[str, str]:
 
 def _names(row: Mapping[str, str]) -> Names:
     lists, rest = (tuple(name for name, kind in row.items() if kind == word) for word in ("list", "..."))
-    return Names(tuple(name for name in row if name not in lists + rest), lists, rest)
+    plain = tuple(name for name in row if name not in lists + rest)
+    # One name alone is no tuple to itemgetter.
+    pick = itemgetter(*plain) if len(plain) > 1 else lambda named: [named[name] for name in plain]
+    return Names(plain, lists, rest, pick)
 
 
 def _locals(row: str, names: Mapping[str, str]) -> list[str]:
