@@ -129,7 +129,7 @@ def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
     monkeypatch.setattr(logs, "FIRST_COUNT", 1)
     monkeypatch.setattr(logs, "MOST_COUNT", 1)
     here.fill(1, [3])
-    reader = batch_reader(here)
+    reader = batch_reader(here, minPartitions="2")
     first, second = reader.partitions()
     passed(here, 20)
     found: list[int] = []

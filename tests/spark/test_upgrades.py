@@ -103,6 +103,7 @@ def live(driver: Driver, fleet: Fleet, folder: Path, rng: random.Random, switche
     for _ in range(switches - early):
         fleet.forward(rng.uniform(0, VERSION_S))
         fleet.switch()
+        fleet.forward(0)
         if fleet.switches == 1:
             wait_for(has_restarted, "the query has met the first newer schema", timeout_s=START_S)
         elif rng.random() < 1 / 2:
