@@ -1,5 +1,6 @@
 """``Stream``: what ``App.stream`` makes and programs send to, and the part of an app that sends."""
 
+import asyncio
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -18,12 +19,13 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.client import CONNECTIONS, Backend
+from streamworker.runtime.connecting import connected
+from streamworker.runtime.durability import pipelines_of
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
 from streamworker.runtime.send.named import Scheduled
 from streamworker.runtime.send.producer import CHUNK_ENTRIES, ManySender, Producer, Sent
-from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 
 T = TypeVar("T")
@@ -32,27 +34,54 @@ R = TypeVar("R")
 
 
 class StreamApp:
-    """The part of an app that sends and reads: its producers and connections."""
+    """The part of an app that sends and reads: its producers and connections in each event loop."""
 
     def __init__(self, name: str, settings: Settings, streams: Sized) -> None:
         self.name = name
         self.settings = settings
-        self._producers = Producers(streams)
+        self._streams = streams
+        """Those that may need connections."""
+        self._opened: dict[asyncio.AbstractEventLoop, tuple[Backend, dict[str, Producer]]] = {}
+        """The connections of each event loop, and its producers by stream."""
 
     def producer(self, stream: "Stream[Any]") -> Producer:
         """Return the producer of a stream for the running event loop."""
-        return self._producers.of(stream.spec, self.settings)
+        backend, producers = self._of_loop()
+        if (producer := producers.get(stream.name)) is None:
+            producer = producers[stream.name] = Producer(backend, stream.spec, self.settings)
+        return producer
 
     def backend(self) -> Backend:
         """Return the connections of the running event loop, for reads."""
-        return self._producers.backend(self.name, self.settings)
+        return self._of_loop()[0]
+
+    def _of_loop(self) -> tuple[Backend, dict[str, Producer]]:
+        loop = asyncio.get_running_loop()
+        if (opened := self._opened.get(loop)) is None:
+            # A program may call ``asyncio.run`` several times to send, and never close the app.
+            for ended in [each for each in list(self._opened) if each.is_closed()]:
+                self._opened.pop(ended, None)
+            connections = max(CONNECTIONS, pipelines_of(self.settings) * len(self._streams))
+            backend = connected(self.settings, f"{self.name}:producer", connections)
+            opened = self._opened[loop] = backend, {}
+        return opened
 
     async def aclose(self) -> None:
         """Close the producers and connections of this event loop; a later send opens new ones.
 
         Waits up to ``call_timeout_ms`` for sends in progress; then they fail.
         """
-        await self._producers.aclose(self.settings)
+        opened = self._opened.pop(asyncio.get_running_loop(), None)
+        if opened is None:
+            return
+        backend, producers = opened
+        try:
+            async with asyncio.timeout(self.settings.call_timeout_ms / 1000):
+                for producer in producers.values():
+                    await producer.aclose()
+        except TimeoutError:
+            pass  # Redis does not answer, or a partition is full: closing fails the sends that still wait.
+        await backend.aclose()
 
     def close(self) -> None:
         """Close the producers and connections that ``Stream.sync`` opened; a later send opens new ones.

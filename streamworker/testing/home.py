@@ -7,7 +7,6 @@ from dataclasses import replace
 from streamworker.app import App
 from streamworker.errors import ConfigurationError
 from streamworker.runtime.connecting import asked_for
-from streamworker.runtime.send.producers import Producers
 from streamworker.settings import Settings
 from streamworker.testing.clock import JumpingClock
 from streamworker.testing.memory import MemoryServer, is_in_memory
@@ -25,7 +24,7 @@ class Home:
         self.blocks = 0
         self.clock: JumpingClock | None = None
         self._before = app.settings
-        self._opened = app._producers  # noqa: SLF001 - no use to anybody else
+        self._opened = app._opened  # noqa: SLF001 - no use to anybody else
         self._ends = ExitStack()
         self.url = url or app.settings.redis_url
         if url is not None:
@@ -40,7 +39,7 @@ class Home:
             self.clock = self._ends.enter_context(JumpingClock(app.settings.handler_threads))
         if self.url != app.settings.redis_url:
             # A send may be under way in another task: what it uses stays open, beside what is opened now.
-            app._producers = Producers(app.registry.streams)  # noqa: SLF001
+            app._opened = {}  # noqa: SLF001
         trims_ms = app.settings.trim_interval_ms
         if self.clock is not None or (is_in_memory(self.url) and trims_ms == Settings().trim_interval_ms):
             app.settings = replace(app.settings, trim_interval_ms=max(TRIM_MS, trims_ms))
@@ -51,7 +50,7 @@ class Home:
 
     def close(self) -> None:
         """Give the app back what it had."""
-        self.app.settings, self.app._producers = self._before, self._opened  # noqa: SLF001
+        self.app.settings, self.app._opened = self._before, self._opened  # noqa: SLF001
         self._ends.close()
 
 

@@ -114,7 +114,7 @@ def test_what_is_under_way_is_sent_before_the_program_ends(shop: Shop) -> None:
         shop.url,
         """
         threading.Thread(target=orders.sync.send, args=[Order(1)], daemon=True).start()
-        wait_for(lambda: shop.app._producers._opened, "the send has begun")
+        wait_for(lambda: shop.app._opened, "the send has begun")
         """,
     )
     assert done.returncode == 0, done.stderr
@@ -184,7 +184,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_is_away(own_server: EmbeddedServ
         wait_for(is_under_way, "the send is under way")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    ((_, producers),) = shop.app._producers._opened.values()
+    ((_, producers),) = shop.app._opened.values()
     lanes = producers["orders"]._lanes
     threading.Thread(target=press).start()
     # The processes of pytest-xdist ignore Ctrl-C.
@@ -226,8 +226,8 @@ async def test_lifespan_closes_what_a_web_service_opened(shop: Shop) -> None:
     for number in range(2):
         async with shop.app.lifespan("the service"):
             await shop.orders.send(Order(number))
-            assert asyncio.get_running_loop() in shop.app._producers._opened
-        assert asyncio.get_running_loop() not in shop.app._producers._opened
+            assert asyncio.get_running_loop() in shop.app._opened
+        assert asyncio.get_running_loop() not in shop.app._opened
     async with shop.app.lifespan():
         await shop.orders.send(Order(2))
     assert shop.numbers() == [0, 1, 2]
