@@ -25,7 +25,7 @@ from streamworker.runtime.durability import pipelines_of
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
 from streamworker.runtime.send.named import Scheduled
-from streamworker.runtime.send.producer import CHUNK_ENTRIES, ManySender, Producer, Sent
+from streamworker.runtime.send.producer import CHUNK_ENTRIES, Due, ManySender, Producer, Sent
 from streamworker.settings import Settings
 
 T = TypeVar("T")
@@ -238,10 +238,7 @@ class Stream(Generic[T]):
         ...     await questions.schedule(Question(order.id), id=f"ask-{order.id}", after="24 hours")
         """
         due = _due(after, at)
-        producer = self.app.producer(self)
-        return await producer.schedule(
-            record, id=id, due=due, replace=replace, headers=headers, timeout=timeout
-        )
+        return await self.app.producer(self).schedule(record, id, due, replace, headers, timeout)
 
     async def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
         """Cancel a record that was scheduled, and return whether it will never be sent.
@@ -249,7 +246,7 @@ class Stream(Generic[T]):
         False means that it was sent, was cancelled before, or is unknown. ``key`` is the key of the record,
         by which its partition is found; None for a record without a key.
         """
-        return await self.app.producer(self).cancel(id, key=key, timeout=timeout)
+        return await self.app.producer(self).cancel(id, key, timeout)
 
     async def send_many(
         self,
@@ -402,8 +399,7 @@ def specs_of(into: IntoStreams) -> Targets:
     )
 
 
-def _due(after: Duration | None, at: datetime | None) -> tuple[Literal["after", "at"], int]:
-    """Return when a record is due, as the script takes it."""
+def _due(after: Duration | None, at: datetime | None) -> Due:
     if (after is None) == (at is None):
         raise ConfigurationError(
             "A record is scheduled without a time, or with two.",

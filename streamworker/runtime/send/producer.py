@@ -47,6 +47,11 @@ PACK_IN_THREAD_ROWS = 10_000
 """Parts with more rows are packed in a thread: they take a millisecond, and pyarrow releases the GIL."""
 
 
+Headers = Mapping[str, str | bytes]
+Due = tuple[Literal["after", "at"], int]
+"""When a record is due, as the script takes it."""
+
+
 class Sent(NamedTuple):
     """The partition and entry id of a record that was sent."""
 
@@ -83,7 +88,7 @@ class Producer:
         record: Any,
         *,
         id: str | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
+        headers: Headers | None = None,
         on_full: OnFull = "wait",
         timeout: Duration | None = None,
     ) -> Sent:
@@ -94,30 +99,20 @@ class Producer:
         partition, part = self.begin(record, headers, on_full)
         return Sent(partition, await self._lanes.confirmed(part, partition, _seconds(timeout)))
 
-    def begin(
-        self, record: Any, headers: Mapping[str, str | bytes] | None, on_full: OnFull
-    ) -> tuple[int, Part]:
+    def begin(self, record: Any, headers: Headers | None, on_full: OnFull) -> tuple[int, Part]:
         """Begin to send one record; its part is done when Redis has it."""
         partition, entry, size = self.prepared(record, header_fields(headers))
         return partition, self._lanes.queue((partition, (entry,), size, 1), on_full)
 
     async def schedule(
-        self,
-        record: Any,
-        *,
-        id: str,
-        due: tuple[Literal["after", "at"], int],
-        replace: bool = False,
-        headers: Mapping[str, str | bytes] | None = None,
-        timeout: Duration | None = None,
+        self, record: Any, id: str, due: Due, replace: bool, headers: Headers | None, timeout: Duration | None
     ) -> Scheduled:
         """Keep one record until it is due. See ``Stream.schedule``."""
         entry, _ = self._encoded(record, header_fields(headers))
-        return await self._named.schedule(
-            self._key_of(record), id, entry, due, _seconds(timeout), replace=replace
-        )
+        key = self._key_of(record)
+        return await self._named.schedule(key, id, entry, due, _seconds(timeout), replace=replace)
 
-    async def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
+    async def cancel(self, id: str, key: object, timeout: Duration | None) -> bool:
         """Drop a record that waits. See ``Stream.cancel``."""
         return await self._named.cancel(canonical_key(key), id, _seconds(timeout))
 
