@@ -1,6 +1,7 @@
 """``streamworker status``, ``lag`` and ``history``: show members, owners, lag and rebalances of a group."""
 
 from dataclasses import asdict
+from typing import Any
 
 import anyio
 
@@ -66,21 +67,14 @@ async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
 
 
 def _print_holdings(holdings: Holdings, unread: set[str]) -> None:
-    print_table(
-        ("", "name", "records", "memory", "oldest", "kept"),
-        [
-            (
-                each.kind,
-                each.name,
-                each.records if each.kind != "state" else None,
-                memory(each.size),
-                local_time(each.oldest_ms) if each.oldest_ms else None,
-                kept(each, holdings.taken_ms),
-            )
-            for each in holdings.held
-            if each.size or each.kind in ("stream", "acked log")
-        ],
-    )
+    rows = []
+    for each in holdings.held:
+        if each.size or each.kind in ("stream", "acked log"):
+            records = each.records if each.kind != "state" else None
+            oldest = local_time(each.oldest_ms) if each.oldest_ms else None
+            stays = kept(each, holdings.taken_ms)
+            rows.append((each.kind, each.name, records, memory(each.size), oldest, stays))
+    print_table(("", "name", "records", "memory", "oldest", "kept"), rows)
     for each in holdings.held:
         if each.kind == "acked log" and each.records and each.name in unread:
             say(
@@ -145,21 +139,16 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
       streamworker lag shop:app --json
     """
     taken = run_async(take_all, resolve_processors(app, processor))
+    facts = [_lag_of(snapshot) for snapshot in taken]
     if json:
-        print_json([_lag_of(snapshot) for snapshot in taken])
+        print_json(facts)
         return
     for snapshot in taken:
         say(*snapshot.problems)
-    rows = [
-        (
-            snapshot.processor,
-            snapshot.stream,
-            snapshot.lag,
-            max((view.lag for view in snapshot.partitions), default=0),
-            sum(view.dead for view in snapshot.partitions),
-        )
-        for snapshot in taken
-    ]
+    rows = []
+    for each in facts:
+        largest = max(each["partitions"].values(), default=0)
+        rows.append((each["processor"], each["stream"], each["lag"], largest, each["dead"]))
     print_table(("processor", "stream", "lag", "largest", "dead"), rows)
     behind = [
         (snapshot.processor, view.partition, view.lag, view.state, _name(snapshot, view.owner))
@@ -203,25 +192,17 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
         if not problems:
             say("Nothing has changed yet: no worker has joined.")
         return
-    print_table(
-        ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions"),
-        [
-            (
-                local_time(change.at_ms, "milliseconds"),
-                snapshot.processor,
-                change.generation,
-                change.cause,
-                change.member,
-                len(change.moved),
-                "moving" if change.ms is None else change.ms,
-                ranges(change.moved) if change.moved else "",
-            )
-            for snapshot, change in changes
-        ],
-    )
+    rows = []
+    for snapshot, change in changes:
+        what = (snapshot.processor, change.generation, change.cause, change.member, len(change.moved))
+        took = "moving" if change.ms is None else change.ms
+        moved = ranges(change.moved) if change.moved else ""
+        rows.append((local_time(change.at_ms, "milliseconds"), *what, took, moved))
+    columns = ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions")
+    print_table(columns, rows)
 
 
-def _lag_of(snapshot: GroupSnapshot) -> dict[str, object]:
+def _lag_of(snapshot: GroupSnapshot) -> dict[str, Any]:
     return {
         "processor": snapshot.processor,
         "stream": snapshot.stream,
@@ -242,58 +223,29 @@ def _print_status(snapshot: GroupSnapshot) -> None:
     )
     if snapshot.members:
         is_weighted = any(member.load or member.capacity != 1 for member in snapshot.members)
-        print_table(
-            (
-                *("member", "id", "host", "pid", "state", "partitions", "heartbeat"),
-                *(("load", "capacity") if is_weighted else ()),
-            ),
-            [
-                (
-                    member.name,
-                    member.id,
-                    member.host,
-                    member.pid,
-                    member.state,
-                    len(member.partitions),
-                    duration(member.beat_age_ms),
-                    *((f"{member.load / 10:.0f} %", member.capacity) if is_weighted else ()),
-                )
-                for member in snapshot.members
-            ],
-        )
+        rows = []
+        for each in snapshot.members:
+            row = [each.name, each.id, each.host, each.pid, each.state, len(each.partitions)]
+            load = [f"{each.load / 10:.0f} %", each.capacity] if is_weighted else []
+            rows.append([*row, duration(each.beat_age_ms), *load])
+        names = ["member", "id", "host", "pid", "state", "partitions", "heartbeat"]
+        print_table([*names, *(["load", "capacity"] if is_weighted else [])], rows)
     else:
         say("No worker runs.")
     say("")
     sends = any(view.outbox for view in snapshot.partitions)
-    print_table(
-        (
-            *("partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"),
-            *(("outbox",) if sends else ()),
-            "reason",
-        ),
-        [
-            (
-                view.partition,
-                _name(snapshot, view.owner),
-                view.epoch,
-                view.state,
-                view.checkpoint,
-                view.lag,
-                view.rows,
-                view.dead,
-                *((view.outbox,) if sends else ()),
-                held_up(view, snapshot.taken_ms),
-            )
-            for view in snapshot.partitions
-        ],
-    )
+    rows = []
+    for view in snapshot.partitions:
+        owned = [view.partition, _name(snapshot, view.owner), view.epoch, view.state, view.checkpoint]
+        counts = [view.lag, view.rows, view.dead, *([view.outbox] if sends else [])]
+        rows.append([*owned, *counts, held_up(view, snapshot.taken_ms)])
+    names = ["partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"]
+    print_table([*names, *(["outbox"] if sends else []), "reason"], rows)
 
     if snapshot.tables:
         say("")
-        print_table(
-            ("table", "keys", "memory"),
-            [(table.name, table.keys, memory(table.bytes)) for table in snapshot.tables],
-        )
+        tables = [(table.name, table.keys, memory(table.bytes)) for table in snapshot.tables]
+        print_table(("table", "keys", "memory"), tables)
 
 
 def _name(snapshot: GroupSnapshot, member_id: str | None) -> str:
