@@ -58,6 +58,7 @@ def test_a_run_without_a_mistake_passes() -> None:
     assert outcome(["tests/contract/test_packs.py", "tests/core/test_outbox.py"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.full("runs a test of others for each mistake")
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # A mistake by which something never happens is found when the wait for it ends.

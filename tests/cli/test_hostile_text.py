@@ -225,6 +225,7 @@ def test_each_command_is_walked() -> None:
     assert set(commands(typer.main.get_command(command_line))) == LOOKS.keys() | ELSEWHERE.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.full("runs 20 commands")
 def test_no_command_passes_on_to_a_pipe_what_a_terminal_obeys(
     hostile: dict[str, str], streamworker: Invoke

@@ -27,6 +27,7 @@ def table(frame):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.full("Spark and workers take 20 s of CPU")
 @pytest.mark.slow
 @pytest.mark.timeout(300)

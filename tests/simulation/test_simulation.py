@@ -35,7 +35,11 @@ SOAK = pytest.mark.soak
             100,
             300,
             id="three_hundred_more",
-            marks=[pytest.mark.full("both cores for ten seconds"), pytest.mark.timeout(900)],
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.full("both cores for ten seconds"),
+                pytest.mark.timeout(900),
+            ],
         ),
         # As `make nightly` asks for it: three minutes on two fast cores.
         pytest.param(0, 10_000, id="ten_thousand", marks=[SOAK, pytest.mark.timeout(2_700)]),

@@ -22,7 +22,7 @@ from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH
 from tests.spark.processes import START_S, Driver, few_and_many
 
-pytestmark = pytest.mark.full("a query of Spark takes seconds")
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 BATCHES_A_LIFE = 4
 ENTRIES_A_BATCH = 20

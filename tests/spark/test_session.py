@@ -17,7 +17,7 @@ from streamworker.spark.source.datasource import StreamworkerDataSource
 from tests.spark.acked import AckedLog
 from tests.spark.queries import batch
 
-pytestmark = pytest.mark.full("a query of Spark takes seconds")
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 cloudpickle: Any = untyped_cloudpickle
 
