@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated
 
 import anyio
-import typer
 
 from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, option
 from streamworker.cli.output import say
-from streamworker.cli.support import connected, give_up, group_keys, run_async
+from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async
 from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of, ranges
 from streamworker.declaring.specs import ProcessorSpec
@@ -77,13 +76,8 @@ def retry(
 async def _give(
     app: App, spec: ProcessorSpec, request: Request, partitions: list[int] | None, why: str, wait: str
 ) -> None:
-    keys, every = group_keys(spec), range(spec.stream.partitions)
-    wanted = sorted(set(partitions)) if partitions else list(every)
-    if wrong := [p for p in wanted if p not in every]:
-        raise typer.BadParameter(
-            f"{spec.stream.name} has partitions 0 to {len(every) - 1}, and not {ranges(wrong)}.",
-            param_hint="--partition",
-        )
+    keys, wanted = group_keys(spec), sorted(set(partitions or range(spec.stream.partitions)))
+    check_partitions(spec.stream, wanted, "--partition")
     wait_s = duration_ms(wait, "--wait") / 1000
     async with connected(app) as backend:
         before = await read_locks(backend, keys, wanted)

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from traceback import format_exception
 from typing import Any, NoReturn, TypeVar
@@ -14,7 +14,8 @@ from streamworker.cli.exit_codes import ExitCode, code_for
 from streamworker.cli.output import say
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable_lines
-from streamworker.declaring.specs import ProcessorSpec
+from streamworker.core.words import ranges
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
@@ -93,6 +94,13 @@ def ask(app: StreamApp, function: Callable[..., Awaitable[T]], *arguments: Any) 
 def connected(app: StreamApp) -> Backend:
     """Open a connection to the app's Redis for the calls of a command."""
     return opened(app.settings, f"{app.name}:cli", CONNECTIONS)
+
+
+def check_partitions(stream: StreamSpec, wanted: Iterable[int], hint: str) -> None:
+    """Refuse partitions that the stream does not have."""
+    if wrong := [p for p in wanted if not 0 <= p < stream.partitions]:
+        there = f"{stream.name} has partitions 0 to {stream.partitions - 1}"
+        raise typer.BadParameter(f"{there}, and not {ranges(wrong)}.", param_hint=hint)
 
 
 def group_keys(spec: ProcessorSpec) -> GroupKeys:

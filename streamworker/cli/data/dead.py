@@ -17,7 +17,7 @@ from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
 from streamworker.cli.output import confirm, console, local_time, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
-from streamworker.cli.support import ask, give_up, group_keys
+from streamworker.cli.support import ask, check_partitions, give_up, group_keys
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
@@ -275,10 +275,7 @@ def _parse_letter(text: str, spec: ProcessorSpec, hint: str = "LETTER") -> tuple
             f"{text!r} is no PARTITION/ID such as 3/1769860800000-0, as `dead list` prints it.",
             param_hint=hint,
         )
-    if int(partition) >= (count := spec.stream.partitions):
-        raise typer.BadParameter(
-            f"{spec.stream.name} has partitions 0 to {count - 1}, and not {partition}.", param_hint=hint
-        )
+    check_partitions(spec.stream, [int(partition)], hint)
     try:
         return int(partition), EntryId.parse(letter_id)
     except ConfigurationError as error:
@@ -438,11 +435,7 @@ def _as_json(stream: StreamSpec, letter: StoredLetter) -> dict[str, object]:
         "letter": _name(letter),
         "partition": letter.partition,
         "entry": str(letter.entry_id),
-        "error": letter.error,
-        "traceback": letter.traceback,
-        "attempts": letter.attempts,
-        "at_ms": letter.at_ms,
-        "by": letter.by,
+        **{name: getattr(letter, name) for name in ("error", "traceback", "attempts", "at_ms", "by")},
         "fields": _fields(stream, letter),
         "record": None if record is None else msgspec.to_builtins(record, enc_hook=str),
     }

@@ -11,7 +11,7 @@ from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, Yes, option
 from streamworker.cli.output import confirm, local_time, print_table, say
 from streamworker.cli.requests import Partition
-from streamworker.cli.support import connected, give_up, group_keys, run_async, take
+from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
 from streamworker.core.words import counted
@@ -136,10 +136,7 @@ async def _reset(
     yes: bool,
 ) -> None:
     wanted = sorted(set(partitions or range(spec.stream.partitions)))
-    if wanted[0] < 0 or wanted[-1] >= spec.stream.partitions:
-        raise typer.BadParameter(
-            f"The partitions are 0 to {spec.stream.partitions - 1}.", param_hint="--partition"
-        )
+    check_partitions(spec.stream, wanted, "--partition")
     async with connected(app) as backend:
         await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
         if not dry_run:

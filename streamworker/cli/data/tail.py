@@ -10,7 +10,7 @@ import typer
 from streamworker.cli.data.wording import decoded
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import local_time, print_json, say
-from streamworker.cli.support import ask, connected, group_keys, run_async
+from streamworker.cli.support import ask, check_partitions, connected, group_keys, run_async
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.declaring.stream import Stream
@@ -65,9 +65,7 @@ def peek(
       streamworker peek shop:price 7 --last 3
     """
     app, spec = resolve_processor(processor)
-    partitions = spec.stream.partitions
-    if partition >= partitions:
-        raise typer.BadParameter(f"The stream has partitions 0 to {partitions - 1}.", param_hint="PARTITION")
+    check_partitions(spec.stream, [partition], "PARTITION")
     print_json(ask(app, _peek, group_keys(spec), partition, last))
 
 
