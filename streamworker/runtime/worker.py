@@ -1,9 +1,7 @@
-"""A worker process: it runs one group for each of its processors and shuts down in two stages.
+"""A worker process: it runs one group for each of its processors, and ``watch.stages`` ends it.
 
-On the first SIGTERM or SIGINT the worker drains: each partition finishes its current batch, commits it and
-is released, and the process exits with code 0. On a second signal, or ``shutdown_timeout_ms`` after the
-first, the process exits at once with ``FORCED``. Another worker then handles again what was not
-committed. ``stages`` implements this.
+When it is told to stop, each partition finishes its current batch, commits it and is released. Another
+worker handles again what was not committed.
 """
 
 import asyncio

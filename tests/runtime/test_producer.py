@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ import pytest
 import redis
 
 from streamworker.core.data.partitioner import partition_for
+from streamworker.core.pauses import Pauses
 from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
@@ -103,7 +105,8 @@ async def test_a_full_partition_raises_or_waits_as_asked(
     A timeout that ends between two tries says that it is full, and nothing was written; one that ends
     within a try cannot know. So the pause between them is long here.
     """
-    monkeypatch.setattr("streamworker.runtime.send.lanes.FULL_PAUSE_MS", (4_000, 4_000))
+    pauses = partial(Pauses, first_ms=4_000, max_ms=4_000)
+    monkeypatch.setattr("streamworker.runtime.send.lanes.full_pauses", pauses)
     async with bench(redis_url, run=False, stream={"records_max": 10}) as desk:
         await desk.acquire(0, "w1")
         await desk.send(range(10))

@@ -33,6 +33,7 @@ from streamworker.redisio.data.streams import slowest_group
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
+from streamworker.runtime.send.lanes import full_pauses
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
@@ -40,8 +41,6 @@ from streamworker.settings import Settings
 HELD_BYTES = 1024 * 1024
 """Bytes of messages of one outbox that a worker holds; it reads the others when these are through."""
 ROUND_BYTES = 4 * 1024 * 1024
-FULL_PAUSE_MS = (20, 500)
-"""The first and the longest pause before a full target is tried again."""
 DIVERGED_PAUSE_MS = 5_000
 """The pause before a target is looked at again that waits for a person."""
 SHOWN_PAUSE_MS = 100
@@ -295,8 +294,7 @@ class Forwarder:
             queue.source.emptied.fire()
 
     async def _again(self, queue: _Queue, reply: ForwardReply) -> None:
-        first_ms, max_ms = FULL_PAUSE_MS
-        queue.pauses = queue.pauses or Pauses(self.rng.random, first_ms=first_ms, max_ms=max_ms)
+        queue.pauses = queue.pauses or full_pauses(self.rng.random)
         pause_ms = queue.pauses.next_ms()
         try:
             if reply.code is ForwardCode.OTHER:

@@ -154,11 +154,6 @@ class Batch:
         """Whether a sender still waits for it."""
         return not all(each.part.given_up for each in self.slices)
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether a sender no longer waits for it."""
-        return any(each.part.given_up for each in self.slices)
-
     def append(self, producer: str, limit: int, pack: Packing = "") -> Append:
         """Return the append command for Redis."""
         first, *others = pieces = [each.entries for each in self.slices]

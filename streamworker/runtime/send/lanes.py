@@ -51,8 +51,8 @@ from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
 PIPELINE_BYTES_MAX = 4 * 1024 * 1024
-FULL_PAUSE_MS = (20, 500)
-"""The first and the longest pause before a full partition is tried again."""
+full_pauses = partial(Pauses, first_ms=20, max_ms=500)
+"""The pauses before a full partition is tried again."""
 FULL_ANSWER_MS = 1_000
 """How long a send whose timeout ends waits for a try at a full partition that is under way."""
 REPEATING = " "
@@ -230,7 +230,8 @@ class Lanes:
         pauses: Pauses | None = None
         while any(batch.is_wanted for batch in batches):
             try:
-                if await self.declaration.make() and any(batch.is_given_up for batch in batches):
+                is_new = await self.declaration.make()
+                if is_new and any(each.part.given_up for batch in batches for each in batch.slices):
                     # Who has given up was told that nothing was written. The others are sent anew.
                     for batch in batches:
                         self._put_back(batch)
@@ -360,8 +361,7 @@ class Lanes:
         tell(lane.parts, full(self._spec, lane.partition))
         if not all(part.given_up for part in lane.parts):
             lane.resting = True
-            first_ms, max_ms = FULL_PAUSE_MS
-            lane.pauses = lane.pauses or Pauses(self._rng.random, first_ms=first_ms, max_ms=max_ms)
+            lane.pauses = lane.pauses or full_pauses(self._rng.random)
             asyncio.get_running_loop().call_later(lane.pauses.next_ms() / 1000, self._rested, lane)
 
     def _found_no_room(self, batch: Batch, length: int) -> bool:

@@ -22,7 +22,7 @@ from streamworker.redisio.scripts import LATER_PUT
 from streamworker.redisio.wire.client import CONNECTIONS
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
-from streamworker.runtime.send.lanes import FULL_PAUSE_MS, Declaration
+from streamworker.runtime.send.lanes import Declaration, full_pauses
 from streamworker.runtime.send.refusals import full, not_begun, refused_later, too_many
 from streamworker.runtime.telling import warn
 
@@ -115,8 +115,7 @@ class NamedSends:
     ) -> IdReply:
         under_way = asyncio.get_running_loop().create_future()
         self._calls.add(under_way)
-        first_ms, max_ms = FULL_PAUSE_MS
-        full_pauses = Pauses(self._rng.random, first_ms=first_ms, max_ms=max_ms)
+        when_full = full_pauses(self._rng.random)
         pauses = Pauses(self._rng.random, max_ms=self._backend.server.pause_max_ms)
         refusal = too_many if call.script is LATER_PUT else full
         trouble: StreamworkerError | None = None
@@ -131,7 +130,7 @@ class NamedSends:
                         return reply
                     if reply.code is AppendCode.REFUSED or (is_full and on_full == "raise"):
                         raise refused_later(self._spec, trouble) if may_be_done else trouble
-                    pause_ms = (full_pauses if is_full else pauses).next_ms()
+                    pause_ms = (when_full if is_full else pauses).next_ms()
                     if not is_full:
                         may_be_done = True
                         warn(_log, "send_unanswered", trouble, stream=self._spec.name, retry_in_ms=pause_ms)

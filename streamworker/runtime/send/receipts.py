@@ -11,16 +11,12 @@ from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 
-LOOK_MS = (2, 100)
-"""The first and the longest pause between two looks at a lock."""
-
 
 async def wait_for_commit(
     backend: Backend, keys: GroupKeys, partition: int, entry_id: EntryId, timeout_s: float | None
 ) -> bool:
     """Return whether a group's checkpoint comes to an entry within the timeout; looks once at least."""
-    first_ms, max_ms = LOOK_MS
-    pauses = Pauses(random.random, first_ms=first_ms, max_ms=max_ms)
+    pauses = Pauses(random.random, first_ms=2, max_ms=100)
     clock = asyncio.get_running_loop().time
     until_s = math.inf if timeout_s is None else clock() + timeout_s
     while True:
