@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from streamworker.core.data.schedules import Missed, When
@@ -126,16 +127,9 @@ class Processor(Wrapper[P, R]):
                     f"Processor {self.name!r} takes Records or has concurrency: it has no batches.",
                     remedy="Take a record or a list without concurrency, or use @app.timer.",
                 )
-            made = describe_timer(
-                function,
-                lambda name: _every(every, name),
-                missed,
-                spec,
-                self._app.registry.resources,
-                into,
-                when,
-            )
-            self._app.registry.processors[self.name] = replace(spec, timers=(*spec.timers, made))
+            known = self._app.registry
+            made = describe_timer(function, partial(_every, every), missed, spec, known.resources, into, when)
+            known.processors[self.name] = replace(spec, timers=(*spec.timers, made))
             return Timer(made, function)
 
         return bind
