@@ -11,7 +11,7 @@ from streamworker.records.statetables import TableForm, Watched, alive
 from streamworker.records.types import read_hint
 from streamworker.redisio.data.statetables import count_values, read_fields, read_table
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.connecting import connected
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -103,15 +103,10 @@ class Table(Generic[K, V]):
 
         Each partition is read at one moment, with one command; the partitions are read at different moments.
         """
-        settings = self.app.settings
+        settings, name = self.app.settings, f"{self.app.name}:scan"
         for each in self._partitions(partition):
             # With a connection and a deadline of its own: a reply may have many megabytes.
-            async with Backend.open(
-                settings.redis_url,
-                name=f"{self.app.name}:scan",
-                call_timeout_ms=SCAN_TIMEOUT_MS,
-                allow_plaintext=settings.allow_plaintext,
-            ) as backend:
+            async with connected(settings, name, 1, call_timeout_ms=SCAN_TIMEOUT_MS) as backend:
                 found = await read_table(backend, self._keys, self.name, each)
             for field, body in found.items():
                 yield self._form.key_of(field, body), self._form.value_of(field, body)

@@ -10,8 +10,12 @@ asked_for: set[str] = set()
 """The URLs of servers that a test has started or named itself."""
 
 
-def connected(settings: Settings, name: str, connections: int) -> Backend:
+def connected(
+    settings: Settings, name: str, connections: int, *, call_timeout_ms: int | None = None
+) -> Backend:
     """Return a backend with a name in ``CLIENT LIST``; its first call connects.
+
+    ``call_timeout_ms`` is for calls with large replies; None is that of the settings.
 
     Raises
     ------
@@ -31,7 +35,7 @@ def connected(settings: Settings, name: str, connections: int) -> Backend:
     return Backend.open(
         settings.redis_url,
         name=name,
-        call_timeout_ms=settings.call_timeout_ms,
+        call_timeout_ms=call_timeout_ms or settings.call_timeout_ms,
         connections=connections,
         allow_plaintext=settings.allow_plaintext,
         credentials=settings.credentials,

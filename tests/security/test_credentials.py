@@ -103,17 +103,17 @@ async def test_every_node_of_a_cluster_and_what_sentinels_name_get_what_the_prov
     assert server.password not in bare
     app = App("shop", redis_url=bare, credential_provider="nodes_auth:login")
     orders = app.stream("orders", Order, key="customer", partitions=6)
-    seen: set[str] = set()
+    seen = app.table("seen", bool)
 
-    @app.processor(orders)
+    @app.processor(orders, tables=[seen])
     async def take(order: Order) -> None:
-        seen.add(order.customer)
+        seen.set(order.customer, True)
 
     names = {f"customer {number}" for number in range(100)}
     async with local_worker(app, url=bare) as worker:
         await orders.send_many([Order(name) for name in sorted(names)])
         await worker.until_drained()
-    assert seen == names
+        assert {name async for name, _ in seen.scan()} == names
 
     monkeypatch.setattr("streamworker.spark.source.connection._clients", {})
     monkeypatch.setitem(os.environ, "STREAMWORKER_REDIS_URL", bare)
