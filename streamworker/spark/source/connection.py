@@ -219,12 +219,12 @@ class Connection:
         self.retry_timeout_ms = retry_timeout_ms
         """How long a call is retried while Redis does not answer."""
 
-    def wait_for(self, ends: Mapping[str, str], at_most_ms: int) -> None:
-        """Wait until one of these streams has entries after an id, or for a time."""
+    def wait_for(self, ends: Mapping[str, str], at_most_ms: int) -> bool:
+        """Wait until one of these streams has entries after an id, or for a time; return whether it may."""
         if kind_of(resolve(self.name)) == CLUSTER:  # No command waits for keys of several nodes.
             time.sleep(at_most_ms / 1000 / CLUSTER_LOOKS)
-        else:
-            self.call(lambda redis: redis.xread(ends, count=1, block=at_most_ms))
+            return True
+        return bool(self.call(lambda redis: redis.xread(ends, count=1, block=at_most_ms)))
 
     def pipeline(self, commands: Sequence[tuple[Any, ...]], *, retry: bool = True) -> list[Any]:
         """Send commands together, as :meth:`call` does; return their answers."""

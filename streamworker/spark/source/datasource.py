@@ -296,8 +296,8 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         position = offsets.from_json(start, self._of)
         tails, now_ms = self._logs.tails_and_time()
         waits_ms = self._options.idle_wait_ms if self._target_offset is None else 0
-        if waits_ms and not any(offsets.lag(position, tails).values()):
-            self._logs.wait(position, waits_ms)
+        is_idle = waits_ms and not any(offsets.lag(position, tails).values())
+        if is_idle and self._logs.wait(position, waits_ms):
             tails, now_ms = self._logs.tails_and_time()
         self._tails = tails
         self._check(position, position, tails)

@@ -109,13 +109,14 @@ class AckedLogs:
             if self._partitions == len(looked_at):
                 return {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}, ms_of(time)
 
-    def wait(self, after: Offset, at_most_ms: int) -> None:
-        """Wait until a log has rows after an offset, or for a time."""
+    def wait(self, after: Offset, at_most_ms: int) -> bool:
+        """Wait until a log has rows after an offset, or for a time; return whether there may be some."""
         ends = {self._keys.acked(p): f"{position.rows}-0" for p, position in after.items()}
         try:
-            self._connection.wait_for(ends, at_most_ms)
+            return self._connection.wait_for(ends, at_most_ms)
         except BackendRefused:  # ACL files made by earlier versions do not allow it.
             time.sleep(at_most_ms / 1000)
+            return True
 
     def first_positions(self, tails: Offset) -> dict[int, Position]:
         """Return the position before the oldest row that each log still holds: not 0 after a trim.
