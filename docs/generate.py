@@ -235,7 +235,8 @@ def keys_page() -> str:
         "| `crc` | CRC-32 of `batch`, decimal |",
         "| `codec`, `size` | `none`, `lz4`, `zstd`, or [`dense`](decisions/README.md) for a batch of less than 1 KB or "
         "so, and the size before compression |",
-        "| `batch` | the Arrow record batch, serialised without its schema |",
+        "| `batch` | the Arrow record batch, serialised without its schema. With `log_metadata` its "
+        "last columns are `sw:key`, `sw:sent_at` and `sw:headers`. |",
     ]
     return "\n".join(lines) + "\n"
 

@@ -155,14 +155,19 @@ class Call:
     def headers(self) -> list[dict[str, str]]:
         """The headers of each record's entry."""
         return [
-            {
-                name[len(HEADER_PREFIX) :].decode("utf-8", "replace"): value.decode("utf-8", "replace")
-                for name, value in entry.fields.items()
-                if name.startswith(HEADER_PREFIX)
-            }
+            headers_of(entry)
             for entry in self.entries
             for _ in ((entry,) if self._ids_of is None else self._ids_of(entry))
         ]
+
+
+def headers_of(entry: Entry) -> dict[str, str]:
+    """Return the headers of the record in an entry."""
+    return {
+        name[len(HEADER_PREFIX) :].decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in entry.fields.items()
+        if name.startswith(HEADER_PREFIX)
+    }
 
 
 class Context:

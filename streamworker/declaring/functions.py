@@ -65,6 +65,12 @@ def describe(
     forwards = produced is not None and not has_several_types(into)
     if options.forward is not None:
         forwards = options.forward
+    if options.log_metadata and (mode is not FunctionMode.RECORD or stream.codec == "arrow" or not forwards):
+        raise refused(
+            whose,
+            "has log_metadata, and its acked log gets no row of one record.",
+            f"Let it take one {stream.record.name} and return rows, or drop log_metadata.",
+        )
     one_by_one = mode is FunctionMode.RECORD and options.concurrency == 1
     return ProcessorSpec(
         name=name,

@@ -29,6 +29,7 @@ class ProcessorOptions:
     forward: bool | None = None
     output: type | None = None
     log_retention: RetentionLike | None = None
+    log_metadata: bool = False
     concurrency: int = 1
     ordered_by: OrderedBy = "key"
     start: Start = "earliest"
@@ -69,6 +70,7 @@ class Options(TypedDict, total=False):
     forward: bool | None
     output: type | None
     log_retention: RetentionLike | None
+    log_metadata: bool
     concurrency: int
     ordered_by: OrderedBy
     start: Start

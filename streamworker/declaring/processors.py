@@ -216,6 +216,10 @@ def processor(
     log_retention
         How long rows of the acked log stay after all readers have read them; see ``retention`` of a stream.
         A log without any reader keeps a day if None.
+    log_metadata
+        Whether the acked log keeps, beside each row, the key, the time and the headers of the record that it
+        was made of, which Spark shows as ``_key``, ``_sent_at`` and ``_headers``. For a function that takes
+        one record. Once a log has them, it keeps them.
     concurrency
         Maximum concurrent calls in one partition, for a function that takes one record and waits
         for I/O. Such a function has no ``ctx.state``.

@@ -20,6 +20,7 @@ from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
+from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -317,8 +318,8 @@ class Partitions:
             if trims := {p: runner.commits.trims for p, runner in self.running().items()}:
                 await trim_once(self._trimmer, trims)
             await self._expire()
-            if self._running and self.spec.forward and (output := self.spec.output):
+            if self._running and self.spec.forward and self.spec.output:
                 try:  # Somebody may have deleted its schema.
-                    await schemas.provision_schema(self.backend, self.keys, output.arrow_schema(), again=True)
+                    await schemas.provision_schema(self.backend, self.keys, log_schema(self.spec), again=True)
                 except StreamworkerError as error:
                     warn(self.log, "schema_unreadable", error)

@@ -7,6 +7,7 @@ from streamworker.core.data.retention import Retention
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
+from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -46,4 +47,4 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         # when partitions wait.
         pa.array([0])
     if spec.forward and spec.output is not None:
-        await schemas.provision_schema(backend, keys, spec.output.arrow_schema())
+        await schemas.provision_schema(backend, keys, log_schema(spec))

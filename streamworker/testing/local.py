@@ -31,7 +31,7 @@ from streamworker.declaring.table import Table
 from streamworker.declaring.timers import Timer
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
-from streamworker.redisio.data.ackedlog import decode_entry
+from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
 from streamworker.redisio.data.dead import StoredLetter, list_dead
 from streamworker.redisio.data.schemas import stored_schemas
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
@@ -264,7 +264,8 @@ class LocalWorker:
         rows: list[dict[str, Any]] = []
         for partition in partitions:
             for entry in await self._entries(keys.acked(partition)):
-                rows += decode_entry(entry.id, entry.fields, schemas).to_pylist()
+                found = decode_entry(entry.id, entry.fields, schemas)
+                rows += without_metadata(found).to_pylist()
         return rows
 
     async def dead_letters(self, processor: ProcessorName) -> list[StoredLetter]:

@@ -2,11 +2,12 @@
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pytest
 
-from streamworker import App, ConfigurationError, Context
+from streamworker import App, ConfigurationError, Context, Records
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -97,3 +98,18 @@ def test_a_type_without_an_arrow_form_is_refused_when_the_app_is_made() -> None:
         @app.processor(orders)
         async def odd(order: Order) -> Strange:
             return Strange(order.customer, order)
+
+
+@pytest.mark.parametrize("takes", [list[Order], Records[Order], Order])
+def test_rows_of_no_one_record_cannot_have_its_metadata(takes: Any) -> None:
+    """A function that takes several records, and one whose rows go to no acked log, is refused by name."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer")
+
+    async def keep(given: Any) -> None:
+        """Return nothing."""
+
+    keep.__annotations__ = {"given": takes, "return": None}
+    forward = None if takes is Order else True
+    with pytest.raises(ConfigurationError, match=r"keep.* has log_metadata.*drop log_metadata"):
+        app.processor(orders, log_metadata=True, forward=forward)(keep)

@@ -44,6 +44,7 @@ def test_a_url_or_password_as_an_option_is_refused_and_not_shown(name: str, valu
         ("parallelism", "0"),
         ("failOnDataLoss", "yes"),
         ("includeMetadata", "1"),
+        ("includeHeaders", "yes"),
         ("endingTimestamp", "soon"),
         ("idleWait", "-1"),
         ("retryTimeout", "soon"),

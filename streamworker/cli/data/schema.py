@@ -19,6 +19,7 @@ from streamworker.records.evolution import changes, json_schema, may_hold
 from streamworker.records.statetables import alive
 from streamworker.records.types import RecordKind
 from streamworker.redisio.data import schemas, streams
+from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.statetables import count_values
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -157,8 +158,7 @@ def _reason(error: RecordError) -> str:
 
 
 async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) -> list[Finding]:
-    assert spec.output is not None
-    told = await schemas.changes_to(backend, group_keys(spec), spec.output.arrow_schema())
+    told = await schemas.changes_to(backend, group_keys(spec), log_schema(spec))
     readers = f"; its pipelines are {', '.join(pipelines)}" if pipelines else ""
     effect = f"breaks: workers refuse to start, since the acked log holds other rows{readers}"
     return [Finding(f"{spec.name} (rows)", each, effect, True) for each in told]

@@ -129,14 +129,14 @@ async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int)
 
 
 async def _peek(backend: Backend, keys: GroupKeys, partition: int, last: int) -> list[dict[str, Any]]:
-    from streamworker.redisio.data.ackedlog import decode_entry
+    from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
     from streamworker.redisio.data.schemas import stored_schemas
 
     schemas = await stored_schemas(backend, keys)
     reply = await backend.execute("XREVRANGE", keys.acked(partition), "+", "-", "COUNT", last)
     rows: list[dict[str, Any]] = []
     for entry in Entries.of(reply):  # Newest first.
-        found = decode_entry(entry.id, entry.fields, schemas).to_pylist()
+        found = without_metadata(decode_entry(entry.id, entry.fields, schemas)).to_pylist()
         rows += [{"row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
         if len(rows) >= last:
             break

@@ -20,7 +20,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -115,6 +115,28 @@ class ChainLink(NamedTuple):
 
 
 # -- schemas ---------------------------------------------------------------------------------
+
+ROW_METADATA = pa.schema(
+    [
+        ("sw:key", pa.string()),
+        ("sw:sent_at", pa.timestamp("us", "UTC")),
+        ("sw:headers", pa.map_(pa.string(), pa.string())),
+    ]
+)
+"""Columns that a log has beside those of its rows, if its processor has ``log_metadata``: of the record that
+the row was made of its key as text, the time of its entry's id, and its headers. No field of a record has
+such a name."""
+
+
+def log_schema(processor: Any) -> pa.Schema:
+    """Return the schema of the acked log of a processor, of which ``processor`` is the ``ProcessorSpec``."""
+    rows = (processor.output or processor.stream.record).arrow_schema()
+    return pa.schema([*rows, *ROW_METADATA]) if processor.options.log_metadata else rows
+
+
+def without_metadata(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of a log alone."""
+    return rows.select([name for name in rows.schema.names if name not in ROW_METADATA.names])
 
 
 def serialize_schema(schema: pa.Schema) -> bytes:

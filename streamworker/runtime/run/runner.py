@@ -35,6 +35,7 @@ from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import Invoker, SetAside
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.keyed import KeyedMode
+from streamworker.runtime.run.modes.metadata import MetadataInvoker
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
@@ -241,7 +242,8 @@ def build_runner(
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
     if not spec.uses_columns:
         if spec.mode is FunctionMode.RECORD:
-            return Invoker, KeyedMode if spec.options.concurrency > 1 else RecordMode
+            invoker = MetadataInvoker if spec.options.log_metadata else Invoker
+            return invoker, KeyedMode if spec.options.concurrency > 1 else RecordMode
         return Invoker, BatchMode if spec.mode is FunctionMode.BATCH else StreamMode
     # Importing pyarrow's functions costs 9 MB and 0.1 s, which other processors do not need.
     from streamworker.runtime.run.modes.columns import ColumnsInvoker, RowsMode

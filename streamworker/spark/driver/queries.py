@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
+from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.spark.driver.checks import (
     BATCHES,
     FILE_FORMATS,
@@ -70,7 +71,7 @@ def source_rows(
     and those of the newest schema in Redis: workers of a newer version than this process may forward more.
     """
     from streamworker.spark.source.datasource import FORMAT
-    from streamworker.spark.source.schema import spark_schema
+    from streamworker.spark.source.schema import declared_schema
 
     options = source_options(spec, processor)
     given = {name.lower(): value for name, value in options.items()}
@@ -78,12 +79,11 @@ def source_rows(
         options["siblings"] = ",".join(siblings)
     if "parallelism" not in given:
         options["parallelism"] = str(session.parallelism)
-    record = processor.output or processor.stream.record
     if spec.mode == "complete" and "failondataloss" not in given:
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
         options |= {"sinkPath": _absolute(str(spec.path)), "sinkCheckpoint": _absolute(checkpoint_of(spec))}
-    options.setdefault("recordSchema", spark_schema(record.arrow_schema()).json())
+    options.setdefault("recordSchema", declared_schema(log_schema(processor)).json())
     # Each query needs its own registration: see ``register``.
     register(session.spark, by_value=session.remote)
     return session.spark.readStream.format(FORMAT).options(**options).load()

@@ -45,7 +45,14 @@ from streamworker.spark.source import offsets
 from streamworker.spark.source.logs import TRIMMED_REMEDY, AckedLogs, LogEntry, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
-from streamworker.spark.source.schema import Conformer, arrow_target, coalesce, spark_schema, widen
+from streamworker.spark.source.schema import (
+    Conformer,
+    arrow_target,
+    coalesce,
+    declared_schema,
+    spark_schema,
+    widen,
+)
 from streamworker.spark.source.table import check_holds
 
 log = logging.getLogger(__name__)
@@ -87,7 +94,7 @@ class StreamworkerDataSource(DataSource):
         options = parse_options(self.options)
         logs = AckedLogs(options)
         if options.record_schema is None:
-            return spark_schema(logs.schema(), include_metadata=options.include_metadata)
+            return _declared(options, logs.schema())
         # The driver waits for this answer, and starts the query again if Redis is away.
         try:
             schema = arrow_target(StructType.fromJson(json.loads(options.record_schema)))
@@ -96,8 +103,8 @@ class StreamworkerDataSource(DataSource):
                 f"Option recordSchema is no schema: {error}", remedy="It is what StructType.json() returns."
             ) from None
         if (current := logs.current_schema(retry=False)) is not None:
-            schema = widen(schema, arrow_target(spark_schema(current)))
-        return spark_schema(schema, include_metadata=options.include_metadata)
+            schema = widen(schema, arrow_target(declared_schema(current)))
+        return _declared(options, schema)
 
     def reader(self, schema: StructType) -> "LogBatchReader":
         """Return the reader for ``spark.read``."""
@@ -106,6 +113,12 @@ class StreamworkerDataSource(DataSource):
     def streamReader(self, schema: StructType) -> "LogStreamReader":
         """Return the reader for ``spark.readStream``."""
         return LogStreamReader(parse_options(self.options, streaming=True), schema)
+
+
+def _declared(options: SourceOptions, schema: pa.Schema) -> StructType:
+    return spark_schema(
+        schema, include_metadata=options.include_metadata, include_headers=options.include_headers
+    )
 
 
 def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int, Position]:
@@ -187,6 +200,7 @@ class _RowReader:
         conformer = Conformer(
             self._target,
             include_metadata=self._options.include_metadata,
+            include_headers=self._options.include_headers,
             drop_other_columns=self._options.drop_other_columns,
         )
         task = cast(ReadTask, partition)

@@ -66,6 +66,7 @@ class SourceOptions:
     fail_on_late_start: bool = False
     """Whether a query that is to read all rows may not begin where rows were trimmed."""
     include_metadata: bool = False
+    include_headers: bool = False
     reader: str | None = None
     siblings: tuple[str, ...] = ()
     retry_timeout_ms: int = RETRY_TIMEOUT_MS
@@ -94,7 +95,10 @@ NAMES = {
     "of the machine that plans the query; pipelines set it",
     "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues; a "
     "query that begins where rows were trimmed ends only if true is given, as for a pipeline's whole result",
-    "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch; default false",
+    "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch, and for a processor "
+    "that has log_metadata also _key and _sent_at; default false",
+    "includeHeaders": "true adds _headers, a map of texts, for a processor that has log_metadata; default "
+    "false",
     "reader": "name under which the position is kept in Redis, so that trimming waits; not for batch reads",
     "siblings": "readers that start together with this one, separated by commas: it registers those without "
     "a position in Redis at the first row, so that no row is trimmed before they start; pipelines set it",
@@ -171,6 +175,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         fail_on_data_loss=_flag(options, "failOnDataLoss", default=True),
         fail_on_late_start=_flag(options, "failOnDataLoss", default=False),
         include_metadata=_flag(options, "includeMetadata", default=False),
+        include_headers=_flag(options, "includeHeaders", default=False),
         reader=options.get("reader"),
         siblings=siblings,
         retry_timeout_ms=_seconds_as_ms(options, "retryTimeout", RETRY_TIMEOUT_MS),

@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
+from streamworker.redisio.data.ackedlog import ROW_METADATA
 from streamworker.spark.source.logs import LogEntry
 
 BATCH_ROWS = 10_000
@@ -34,28 +35,52 @@ METADATA = (
 """Columns that ``includeMetadata`` adds: the partition; the row's number in its log, from 1;
 when it was committed, by the server's clock; the last source entry of its batch; the epoch."""
 
+STORED = {name: name.replace("sw:", "_") for name in ROW_METADATA.names}
+"""Columns that an acked log itself may have beside those of its rows, and what queries call them."""
 
-def spark_schema(arrow: pa.Schema, *, include_metadata: bool = False) -> StructType:
-    """Return the schema that a query declares for forwarded rows.
 
-    A column that Spark has no type for, or one named like a metadata column, is a ConfigurationError.
-    """
+def declared_schema(arrow: pa.Schema) -> StructType:
+    """Return a schema in Spark's types; a column that Spark has no type for is a ConfigurationError."""
     try:
-        declared = from_arrow_schema(pa.schema([_plain(field) for field in arrow])).toNullable()
+        return from_arrow_schema(pa.schema([_plain(field) for field in arrow])).toNullable()
     except Exception as error:  # noqa: BLE001, pyspark raises several kinds
         raise ConfigurationError(
             f"Spark has no type for a forwarded column: {error}",
             remedy="Forward another type, such as text or a number.",
         ) from None
-    if not include_metadata:
-        return declared
-    taken = sorted({field.name for field in METADATA} & set(declared.names))
-    if taken:
+
+
+def spark_schema(
+    arrow: pa.Schema, *, include_metadata: bool = False, include_headers: bool = False
+) -> StructType:
+    """Return the schema that a query declares for forwarded rows.
+
+    A column named like one that these options add is a ConfigurationError, and so are headers that the log
+    does not have.
+    """
+    declared = declared_schema(arrow)
+    stored = [field for field in declared if _is_asked(field.name, include_metadata, include_headers)]
+    if include_headers and not any(STORED[field.name] == "_headers" for field in stored):
         raise ConfigurationError(
-            f"The forwarded rows have a column {taken[0]!r}, which includeMetadata adds.",
-            remedy="Rename the field, or leave includeMetadata out.",
+            "Option includeHeaders is given, and the acked log has no headers.",
+            remedy="Declare the processor with log_metadata=True, and let its workers start once.",
         )
-    return StructType([*declared.fields, *METADATA])
+    columns = [field for field in declared if field.name not in STORED]
+    added = [StructField(STORED[field.name], field.dataType) for field in stored]
+    added = [*(METADATA if include_metadata else ()), *added]
+    taken = sorted({field.name for field in added} & {field.name for field in columns})
+    if taken:
+        option = "includeHeaders" if taken[0] == "_headers" else "includeMetadata"
+        raise ConfigurationError(
+            f"The forwarded rows have a column {taken[0]!r}, which {option} adds.",
+            remedy=f"Rename the field, or leave {option} out.",
+        )
+    return StructType([*columns, *added])
+
+
+def _is_asked(column: str, include_metadata: bool, include_headers: bool) -> bool:
+    """Return whether a query shows a column of the log beside those of its rows."""
+    return column in STORED and (include_headers if STORED[column] == "_headers" else include_metadata)
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -97,10 +122,16 @@ class Conformer:
     """
 
     def __init__(
-        self, target: pa.Schema, *, include_metadata: bool = False, drop_other_columns: bool = False
+        self,
+        target: pa.Schema,
+        *,
+        include_metadata: bool = False,
+        include_headers: bool = False,
+        drop_other_columns: bool = False,
     ) -> None:
         self._target = target
         self._include_metadata = include_metadata
+        self._include_headers = include_headers
         self._drops = drop_other_columns
         self._last: pa.Schema | None = None
         """The schema of the last entry."""
@@ -118,7 +149,12 @@ class Conformer:
             self._last = schema
         if self._fits:
             return pa.RecordBatch.from_arrays(entry.batch.columns, schema=target)
-        found = {name: entry.batch.column(i) for i, name in enumerate(schema.names)}
+        asked = (self._include_metadata, self._include_headers)
+        found = {
+            STORED.get(name, name): entry.batch.column(i)
+            for i, name in enumerate(schema.names)
+            if name not in STORED or _is_asked(name, *asked)
+        }
         if self._include_metadata:
             found |= _metadata(entry)
         columns = [
@@ -128,7 +164,10 @@ class Conformer:
         return pa.RecordBatch.from_arrays(columns, schema=target)
 
     def _check_covers(self, schema: pa.Schema, entry: LogEntry) -> None:
-        found = arrow_target(spark_schema(schema, include_metadata=self._include_metadata))
+        has_headers = self._include_headers and "sw:headers" in schema.names
+        found = arrow_target(
+            spark_schema(schema, include_metadata=self._include_metadata, include_headers=has_headers)
+        )
         for field in widen(self._target, found):
             is_planned = field.name in self._target.names
             if is_planned and field.equals(self._target.field(field.name)):

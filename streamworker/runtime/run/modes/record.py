@@ -157,12 +157,12 @@ class RecordMode(GroupingMode):
         until_ms = monotonic_ms() + THREAD_SLICE_MS
         self.in_call = ()
         self.begin_row(entries, start)
-        takes_context = self.spec.takes_context
+        needs_entries = self.spec.takes_context or self.spec.options.log_metadata
         self.activity.begins()
         try:
             for index in range(start, end):
                 try:
-                    entry = (entries[index],) if takes_context else ()
+                    entry = (entries[index],) if needs_entries else ()
                     effects = self.invoker.call_here(records[index], entry, (records[index],), 1)
                 except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                     return index, as_error(raised)

@@ -1,0 +1,117 @@
+"""The key, the time and the headers of the record that a row was made of: ``log_metadata``."""
+
+import asyncio
+import datetime as dt
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
+
+from streamworker import App, Context, Retry
+from streamworker.testing import local_worker
+from tests.spark.conftest import Connect
+from tests.spark.queries import batch, rows, start
+
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
+
+
+class Order(msgspec.Struct):
+    customer: str
+    n: int
+
+
+class Line(msgspec.Struct):
+    n: int
+
+
+async def later(order: Order) -> Line:
+    order.customer = "somebody else"
+    await asyncio.sleep(0)
+    return Line(order.n)
+
+
+def at_once(order: Order) -> Line:
+    return Line(order.n)
+
+
+async def twice(order: Order, ctx: Context) -> Line | None:
+    if ctx.attempt < 2 and order.n == 1:
+        raise ValueError("not now")
+    ctx.forward(Line(order.n))
+    return Line(order.n)
+
+
+OPTIONS = {"app": "shop", "stream": "orders", "processor": "lines"}
+ALL = {**OPTIONS, "includeMetadata": "true", "includeHeaders": "true"}
+
+
+def shop(url: str, function: Callable[..., Any], **options: Any) -> App:
+    app = App("shop", redis_url=url)
+    orders = app.stream("orders", Order, key="customer", partitions=2)
+    app.processor(orders, name="lines", errors=Retry(backoff=0.01), **options)(function)
+    return app
+
+
+async def handle(app: App, first: int, count: int) -> None:
+    orders = app.registry.streams["orders"]
+    async with local_worker(app, url=app.settings.redis_url) as worker:
+        for n in range(first, first + count):
+            await orders.send(Order(f"c{n}", n), headers={"n": str(n)} if n % 2 else None)
+        await worker.until_drained()
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "each"),
+    [(later, {}, 1), (at_once, {}, 1), (twice, {}, 2), (later, {"concurrency": 8}, 1)],
+    ids=["async", "def", "forwards and fails", "concurrent"],
+)
+def test_a_row_has_the_key_time_and_headers_of_its_record(
+    spark: SparkSession,
+    redis_url: str,
+    connect: Connect,
+    function: Callable[..., Any],
+    options: dict[str, Any],
+    each: int,
+) -> None:
+    """Rows from before it was asked for have none; a query that does not ask sees the rows alone."""
+    connect("default", redis_url)
+    before = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=1)
+    asyncio.run(handle(shop(redis_url, function, **options), 0, 2))
+    with pytest.raises(PySparkException, match="log_metadata=True"):
+        batch(spark, ALL).collect()
+    asyncio.run(handle(shop(redis_url, function, log_metadata=True, **options), 2, 20))
+
+    assert batch(spark, OPTIONS).columns == ["n"]
+    assert batch(spark, {**OPTIONS, "includeMetadata": "true"}).columns[-2:] == ["_key", "_sent_at"]
+    found = batch(spark, ALL).orderBy("n").collect()
+    assert [row.n for row in found] == [n for n in range(22) for _ in range(each)]
+    for row in found:
+        if row.n < 2:
+            assert (row._key, row._sent_at, row._headers) == (None, None, None)
+            continue
+        assert (row._key, row._headers) == (f"c{row.n}", {"n": str(row.n)} if row.n % 2 else None)
+        assert before <= row._sent_at.replace(tzinfo=dt.UTC) <= row._acked_at.replace(tzinfo=dt.UTC)
+
+
+def test_a_watermark_needs_no_field_of_the_record(
+    spark: SparkSession, redis_url: str, connect: Connect, tmp_path: Path
+) -> None:
+    """Each window of a millisecond is written once the watermark has passed it, so all but the last."""
+    connect("default", redis_url)
+    asyncio.run(handle(shop(redis_url, at_once, log_metadata=True), 0, 20))
+    given = {**OPTIONS, "includeMetadata": "true"}
+    stream = rows(spark, given).withWatermark("_sent_at", "0 seconds")
+    counted = stream.groupBy(sf.window("_sent_at", "1 millisecond"), "_key").agg(sf.count("*").alias("n"))
+    start(counted, tmp_path).awaitTermination()
+    sent = [(row._key, row._sent_at) for row in batch(spark, given).collect()]
+    last = max(at for _, at in sent)
+    written = spark.read.parquet(str(tmp_path / "table")).collect()
+    assert sorted((row._key, row.window.start) for row in written) == sorted(
+        (key, at) for key, at in sent if at < last
+    )
+    assert written
