@@ -98,6 +98,10 @@ HOLDS = {
         "Fingerprint to Arrow schema of the acked logs; `current` names the newest. Workers restore "
         "theirs."
     ),
+    "sw:{app.}:declared": (
+        "`processor:NAME:STREAM` for each processor that a worker has declared, empty: here Spark's readers find "
+        "its stream."
+    ),
     "sw:{app.stream:GROUP}:claims": (
         'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change '
         "(ms), owner level, checkpoint, owner; `last` is the newest ETag."

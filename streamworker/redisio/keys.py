@@ -9,7 +9,7 @@ pattern.
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from streamworker.errors import ConfigurationError
 
@@ -84,6 +84,24 @@ def partitions_in(value: bytes | None) -> int:
         f"A stream has {value[:40]!r} partitions in Redis, which is no number from 1 to {PARTITIONS_MAX}.",
         remedy="Another program wrote to the key that ends with }:stream. Write the right number there.",
     )
+
+
+def declared_by(app: str) -> str:
+    """Return the key of what the workers of an app have declared, on whichever streams.
+
+    >>> declared_by("shop")
+    'sw:{shop.}:declared'
+    """
+    return f"sw:{{{check_name('app', app)}.}}:declared"
+
+
+def declaration(kind: Literal["processor", "table"], name: str, stream: str) -> str:
+    """Return the field of that key for a processor on a stream, or a table beside it.
+
+    >>> declaration("processor", "price", "orders")
+    'processor:price:orders'
+    """
+    return f"{kind}:{name}:{stream}"
 
 
 def _in_partition(kind: str) -> Callable[["StreamKeys", int], str]:
@@ -284,6 +302,7 @@ SHARED: tuple[KeyRow, ...] = (
     KeyRow("sw:{app.stream:GROUP}:readers", "hash"),
     KeyRow("sw:{app.stream:GROUP}:holds", "hash"),
     KeyRow("sw:{app.stream:GROUP}:schemas", "hash"),
+    KeyRow("sw:{app.}:declared", "hash"),
 )
 """What is kept under every protocol; ``group.protocols`` adds the rest. docs/redis-keys.md says what each
 key holds."""

@@ -9,7 +9,7 @@ from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
 
 
@@ -26,7 +26,7 @@ async def provision_retention(
 
 
 async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
-    """Store a processor's stream, retention, group in each partition, targets, and the schema of its rows.
+    """Store a processor's name, stream, retention, group in each partition, targets, and schema of its rows.
 
     It may be called again: it compares what exists with what is declared. Other declarations than those of
     the app are refused. But of two values of the retention the later counts; ``again`` says that this program
@@ -37,6 +37,9 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     schema = json_schema(stream.record)
     await streams.provision(backend, keys, stream.partitions, stream.codec_name, schema=schema)
     await streams.register(backend, keys, stream.partitions, spec.options.start)
+    if stream.has_records:
+        mine = {declaration("processor", spec.name, stream.name): ""}
+        await streams.store_fields(backend, declared_by(stream.app), mine)
     for target in spec.targets:
         await streams.provision(
             backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name

@@ -9,7 +9,7 @@ from streamworker.redisio.admin import repair
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import membership, readers
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, declaration, declared_by
 from tests.contract.support import Group, Raw, everything, register_reader, request
 
 pytestmark = pytest.mark.anyio
@@ -158,14 +158,21 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     raw.hset(group.keys.state(0), "a", "1")
     raw.xadd(group.keys.dead(0), {"id": "1-0"})
     raw.set(group.keys.damaged, "x")
+    names = [declaration("processor", each, group.keys.stream) for each in ("price", "audit")]
+    raw.hset(declared_by(group.keys.app), mapping=dict.fromkeys(names, ""))
     of_others = {key: value for key, value in everything(raw).items() if b"price" not in key}
-    of_both = {group.keys.events(0).encode(), group.keys.groups(0).encode()}
+    of_both = {
+        group.keys.events(0).encode(),
+        group.keys.groups(0).encode(),
+        declared_by(group.keys.app).encode(),
+    }
     facts = await repair.look(group.backend, group.keys, 1)
     assert await repair.forget_partition(group.backend, facts, 0)
     assert await repair.forget_group(group.backend, facts)
     assert [key for key in everything(raw) if key.endswith(b":price") or b":price}" in key] == []
     assert [each["name"] for each in raw.xinfo_groups(group.keys.events(0))] == [b"audit"]
     assert raw.xlen(group.keys.events(0)) == 3
+    assert raw.hkeys(declared_by(group.keys.app)) == [names[1].encode()]
     left = everything(raw)
     assert raw.hkeys(group.keys.groups(0)) == [b"audit"]
     assert {key: left[key] for key in of_others if key not in of_both} == {

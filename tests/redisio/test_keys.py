@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.protocols import HASHES, KEY_TABLE
-from streamworker.redisio.keys import GroupKeys, KeyRow, StreamKeys, check_name
+from streamworker.redisio.keys import GroupKeys, KeyRow, StreamKeys, check_name, declared_by
 
 STREAM, GROUP = StreamKeys("app", "stream"), GroupKeys("app", "stream", "GROUP")
 
@@ -73,6 +73,7 @@ def test_the_table_has_every_key_and_its_true_form() -> None:
         *(getattr(GROUP, name) for name in ("damaged", "holds", "schemas")),
         *map(GROUP.of_group, HASHES),
         *GROUP.tables(0, ["TABLE"]),
+        declared_by("app"),
     }
     assert {row.key.replace(".P}", ".0}") for row in KEY_TABLE} == made
 

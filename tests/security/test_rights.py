@@ -30,6 +30,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.source.connection import URL_VARIABLE
+from streamworker.spark.source.declared import find_stream
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import parse_options
@@ -389,6 +390,7 @@ def test_a_reader_has_all_that_it_needs(
     tails = logs.tails()
     logs.first_positions(tails)
     assert logs.schema().names == ["customer", "amount"]
+    assert find_stream(parse_options({"app": "shop", "processor": "price"})) == "orders"
     slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]
     assert sum(entry.batch.num_rows for part in slices for entry in logs.read(part)) == 2
     logs.register(tails, 1, retry=False)

@@ -15,7 +15,7 @@ from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_m
 from streamworker.redisio.data.schemas import provision_schema
 from streamworker.redisio.data.streams import provision, register
 from streamworker.redisio.group.locks import acquire_many, move_checkpoint
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
 from tests.raw import opened
 
@@ -89,6 +89,7 @@ class AckedLog:
     def declare(self, schema: pa.Schema) -> None:
         """Store what the processor forwards, as a worker's start does."""
         self._runner.run(provision_schema(self._backend, self.keys, schema))
+        self.redis.hset(declared_by(self.app), declaration("processor", self._processor, self._stream), "")
 
     def register(self) -> None:
         self._runner.run(register(self._backend, self.keys, self.partitions, "earliest"))

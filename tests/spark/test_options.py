@@ -66,7 +66,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(option: str, value: str) -> N
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        *(({name: None}, f"Option {name} is missing.*TEMPORARY VIEW") for name in NEEDED),
+        *(({name: None}, f"Option {name} is missing.*TEMPORARY VIEW") for name in ("app", "processor")),
         ({"path": "shop/orders/price"}, r"have no path.*load\(\) without one"),
         ({"provider": "streamworker", "option.app": "shop", "owner": "me"}, "no table of.*TEMPORARY VIEW"),
         ({"maxRowPerTrigger": "10"}, "maxRowPerTrigger.*Did you mean maxRowsPerTrigger"),

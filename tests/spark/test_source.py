@@ -242,6 +242,46 @@ def test_a_column_of_another_type_is_named(spark: SparkSession, acked: AckedLog)
         batch(spark, acked.options()).collect()
 
 
+# -- without the name of the stream ----------------------------------------------------------
+
+
+def without_stream(options: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in options.items() if name != "stream"}
+
+
+def test_a_query_finds_the_stream_of_its_processor(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """A batch and a stream, whose checkpoint is the same as with the stream's name."""
+    options, short = acked.options(), without_stream(acked.options())
+    for given in (short, options, short):
+        acked.fill(1, [3])
+        run(spark, given, tmp_path)
+        assert table(spark, tmp_path) == acked.numbers()
+    assert batch(spark, short).count() == 9
+    given = spark.read.format("streamworker").options(**short).schema("n long, user string, amount double")
+    assert given.load().count() == 9
+
+
+def test_a_processor_of_no_stream_or_several_is_answered_with_those_there_are(
+    spark: SparkSession, acked: AckedLog, redis_url: str
+) -> None:
+    with pytest.raises(
+        PySparkException, match=r"No worker has declared a processor 'price'.*check the names"
+    ):
+        batch(spark, without_stream(acked.options()))
+    acked.declare(ORDER)
+    with pytest.raises(PySparkException, match=r"a processor 'prize'.*The app has: price on orders\."):
+        batch(spark, {"app": "shop", "processor": "prize"})
+    with AckedLog(redis_url, partitions=2, stream="refunds") as other:
+        other.declare(ORDER)
+        with pytest.raises(
+            PySparkException, match=r"on the streams orders, refunds\. Name one: option stream"
+        ):
+            batch(spark, without_stream(acked.options()))
+        assert batch(spark, other.options()).count() == 0
+
+
 # -- wrong use -------------------------------------------------------------------------------
 
 
@@ -378,12 +418,12 @@ def test_a_restart_of_redis_does_not_end_a_query(
 
 
 def test_a_query_reads_a_cluster(spark: SparkSession, connect: Connect, cluster: EmbeddedCluster) -> None:
-    """Planner and tasks look the connection up, and find each slot's primary."""
+    """Planner and tasks look the connection up, and find the stream and each slot's primary."""
     connect("cluster", cluster.url)
     with AckedLog(cluster.url, partitions=4, app="spread") as log:
         for partition in range(4):
             log.fill(partition, [3, 2])
-        found = batch(spark, log.options(connection="cluster")).collect()
+        found = batch(spark, without_stream(log.options(connection="cluster"))).collect()
         assert sorted(row.n for row in found) == log.numbers()
 
 

@@ -138,8 +138,8 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
     command: arguments
     for arguments, commands in (
         ((), ("asking", "client|id", "client|list", "cluster|slots", "command", "info", "ping", "time")),
-        ((_KEY,), ("exists", "get", "hgetall", "hlen", "memory|usage", "type", "unlink", "xlen", "zcard")),
-        ((_KEY,), ("xinfo|groups", "xinfo|stream")),
+        ((_KEY,), ("exists", "get", "hgetall", "hkeys", "hlen", "memory|usage", "type", "unlink")),
+        ((_KEY,), ("xinfo|groups", "xinfo|stream", "xlen", "zcard")),
         ((_KEY, "f"), ("hdel", "hexists", "hget", "hmget", "zrem", "zscore")),
         ((_KEY, "1", "f"), ("zadd",)),
         ((_KEY, "0", "1"), ("getrange", "zcount", "zrange", "zrangebyscore")),

@@ -16,7 +16,7 @@ from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import change_members, connected, quarantined, read_beats
 from streamworker.redisio.group.protocols import HASHES
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, declaration, declared_by
 from streamworker.redisio.scripts import (
     REPAIR_AHEAD,
     REPAIR_DAMAGED,
@@ -173,12 +173,17 @@ async def forget_partition(backend: Backend, facts: Facts, partition: int) -> bo
 
 
 async def forget_group(backend: Backend, facts: Facts) -> bool:
-    """Remove the keys of a group that belong to no partition."""
+    """Remove the keys of a group that belong to no partition, and its name from those that readers find."""
     generation = str(facts.membership.generation) if facts.membership else ""
     seen = [part for member, beat in facts.beats.items() for part in (_stored(member), _stored(beat))]
     hashes = {name: facts.keys.of_group(name) for name in HASHES}
     call = REPAIR_GROUP.at(facts.keys, **hashes, generation=generation, seen=seen)
-    return await _done(backend, REPAIR_GROUP, call)
+    done = await _done(backend, REPAIR_GROUP, call)
+    if done:
+        keys = facts.keys
+        name = declaration("processor", keys.group, keys.stream)
+        await backend.execute("HDEL", declared_by(keys.app), name)
+    return done
 
 
 async def note(

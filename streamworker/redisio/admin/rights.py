@@ -91,8 +91,8 @@ ROLES = (
         "reader",
         # redis-py's Cluster client calls COMMAND to find the keys in commands.
         Grant(
-            (*_CONNECT, "command", "hget", "hmget", "xrange", "xread"),
-            ("stream", "lock", "acked", "schemas"),
+            (*_CONNECT, "command", "hget", "hkeys", "hmget", "xrange", "xread"),
+            ("stream", "lock", "acked", "schemas", "declared"),
             read_only=True,
         ),
         (Grant(("hget", "hset"), ("readers", "holds")),),

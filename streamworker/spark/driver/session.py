@@ -465,6 +465,7 @@ TRAVELLING = (
     "streamworker.spark.source.offsets",
     "streamworker.spark.source.options",
     "streamworker.spark.source.connection",
+    "streamworker.spark.source.declared",
     "streamworker.spark.source.logs",
     "streamworker.spark.source.schema",
     "streamworker.spark.source.table",

@@ -24,7 +24,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -42,6 +42,7 @@ from streamworker.core.data import readers
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.spark.source import offsets
+from streamworker.spark.source.declared import find_stream
 from streamworker.spark.source.logs import TRIMMED_REMEDY, AckedLogs, LogEntry, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
@@ -84,6 +85,9 @@ class ReadTask(InputPartition):
 class StreamworkerDataSource(DataSource):
     """The rows that a processor forwarded; docs/spark.md lists the options."""
 
+    _stream = ""
+    """The stream that was found. Spark sends this object, and so the name, from one planner to the next."""
+
     @classmethod
     def name(cls) -> str:
         """Return the name for ``format(...)``."""
@@ -91,7 +95,7 @@ class StreamworkerDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the current schema of the rows that the processor forwards."""
-        options = parse_options(self.options)
+        options = self._parsed()
         logs = AckedLogs(options)
         if options.record_schema is None:
             return _declared(options, logs.schema())
@@ -108,11 +112,17 @@ class StreamworkerDataSource(DataSource):
 
     def reader(self, schema: StructType) -> "LogBatchReader":
         """Return the reader for ``spark.read``."""
-        return LogBatchReader(parse_options(self.options, streaming=False), schema)
+        return LogBatchReader(self._parsed(streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> "LogStreamReader":
         """Return the reader for ``spark.readStream``."""
-        return LogStreamReader(parse_options(self.options, streaming=True), schema)
+        return LogStreamReader(self._parsed(streaming=True), schema)
+
+    def _parsed(self, *, streaming: bool | None = None) -> SourceOptions:
+        options = parse_options(self.options, streaming=streaming)
+        if not options.stream:
+            self._stream = self._stream or find_stream(options)
+        return replace(options, stream=options.stream or self._stream)
 
 
 def _declared(options: SourceOptions, schema: pa.Schema) -> StructType:

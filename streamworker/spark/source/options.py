@@ -48,7 +48,8 @@ class SourceOptions:
     """The options of a query, with the defaults filled in; :data:`NAMES` says what each is for."""
 
     app: str
-    stream: str
+    stream: str = ""
+    """Empty if it was not given, and is not found yet."""
     processor: str
     connection: str = "default"
     starting_offsets: Offsets = Offsets("earliest", {})
@@ -79,7 +80,7 @@ class SourceOptions:
 
 NAMES = {
     "app": "name of the App; required",
-    "stream": "name of the stream; required",
+    "stream": "name of the stream; needed only if workers have run a processor of this name on several",
     "processor": "name of the processor whose forwarded rows are read; required",
     "connection": "name of the Redis connection, resolved where it is used; default",
     "startingOffsets": 'where a new query begins: earliest (default), latest, or JSON such as {"0": 1200}',
@@ -116,7 +117,7 @@ NAMES = {
 """Every option and what it is for; docs/spark.md shows this table."""
 
 NEEDED = (
-    'The source needs app, stream and processor, such as .option("app", "shop"). In SQL use CREATE TEMPORARY '
+    'The source needs app and processor, such as .option("app", "shop"). In SQL use CREATE TEMPORARY '
     "VIEW rows USING streamworker OPTIONS (app 'shop', ...): tables of the catalog have no options."
 )
 STREAM_ONLY = ("idleWait", "maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
@@ -140,7 +141,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         if name in options:
             kind = "a stream" if streaming else "a batch read"
             raise ConfigurationError(f"Option {name} is not for {kind}.", remedy="Leave it out.")
-    for name in ("app", "stream", "processor"):
+    for name in ("app", "processor"):
         if not options.get(name):
             raise ConfigurationError(f"Option {name} is missing.", remedy=NEEDED)
     for name in ("app", "stream", "processor", "reader", "connection"):
@@ -161,7 +162,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         )
     parsed = SourceOptions(
         app=options["app"],
-        stream=options["stream"],
+        stream=options.get("stream", ""),
         processor=options["processor"],
         connection=options.get("connection", "default"),
         starting_offsets=_offsets(options, "startingOffsets", "earliest"),
