@@ -258,12 +258,7 @@ class Invoker:
         """Call a ``def`` function in this thread."""
         function = self.spec.function
         if not self.spec.takes_context:
-            result = function(argument)
-            if result is not None and type(result) is not self._usual:
-                result = settled(result)
-            if self.spec.mode is FunctionMode.RECORD:
-                return self.effects_of(result, argument)
-            return self._effects(self.taken(result), (), None, records)
+            return self._effects(self.taken(self.settled(function(argument))), (), None, records)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
@@ -275,6 +270,10 @@ class Invoker:
         return self._effects_of_call(result, call, view.settled(), records)
 
     # -- what it returned ----------------------------------------------------------------------
+
+    def settled(self, result: Any) -> Any:
+        """Return the result of a ``def`` function, as ``settled`` does; a row is never awaited."""
+        return result if type(result) is self._usual else settled(result)
 
     def taken(self, result: Any) -> Any:
         """Return what a function has returned as it is now."""

@@ -154,22 +154,39 @@ class RecordMode(GroupingMode):
         self, entries: Sequence[Entry], records: list[Any], start: int, end: int
     ) -> tuple[int, Exception | None]:
         """Do the same as :meth:`_slice` in a worker thread, while the partition's task waits."""
+        invoker, intake = self.invoker, self.intake
         until_ms = monotonic_ms() + THREAD_SLICE_MS
         self.in_call = ()
         self.begin_row(entries, start)
         needs_entries = self.spec.takes_context or self.spec.options.log_metadata
+        plain = None if needs_entries else self.spec.function
+        drops_none = not invoker.forwards_input
+        index, look = start, start + 1
         self.activity.begins()
         try:
-            for index in range(start, end):
-                try:
-                    entry = (entries[index],) if needs_entries else ()
-                    effects = self.invoker.call_here(records[index], entry, (records[index],), 1)
-                except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                    return index, as_error(raised)
-                self.add_next(effects)
-                if monotonic_ms() >= until_ms or not self.intake.may_start:
-                    return index + 1, None
-                self.poke(from_thread=True)
+            while index < end:
+                for record in records[index:look]:
+                    try:
+                        if plain is None:
+                            effects = invoker.call_here(record, (entries[index],), (record,), 1)
+                        elif (result := plain(record)) is None and drops_none:
+                            effects = NOTHING
+                        else:
+                            effects = invoker.effects_of(invoker.settled(result), record)
+                    except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                        return index, as_error(raised)
+                    index += 1
+                    if effects is NOTHING:
+                        self._row_end = index
+                    else:
+                        self.add_next(effects)
+                    if not intake.may_start:
+                        return index, None
+                    if self._idle:
+                        self.poke(from_thread=True)
+                if monotonic_ms() >= until_ms:
+                    return index, None
+                look = min(end, index + min(index - start, LOOKS_MAX))
         finally:
             self.activity.ends()
         return end, None
