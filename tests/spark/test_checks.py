@@ -29,11 +29,22 @@ READ = ("app", "Stream", "processor")
         pytest.param({"mode": "update"}, "mode='complete'", id="files updated in place"),
         pytest.param({"mode": "overwrite"}, "append, complete or update", id="an unknown mode"),
         *(
-            pytest.param({"format": "parquet-batches", **each}, "appends to a directory", id=name)
+            pytest.param({"format": "parquet-batches", **each}, "It appends|on a local disk", id=name)
             for name, each in (
                 ("batches of a whole", {"mode": "complete"}),
                 ("batches nowhere", {"path": None}),
                 ("batches far away", {"path": "s3a://bucket/lake"}),
+                ("batches counted far away", {"checkpoint": "s3a://bucket/ck"}),
+            )
+        ),
+        *(
+            pytest.param({"format": "deltalake", **each}, says, id=f"deltalake {name}")
+            for name, each, says in (
+                ("updated", {"mode": "update"}, "mode='complete'"),
+                ("nowhere", {"path": None}, "path=None.* local disk"),
+                ("far away", {"path": "s3a://bucket/lake"}, "on a local disk"),
+                ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
+                ("with options of Spark's", {"options": {"mergeSchema": "true"}}, "mergeSchema.*Leave"),
             )
         ),
         pytest.param({"path": "."}, "belongs to the result", id="a path that is everything"),

@@ -246,7 +246,7 @@ def test_a_batch_of_a_directory_that_runs_again_changes_nothing(
     """After a kill before it was whole, before it was noted, and before Spark's commit."""
     (checkpoint := tmp_path / "ck").mkdir()
     (checkpoint / "metadata").write_text('{"id": "12345678-aaaa"}')
-    each = Batches(str(tmp_path / "table"), str(tmp_path / "beside"), str(checkpoint))
+    each = Batches(path=str(tmp_path / "table"), folder=str(tmp_path / "beside"), checkpoint=str(checkpoint))
     half = tmp_path / "beside" / "fresh" / "12345678-000000"
     half.mkdir(parents=True)
     (half / "part-0.parquet").write_bytes(b"half")
@@ -259,6 +259,7 @@ def test_a_batch_of_a_directory_that_runs_again_changes_nothing(
     each(spark_session.spark.range(99), 0)
     assert rows() == 5
     (tmp_path / "table" / ".last").unlink()
+    each.begin()
     each(spark_session.spark.range(99), 0)
     assert rows() == 5
     each(spark_session.spark.range(7), 1)

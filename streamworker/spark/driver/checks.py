@@ -5,7 +5,7 @@ words. Without the second, it would report nothing.
 """
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
@@ -21,6 +21,8 @@ FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
 replaces the directory."""
 BATCHES = "parquet-batches"
 """Parquet with a directory for each micro-batch, for readers other than Spark."""
+DELTA = "deltalake"
+"""A Delta table, which delta-rs writes."""
 PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
 
 BATCH_ROWS_MAX = 1_000_000
@@ -63,7 +65,7 @@ def check_pipeline(spec: PipelineSpec) -> None:
             parse_options(source_options(spec, processor), streaming=True)
     except ConfigurationError as error:
         raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
-    if spec.format in (*FILE_FORMATS, BATCHES):
+    if spec.format in (*FILE_FORMATS, BATCHES, DELTA):
         _check_files(spec)
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
@@ -82,12 +84,27 @@ def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, st
 
 
 def _check_files(spec: PipelineSpec) -> None:
-    if spec.format == BATCHES and (spec.mode != "append" or spec.path is None or not is_local(spec.path)):
+    if spec.format == BATCHES and spec.mode != "append":
         raise _wrong(
             spec,
-            f"has format={BATCHES!r}, mode={spec.mode!r} and path={spec.path!r}.",
-            "It appends to a directory on a local disk. Use format='parquet' for another mode or place.",
+            f"has format={BATCHES!r} and mode={spec.mode!r}.",
+            "It appends. Use format='parquet' for another mode.",
         )
+    if spec.format in (BATCHES, DELTA) and not (spec.path and is_local(spec.path)):
+        raise _wrong(
+            spec,
+            f"has format={spec.format!r} and path={spec.path!r}.",
+            "Name a directory on a local disk. Use format='parquet' for another place.",
+        )
+    if spec.format in (BATCHES, DELTA) and not is_local(checkpoint_of(spec)):
+        raise _wrong(
+            spec,
+            f"has format={spec.format!r} and checkpoint={spec.checkpoint!r}.",
+            "Name a directory on a local disk: the sink reads the query's id there.",
+        )
+    others = [o for o in spec.options if not is_source_option(o) and o != "partitionBy"]
+    if spec.format == DELTA and others:
+        raise _wrong(spec, f"has options that {DELTA} has not: {', '.join(others)}.", "Leave them out.")
     if spec.mode == "update":
         raise _wrong(
             spec,
@@ -126,6 +143,12 @@ def checkpoint_of(spec: PipelineSpec) -> str:
     return f"{beside(spec.path)}/{spec.name}/checkpoint"
 
 
+def partition_columns(spec: PipelineSpec) -> tuple[str, ...]:
+    """Return the columns by whose values the files of a result are divided."""
+    names = spec.options.get("partitionBy", "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
+
+
 def beside(path: str) -> str:
     """Return the folder for files that belong to a result but are not part of it.
 
@@ -147,6 +170,11 @@ def is_local(path: str) -> bool:
 def local(path: str) -> str:
     """Return a local path without its ``file:`` prefix."""
     return re.sub(r"^file:(//)?", "", path)
+
+
+def absolute(path: str) -> str:
+    """Return a path of this machine as an absolute one, and another as it is."""
+    return str(Path(local(path)).absolute()) if is_local(path) else path
 
 
 def check_belongs(spark: "SparkSession", name: str, path: str, checkpoint: str) -> None:

@@ -3,27 +3,22 @@
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.spark.driver.checks import (
-    BATCHES,
     FILE_FORMATS,
-    PATHLESS_FORMATS,
-    beside,
-    check_belongs,
+    absolute,
     checkpoint_of,
     is_local,
-    local,
     source_options,
     trigger_of,
 )
 from streamworker.spark.driver.session import Session, register
-from streamworker.spark.source.options import SourceOptions, is_source_option, parse_options
-from streamworker.spark.source.sink import Batches, WholeResult
+from streamworker.spark.driver.writers import writer_of
+from streamworker.spark.source.options import SourceOptions, parse_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,12 +39,12 @@ def start_query(
     from pyspark.errors import AnalysisException
 
     trigger = {"availableNow": True} if once else trigger_of(spec)
-    checkpoint = _absolute(checkpoint_of(spec))
+    checkpoint = absolute(checkpoint_of(spec))
     try:
         result = spec.function(*(source_rows(spec, each, session, together) for each in spec.processors))
         if (changed := _as_it_turned_out(spec, result, checkpoint)) != spec:
             return start_query(changed, session, together=together, once=once)
-        writer = _writer_of(spec, result, checkpoint)
+        writer = _writer_of(spec, result, checkpoint, remote=session.remote)
         writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(**trigger).start()
     except AnalysisException as error:
@@ -82,7 +77,7 @@ def source_rows(
     if spec.mode == "complete" and "failondataloss" not in given:
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
-        options |= {"sinkPath": _absolute(str(spec.path)), "sinkCheckpoint": _absolute(checkpoint_of(spec))}
+        options |= {"sinkPath": absolute(str(spec.path)), "sinkCheckpoint": absolute(checkpoint_of(spec))}
     options.setdefault("recordSchema", declared_schema(log_schema(processor)).json())
     # Each query needs its own registration: see ``register``.
     register(session.spark, by_value=session.remote)
@@ -104,7 +99,7 @@ def _siblings(spec: PipelineSpec, processor: ProcessorSpec, together: Iterable[P
     return sorted({str(o.reader) for o in others if logs(o) == logs(mine) and o.reader != mine.reader})
 
 
-def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
+def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
     # ``isStreaming`` is checked first: a remote DataFrame has any attribute, as a column of that name.
     if not hasattr(result, "isStreaming"):
         if hasattr(result, "foreachBatch"):
@@ -118,40 +113,7 @@ def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str) -> Any:
             f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
             remedy="Derive the result from the DataFrame that the function is given.",
         )
-    if spec.path is None and spec.format not in PATHLESS_FORMATS:
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} has no path for its result.",
-            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
-        )
-    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
-    partition_by = [name.strip() for name in options.pop("partitionBy", "").split(",") if name.strip()]
-    if spec.mode == "complete" and spec.format in FILE_FORMATS:
-        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
-            raise ConfigurationError(
-                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
-                "checkpoint is not on a local disk.",
-                remedy="Use local paths, or return a stream writer for a table format such as delta.",
-            )
-        path = _absolute(spec.path)
-        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
-        whole.check()
-        return result.writeStream.outputMode("complete").foreachBatch(whole)
-    if spec.format == BATCHES:
-        if spec.mode != "append":
-            raise ConfigurationError(
-                f"Pipeline {spec.name!r} has an aggregate without a watermark, and {BATCHES} only appends.",
-                remedy="Give it a watermark, or use format='parquet', which replaces the whole result.",
-            )
-        path = _absolute(str(spec.path))
-        each = Batches(path, f"{beside(path)}/{spec.name}", checkpoint, tuple(partition_by), options)
-        each.check()
-        return result.writeStream.foreachBatch(each)
-    if spec.path and spec.format in FILE_FORMATS:
-        check_belongs(result.sparkSession, spec.name, _absolute(spec.path), checkpoint)
-    writer = result.writeStream.outputMode(spec.mode).format(spec.format).options(**options)
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
-    return writer.option("path", _absolute(spec.path)) if spec.path else writer
+    return writer_of(spec, result, checkpoint, remote=remote)
 
 
 def _as_it_turned_out(spec: PipelineSpec, result: Any, checkpoint: str) -> PipelineSpec:
@@ -192,7 +154,3 @@ def _can_append(frame: Any) -> bool:
     except PySparkException as error:
         return "OUTPUT_MODE" not in (error.getCondition() or "")
     return True
-
-
-def _absolute(path: str) -> str:
-    return str(Path(local(path)).absolute()) if is_local(path) else path

@@ -471,4 +471,5 @@ TRAVELLING = (
     "streamworker.spark.source.table",
     "streamworker.spark.source.datasource",
     "streamworker.spark.source.sink",
+    "streamworker.spark.source.deltalake",
 )

@@ -1,4 +1,4 @@
-"""Sinks of files that appear whole: a replaced result, and batches as directories.
+"""Sinks that write each micro-batch once, and those of files: a replaced result, and batches as directories.
 
 Spark's file formats can only append. A pipeline in mode ``complete`` has its whole result at
 the end of each micro-batch. The sink writes the result into a new directory beside ``path``, and then
@@ -14,8 +14,9 @@ When a batch runs again after a crash, its version is either the link's target, 
 nothing, or incomplete, and the sink overwrites it; no link points at an incomplete version. The query's
 id precedes the number of the batch, since batches count from 0 again in a new checkpoint directory.
 
-The format ``parquet-batches`` appends, for readers that do not know Spark's list of the files that count.
-Each micro-batch is written where no reader looks, and then renamed to a directory of the table:
+A table that grows says itself which batch it got last (:class:`OncePerBatch`). The format ``parquet-batches``
+appends, for readers that do not know Spark's list of the files that count. Each micro-batch is written where
+no reader looks, and then renamed to a directory of the table:
 
     lake/orders/batch=5f0c8e7a-000011/part-00000.parquet
     lake/orders/.last        names the last batch: 5f0c8e7a-000011
@@ -27,10 +28,12 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.source.table import PLANNED, latest_batch
@@ -38,6 +41,8 @@ from streamworker.spark.source.table import PLANNED, latest_batch
 VERSIONS = "versions"
 KEPT_S = 30.0
 """How long a version stays after it was replaced."""
+ID_LENGTH = 8
+"""So much of a query's id is in the names of files."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class WholeResult:
 
     def __call__(self, result: Any, batch: int) -> None:
         """Write ``result`` (a DataFrame) as the whole result after ``batch``."""
-        version = f"{query_id(self.checkpoint)}-{batch:06d}"
+        version = f"{query_id(self.checkpoint)[:ID_LENGTH]}-{batch:06d}"
         link, target = Path(self.path), Path(self.folder) / VERSIONS / version
         if link.is_symlink() and link.resolve() == target.resolve():
             return
@@ -72,7 +77,7 @@ class WholeResult:
         link = Path(self.path)
         if link.is_symlink():
             made_by = link.readlink().name.rpartition("-")[0]
-            if made_by and made_by != query_id(self.checkpoint):
+            if made_by and made_by != query_id(self.checkpoint)[:ID_LENGTH]:
                 raise ConfigurationError(
                     f"{self.path}: its whole result was made from another checkpoint directory than "
                     f"{self.checkpoint}, which was lost or is another one.",
@@ -106,32 +111,92 @@ class WholeResult:
                 shutil.rmtree(version, ignore_errors=True)
 
 
-@dataclass(frozen=True)
-class Batches:
-    """A ``foreachBatch`` function that adds each batch to a table as a directory of its own."""
+@dataclass(frozen=True, kw_only=True)
+class OncePerBatch:
+    """A ``foreachBatch`` function that writes each batch once, though Spark repeats a batch after a crash.
+
+    The table says which batch it got last of which query, and gets that together with the batch. So a table
+    or a checkpoint directory that was lost, or put back from a backup, is noticed.
+    """
 
     path: str
-    """The directory of the table, which holds nothing else."""
-    folder: str
-    """Where batches are written before they are whole; on the same file system."""
+    """The table, as messages name it."""
     checkpoint: str
     """The query's checkpoint directory, which holds the query's id."""
-    partition_by: tuple[str, ...] = ()
-    options: dict[str, str] = field(default_factory=dict)
+    needs: ClassVar[str] = ""
+    """The package that it imports."""
 
     def __call__(self, result: Any, batch: int) -> None:
         """Write ``result`` (a DataFrame); do nothing if the table has the batch from before a crash."""
         query = query_id(self.checkpoint)
-        made_by, last = self._last()
-        if batch > 0 and (made_by != query or last < batch - 1):
-            raise DataLoss(
-                f"The table {self.path} does not hold batch {batch - 1}, which its query has committed: its "
-                "directory was removed, replaced, or is an older copy.",
-                remedy="Nothing was written. Restore it; or give the pipeline a new path and a new name.",
+        with self.opened() as table:
+            last = self._check(table, query, batch)
+            if batch > 0 and last < batch - 1:
+                raise DataLoss(
+                    f"The table {self.path} does not hold batch {batch - 1}, which its query has committed: "
+                    "it was removed, replaced, or is an older copy.",
+                    remedy="Nothing was written. Restore it; or give the pipeline a new table and name.",
+                )
+            if last < batch:
+                self.write(table, result, query, batch)
+
+    def begin(self) -> None:
+        """Refuse a table that holds what this query has not written, before the query starts."""
+        with self.opened() as table:
+            self._check(table, query_id(self.checkpoint), latest_batch(f"{self.checkpoint}/{PLANNED}"))
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Return what the other methods get as the table, for one batch."""
+        return nullcontext(Path(self.path))
+
+    def last(self, table: Any, query: str) -> int:
+        """Return the number of the last batch that the table got of a query; -1 for none."""
+        raise NotImplementedError
+
+    def is_others(self, table: Any, query: str) -> bool:
+        """Return whether a table that got no batch of this query was written by another."""
+        raise NotImplementedError
+
+    def write(self, table: Any, result: Any, query: str, batch: int) -> None:
+        """Write a batch that the table has not, with its number."""
+        raise NotImplementedError
+
+    def _check(self, table: Any, query: str, planned: int) -> int:
+        last = self.last(table, query)
+        if last > planned or (last < 0 and self.is_others(table, query)):
+            raise ConfigurationError(
+                f"{self.path}: its last batch was written from another checkpoint directory than "
+                f"{self.checkpoint}, which was lost or is an older copy. Rows would be there twice.",
+                remedy="Restore the checkpoint directory; or give the pipeline a new table.",
             )
-        if made_by == query and last >= batch:
-            return
-        name, table = f"{query}-{batch:06d}", Path(self.path)
+        return last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches(OncePerBatch):
+    """Adds each batch to a table as a directory of its own; ``path`` holds nothing else."""
+
+    folder: str
+    """Where batches are written before they are whole; on the same file system."""
+    partition_by: tuple[str, ...] = ()
+    options: dict[str, str] = field(default_factory=dict)
+
+    def last(self, table: Path, query: str) -> int:
+        """Read the number from the file that names the last batch."""
+        made_by, number = _last_in(table)
+        return number if made_by == query[:ID_LENGTH] else -1
+
+    def is_others(self, table: Path, query: str) -> bool:
+        """Return whether that file names another query; refuse files of which nothing tells the batches."""
+        made_by, _ = _last_in(table)
+        first = f"{query[:ID_LENGTH]}-{0:06d}"  # A kill may have left it without the file.
+        if not made_by:
+            refuse_files(table, besides=(f"batch={first}", f".{first}"))
+        return made_by != ""
+
+    def write(self, table: Path, result: Any, query: str, batch: int) -> None:
+        """Write a batch beside the table, and rename it into the table."""
+        name = f"{query[:ID_LENGTH]}-{batch:06d}"
         fresh, target = Path(self.folder) / "fresh" / name, table / f"batch={name}"
         table.mkdir(parents=True, exist_ok=True)
         if not target.exists():
@@ -146,28 +211,12 @@ class Batches:
         mark.write_text(name)
         mark.replace(table / ".last")
 
-    def check(self) -> None:
-        """Refuse a directory that holds other files, or was written from another checkpoint directory."""
-        table, (made_by, last) = Path(self.path), self._last()
-        if made_by:
-            if made_by == query_id(self.checkpoint) and last <= latest_batch(f"{self.checkpoint}/{PLANNED}"):
-                return
-            raise ConfigurationError(
-                f"{self.path}: its last batch was written from another checkpoint directory than "
-                f"{self.checkpoint}, which was lost or is an older copy. Rows would be there twice.",
-                remedy="Restore the checkpoint directory; or give the pipeline a new path.",
-            )
-        if table.exists() and any(table.iterdir()):
-            raise ConfigurationError(
-                f"{self.path} holds files already, and none says which batches it has.",
-                remedy="Move it away, or give the pipeline another path.",
-            )
 
-    def _last(self) -> tuple[str, int]:
-        """Return the query and the number of the last batch in the table."""
-        path = Path(self.path) / ".last"
-        query, _, number = path.read_text().partition("-") if path.exists() else ("", "", "-1")
-        return query, int(number)
+def _last_in(table: Path) -> tuple[str, int]:
+    """Return the query and the number of the last batch in a table."""
+    path = table / ".last"
+    query, _, number = path.read_text().partition("-") if path.exists() else ("", "", "-1")
+    return query, int(number)
 
 
 def _has_rows(folder: Path) -> bool:
@@ -176,7 +225,16 @@ def _has_rows(folder: Path) -> bool:
     return any(read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
 
 
+def refuse_files(folder: Path, besides: Collection[str] = ()) -> None:
+    """Raise ConfigurationError if a directory holds anything besides files of these names."""
+    if folder.exists() and any(each.name not in besides for each in folder.iterdir()):
+        raise ConfigurationError(
+            f"{folder} holds files already, and none says which batches it has.",
+            remedy="Move it away, or give the pipeline another path.",
+        )
+
+
 def query_id(checkpoint: str) -> str:
-    """Return the beginning of a query's id; empty before its first start."""
+    """Return a query's id; empty before its first start."""
     path = Path(checkpoint) / "metadata"
-    return str(json.loads(path.read_text("utf-8"))["id"])[:8] if path.exists() else ""
+    return str(json.loads(path.read_text("utf-8"))["id"]) if path.exists() else ""

@@ -1,0 +1,90 @@
+"""Where the result of a pipeline goes: a format of Spark's, or a sink of ours for each micro-batch."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from streamworker.declaring.specs import PipelineSpec
+from streamworker.errors import ConfigurationError
+from streamworker.spark.driver.checks import (
+    BATCHES,
+    DELTA,
+    FILE_FORMATS,
+    PATHLESS_FORMATS,
+    absolute,
+    beside,
+    check_belongs,
+    is_local,
+    partition_columns,
+)
+from streamworker.spark.source.deltalake import DeltaLake
+from streamworker.spark.source.options import is_source_option
+from streamworker.spark.source.sink import Batches, OncePerBatch, WholeResult
+
+
+def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
+    """Return the stream writer of a pipeline's result, which has neither a trigger nor a checkpoint yet."""
+    if spec.path is None and spec.format not in PATHLESS_FORMATS:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has no path for its result.",
+            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
+        )
+    options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
+    options.pop("partitionBy", None)
+    if spec.mode == "complete" and spec.format in FILE_FORMATS:
+        if not (spec.path and is_local(spec.path) and is_local(checkpoint)):
+            raise ConfigurationError(
+                f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
+                "checkpoint is not on a local disk.",
+                remedy="Use local paths, or return a stream writer for a table format such as delta.",
+            )
+        path = absolute(spec.path)
+        whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)
+        whole.check()
+        return result.writeStream.outputMode("complete").foreachBatch(whole)
+    if (sink := _sink_of(spec, result, checkpoint, options)) is not None:
+        if sink.needs and not remote:
+            _need(spec.format, sink.needs)
+        if not (sink.needs and remote):  # The server's disk and packages are another machine's.
+            sink.begin()
+        return result.writeStream.outputMode(spec.mode).foreachBatch(sink)
+    if spec.path and spec.format in FILE_FORMATS:
+        check_belongs(result.sparkSession, spec.name, absolute(spec.path), checkpoint)
+    writer = result.writeStream.outputMode(spec.mode).format(spec.format).options(**options)
+    if by := partition_columns(spec):
+        writer = writer.partitionBy(*by)
+    return writer.option("path", absolute(spec.path)) if spec.path else writer
+
+
+def _sink_of(
+    spec: PipelineSpec, result: Any, checkpoint: str, options: dict[str, str]
+) -> OncePerBatch | None:
+    """Return the sink that writes each micro-batch once; None for Spark's own formats."""
+    path, by = absolute(str(spec.path)), partition_columns(spec)
+    _need_columns(spec, result, "partitionBy", by)
+    if spec.format == DELTA:
+        return DeltaLake(path=path, checkpoint=checkpoint, partition_by=by, whole=spec.mode == "complete")
+    if spec.format != BATCHES:
+        return None
+    if spec.mode != "append":
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has an aggregate without a watermark, and {BATCHES} only appends.",
+            remedy="Give it a watermark, or use format='parquet', which replaces the whole result.",
+        )
+    folder = f"{beside(path)}/{spec.name}"
+    return Batches(path=path, folder=folder, checkpoint=checkpoint, partition_by=by, options=options)
+
+
+def _need(extra: str, package: str) -> None:
+    if find_spec(package) is None:
+        raise ConfigurationError(
+            f"Format {extra} needs {package}, which is not installed.",
+            remedy=f"Run: pip install 'streamworker[{extra}]'",
+        )
+
+
+def _need_columns(spec: PipelineSpec, result: Any, what: str, columns: tuple[str, ...]) -> None:
+    if missing := [name for name in columns if name not in result.columns]:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} has {what} with {', '.join(missing)}, which its result lacks.",
+            remedy=f"It has: {', '.join(result.columns)}.",
+        )

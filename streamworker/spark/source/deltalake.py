@@ -1,0 +1,84 @@
+"""The sink into a Delta table, by delta-rs.
+
+Each micro-batch is one commit of the table, which names the query's id and the number of the batch as an
+*application transaction*. A batch of which the table has the transaction is not written again.
+
+The rows of a batch pass through the driver as Arrow, all at once: ``maxRowsPerTrigger`` is their limit.
+Imports deltalake and pyarrow where they are used, since with a remote Spark this module runs on the server.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from streamworker.errors import ConfigurationError
+from streamworker.spark.source.sink import OncePerBatch, refuse_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaLake(OncePerBatch):
+    """Appends each batch to a Delta table, or replaces the whole result."""
+
+    partition_by: tuple[str, ...] = ()
+    whole: bool = False
+    """Whether a batch is the whole result."""
+    needs: ClassVar[str] = "deltalake"
+
+    @contextmanager
+    def opened(self) -> Iterator[Any]:
+        """Return the table as it is; None if there is none."""
+        from deltalake import DeltaTable
+
+        yield DeltaTable(self.path) if DeltaTable.is_deltatable(self.path) else None
+
+    def last(self, table: Any, query: str) -> int:
+        """Ask the table for the query's last transaction."""
+        version = table.transaction_version(query) if table is not None else None
+        return -1 if version is None else int(version)
+
+    def is_others(self, table: Any, query: str) -> bool:
+        """Return whether there is a table; a new query refuses other files, which a kill cannot have left."""
+        if table is None and not query:
+            refuse_files(Path(self.path))
+        return table is not None
+
+    def write(self, table: Any, result: Any, query: str, batch: int) -> None:
+        """Write the rows and the number of the batch in one commit."""
+        from deltalake import CommitProperties, Transaction, write_deltalake
+
+        rows = as_in_parquet(result.toArrow())
+        if table is not None and not self.whole:
+            self._check_types(table, rows)
+        write_deltalake(
+            self.path if table is None else table,
+            rows,
+            mode="overwrite" if self.whole else "append",
+            schema_mode="overwrite" if self.whole else "merge",
+            partition_by=list(self.partition_by) or None,
+            commit_properties=CommitProperties(app_transactions=[Transaction(query, batch)]),
+        )
+
+    def _check_types(self, table: Any, rows: Any) -> None:
+        """Refuse a column of another type: delta-rs would cast it, and 1.5 becomes 1 among whole numbers."""
+        from deltalake import Schema
+
+        has = {field.name: field.type for field in table.schema().fields}
+        for field in Schema.from_arrow(rows.schema).fields:
+            if has.get(field.name, field.type) != field.type:
+                raise ConfigurationError(
+                    f"Column {field.name!r} of the table {self.path} is {has[field.name]}, and that of the "
+                    f"pipeline is {field.type}.",
+                    remedy="Cast it in the pipeline's function; or give the pipeline a new path and name.",
+                )
+
+
+def as_in_parquet(rows: Any) -> Any:
+    """Return a table of Arrow with durations as microseconds, as Spark writes them: Delta lacks the type."""
+    import pyarrow as pa
+
+    for n, field in enumerate(rows.schema):
+        if pa.types.is_duration(field.type):
+            rows = rows.set_column(n, field.name, rows[n].cast(pa.int64()))
+    return rows
