@@ -6,6 +6,7 @@ server, ``sc://...``, runs beside them ``broken``, of which each batch fails.
 """
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from streamworker.declaring.specs import PipelineSpec
 from streamworker.spark.driver.pipelines import run_pipelines
 from tests.spark.specs import pipeline
 
-ROWS_A_BATCH = "400"
+ROWS_A_BATCH = os.environ.get("ROWS_A_BATCH", "400")
 
 
 def legs(frame: DataFrame) -> DataFrame:

@@ -48,10 +48,10 @@ def same(frame: DataFrame) -> DataFrame:
 def kill_one(jvm: psutil.Process, rng: random.Random) -> bool:
     """Kill one of the processes that run tasks with SIGKILL; returns whether there was one.
 
-    They are forked by daemons, which the JVM has started.
+    They are forked by daemons, which the JVM or those of its executors have started.
     """
     found = []
-    for daemon in jvm.children():
+    for daemon in jvm.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if daemon.cmdline()[-2:] == ["pyspark.daemon", "pyspark.worker"]:
                 found += daemon.children()
