@@ -44,6 +44,7 @@ from tests.changes import table as changes
 from tests.core.vectors import VECTORS
 from tests.runtime.texts import ESCAPED, REFUSED, TEXTS
 from tests.records.cells import table as codecs_and_types
+from tests.spark import wrong
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
 from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 
@@ -265,8 +266,19 @@ def metrics() -> str:
 
 def spark_options() -> str:
     """Return the table of the options of the Spark source."""
-    rows = [f"| `{name}` | {text} |" for name, text in SPARK_OPTIONS.items()]
-    return "\n".join(["| option | for |", "|---|---|", *rows])
+    rows = [
+        f"| `{name}` | {option.takes} | {option.default} | {option.meaning} |"
+        for name, option in SPARK_OPTIONS.items()
+    ]
+    return "\n".join(["| option | takes | default | means |", "|---|---|---|---|", *rows])
+
+
+def wrong_spark_options() -> str:
+    """Return options that the source refuses, each with its error."""
+    lines: list[str] = []
+    for given, error in wrong.listed():
+        lines += [given, *textwrap.wrap(error, 110, initial_indent="    ", subsequent_indent="    ")]
+    return "\n".join(["```text", *lines, "```"])
 
 
 def vectors() -> str:
@@ -385,6 +397,7 @@ def parts() -> dict[str, str]:
         "exit codes": exit_codes(),
         "metrics": metrics(),
         "spark options": spark_options(),
+        "wrong spark options": wrong_spark_options(),
         "vectors": vectors(),
         "codecs and types": codecs_and_types(),
         "rights": rights(),

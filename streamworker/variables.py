@@ -19,7 +19,7 @@ CREDENTIALS_VARIABLE = "STREAMWORKER_CREDENTIAL_PROVIDER"
 REDIS_URL_OVERRIDE = "STREAMWORKER_DEV_REDIS_URL"
 """Takes precedence over the URL that an app names, so that a production app runs on a laptop unchanged."""
 OTHER_VARIABLES = {
-    CONNECTION_VARIABLE + "<NAME>": "the URL of a named connection of Spark, see [Spark](spark.md)",
+    CONNECTION_VARIABLE + "<NAME>": "the URL of a [connection of Spark](spark-reference.md#connections)",
     CONNECTIONS_VARIABLE: "a file with such connections",
     PASSWORD_VARIABLE: "the password of the user that `streamworker acl` prints",
     REDIS_URL_OVERRIDE: "set by `streamworker dev` for the processes that it starts",

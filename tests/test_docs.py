@@ -68,7 +68,7 @@ def test_pages_that_are_made_from_the_code_are_current(rendered: dict[Path, str]
         "docs/redis-keys.md",
         "docs/cli.md",
         "docs/protocol.md",
-        "docs/spark.md",
+        "docs/spark-reference.md",
         "docs/operations.md",
         "docs/security.md",
         "docs/decisions/README.md",

@@ -44,8 +44,8 @@ def pipeline(
     checkpoint
         Spark's checkpoint directory; beside ``path`` if None.
     options
-        Options of the source, named as in docs/spark.md, and of the writer. With several processors, those
-        of the source hold for each.
+        Options of the source, named as in docs/spark-reference.md, and of the writer. With several
+        processors, those of the source hold for each.
     """
     inputs = (processor, *others)
     for each in others:

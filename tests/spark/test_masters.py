@@ -1,4 +1,4 @@
-"""One application file, unchanged, on every kind of Spark that docs/spark.md names."""
+"""One application file, unchanged, on every kind of Spark that docs/spark-clusters.md names."""
 
 import json
 import os
@@ -76,7 +76,7 @@ rows = rows.option("app", "shop").option("stream", "orders").option("processor",
 print("rows by the source alone:", rows.count())
 sys.exit(run_pipelines(app, once=True, session=Session(spark, log_path=None)))
 """
-"""What a user of spark-submit writes, as docs/spark.md shows it."""
+"""What a user of spark-submit writes, as docs/spark-clusters.md shows it."""
 DECLARED = """
 from pyspark import pipelines as dp
 

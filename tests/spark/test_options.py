@@ -1,11 +1,12 @@
 """Options: what is wrong is said before anything is read, and what may be secret is not shown."""
 
+from dataclasses import replace
+
 import pytest
 
 from streamworker.errors import ConfigurationError
 from streamworker.spark.source.options import NAMES, Offsets, is_source_option, parse_options
-
-NEEDED = {"app": "shop", "stream": "orders", "processor": "price"}
+from tests.spark.wrong import NEEDED, OF_A_BATCH, OF_A_STREAM, TOGETHER, VALUES, refusal
 
 
 def test_the_defaults_read_everything_and_fail_on_data_loss() -> None:
@@ -35,32 +36,28 @@ def test_a_url_or_password_as_an_option_is_refused_and_not_shown(name: str, valu
     assert "canary-secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("maxRowsPerTrigger", "0"),
-        ("maxRowsPerTrigger", "ten"),
-        ("minPartitions", "-1"),
-        ("parallelism", "0"),
-        ("failOnDataLoss", "yes"),
-        ("includeMetadata", "1"),
-        ("includeHeaders", "yes"),
-        ("endingTimestamp", "soon"),
-        ("idleWait", "-1"),
-        ("retryTimeout", "soon"),
-        ("retryTimeout", "nan"),
-        ("startingOffsets", "oldest"),
-        ("startingOffsets", "[1]"),
-        ("startingOffsets", '{"0": -3}'),
-        ("startingOffsets", '{"0": true}'),
-        ("startingOffsets", '{"x": 1}'),
-        ("app", "a{b}"),
-        ("reader", "a:b"),
-    ],
-)
+@pytest.mark.parametrize(("option", "value"), [(name, value) for name in VALUES for value in VALUES[name]])
 def test_a_value_that_cannot_be_is_refused_by_name(option: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=option):
-        parse_options({**NEEDED, option: value})
+    assert option in refusal({option: value})
+
+
+DEFAULTS = {name: option.default.partition(";")[0] for name, option in NAMES.items()}
+"""As the page names them, without what holds in a pipeline."""
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [(name, word) for name, word in DEFAULTS.items() if word not in ("none", "required") and " " not in word],
+)
+def test_the_default_of_the_page_is_the_one_that_holds(name: str, default: str) -> None:
+    """To give it is to leave the option out; of failOnDataLoss alone the page says what it does besides."""
+    given = parse_options({**NEEDED, name: default})
+    assert replace(given, fail_on_late_start=False) == parse_options(NEEDED)
+
+
+@pytest.mark.parametrize("given", TOGETHER, ids=" ".join)
+def test_options_that_contradict_each_other_are_refused_by_name(given: dict[str, str]) -> None:
+    assert any(name in refusal(given) for name in given)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +68,6 @@ def test_a_value_that_cannot_be_is_refused_by_name(option: str, value: str) -> N
         ({"provider": "streamworker", "option.app": "shop", "owner": "me"}, "no table of.*TEMPORARY VIEW"),
         ({"maxRowPerTrigger": "10"}, "maxRowPerTrigger.*Did you mean maxRowsPerTrigger"),
         ({"zzz": "1"}, "startingOffsets"),
-        ({"minPartitions": "5", "maxPartitions": "4"}, "minPartitions"),
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp is after endingTimestamp"),
         ({"endingTimestamp": "1", "endingOffsets": "latest"}, "endingTimestamp and endingOffsets are given"),
         ({"siblings": "legs"}, "Give the query a reader name"),
@@ -87,18 +83,13 @@ def test_options_that_do_not_fit_are_refused_with_what_to_give(
         parse_options(options)
 
 
-@pytest.mark.parametrize(
-    ("given", "streaming", "says"),
-    [
-        ({"endingOffsets": "latest"}, True, "endingOffsets is not for a stream"),
-        ({"maxRowsPerTrigger": "5"}, False, "maxRowsPerTrigger is not for a batch read"),
-    ],
-)
-def test_options_of_the_other_kind_of_read_are_refused(
-    given: dict[str, str], streaming: bool, says: str
-) -> None:
-    with pytest.raises(ConfigurationError, match=says):
-        parse_options({**NEEDED, **given}, streaming=streaming)
+def test_options_of_the_other_kind_of_read_are_refused() -> None:
+    for name, value in OF_A_BATCH.items():
+        assert refusal({name: value}, streaming=True) == f"Option {name} is not for a stream. Leave it out."
+    for name, value in OF_A_STREAM.items():
+        assert (
+            refusal({name: value}, streaming=False) == f"Option {name} is not for a batch read. Leave it out."
+        )
 
 
 def test_offsets_are_given_for_each_partition_with_names_for_both_ends() -> None:

@@ -1,4 +1,4 @@
-"""Times in a pipeline's table are the same for every reader of Parquet that docs/spark.md names."""
+"""Times in a pipeline's table are the same for every reader of Parquet that docs/spark-reference.md names."""
 
 import datetime as dt
 import json
@@ -90,7 +90,7 @@ def assert_all_read_the_same(spark: SparkSession, folder: Path) -> None:
         assert sorted(table["at"].to_pylist()) == TIMES, name
         assert {str(table.schema.field("at").type.tz)} <= {"UTC", "Etc/UTC"}, name
         assert set(table["naive"].to_pylist()) == {NAIVE}, name
-        # Parquet has no durations: Spark writes them as numbers, as docs/spark.md says.
+        # Parquet has no durations: Spark writes them as numbers, as docs/spark-reference.md says.
         assert set(table["lasts"].to_pylist()) == {LASTS // dt.timedelta(microseconds=1)}, name
         windows = read(hours)
         assert sorted(windows["start"].to_pylist()) == STARTS, name

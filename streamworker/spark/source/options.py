@@ -78,43 +78,67 @@ class SourceOptions:
     """The directory of the query's table of files and its checkpoint directory, on the driver's disk."""
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What docs/spark-reference.md says of an option, in a sentence or two."""
+
+    takes: str
+    default: str
+    meaning: str
+
+
 NAMES = {
-    "app": "name of the App; required",
-    "stream": "name of the stream; needed only if workers have run a processor of this name on several",
-    "processor": "name of the processor whose forwarded rows are read; required",
-    "connection": "name of the Redis connection, resolved where it is used; default",
-    "startingOffsets": 'where a new query begins: earliest (default), latest, or JSON such as {"0": 1200}',
-    "startingTimestamp": "a new query begins with the first row that was committed at this time or later: "
-    "2026-01-31T12:00Z, or ms since 1970; not with startingOffsets",
-    "endingOffsets": "where a batch read ends: latest (default) or JSON; not for streams",
-    "endingTimestamp": "a batch read ends before the first row that was committed at this time or later; not "
-    "with endingOffsets, not for streams",
-    "maxRowsPerTrigger": "rows of one micro-batch at most, over all partitions; not for batch reads",
-    "minPartitions": "Spark tasks at least: large partitions are split by row range",
-    "maxPartitions": "Spark tasks at most: partitions are packed together",
-    "parallelism": "tasks that Spark runs at a time, for the default number of tasks; by default the cores "
-    "of the machine that plans the query; pipelines set it",
-    "failOnDataLoss": "true (default): missing rows end the query; false: it logs a warning and continues; a "
-    "query that begins where rows were trimmed ends only if true is given, as for a pipeline's whole result",
-    "includeMetadata": "true adds _partition, _offset, _acked_at, _entry_id and _epoch, and for a processor "
-    "that has log_metadata also _key and _sent_at; default false",
-    "includeHeaders": "true adds _headers, a map of texts, for a processor that has log_metadata; default "
-    "false",
-    "reader": "name under which the position is kept in Redis, so that trimming waits; not for batch reads",
-    "siblings": "readers that start together with this one, separated by commas: it registers those without "
-    "a position in Redis at the first row, so that no row is trimmed before they start; pipelines set it",
-    "otherColumns": "for a column that rows have and the query's schema lacks: fail (default) ends the query "
-    "before it writes the rows, and started again it reads them whole; drop leaves the column out",
-    "recordSchema": "columns that the query has even before rows have them, as the JSON of a Spark schema; "
-    "pipelines set it",
-    "sinkPath": "directory of the table of files that the query writes: before each batch the source looks "
-    "whether it holds the batches before; pipelines set it",
-    "sinkCheckpoint": "the query's checkpoint directory, with sinkPath; pipelines set it",
-    "retryTimeout": "seconds for which Redis may be away before the query fails; default 60",
-    "idleWait": "seconds for which a micro-batch without rows waits for the first; default 0.5, and 0.05 in "
-    "a pipeline with several processors; query.stop() waits as long; not for batch reads",
+    "app": Option("name", "required", "Name of the App."),
+    "stream": Option("name", "none", "Name of the stream, if processors of this name are on several."),
+    "processor": Option("name", "required", "Name of the processor whose forwarded rows are read."),
+    "connection": Option("name", "default", "Name of the Redis connection; each process resolves it itself."),
+    "startingOffsets": Option("offsets", "earliest", "Where a new query begins."),
+    "startingTimestamp": Option(
+        "time", "none", "A new query begins with the first row that was committed at this time or later."
+    ),
+    "endingOffsets": Option("offsets", "latest", "Where a batch read ends."),
+    "endingTimestamp": Option(
+        "time", "none", "A batch read ends before the first row that was committed at this time or later."
+    ),
+    "maxRowsPerTrigger": Option(
+        "number", "none; 1000000 in a pipeline", "Rows of a micro-batch at most, over all partitions."
+    ),
+    "minPartitions": Option("number", "none", "Spark tasks at least: large partitions are split by rows."),
+    "maxPartitions": Option("number", "none", "Spark tasks at most: partitions are packed together."),
+    "parallelism": Option(
+        "number", "cores of the machine that plans", "Tasks that Spark runs at a time; pipelines set it."
+    ),
+    "failOnDataLoss": Option(
+        "true or false", "true", "Missing rows end the query; with false it warns and goes on."
+    ),
+    "includeMetadata": Option("true or false", "false", "Adds the metadata columns but _headers."),
+    "includeHeaders": Option("true or false", "false", "Adds _headers."),
+    "reader": Option(
+        "name", "none; a pipeline's is its name", "Redis keeps its position, so trimming waits."
+    ),
+    "siblings": Option(
+        "names", "none; pipelines set it", "Readers that start with this one, for which the first rows stay."
+    ),
+    "otherColumns": Option(
+        "fail or drop", "fail", "What happens to a column that rows have and the query's schema lacks."
+    ),
+    "recordSchema": Option(
+        "JSON of a schema", "none; pipelines set it", "Columns that the query has before rows have them."
+    ),
+    "sinkPath": Option(
+        "directory", "none; pipelines set it", "Table of files that must hold all batches before the next."
+    ),
+    "sinkCheckpoint": Option(
+        "directory", "none; pipelines set it", "The query's checkpoint directory, with sinkPath."
+    ),
+    "retryTimeout": Option("seconds", "60", "How long Redis may be away before the query fails."),
+    "idleWait": Option(
+        "seconds",
+        "0.5; 0.05 in a pipeline of several processors",
+        "How long a micro-batch without rows waits for the first, and query.stop() with it.",
+    ),
 }
-"""Every option and what it is for; docs/spark.md shows this table."""
+"""Every option; docs/spark-reference.md shows this table."""
 
 NEEDED = (
     'The source needs app and processor, such as .option("app", "shop"). In SQL use CREATE TEMPORARY '
