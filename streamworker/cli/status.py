@@ -15,7 +15,7 @@ from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui import model, overview
-from streamworker.tui.figures import duration, held_up, memory
+from streamworker.tui.figures import duration, failure, held_up, memory
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -242,6 +242,8 @@ def _print_status(snapshot: GroupSnapshot) -> None:
     names = ["partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"]
     print_table([*names, *(["outbox"] if sends else []), "reason"], rows)
 
+    failed = [(reader.name, failure(reader, snapshot.taken_ms)) for reader in snapshot.readers]
+    say(*(f"Spark reader {name} {text}" for name, text in failed if text))
     if snapshot.tables:
         say("")
         tables = [(table.name, table.keys, memory(table.bytes)) for table in snapshot.tables]

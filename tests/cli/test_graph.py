@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.readers import ReaderPosition
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
@@ -109,4 +110,7 @@ def test_graph_names_each_edge_and_the_cycles(
         raw.hset("sw:{loop.first:one}:readers", "to_lake", position.text())
     failed = r"rows behind, FAILED .* s ago: no such user  parquet lake$"
     assert re.search(failed, streamworker("graph", "loop:app").stdout, re.MULTILINE)
-    assert re.search(r"FAILED .* s ago: no such user", streamworker("doctor", "loop:app").stdout)
+    said = r"to_lake.* FAILED .* s ago: no such user"
+    assert re.search(rf"fail .*{said}", (checked := streamworker("doctor", "loop:app")).stdout)
+    assert checked.exit_code == ExitCode.FAILED
+    assert re.search(f"^Spark reader {said}$", streamworker("status", "loop:app").stdout, re.MULTILINE)

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers import metrics
-from streamworker.core.snapshot import Rebalance, TableView
+from streamworker.core.snapshot import ReaderView, Rebalance, TableView
 from tests.cli.conftest import SHOP, Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
@@ -172,14 +172,13 @@ def test_without_redis_the_metrics_say_that_and_nothing_else() -> None:
 
 def test_every_metric_of_the_table_has_a_value() -> None:
     """An epoch has thirteen digits, and all of them count."""
-    now = replace(group(partitions=1, workers=1), tables=(TableView("totals", 3, 900),))
+    reader = ReaderView("lake", {0: 7}, 5, 0, failed="no such user")
+    now = replace(group(partitions=1, workers=1), tables=(TableView("totals", 3, 900),), readers=(reader,))
     found = {
         sample.name: sample.value for metric in metrics.families([now], up=True) for sample in metric.samples
     }
-    assert set(found) >= set(metrics.METRICS) - {
-        "streamworker_reader_lag_rows",
-        "streamworker_rebalances_recent",
-    }
+    assert set(found) >= set(metrics.METRICS) - {"streamworker_rebalances_recent"}
+    assert (found["streamworker_reader_lag_rows"], found["streamworker_reader_failed"]) == (5, 1)
     assert found["streamworker_partition_epoch"] == 1_763_700_000_000
 
 

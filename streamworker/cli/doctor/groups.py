@@ -379,7 +379,7 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
         )
         if failed := failure(reader, snapshot.taken_ms):
             remedy = "Look at the log of `streamworker spark`, and start it again."
-            yield warn(name, f"{text}; {failed}", remedy)
+            yield fail(name, f"{text}; {failed}", remedy)
         elif not reader.updated_ms:
             yield warn(name, "its position cannot be read, so the log is not trimmed", remedy)
         elif still_ms < READER_STILL_MS or not reader.lag_rows:

@@ -44,6 +44,7 @@ METRICS = {
     ),
     "streamworker_partition_paused": ("gauge", "1 if an operator has paused the partition."),
     "streamworker_reader_lag_rows": ("gauge", "Acked rows that a Spark reader has not read."),
+    "streamworker_reader_failed": ("gauge", "1 if a Spark reader's query failed and has not read on since."),
     "streamworker_table_keys": ("gauge", "Keys of a table that have not expired."),
     "streamworker_table_memory": ("gauge", "Bytes of a table in Redis, by estimate."),
     "streamworker_rebalances_recent": (
@@ -74,7 +75,9 @@ def _samples(snapshot: GroupSnapshot) -> Iterator[tuple[str, dict[str, str], int
         yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state != "halted")
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for reader in snapshot.readers:
-        yield "streamworker_reader_lag_rows", {**group, "reader": reader.name}, reader.lag_rows
+        its = {**group, "reader": reader.name}
+        yield "streamworker_reader_lag_rows", its, reader.lag_rows
+        yield "streamworker_reader_failed", its, int(bool(reader.failed))
     for table in snapshot.tables:
         its = {**group, "table": table.name}
         yield "streamworker_table_keys", its, table.keys
