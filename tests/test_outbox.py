@@ -1,55 +1,30 @@
 """The program of docs/outbox.md moves rows of a real PostgreSQL, each once, though it is killed."""
 
 import os
-import pwd
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import psycopg
 import pytest
 
 from tests.helpers import wait_for
+from tests.postgres import postgres
 from tests.raw import opened
 
 PAGE = (Path(__file__).parent.parent / "docs" / "outbox.md").read_text("utf-8")
 BLOCKS = re.findall(r"```(?:python|sql)\n(.*?)```", PAGE, re.DOTALL)
 CREATE, INSERT, SHOP, PROGRAM = BLOCKS
-INITDB = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))), shutil.which("initdb"))
 ROWS = 400
 
 
 @pytest.fixture
 def database() -> Iterator[str]:
-    """A PostgreSQL of this test, on a socket. Only this user may open the folders of pytest."""
-    if INITDB is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-    user = "postgres" if os.geteuid() == 0 else None  # it refuses to run as root
-    with TemporaryDirectory(prefix="sw-") as folder:
-        if user:
-            os.chown(folder, pwd.getpwnam(user).pw_uid, -1)
-
-        def run(tool: str, *arguments: str) -> None:
-            command = [str(Path(INITDB).with_name(tool)), "-D", f"{folder}/data", *arguments]
-            subprocess.run(command, user=user, cwd=folder, check=True, capture_output=True, timeout=60)
-
-        run("initdb", "-A", "trust", "-U", "shop", "--no-sync")
-        run(
-            "pg_ctl",
-            "-w",
-            "-l",
-            f"{folder}/log",
-            "-o",
-            f"-k {folder} -c listen_addresses= -c fsync=off",
-            "start",
-        )
-        yield f"host={folder} user=shop dbname=postgres"
-        run("pg_ctl", "-m", "immediate", "stop")
+    with postgres() as dsn:
+        yield dsn
 
 
 @pytest.mark.full("starts PostgreSQL, and a program again and again")

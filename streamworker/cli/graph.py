@@ -107,7 +107,8 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> Counter[str]:
 
 
 def _table_of(pipeline: PipelineSpec | None) -> str:
-    return f"{pipeline.format} {pipeline.path}" if pipeline is not None and pipeline.path else ""
+    place = pipeline and (pipeline.path or pipeline.table)
+    return f"{pipeline.format} {place}" if pipeline is not None and place else ""
 
 
 def _node(name: str) -> str:

@@ -1,6 +1,6 @@
 """``@app.pipeline``: what Spark makes of what a processor forwards."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -24,6 +24,9 @@ def pipeline(
     path: str | None = None,
     format: str = "parquet",
     mode: Literal["append", "complete", "update"] = "append",
+    table: str | None = None,
+    upsert: Sequence[str] = (),
+    dsn_env: str | None = None,
     checkpoint: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -41,6 +44,9 @@ def pipeline(
     path, format, mode
         Where and how the returned DataFrame is written. A function that returns a stream writer
         needs none of them.
+    table, upsert, dsn_env
+        With ``format="postgres"``: the table, ``schema.name`` or a name; the columns of its key, if a row
+        replaces the one of its key; and the environment variable that holds the connection string.
     checkpoint
         Spark's checkpoint directory; beside ``path`` if None.
     options
@@ -74,6 +80,9 @@ def pipeline(
             mode=mode,
             checkpoint=checkpoint,
             options=dict(options or {}),
+            table=table,
+            upsert=(upsert,) if isinstance(upsert, str) else tuple(upsert),
+            dsn_env=dsn_env,
         )
         check_pipeline(spec)
         app.registry.pipelines[label] = spec

@@ -188,6 +188,9 @@ class PipelineSpec:
     mode: Literal["append", "complete", "update"]
     checkpoint: str | None
     options: dict[str, str] = field(default_factory=dict)
+    table: str | None = None
+    upsert: tuple[str, ...] = ()
+    dsn_env: str | None = None
 
     @property
     def reads(self) -> list[str]:

@@ -17,6 +17,7 @@ from streamworker.spark.driver.checks import (
 )
 from tests.spark.specs import pipeline
 
+INTO = {"format": "postgres", "path": None, "table": "orders", "dsn_env": "WAREHOUSE"}
 READ = ("app", "Stream", "processor")
 """What a pipeline reads is no option of it."""
 
@@ -47,6 +48,23 @@ READ = ("app", "Stream", "processor")
                 ("with options of Spark's", {"options": {"mergeSchema": "true"}}, "mergeSchema.*Leave"),
             )
         ),
+        *(
+            pytest.param({**INTO, **each}, says, id=f"postgres {name}")
+            for name, each, says in (
+                ("without a table", {"table": None}, r"table=None.*sales\.orders"),
+                ("of a strange table", {"table": "a.b.c"}, "Name a table"),
+                ("without a variable", {"dsn_env": None}, "name of an environment variable"),
+                ("with its secret", {"dsn_env": "host=x password=y"}, r"has a dsn_env that is no name"),
+                ("with a path", {"path": "lake"}, "Leave the path out"),
+                ("updated without a key", {"mode": "update"}, r"upsert=\[\.\.\.\]"),
+                ("with options of Spark's", {"options": {"url": "x"}}, "options that postgres has not: url"),
+                ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
+            )
+        ),
+        *(
+            pytest.param({name: value}, f"has {name}= and format='parquet'", id=f"{name} of files")
+            for name, value in (("table", "orders"), ("upsert", ("id",)), ("dsn_env", "WAREHOUSE"))
+        ),
         pytest.param({"path": "."}, "belongs to the result", id="a path that is everything"),
         *(({"options": {each: "other"}}, f"has option '{each}'.*Leave it out") for each in READ),
         pytest.param(
@@ -57,8 +75,9 @@ READ = ("app", "Stream", "processor")
 )  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str, Any], says: str) -> None:
     """Before Spark is started: it would wait for ever, or read one processor's rows with another's schema."""
-    with pytest.raises(ConfigurationError, match=says):
+    with pytest.raises(ConfigurationError, match=says) as refused:
         check_pipeline(pipeline(**given))
+    assert "password" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,11 @@ BATCHES = "parquet-batches"
 """Parquet with a directory for each micro-batch, for readers other than Spark."""
 DELTA = "deltalake"
 """A Delta table, which delta-rs writes."""
-PATHLESS_FORMATS = frozenset({"console", "noop", "memory"})
+POSTGRES = "postgres"
+"""A table of PostgreSQL, which psycopg writes."""
+ONCE = frozenset({BATCHES, DELTA, POSTGRES})
+"""Sinks of ours, which count the batches."""
+PATHLESS_FORMATS = frozenset({"console", "noop", "memory", POSTGRES})
 
 BATCH_ROWS_MAX = 1_000_000
 """Rows of a pipeline's micro-batch: the first one over a long log must not end in memory."""
@@ -69,6 +73,16 @@ def check_pipeline(spec: PipelineSpec) -> None:
         _check_files(spec)
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
+    _check_table(spec)
+    if spec.format in ONCE and not is_local(checkpoint_of(spec)):
+        raise _wrong(
+            spec,
+            f"has format={spec.format!r} and checkpoint={spec.checkpoint!r}.",
+            "Name a directory on a local disk: the sink reads the query's id there.",
+        )
+    others = [each for each in spec.options if not is_source_option(each) and each != "partitionBy"]
+    if spec.format in (DELTA, POSTGRES) and others:
+        raise _wrong(spec, f"has options that {spec.format} has not: {', '.join(others)}.", "Leave them out.")
 
 
 def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, str]:
@@ -96,15 +110,6 @@ def _check_files(spec: PipelineSpec) -> None:
             f"has format={spec.format!r} and path={spec.path!r}.",
             "Name a directory on a local disk. Use format='parquet' for another place.",
         )
-    if spec.format in (BATCHES, DELTA) and not is_local(checkpoint_of(spec)):
-        raise _wrong(
-            spec,
-            f"has format={spec.format!r} and checkpoint={spec.checkpoint!r}.",
-            "Name a directory on a local disk: the sink reads the query's id there.",
-        )
-    others = [o for o in spec.options if not is_source_option(o) and o != "partitionBy"]
-    if spec.format == DELTA and others:
-        raise _wrong(spec, f"has options that {DELTA} has not: {', '.join(others)}.", "Leave them out.")
     if spec.mode == "update":
         raise _wrong(
             spec,
@@ -120,6 +125,27 @@ def _check_files(spec: PipelineSpec) -> None:
         )
     if spec.path is not None and not local(spec.path).strip("/. "):
         raise _wrong(spec, f"has path={spec.path!r}.", "Name a directory that belongs to the result alone.")
+
+
+def _check_table(spec: PipelineSpec) -> None:
+    given = [name for name in ("table", "dsn_env", "upsert") if getattr(spec, name)]
+    if spec.format != POSTGRES:
+        if given:
+            what = f"has {given[0]}= and format={spec.format!r}."
+            raise _wrong(spec, what, f"{given[0]} is for format={POSTGRES!r}.")
+        return
+    if spec.path is not None:
+        raise _wrong(spec, f"has format={POSTGRES!r} and a path.", "Leave the path out: rows go to table=.")
+    if not re.fullmatch(r"[^.]+(\.[^.]+)?", spec.table or ""):
+        raise _wrong(spec, f"has table={spec.table!r}.", "Name a table: orders, or sales.orders.")
+    if not re.fullmatch(r"[A-Za-z_]\w*", spec.dsn_env or ""):
+        raise _wrong(
+            spec,
+            "has a dsn_env that is no name of an environment variable.",
+            "Name the variable that holds the connection string, such as WAREHOUSE.",
+        )
+    if spec.mode == "update" and not spec.upsert:
+        raise _wrong(spec, "has mode='update' and no upsert=.", "Name the columns of the key: upsert=[...].")
 
 
 def trigger_of(spec: PipelineSpec) -> dict[str, str | bool]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamworker.spark.source.logs import NO_STREAM
+from streamworker.spark.source.postgres import AWAY
 
 FINAL = frozenset(
     {"ConfigurationError", "JavaMissing", "DataLoss", "RecordError", "DecodeError", "InternalError"}
@@ -59,7 +60,8 @@ def read_failure(text: str, log_path: Path | None = None) -> Failure:
         return Failure("Spark", message, final=False, may_last=True)
     if ours := _OURS.findall(text):
         kind, message = ours[-1]
-        return Failure(kind, message.strip(), kind in FINAL, message.startswith(NO_STREAM))
+        waits, lasts = message.startswith(NO_STREAM), message.startswith(AWAY)
+        return Failure(kind, message.strip(), kind in FINAL, nothing_there_yet=waits, may_last=lasts)
     if python := _PYTHON.findall(text):
         return _of_python(*python[-1])
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -74,7 +74,7 @@ def source_rows(
         options["siblings"] = ",".join(siblings)
     if "parallelism" not in given:
         options["parallelism"] = str(session.parallelism)
-    if spec.mode == "complete" and "failondataloss" not in given:
+    if spec.mode != "append" and "failondataloss" not in given:
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
         options |= {"sinkPath": absolute(str(spec.path)), "sinkCheckpoint": absolute(checkpoint_of(spec))}
@@ -121,8 +121,9 @@ def _as_it_turned_out(spec: PipelineSpec, result: Any, checkpoint: str) -> Pipel
     if not hasattr(result, "isStreaming"):  # A stream writer has a place of its own.
         return spec if spec.path is None else replace(spec, path=None, checkpoint=checkpoint)
     if spec.mode == "append" and result.isStreaming and not _can_append(result):
-        log.info("pipeline %s has no watermark: its whole result is written each time", spec.name)
-        return replace(spec, mode="complete")
+        what = "keys that change are" if spec.upsert else "its whole result is"
+        log.info("pipeline %s has no watermark: %s written each time", spec.name, what)
+        return replace(spec, mode="update" if spec.upsert else "complete")
     return spec
 
 

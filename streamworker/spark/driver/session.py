@@ -472,4 +472,5 @@ TRAVELLING = (
     "streamworker.spark.source.datasource",
     "streamworker.spark.source.sink",
     "streamworker.spark.source.deltalake",
+    "streamworker.spark.source.postgres",
 )

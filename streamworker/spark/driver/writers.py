@@ -10,6 +10,7 @@ from streamworker.spark.driver.checks import (
     DELTA,
     FILE_FORMATS,
     PATHLESS_FORMATS,
+    POSTGRES,
     absolute,
     beside,
     check_belongs,
@@ -18,6 +19,7 @@ from streamworker.spark.driver.checks import (
 )
 from streamworker.spark.source.deltalake import DeltaLake
 from streamworker.spark.source.options import is_source_option
+from streamworker.spark.source.postgres import Postgres, type_of
 from streamworker.spark.source.sink import Batches, OncePerBatch, WholeResult
 
 
@@ -63,6 +65,8 @@ def _sink_of(
     _need_columns(spec, result, "partitionBy", by)
     if spec.format == DELTA:
         return DeltaLake(path=path, checkpoint=checkpoint, partition_by=by, whole=spec.mode == "complete")
+    if spec.format == POSTGRES:
+        return _postgres(spec, result, checkpoint)
     if spec.format != BATCHES:
         return None
     if spec.mode != "append":
@@ -72,6 +76,28 @@ def _sink_of(
         )
     folder = f"{beside(path)}/{spec.name}"
     return Batches(path=path, folder=folder, checkpoint=checkpoint, partition_by=by, options=options)
+
+
+def _postgres(spec: PipelineSpec, result: Any, checkpoint: str) -> Postgres:
+    _need_columns(spec, result, "upsert", spec.upsert)
+    columns = {}
+    for column in result.schema:
+        kind = column.dataType.simpleString()
+        columns[column.name] = type_of(kind)
+        if not columns[column.name]:
+            raise ConfigurationError(
+                f"Column {column.name!r} of pipeline {spec.name!r} is {kind}, which PostgreSQL has not.",
+                remedy="Cast it in the pipeline's function.",
+            )
+    return Postgres(
+        path=str(spec.table),
+        checkpoint=checkpoint,
+        pipeline=f"{spec.processors[0].stream.app}.{spec.name}",
+        dsn_env=str(spec.dsn_env),
+        columns=columns,
+        upsert=spec.upsert,
+        whole=spec.mode == "complete" and not spec.upsert,
+    )
 
 
 def _need(extra: str, package: str) -> None:
