@@ -302,14 +302,19 @@ def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_tri
 # -- what is told ----------------------------------------------------------------------------
 
 
-def test_progress_tells_rows_positions_and_lag(spark_session: Session, acked: AckedLog) -> None:
+def test_progress_tells_rows_positions_and_lag(
+    spark_session: Session, acked: AckedLog, caplog: pytest.LogCaptureFixture
+) -> None:
     """After each micro-batch, and the end. A limit goes to the source, a compression to the files."""
     acked.fill(0, [6])
     acked.fill(1, [2])
     told: list[PipelineProgress] = []
     options = {"maxRowsPerTrigger": "5", "compression": "gzip", "partitionBy": "user"}
     spec = pipeline(same, options=options)
-    run_pipelines([spec], session=spark_session, once=True, on_progress=told.append)
+    with caplog.at_level(logging.INFO, pipelines.__name__):
+        run_pipelines([spec], session=spark_session, once=True, on_progress=told.append)
+    cut = "5 rows processed, lag 3; a micro-batch has at most 5 rows (maxRowsPerTrigger)"
+    assert f"pipeline revenue: {cut}" in caplog.messages
     assert [(each.state, each.batch, each.rows, each.lag) for each in told] == [
         ("running", 0, 5, 3),
         ("running", 1, 3, 0),

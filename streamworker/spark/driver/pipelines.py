@@ -312,7 +312,11 @@ class _Run:
         self._rows_in_all += progress.rows
         if not self._rows or progress.lag is None or time.monotonic() < self._log_at:
             return
-        log.info("pipeline %s: %d rows processed, lag %d", self.spec.name, self._rows, progress.lag)
+        options = source_options(self.spec, self.spec.processors[0])
+        limit = parse_options(options, streaming=True).max_rows_per_trigger
+        is_cut = limit is not None and progress.lag > 0 and progress.rows >= limit
+        why = f"; a micro-batch has at most {limit} rows (maxRowsPerTrigger)" if is_cut else ""
+        log.info("pipeline %s: %d rows processed, lag %d%s", self.spec.name, self._rows, progress.lag, why)
         self._rows, self._log_at = 0, time.monotonic() + LOG_INTERVAL_S
 
     def _fail(self, failure: Failure) -> None:
