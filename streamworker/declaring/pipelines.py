@@ -27,6 +27,7 @@ def pipeline(
     table: str | None = None,
     upsert: Sequence[str] = (),
     dsn_env: str | None = None,
+    write: Callable[..., object] | None = None,
     checkpoint: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -47,6 +48,9 @@ def pipeline(
     table, upsert, dsn_env
         With ``format="postgres"``: the table, ``schema.name`` or a name; the columns of its key, if a row
         replaces the one of its key; and the environment variable that holds the connection string.
+    write
+        A sink of your own: ``write(rows, query, batch)`` gets each micro-batch with the query's id and the
+        number of the batch, and again if it was killed.
     checkpoint
         Spark's checkpoint directory; beside ``path`` if None.
     options
@@ -83,6 +87,7 @@ def pipeline(
             table=table,
             upsert=(upsert,) if isinstance(upsert, str) else tuple(upsert),
             dsn_env=dsn_env,
+            write=write,
         )
         check_pipeline(spec)
         app.registry.pipelines[label] = spec

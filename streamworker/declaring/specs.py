@@ -191,6 +191,7 @@ class PipelineSpec:
     table: str | None = None
     upsert: tuple[str, ...] = ()
     dsn_env: str | None = None
+    write: Callable[..., object] | None = None
 
     @property
     def reads(self) -> list[str]:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from typing import Any
 
+import anyio
 import pytest
 
 from streamworker.errors import ConfigurationError
@@ -57,13 +58,24 @@ READ = ("app", "Stream", "processor")
                 ("with its secret", {"dsn_env": "host=x password=y"}, r"has a dsn_env that is no name"),
                 ("with a path", {"path": "lake"}, "Leave the path out"),
                 ("updated without a key", {"mode": "update"}, r"upsert=\[\.\.\.\]"),
-                ("with options of Spark's", {"options": {"url": "x"}}, "options that postgres has not: url"),
+                ("with options of Spark's", {"options": {"url": "x"}}, "options that its sink has not: url"),
                 ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
             )
         ),
         *(
             pytest.param({name: value}, f"has {name}= and format='parquet'", id=f"{name} of files")
             for name, value in (("table", "orders"), ("upsert", ("id",)), ("dsn_env", "WAREHOUSE"))
+        ),
+        *(
+            pytest.param({"path": None, "write": print, **each}, says, id=f"write {name}")
+            for name, each, says in (
+                ("and a path", {"path": "lake"}, "Give it one of them"),
+                ("and a format", INTO, "Give it one of them"),
+                ("and a table", {"table": "orders"}, "has table= and format='parquet'"),
+                ("that is async", {"write": anyio.sleep}, "Write it as def"),
+                ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
+                ("with options of Spark's", {"options": {"url": "x"}}, "that its sink has not: url"),
+            )
         ),
         pytest.param({"path": "."}, "belongs to the result", id="a path that is everything"),
         *(({"options": {each: "other"}}, f"has option '{each}'.*Leave it out") for each in READ),

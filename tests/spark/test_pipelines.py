@@ -283,6 +283,24 @@ def test_a_batch_that_runs_again_changes_nothing(spark_session: Session, tmp_pat
     assert spark_session.spark.read.parquet(str(tmp_path / "table")).count() == 7
 
 
+def test_a_sink_of_the_user_s_is_handed_what_names_a_batch(spark_session: Session, acked: AckedLog) -> None:
+    """A batch that fails comes again with the same rows and names; the next run counts on."""
+    handed: list[tuple[str, int, list[int]]] = []
+
+    def write(rows: DataFrame, query: str, batch: int) -> None:
+        handed.append((query, batch, [row.n for row in rows.collect()]))
+        if len(handed) == 1:
+            raise OSError("the first attempt")
+
+    spec = pipeline(same, path=None, write=write, options={"maxRowsPerTrigger": "4"})
+    for _ in range(2):
+        acked.fill(0, [4])
+        assert run_pipelines([spec], session=spark_session, once=True) == 0
+    checkpoint = Path(".streamworker/shop/revenue/checkpoint/metadata")
+    query = json.loads(checkpoint.read_text())["id"]
+    assert handed == [(query, 0, [0, 1, 2, 3])] * 2 + [(query, 1, [4, 5, 6, 7])]
+
+
 def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_trigger(
     spark_session: Session, acked: AckedLog, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ words. Without the second, it would report nothing.
 """
 
 import re
+from inspect import iscoroutinefunction
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,8 @@ from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_ba
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text"})
+PARQUET = "parquet"
+FILE_FORMATS = frozenset({PARQUET, "orc", "json", "csv", "text"})
 """Formats that Spark writes as files in a directory. It only appends to them; mode ``complete``
 replaces the directory."""
 BATCHES = "parquet-batches"
@@ -74,15 +76,16 @@ def check_pipeline(spec: PipelineSpec) -> None:
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
     _check_table(spec)
-    if spec.format in ONCE and not is_local(checkpoint_of(spec)):
+    ours = spec.format in ONCE or spec.write is not None
+    if ours and not is_local(checkpoint_of(spec)):
         raise _wrong(
             spec,
-            f"has format={spec.format!r} and checkpoint={spec.checkpoint!r}.",
+            f"counts its batches, and has checkpoint={spec.checkpoint!r}.",
             "Name a directory on a local disk: the sink reads the query's id there.",
         )
     others = [each for each in spec.options if not is_source_option(each) and each != "partitionBy"]
-    if spec.format in (DELTA, POSTGRES) and others:
-        raise _wrong(spec, f"has options that {spec.format} has not: {', '.join(others)}.", "Leave them out.")
+    if ours and spec.format != BATCHES and others:
+        raise _wrong(spec, f"has options that its sink has not: {', '.join(others)}.", "Leave them out.")
 
 
 def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, str]:
@@ -128,7 +131,11 @@ def _check_files(spec: PipelineSpec) -> None:
 
 
 def _check_table(spec: PipelineSpec) -> None:
+    if iscoroutinefunction(spec.write):
+        raise _wrong(spec, "has a write= that is async.", "Write it as def: Spark calls it.")
     given = [name for name in ("table", "dsn_env", "upsert") if getattr(spec, name)]
+    if spec.write is not None and (spec.path is not None or spec.format != PARQUET):
+        raise _wrong(spec, "has write= and a path or format.", "Give it one of them.")
     if spec.format != POSTGRES:
         if given:
             what = f"has {given[0]}= and format={spec.format!r}."

@@ -20,15 +20,17 @@ from streamworker.spark.driver.checks import (
 from streamworker.spark.source.deltalake import DeltaLake
 from streamworker.spark.source.options import is_source_option
 from streamworker.spark.source.postgres import Postgres, type_of
-from streamworker.spark.source.sink import Batches, OncePerBatch, WholeResult
+from streamworker.spark.source.sink import Batches, Handed, OncePerBatch, WholeResult
 
 
 def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
     """Return the stream writer of a pipeline's result, which has neither a trigger nor a checkpoint yet."""
+    if spec.write is not None:
+        return result.writeStream.outputMode(spec.mode).foreachBatch(Handed(spec.write, checkpoint))
     if spec.path is None and spec.format not in PATHLESS_FORMATS:
         raise ConfigurationError(
             f"Pipeline {spec.name!r} has no path for its result.",
-            remedy='Give it one: @app.pipeline(..., path="lake/..."), or return a stream writer.',
+            remedy='Give it one: @app.pipeline(..., path="lake/..."), or a function: write=.',
         )
     options = {name: value for name, value in spec.options.items() if not is_source_option(name)}
     options.pop("partitionBy", None)

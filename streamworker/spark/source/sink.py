@@ -28,7 +28,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -217,6 +217,18 @@ def _last_in(table: Path) -> tuple[str, int]:
     path = table / ".last"
     query, _, number = path.read_text().partition("-") if path.exists() else ("", "", "-1")
     return query, int(number)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """A ``foreachBatch`` function that hands each batch to a user's, with what names it in all attempts."""
+
+    write: Callable[..., object]
+    checkpoint: str
+
+    def __call__(self, result: Any, batch: int) -> None:
+        """Call the user's function with the rows, the query's id and the number of the batch."""
+        self.write(result, query_id(self.checkpoint), batch)
 
 
 def _has_rows(folder: Path) -> bool:
