@@ -99,8 +99,8 @@ HOLDS = {
         "theirs."
     ),
     "sw:{app.}:declared": (
-        "`processor:NAME:STREAM` for each processor that a worker has declared, empty: here Spark's readers find "
-        "its stream."
+        "What workers have declared, for Spark's readers: `processor:NAME:STREAM`, empty; and `table:NAME:STREAM`, "
+        "the Arrow schema of the table's columns."
     ),
     "sw:{app.stream:GROUP}:claims": (
         'With `coordination="claim"`: partition to its ownership entry: ETag, time of the last change '

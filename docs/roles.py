@@ -11,8 +11,8 @@ ROLES_IN_WORDS = {
         "Read a record but a scheduled one, trim, commit, see a group, a lock, state or a dead letter.",
     ),
     "reader": (
-        "Runs Spark's queries: reads acked logs and their schemas, and keeps its own position.",
-        "Run a script, write a log, read source entries, state, dead letters or members.",
+        "Runs Spark's queries: reads acked logs, tables and their schemas, and keeps its own position.",
+        "Run a script, write a log or a table, read source entries, `ctx.state`, dead letters or members.",
     ),
     "viewer": (
         "Shows: `status`, `lag`, `top`, `history`.",

@@ -6,7 +6,7 @@ This module connects to nothing. ``app.py`` makes these values, and ``runtime`` 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.data.retention import Retention
@@ -18,6 +18,9 @@ from streamworker.errors import ConfigurationError
 from streamworker.records import RecordCodec, RecordType
 from streamworker.records.own import codec_name
 from streamworker.records.statetables import TableForm
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TIMERS_STREAM = "streamworker-timers"
 """The stream whose one partition is owned by the leader of an app's timers. It never holds a record."""
@@ -86,6 +89,14 @@ class TableSpec:
     processor: str
     leading: int
     """How many of the parts of a key are the stream's key; 0 if the whole key is."""
+
+    def schema(self) -> "pa.Schema":
+        """The table's columns for Spark; a part of the key has the type of the record's field of its name."""
+        names, field = self.form.names, self.stream.key_fields
+        if names:
+            return self.form.schema({name: self.stream.record.hints.get(name, str) for name in names})
+        name = field if isinstance(field, str) else field[0] if field and len(field) == 1 else "key"
+        return self.form.schema({name: self.form.kind})
 
     def partition_of(self, key: Any, field: bytes | None = None) -> int | None:
         """Return the partition of a key, given its field if that is known; None if no part of it decides."""

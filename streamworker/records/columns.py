@@ -75,6 +75,11 @@ class Column(ABC):
             raise Misfit(index, "", "is None, and its type does not allow that")
         raise Misfit(index, "", f"is {short(value)}, which does not fit {self.arrow_type}")
 
+    @property
+    def stored_type(self) -> pa.DataType:
+        """The Arrow type with what a decoder of stored records needs, as metadata of its fields."""
+        return self.arrow_type
+
     @abstractmethod
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         """Build the array of values with accepted types; ``nulls`` tells whether some are None."""
@@ -151,6 +156,11 @@ class ListColumn(Column):
         super().__init__(arrow_type, nullable, accepts, (str, bytes, bytearray, memoryview))
         self._item = item
 
+    @property
+    def stored_type(self) -> pa.DataType:
+        """The type of a list, with that of its items."""
+        return pa.list_(pa.field("element", self._item.stored_type, nullable=self._item.nullable))
+
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         present, owner, offsets = _divided(values, nulls)
         with _inside("[]", owner):
@@ -184,6 +194,12 @@ class MapColumn(Column):
         super().__init__(arrow_type, nullable, (dict, collections.abc.Mapping))
         self._key = key
         self._value = value
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        """The type of a map, with that of its values."""
+        value = pa.field("value", self._value.stored_type, nullable=self._value.nullable)
+        return pa.map_(self.arrow_type.key_field, value)
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         present, owner, offsets = _divided(values, nulls)
@@ -223,6 +239,16 @@ class FieldColumn:
     leaves_out_none: bool
     """Whether None means that the field was left out: the type itself does not allow None."""
 
+    @property
+    def stored_default(self) -> dict[str, bytes]:
+        """The default as JSON; empty if there is none, or it is computed."""
+        value = self.field.default
+        if value is UNKNOWN_DEFAULT and self.field.factory in (list, tuple, set, frozenset, dict):
+            value = self.field.factory()
+        if any(value is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET)):
+            return {}
+        return {"default": msgspec.json.encode(value)}
+
     def default(self, rows: int) -> pa.Array | None:
         """Return the column for a table that lacks it; None if the field has no default."""
         value = self.field.default
@@ -255,6 +281,21 @@ class StructColumn(Column):
         self.members = members
         self._positional = positional
         self._fields = fields
+
+    @property
+    def stored_type(self) -> pa.DataType:
+        """The type of a record, whose fields have their ``wire`` names as metadata.
+
+        Further metadata is JSON: a field's ``default``, and the ``tag`` of records stored by position.
+        """
+        config = getattr(self.accepts[0], "__struct_config__", None)
+        shared = {"tag": msgspec.json.encode(getattr(config, "tag", None))} if self._positional else {}
+        return pa.struct(
+            pa.field(
+                m.name, m.column.stored_type, metadata=shared | {"wire": m.field.wire_name} | m.stored_default
+            )
+            for m in self.members
+        )
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -16,14 +16,17 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
 from streamworker.records.codecs import one_line, short
-from streamworker.records.types import RecordKind, copier, kind_of
+from streamworker.records.types import Declared, RecordKind, copier, kind_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _TYPES: dict[str, type] = {
     "s": str,
@@ -132,6 +135,35 @@ class TableForm:
                 f"Table {self.table!r} cannot hold values of type {self._label}: {one_line(error)}.",
                 remedy="Use a msgspec.Struct, a dataclass, a pydantic model, or a plain type such as int.",
             ) from error
+
+    def schema(self, key: Mapping[str, Any]) -> "pa.Schema":
+        """Return the columns for Spark: the parts of the key, named and with their types, and the value's.
+
+        The metadata says of how many ``parts`` keys are, and whether a value is a ``record``, whose fields
+        are columns, or one column; or ``why`` values can have no columns. A part that is named as a field of
+        the value gets ``key_`` before its name.
+        """
+        import pyarrow as pa
+
+        from streamworker.records.arrow import columns_of
+
+        def column(hint: Any) -> pa.Field:
+            row = msgspec.defstruct("Table", [("value", hint)])
+            return columns_of(Declared(row, RecordKind.STRUCT)).stored_type.field(0)
+
+        about = {"parts": str(self._parts)}
+        keys = {name: column(hint).type for name, hint in key.items()}
+        kind = kind_of(self._value)
+        try:
+            if kind is None:
+                fields = [column(self._value)]
+            else:
+                about["record"], fields = "1", list(columns_of(Declared(self._value, kind)).stored_type)
+        except ConfigurationError as error:
+            about["why"], fields = f"{error.message} {error.remedy}", []
+        taken = {field.name.lower() for field in fields}
+        named = [(f"key_{name}" if name.lower() in taken else name, kind) for name, kind in keys.items()]
+        return pa.schema([*map(pa.field, *zip(*named, strict=True)), *fields], metadata=about)
 
     # -- keys ----------------------------------------------------------------------------------
 

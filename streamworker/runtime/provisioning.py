@@ -38,7 +38,9 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     await streams.provision(backend, keys, stream.partitions, stream.codec_name, schema=schema)
     await streams.register(backend, keys, stream.partitions, spec.options.start)
     if stream.has_records:
-        mine = {declaration("processor", spec.name, stream.name): ""}
+        mine = {declaration("processor", spec.name, stream.name): b""}
+        for table in spec.tables:
+            mine[declaration("table", table.name, stream.name)] = table.schema().serialize().to_pybytes()
         await streams.store_fields(backend, declared_by(stream.app), mine)
     for target in spec.targets:
         await streams.provision(

@@ -30,10 +30,12 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.source.connection import URL_VARIABLE
-from streamworker.spark.source.declared import find_stream
+from streamworker.spark.source.declared import find_columns, find_stream
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import parse_options
+from streamworker.spark.source.schema import spark_schema
+from streamworker.spark.source.statetables import TableReader
 from streamworker.testing import local_worker
 from tests.security.conftest import UrlOf, refusals
 
@@ -100,7 +102,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], ...]] = {
         *SEES_ALL_KEYS, *READS_RECORDS, *WRITES_GROUPS, *TRIMS, *SCRIPTS,
         ("XADD", EVENTS, "*", "v", "1"), ("GET", MEMBERS), ("HSET", META, "partitions", 1),
         ("HSET", f"{GROUP_TAG}:schemas", "current", "x"), ("CLIENT", "LIST"), ("HDEL", READERS, "q"),
-        ("INFO",),
+        ("INFO",), ("HSET", TABLE, "k", "v"), ("HDEL", TABLE, "k"), ("HSET", "sw:{shop.}:declared", "f", "v"),
     ),
     "viewer": (
         ("HGETALL", TABLE), ("HMGET", TABLE, "k"),
@@ -391,6 +393,10 @@ def test_a_reader_has_all_that_it_needs(
     logs.first_positions(tails)
     assert logs.schema().names == ["customer", "amount"]
     assert find_stream(parse_options({"app": "shop", "processor": "price"})) == "orders"
+    options = parse_options({"app": "shop", "stream": "orders", "table": "totals"})
+    table = TableReader(options, find_columns(options), spark_schema(find_columns(options)))
+    rows = [row for task in table.partitions() for page in table.read(task) for row in page.to_pylist()]
+    assert rows == [{"customer": "ann", "value": 11}]
     slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]
     assert sum(entry.batch.num_rows for part in slices for entry in logs.read(part)) == 2
     logs.register(tails, 1, retry=False)

@@ -259,8 +259,8 @@ def test_a_query_finds_the_stream_of_its_processor(
         run(spark, given, tmp_path)
         assert table(spark, tmp_path) == acked.numbers()
     assert batch(spark, short).count() == 9
-    given = spark.read.format("streamworker").options(**short).schema("n long, user string, amount double")
-    assert given.load().count() == 9
+    reader = spark.read.format("streamworker").options(**short).schema("n long, user string, amount double")
+    assert reader.load().count() == 9
 
 
 def test_a_processor_of_no_stream_or_several_is_answered_with_those_there_are(

@@ -27,6 +27,7 @@ TOGETHER = [
     {"startingTimestamp": "2026-01-31T12:00Z", "endingTimestamp": "2026-01-30T12:00Z"},
     {"minPartitions": "5", "maxPartitions": "4"},
     {"siblings": "legs"},
+    {"table": "totals"},
     {"sinkPath": "lake/legs"},
     {"sinkCheckpoint": "lake/checkpoint"},
     {"path": "shop/orders/price"},

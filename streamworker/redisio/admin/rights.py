@@ -95,7 +95,10 @@ ROLES = (
             ("stream", "lock", "acked", "schemas", "declared"),
             read_only=True,
         ),
-        (Grant(("hget", "hset"), ("readers", "holds")),),
+        (
+            Grant(("hget", "hset"), ("readers", "holds")),
+            Grant(("hgetall", "hlen"), ("table",), read_only=True),
+        ),
     ),
     Role(
         "viewer",
@@ -153,7 +156,7 @@ def acl_rules(app: str, role: str, durability: str = "memory") -> list[str]:
     >>> acl_rules("shop", "reader")[:5]
     ['resetkeys', 'resetchannels', 'clearselectors', '-@all', '%R~sw:{shop.*}:stream']
     >>> acl_rules("shop", "reader")[-1]
-    '(~sw:{shop.*}:readers ~sw:{shop.*}:holds +hget +hset)'
+    '(%R~sw:{shop.*}:table:* +hgetall +hlen)'
     """
     check_name("app", app)
     found = next((known for known in ROLES if known.name == role), None)

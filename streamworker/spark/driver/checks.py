@@ -60,7 +60,7 @@ def check_pipeline(spec: PipelineSpec) -> None:
         raise _wrong(spec, f"has mode={spec.mode!r}.", "Use append, complete or update.")
     trigger_of(spec)
     for option in spec.options:
-        if option.lower() in ("app", "stream", "processor"):
+        if option.lower() in ("app", "stream", "processor", "table"):
             raise _wrong(
                 spec,
                 f"has option {option!r}.",

@@ -468,6 +468,7 @@ TRAVELLING = (
     "streamworker.spark.source.declared",
     "streamworker.spark.source.logs",
     "streamworker.spark.source.schema",
+    "streamworker.spark.source.statetables",
     "streamworker.spark.source.table",
     "streamworker.spark.source.datasource",
     "streamworker.spark.source.sink",

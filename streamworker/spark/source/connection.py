@@ -26,10 +26,10 @@ import re
 import stat
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -49,6 +49,7 @@ from streamworker.errors import (
 )
 from streamworker.redisio.wire import primaries
 from streamworker.redisio.wire.failures import tls_remedy, translate
+from streamworker.redisio.wire.info import ms_of
 from streamworker.redisio.wire.primaries import REMEMBERED_S, SENTINEL_TIMEOUT_S, Answer, HostPort
 from streamworker.urls import (
     CLUSTER,
@@ -78,6 +79,9 @@ URL_VARIABLE = "STREAMWORKER_REDIS_URL"
 CALL_TIMEOUT_S = 5.0
 """Timeout of a call. A range of 4 MB takes about ten milliseconds."""
 CONNECT_TIMEOUT_S = 2.0
+
+HASH_TIMEOUT_S = 60.0
+"""Timeout for the next part of a hash. To collect a million values takes a busy server seconds."""
 
 LOOK_EVERY_S = 2.0
 """Interval at which the sentinels are asked whether the primary is still the same."""
@@ -237,6 +241,31 @@ class Connection:
 
         return list(self.call(send, retry=retry))
 
+    def read_hash(self, key: str) -> tuple[int, Iterator[tuple[bytes, bytes]]]:
+        """Return the server's time in ms, and the fields and values of a hash at that moment, as they arrive.
+
+        The answer to HGETALL may be larger than this process' memory. So it is read from the socket as it is
+        needed, and the server holds the rest. If it breaks off, that is a BackendUnavailable: the values that
+        were returned belong to a moment that is gone.
+        """
+        connection, at_ms, reply, count = self.call(lambda client: _ask_for_hash(client, key))
+
+        def pairs() -> Iterator[tuple[bytes, bytes]]:
+            try:
+                for _ in range(count):
+                    yield _text(reply), _text(reply)
+            except (OSError, ValueError) as error:
+                raise BackendUnavailable(
+                    f"Redis (connection {self.name!r}) broke off while it sent {key}: {error}",
+                    remedy="Run the query again. If that recurs, look at the server's log: it closes a "
+                    "connection whose answer exceeds client-output-buffer-limit.",
+                ) from None
+            finally:
+                reply.close()
+                connection.disconnect()
+
+        return at_ms, pairs()
+
     def call(self, function: Callable[[Any], Any], *, retry: bool = True) -> Any:
         """Run a function on a client, and retry it while Redis does not answer.
 
@@ -288,6 +317,37 @@ class Connection:
                 "its checkpoint; option retryTimeout sets how long it waits.",
             )
         return BackendRefused(f"{where} refused: {error}", remedy="Check the server and the user's rights.")
+
+
+def _ask_for_hash(client: Any, key: str) -> tuple[Any, int, BinaryIO, int]:
+    """Send HGETALL on a connection of its own; return that, the time, its socket as a file, and the pairs."""
+    client.hlen(key)  # redis-py follows a slot that has moved, and names a refusal.
+    if isinstance(client, RedisCluster):
+        node: Any = client
+        client = node.get_redis_connection(node.get_node_from_key(key))
+    connection: Any = client.connection_pool.make_connection()
+    try:
+        connection.send_command("TIME")
+        at_ms = ms_of(connection.read_response())
+        connection.send_command("HGETALL", key)
+        socket = connection._sock  # noqa: SLF001, redis-py returns an answer only as a whole
+        socket.settimeout(HASH_TIMEOUT_S)
+        reply = socket.makefile("rb")
+        if (head := reply.readline())[:1] != b"*":
+            raise redis.ConnectionError(f"HGETALL was answered with {head!r}")
+    except (OSError, redis.RedisError) as error:
+        connection.disconnect()
+        raise redis.ConnectionError(str(error)) from None
+    return connection, at_ms, reply, int(head[1:]) // 2
+
+
+def _text(reply: BinaryIO) -> bytes:
+    """Read one text of an answer: its length on a line, and its bytes with an end of line."""
+    size = int(reply.readline()[1:]) + 2
+    data = reply.read(size)
+    if len(data) < size:
+        raise ValueError("the answer has ended")
+    return data[:-2]
 
 
 _UNANSWERED = (

@@ -41,8 +41,8 @@ from pyspark.sql.types import StructType
 from streamworker.core.data import readers
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
-from streamworker.spark.source import offsets
-from streamworker.spark.source.declared import find_stream
+from streamworker.spark.source import offsets, statetables
+from streamworker.spark.source.declared import find_columns, find_stream
 from streamworker.spark.source.logs import TRIMMED_REMEDY, AckedLogs, LogEntry, report_loss
 from streamworker.spark.source.offsets import START, Position, Slice
 from streamworker.spark.source.options import Offsets, SourceOptions, Where, parse_options
@@ -83,7 +83,7 @@ class ReadTask(InputPartition):
 
 
 class StreamworkerDataSource(DataSource):
-    """The rows that a processor forwarded; docs/spark-reference.md lists the options."""
+    """The rows that a processor forwarded, or a table's state; docs/spark-reference.md lists the options."""
 
     _stream = ""
     """The stream that was found. Spark sends this object, and so the name, from one planner to the next."""
@@ -94,8 +94,14 @@ class StreamworkerDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the current schema of the rows that the processor forwards."""
+        """Return the current schema of the rows that the processor forwards, or of the table."""
         options = self._parsed()
+        if options.table:
+            return spark_schema(
+                find_columns(options),
+                include_metadata=options.include_metadata,
+                metadata=statetables.METADATA,
+            )
         logs = AckedLogs(options)
         if options.record_schema is None:
             return _declared(options, logs.schema())
@@ -110,9 +116,12 @@ class StreamworkerDataSource(DataSource):
             schema = widen(schema, arrow_target(declared_schema(current)))
         return _declared(options, schema)
 
-    def reader(self, schema: StructType) -> "LogBatchReader":
+    def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for ``spark.read``."""
-        return LogBatchReader(self._parsed(streaming=False), schema)
+        options = self._parsed(streaming=False)
+        if options.table:
+            return statetables.TableReader(options, find_columns(options), schema)
+        return LogBatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> "LogStreamReader":
         """Return the reader for ``spark.readStream``."""
@@ -120,9 +129,9 @@ class StreamworkerDataSource(DataSource):
 
     def _parsed(self, *, streaming: bool | None = None) -> SourceOptions:
         options = parse_options(self.options, streaming=streaming)
-        if not options.stream:
+        if options.table or not options.stream:
             self._stream = self._stream or find_stream(options)
-        return replace(options, stream=options.stream or self._stream)
+        return replace(options, stream=self._stream or options.stream)
 
 
 def _declared(options: SourceOptions, schema: pa.Schema) -> StructType:
@@ -198,12 +207,11 @@ class _RowReader:
 
     def _tasks(self, parts: list[Slice], hold: Hold | None = None) -> list[ReadTask]:
         """Split and pack slices into tasks, by their rows, ``minPartitions`` and ``maxPartitions``."""
-        options, rows = self._options, sum(part.rows for part in parts)
-        cut = offsets.split(parts, options.min_partitions)
-        by_rows = offsets.tasks_for(rows, options.parallelism or os.cpu_count() or 1)
-        most = max(by_rows, options.min_partitions or 1)
-        most = min(most, options.max_partitions or most)
-        return [ReadTask(packed, hold) for packed in offsets.pack(cut, most)]
+        options = self._options
+        at_least, at_most = options.min_partitions, options.max_partitions
+        at_a_time = options.parallelism or os.cpu_count() or 1
+        planned = offsets.plan(parts, at_a_time, at_least=at_least, at_most=at_most)
+        return [ReadTask(task, hold) for task in planned]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""

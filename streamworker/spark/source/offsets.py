@@ -271,6 +271,14 @@ def tasks_for(rows: int, parallelism: int) -> int:
     return max(1, min(rows // ROWS_PER_TASK, max(parallelism, rows // ROWS_OF_WAITING_TASK)))
 
 
+def plan(
+    parts: Sequence[Slice], parallelism: int, *, at_least: int | None = None, at_most: int | None = None
+) -> list[tuple[Slice, ...]]:
+    """Split and pack slices into tasks, by their rows and within limits for their number."""
+    most = max(tasks_for(sum(part.rows for part in parts), parallelism), at_least or 1)
+    return pack(split(parts, at_least), min(most, at_most or most))
+
+
 def pack(parts: Sequence[Slice], at_most: int) -> list[tuple[Slice, ...]]:
     """Combine slices into ``at_most`` tasks of about equal size.
 

@@ -50,7 +50,9 @@ class SourceOptions:
     app: str
     stream: str = ""
     """Empty if it was not given, and is not found yet."""
-    processor: str
+    processor: str = ""
+    table: str = ""
+    """The table whose state is read, in the place of a processor's rows."""
     connection: str = "default"
     starting_offsets: Offsets = Offsets("earliest", {})
     ending_offsets: Offsets = Offsets("latest", {})
@@ -90,7 +92,8 @@ class Option:
 NAMES = {
     "app": Option("name", "required", "Name of the App."),
     "stream": Option("name", "none", "Name of the stream, if processors of this name are on several."),
-    "processor": Option("name", "required", "Name of the processor whose forwarded rows are read."),
+    "processor": Option("name", "required, or table", "Name of the processor whose forwarded rows are read."),
+    "table": Option("name", "none", "Name of the table whose present keys and values a batch reads."),
     "connection": Option("name", "default", "Name of the Redis connection; each process resolves it itself."),
     "startingOffsets": Option("offsets", "earliest", "Where a new query begins."),
     "startingTimestamp": Option(
@@ -141,11 +144,24 @@ NAMES = {
 """Every option; docs/spark-reference.md shows this table."""
 
 NEEDED = (
-    'The source needs app and processor, such as .option("app", "shop"). In SQL use CREATE TEMPORARY '
-    "VIEW rows USING streamworker OPTIONS (app 'shop', ...): tables of the catalog have no options."
+    'The source needs app and processor, or app and table, such as .option("app", "shop"). In SQL use '
+    "CREATE TEMPORARY VIEW rows USING streamworker OPTIONS (app 'shop', ...): tables of the catalog have no "
+    "options."
 )
 STREAM_ONLY = ("idleWait", "maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
+OF_TABLE = frozenset(
+    (
+        "app",
+        "stream",
+        "table",
+        "connection",
+        "includeMetadata",
+        "maxPartitions",
+        "parallelism",
+        "retryTimeout",
+    )
+)
 _BY_LOWER = {name.lower(): name for name in NAMES}
 
 
@@ -165,10 +181,12 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         if name in options:
             kind = "a stream" if streaming else "a batch read"
             raise ConfigurationError(f"Option {name} is not for {kind}.", remedy="Leave it out.")
-    for name in ("app", "processor"):
+    if "table" in options:
+        _check_table(options, streaming=streaming)
+    for name in ("app", "table" if "table" in options else "processor"):
         if not options.get(name):
             raise ConfigurationError(f"Option {name} is missing.", remedy=NEEDED)
-    for name in ("app", "stream", "processor", "reader", "connection"):
+    for name in ("app", "stream", "processor", "table", "reader", "connection"):
         if name in options:
             check_name(name, options[name])
     siblings = tuple(name.strip() for name in options.get("siblings", "").split(",") if name.strip())
@@ -187,7 +205,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
     parsed = SourceOptions(
         app=options["app"],
         stream=options.get("stream", ""),
-        processor=options["processor"],
+        processor=options.get("processor", ""),
+        table=options.get("table", ""),
         connection=options.get("connection", "default"),
         starting_offsets=_offsets(options, "startingOffsets", "earliest"),
         ending_offsets=_offsets(options, "endingOffsets", "latest"),
@@ -220,6 +239,20 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
             f"Option minPartitions ({low}) is above maxPartitions ({high}).", remedy="Leave one of them out."
         )
     return parsed
+
+
+def _check_table(options: Mapping[str, str], *, streaming: bool | None) -> None:
+    if streaming:
+        raise ConfigurationError(
+            "A table is no stream: its values change, and rows of a stream do not.",
+            remedy="Read it with spark.read, or read the rows of its processor as a stream.",
+        )
+    for name in options:
+        if name not in OF_TABLE:
+            raise ConfigurationError(
+                f"Options table and {name} are given.",
+                remedy="Leave one out: a table is found by its name, and read whole, as it is now.",
+            )
 
 
 def is_source_option(name: str) -> bool:

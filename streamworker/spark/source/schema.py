@@ -9,7 +9,7 @@ more. The query must not write such rows without the column: Spark would never r
 and takes up the newest schema when it is started again.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import pyarrow as pa
@@ -45,15 +45,19 @@ def declared_schema(arrow: pa.Schema) -> StructType:
         return from_arrow_schema(pa.schema([_plain(field) for field in arrow])).toNullable()
     except Exception as error:  # noqa: BLE001, pyspark raises several kinds
         raise ConfigurationError(
-            f"Spark has no type for a forwarded column: {error}",
-            remedy="Forward another type, such as text or a number.",
+            f"Spark has no type for a column: {error}",
+            remedy="Forward or store another type, such as text or a number.",
         ) from None
 
 
 def spark_schema(
-    arrow: pa.Schema, *, include_metadata: bool = False, include_headers: bool = False
+    arrow: pa.Schema,
+    *,
+    include_metadata: bool = False,
+    include_headers: bool = False,
+    metadata: Sequence[StructField] = METADATA,
 ) -> StructType:
-    """Return the schema that a query declares for forwarded rows.
+    """Return the schema that a query declares for forwarded rows, or with its ``metadata`` for a table.
 
     A column named like one that these options add is a ConfigurationError, and so are headers that the log
     does not have.
@@ -67,12 +71,12 @@ def spark_schema(
         )
     columns = [field for field in declared if field.name not in STORED]
     added = [StructField(STORED[field.name], field.dataType) for field in stored]
-    added = [*(METADATA if include_metadata else ()), *added]
+    added = [*(metadata if include_metadata else ()), *added]
     taken = sorted({field.name for field in added} & {field.name for field in columns})
     if taken:
         option = "includeHeaders" if taken[0] == "_headers" else "includeMetadata"
         raise ConfigurationError(
-            f"The forwarded rows have a column {taken[0]!r}, which {option} adds.",
+            f"The rows have a column {taken[0]!r}, which {option} adds.",
             remedy=f"Rename the field, or leave {option} out.",
         )
     return StructType([*columns, *added])

@@ -1,0 +1,353 @@
+"""Tables of state on real Spark: what `Table.scan` shows, as columns, in parallel and in little memory."""
+
+import datetime as dt
+import enum
+import tracemalloc
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from streamworker import App
+from streamworker.declaring.table import Table
+from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.errors import BackendUnavailable
+from streamworker.redisio.keys import StreamKeys
+from streamworker.spark.source.declared import find_columns
+from streamworker.spark.source.options import parse_options
+from streamworker.spark.source.schema import BATCH_ROWS, spark_schema
+from streamworker.spark.source.statetables import TableReader
+from streamworker.testing import local_worker
+from tests.raw import opened
+from tests.spark.conftest import Connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
+
+KEYS = StreamKeys("shop", "orders")
+PARTITIONS = 4
+NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
+
+
+class Order(msgspec.Struct):
+    customer: str
+    number: int
+    placed_at: dt.datetime = NOON
+
+
+class Total(msgspec.Struct):
+    orders: int = 0
+    spent: float = 0.0
+
+
+def app_with(redis_url: str, value: Any = Total, **table: Any) -> tuple[App, Table[Any, Any]]:
+    """Return an app of which one processor sets what ``of`` says of each order; its table."""
+    of, name = table.pop("of", lambda order: (order.customer, Total(1, order.number / 4))), "totals"
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=PARTITIONS)
+    totals: Table[Any, Any] = app.table(name, value, **table)
+
+    @app.processor(orders, tables=[totals])
+    async def sum_up(order: Order) -> None:
+        totals.set(*of(order))
+
+    return app, totals
+
+
+def worked(app: App, redis_url: str, *orders: Order) -> None:
+    """Let a worker declare the app and handle orders."""
+
+    async def work() -> None:
+        async with local_worker(app, url=redis_url) as worker:
+            await app.registry.streams["orders"].send_many(orders)
+            await worker.until_drained()
+
+    anyio.run(work)
+
+
+def scanned(app: App) -> dict[Any, Any]:
+    async def scan() -> dict[Any, Any]:
+        async with app:
+            return {key: value async for key, value in app.registry.tables["totals"].scan()}
+
+    return anyio.run(scan)
+
+
+def read(spark: SparkSession, **options: str) -> DataFrame:
+    return spark.read.format("streamworker").options(app="shop", table="totals", **options).load()
+
+
+def fill(redis_url: str, totals: Table[Any, Any], count: int, *, expires: bytes = b"") -> None:
+    """Store values as commits do, many at once."""
+    with opened(redis_url) as raw, raw.pipeline(transaction=False) as commands:
+        for n in range(count):
+            key = f"customer-{n}"
+            partition = totals.spec.partition_of(key)
+            assert partition is not None
+            body = totals._form.body(key, Total(n, n / 4))
+            commands.hset(KEYS.table(partition, "totals"), key, expires + b" " + body)
+        commands.execute()
+
+
+def reader(**more: str) -> TableReader:
+    options = parse_options({"app": "shop", "stream": "orders", "table": "totals", **more})
+    columns = find_columns(options)
+    return TableReader(options, columns, spark_schema(columns))
+
+
+@pytest.fixture
+def default(redis_url: str, connect: Connect) -> str:
+    connect("default", redis_url)
+    return redis_url
+
+
+def test_the_largest_values_of_a_table_are_shown(spark: SparkSession, default: str) -> None:
+    """As columns: the stream's key, and the fields of the value; committed ones, from all partitions."""
+    app, _ = app_with(default)
+    worked(app, default, *(Order(f"customer-{n}", n) for n in range(50)))
+    found = read(spark)
+    assert found.columns == ["customer", "orders", "spent"]
+    top = found.orderBy(sf.desc("spent")).limit(3).collect()
+    assert [tuple(row) for row in top] == [(f"customer-{n}", 1, n / 4) for n in (49, 48, 47)]
+    assert {row.customer: Total(row.orders, row.spent) for row in found.collect()} == scanned(app)
+    assert read(spark, stream="orders", includeMetadata="true").select("_partition").distinct().count() == 4
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+class Line(msgspec.Struct, tag=True, array_like=True):
+    """Stored by position, behind its tag."""
+
+    sku: str
+    count: int = 1
+
+
+class Everything(msgspec.Struct, rename="camel"):
+    number: int
+    customer: str
+    placed_at: dt.datetime
+    price: Decimal
+    day: dt.date
+    took: dt.timedelta
+    id: uuid.UUID
+    size: Size
+    raw: bytes
+    is_paid: bool
+    last_line: Line
+    lines: list[Line]
+    by_sku: dict[str, Line]
+    counts: dict[int, float]
+    note: str | None = None
+    tags: list[str] = []
+
+
+def everything(order: Order) -> tuple[tuple[str, int | None], Everything]:
+    line = Line(f"sku-{order.number}", order.number)
+    value = Everything(
+        number=order.number, customer="of the value", placed_at=NOON, price=Decimal("9.25"), day=NOON.date(),
+        took=dt.timedelta(milliseconds=1500), id=uuid.UUID(int=order.number), size=Size.SMALL, raw=b"\xff\0",
+        is_paid=True, last_line=line, lines=[line, line], by_sku={"a": line}, counts={7: 0.5},
+    )  # fmt: skip
+    return (order.customer, order.number or None), value
+
+
+def test_keys_of_several_parts_and_values_of_every_type_become_columns(
+    spark: SparkSession, default: str
+) -> None:
+    """Renamed fields and records by position, too. A key part named as a field is told apart."""
+    app, _ = app_with(default, Everything, key=("customer", "number"), of=everything)
+    worked(app, default, *(Order("ann:1", n) for n in range(3)))
+    rows = read(spark).orderBy("number").collect()
+    assert [(row.key_customer, row.key_number) for row in rows] == [
+        ("ann:1", None),
+        ("ann:1", 1),
+        ("ann:1", 2),
+    ]
+    kept = {key[1] or 0: value for key, value in scanned(app).items()}
+    for n, row in enumerate(rows):
+        found, value = row.asDict(recursive=True), kept[n]
+        line = {"sku": f"sku-{n}", "count": n}
+        expected = {name: getattr(value, name) for name in value.__struct_fields__}
+        expected |= {"id": str(value.id), "size": "small", "last_line": line, "lines": [line, line]}
+        expected |= {"by_sku": {"a": line}, "raw": bytearray(value.raw)}
+        expected["placed_at"] = found["placed_at"]
+        assert {name: found[name] for name in expected} == expected
+    seconds = read(spark).select(sf.unix_timestamp("placed_at").alias("at")).distinct().collect()
+    assert [row["at"] for row in seconds] == [NOON.timestamp()]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "columns"),
+    [
+        (int, 7, "customer bigint, value bigint"),
+        (dt.date, 7, "customer date, value bigint"),
+        (str, {"orders": 1.5}, "customer string, value map<string,double>"),
+    ],
+)
+def test_a_value_that_is_no_record_is_one_column(
+    spark: SparkSession, default: str, key: type, value: Any, columns: str
+) -> None:
+    kept = {int: 12, dt.date: NOON.date(), str: "12"}[key]
+    kind = dict[str, float] if isinstance(value, dict) else type(value)
+
+    class Keyed(msgspec.Struct):
+        customer: key  # type: ignore[valid-type]
+
+    app = App("shop", redis_url=default)
+    orders = app.stream("orders", Keyed, key="customer", partitions=PARTITIONS)
+    totals: Table[Any, Any] = app.table("totals", kind, key=key)
+
+    @app.processor(orders, tables=[totals])
+    async def sum_up(order: Keyed) -> None:
+        totals.set(order.customer, value)
+
+    worked(app, default, Keyed(kept))  # type: ignore[arg-type]
+    found = read(spark)
+    assert ", ".join(f"{name} {kind}" for name, kind in found.dtypes) == columns
+    assert [tuple(row) for row in found.collect()] == [(kept, value)]
+
+
+def test_values_that_were_stored_by_an_older_version_have_the_defaults(
+    spark: SparkSession, default: str
+) -> None:
+    """As `Table.get` returns them; a field that is gone is left out, and a number fits a wider type."""
+
+    class Older(msgspec.Struct):
+        orders: int
+        refunds: int = 3
+
+    app, _ = app_with(default, Older, of=lambda order: (order.customer, Older(order.number)))
+    worked(app, default, Order("ann", 1))
+
+    class Newer(msgspec.Struct):
+        orders: float
+        spent: float = 0.5
+        tags: list[str] = []
+        note: str | None = None
+
+    app, _ = app_with(default, Newer, of=lambda order: (order.customer, Newer(order.number, note="new")))
+    worked(app, default, Order("bob", 2))
+    rows = [tuple(row) for row in read(spark).orderBy("customer").collect()]
+    assert rows == [("ann", 1.0, 0.5, [], None), ("bob", 2.0, 0.5, [], "new")]
+    assert scanned(app)["ann"] == Newer(1.0)
+
+    class Other(msgspec.Struct):
+        orders: str
+
+    app, _ = app_with(default, Other, of=lambda order: (order.customer, Other("")))
+    worked(app, default)
+    with pytest.raises(PySparkException, match=r"no value of its type for key b'(ann|bob)'.*Give new fields"):
+        read(spark).collect()
+
+
+def test_what_has_expired_is_not_there_and_what_will_says_when(spark: SparkSession, default: str) -> None:
+    """By the server's clock, whether or not somebody has removed it."""
+    app, totals = app_with(default, ttl="1 hour")
+    worked(app, default, Order("ann", 4))
+    fill(default, totals, 20, expires=b"1700000000000")
+    left = "bigint(_expires_at) - bigint(current_timestamp()) as left"
+    (row,) = read(spark, includeMetadata="true").selectExpr("*", left).collect()
+    assert (row.customer, row.spent) == ("ann", 1.0)
+    assert row._partition == totals.spec.partition_of("ann")
+    assert 3000 < row.left <= 3600
+
+
+def test_a_large_table_streams_through_a_page_at_a_time(spark: SparkSession, default: str) -> None:
+    """Five times the keys take no more memory; tasks are packed by keys, one partition each at most."""
+    app, totals = app_with(default)
+    worked(app, default)
+    peaks = []
+    for count in (60_000, 300_000):
+        fill(default, totals, count)
+        rows = most = 0
+        tasks = reader(maxPartitions="1").partitions()
+        assert [sorted(task.value) for task in tasks] == [[0, 1, 2, 3]]
+        tracemalloc.start()
+        for page in reader().read(tasks[0]):
+            rows, most = rows + page.num_rows, max(most, page.num_rows)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert (rows, most) == (count, BATCH_ROWS)
+    assert peaks[1] < 1.3 * peaks[0], peaks
+    assert [len(task.value) for task in reader(parallelism="4").partitions()] == [1, 1, 1, 1]
+    (found,) = read(spark).agg(sf.count("*"), sf.count_distinct("customer"), sf.sum("orders")).collect()
+    assert tuple(found) == (300_000, 300_000, sum(range(300_000)))
+
+
+def test_a_partition_is_read_at_one_moment_however_long_it_takes(default: str) -> None:
+    """What is committed after the first page was read is in none of the later ones."""
+    app, totals = app_with(default)
+    worked(app, default)
+    fill(default, totals, 100_000)
+    with opened(default) as raw:
+        sizes = [raw.hlen(KEYS.table(p, "totals")) for p in range(PARTITIONS)]
+        pages = reader().read(type(reader().partitions()[0])([0]))
+        found = next(pages).column(1).to_pylist()
+        raw.delete(KEYS.table(0, "totals"))
+        raw.hset(KEYS.table(0, "totals"), "new", b" " + totals._form.body("new", Total(-1)))
+        for page in pages:
+            found += page.column(1).to_pylist()
+    assert len(found) == sizes[0] and min(found) >= 0
+
+
+def test_an_answer_that_breaks_off_ends_the_task(default: str) -> None:
+    """The rest would be of another moment."""
+    app, totals = app_with(default)
+    worked(app, default)
+    fill(default, totals, 160_000)
+    pages = reader().read(reader(maxPartitions="1").partitions()[0])
+    next(pages)
+    with opened(default) as raw:
+        raw.client_kill_filter(_type="normal", skipme=True)
+    with pytest.raises(BackendUnavailable, match=r"broke off while it sent .*Run the query again"):
+        list(pages)
+
+
+def test_a_table_of_a_cluster_is_read(
+    spark: SparkSession, connect: Connect, cluster: EmbeddedCluster
+) -> None:
+    """Each partition on its node, by the app's name and the table's alone."""
+    connect("cluster", cluster.url)
+    app, _ = app_with(cluster.url)
+    worked(app, cluster.url, *(Order(f"customer-{n}", n) for n in range(50)))
+    found = read(spark, connection="cluster").collect()
+    assert {row.customer: Total(row.orders, row.spent) for row in found} == scanned(app)
+
+
+def test_what_is_no_table_is_answered_with_the_tables_there_are(spark: SparkSession, default: str) -> None:
+    """And a table that has no columns with the reason."""
+    app, _ = app_with(default, dict, of=lambda order: (order.customer, {}))
+    worked(app, default, Order("ann", 1))
+    with pytest.raises(PySparkException, match=r"no columns: Field 'value'.*Read it with Table\.scan"):
+        read(spark)
+    stream = spark.readStream.format("streamworker").options(app="shop", table="totals")
+    with pytest.raises(PySparkException, match=r"A table is no stream.*spark\.read"):
+        stream.schema("customer string").load().writeStream.format("noop").start().processAllAvailable()
+    source = spark.read.format("streamworker")
+    for wrong in ({"table": "total"}, {"table": "totals", "stream": "others"}):
+        with pytest.raises(
+            PySparkException, match=r"No worker has declared a table.*has: totals on orders\."
+        ):
+            source.options(app="shop", **wrong).load()
+
+
+def test_a_part_of_a_key_of_another_type_than_its_name_says_is_read_as_text(
+    spark: SparkSession, default: str
+) -> None:
+    """The record's field of that name is a time, and the key has its day."""
+    app, _ = app_with(
+        default, int, key=("customer", "placed_at"), of=lambda order: ((order.customer, NOON.date()), 1)
+    )
+    worked(app, default, Order("ann", 1))
+    with pytest.raises(PySparkException, match=r"Column 'placed_at' .* does not fit timestamp.*\.schema"):
+        read(spark).collect()
+    source = spark.read.format("streamworker").options(app="shop", table="totals")
+    (row,) = source.schema("placed_at date, value int, more string").load().collect()
+    assert tuple(row) == (NOON.date(), 1, None)
