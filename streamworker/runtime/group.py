@@ -22,7 +22,7 @@ from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.ownership.merging import merged
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership import events as calls
-from streamworker.core.protocols.registry import Coordinator
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.transcript import is_news, step_in_words
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, BackendUnavailable, InternalError
@@ -86,6 +86,8 @@ class Group:
         self.drained = self._finished = False
         """``drained``: whether the worker has drained and left the group."""
         self._has_joined = False
+        self.joined = False
+        """Whether the worker takes part in the group."""
         self._views: dict[int, ev.MarkLock] = {}
         """The newest state of each partition whose lock does not show it yet."""
         self._tasks: TaskGroup | None = None
@@ -121,6 +123,7 @@ class Group:
             for keep_running in (*self.partitions.services(), self._look_at_requests):
                 tasks.start_soon(keep_running)
             self.deliver(ev.Started())
+            self.joined = not PROTOCOLS[self.settings.coordination.name].has_document
             try:
                 while not self._finished:
                     await self._next_event()
@@ -187,10 +190,11 @@ class Group:
                 self.keeper.keep(self.keys, member, self._heartbeat_done)
                 if self._has_joined:
                     self._spawn(self._declare_again)
-                self._has_joined = True
+                self._has_joined = self.joined = True
             case calls.SendHeartbeat():
                 self.keeper.hurry()
             case calls.StopHeartbeat():
+                self.joined = False
                 self.keeper.forget(self.keys)
             case calls.ReportLoad(every_ms):
                 self._measuring.cancel()

@@ -41,6 +41,7 @@ from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.invoke import describe_error
 from streamworker.runtime.run.trims import keep_unread
+from streamworker.runtime.watch.health import Health
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.runtime.watch.stages import UNTOLD, TwoStages
 from streamworker.runtime.watch.watchdog import Watchdog
@@ -92,7 +93,7 @@ class Worker:
     """All groups of one process.
 
     All processors run if ``processors`` is None. ``static_id`` is kept over restarts, and overrides the one
-    in the settings. ``overrides`` are values in place of resources.
+    in the settings. ``overrides`` are values in place of resources. ``health`` is kept current for probes.
     """
 
     def __init__(
@@ -103,7 +104,9 @@ class Worker:
         name: str | None = None,
         static_id: str | None = None,
         overrides: Sequence[Override] = (),
+        health: Health | None = None,
     ) -> None:
+        self._health = health or Health()
         self.name = check_name("worker", name) if name else _new_name()
         self._app = app
         self._settings: Settings = app.settings
@@ -146,6 +149,8 @@ class Worker:
             if not CLOCK.is_virtual:
                 keeper.start()
                 watchdog.start()
+                self._health.watched = keeper, watchdog
+            self._health.groups = self._groups
             try:
                 async with anyio.create_task_group() as background:
                     background.start_soon(listener.run)
@@ -174,7 +179,7 @@ class Worker:
 
     def stop(self) -> None:
         """Start the shutdown: drain, release, leave. Call it in the worker's event loop."""
-        self._stopping = True
+        self._stopping = self._health.stopping = True
         for group in self._groups:
             group.stop()
 
@@ -259,13 +264,14 @@ def run_worker(
     name: str | None = None,
     static_id: str | None = None,
     use_uvloop: bool = False,
+    health: Health | None = None,
 ) -> int:
     """Run a worker in this process until a signal ends it; return the exit code, 0 only if it drained.
 
     Call it in the main thread: it installs handlers for SIGTERM and SIGINT. While the worker runs, the
     garbage collector skips the objects that exist at its start; see ``collector``.
     """
-    worker = Worker(app, processors=processors, name=name, static_id=static_id)
+    worker = Worker(app, processors=processors, name=name, static_id=static_id, health=health)
     drained, why = False, "its tasks were cancelled"
 
     async def main() -> None:

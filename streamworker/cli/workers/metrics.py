@@ -1,4 +1,4 @@
-"""``run --metrics-port``: serves group snapshots as Prometheus metrics.
+"""Group snapshots as Prometheus metrics, for ``run --metrics-port`` and ``run --health-port``.
 
 Each scrape has its own thread, event loop and connection, so a busy processor does not delay it. A
 scrape takes one snapshot of each group and keeps nothing. Every worker returns the same values, so
@@ -8,16 +8,15 @@ scraping one worker is enough.
 from collections.abc import Iterator, Sequence
 
 import anyio
-from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from streamworker.cli.output import say
 from streamworker.cli.support import take_all
+from streamworker.cli.workers.probes import Page
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.errors import ConfigurationError, StreamworkerError
+from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
-
-REQUEST_TIMEOUT_S = 10.0
 
 METRICS = {
     "streamworker_up": ("gauge", "1 if Redis answered this scrape."),
@@ -111,17 +110,13 @@ def families(taken: Sequence[GroupSnapshot], *, up: bool) -> Iterator[Metric]:
     return (metric for metric in found.values() if metric.samples)
 
 
-def serve(selection: Selection, port: int) -> None:
-    """Serve the metrics of these processors from threads, until the process ends."""
+def page(selection: Selection) -> Page:
+    """Return the page with the metrics of these processors."""
     registry = CollectorRegistry()
     registry.register(Groups(selection))
-    try:
-        server, _ = start_http_server(port, registry=registry)
-    except OSError as problem:
-        raise ConfigurationError(
-            f"Metrics cannot be served at port {port}: {problem.strerror}.",
-            remedy="Choose another --metrics-port.",
-        ) from None
-    # After this time an idle connection is closed, so that it does not hold its thread.
-    server.RequestHandlerClass.timeout = REQUEST_TIMEOUT_S  # type: ignore[attr-defined]
-    say(f"Metrics: http://localhost:{port}/metrics", error=True)
+
+    def answer(accept: str) -> tuple[int, str, bytes]:
+        encode, kind = choose_encoder(accept)
+        return 200, kind, encode(registry)
+
+    return answer

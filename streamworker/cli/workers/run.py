@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,7 +11,10 @@ from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.reload import run_reloading
 from streamworker.errors import ConfigurationError
-from streamworker.importing import resolve_processors
+from streamworker.importing import Selection, resolve_processors
+
+if TYPE_CHECKING:
+    from streamworker.runtime.watch.health import Health
 
 Loop = StrEnum("Loop", ["AUTO", "ASYNCIO", "UVLOOP"])
 Level = StrEnum("Level", ["DEBUG", "INFO", "WARNING", "ERROR"])
@@ -42,6 +45,10 @@ def run(
     spark: Annotated[bool, option("--spark", "Run the app's Spark pipelines beside it.")] = False,
     metrics_port: Annotated[
         int | None, option("--metrics-port PORT", "Serve Prometheus metrics here.", min=1, max=65535)
+    ] = None,
+    health_port: Annotated[
+        str | None,
+        option("--health-port PORT", "Answer /livez, /readyz, /startupz here, and /metrics; or HOST:PORT."),
     ] = None,
     reload: Annotated[
         bool, option("--reload", "Start anew when a Python file in this folder changes.")
@@ -81,15 +88,37 @@ def run(
     from streamworker.runtime.worker import run_worker
 
     selection = resolve_processors(app, processor)
-    if metrics_port is not None:
-        from streamworker.cli.workers.metrics import serve
-
-        serve(selection, metrics_port)
+    health = _serve(selection, metrics_port, health_port)
     names = [spec.name for spec in selection.processors]
     use_uvloop = _use_uvloop(loop)
-    code = run_worker(selection.app, processors=names, name=name, static_id=static_id, use_uvloop=use_uvloop)
+    code = run_worker(
+        selection.app,
+        processors=names,
+        name=name,
+        static_id=static_id,
+        use_uvloop=use_uvloop,
+        health=health,
+    )
     end_despite_threads(code)
     raise typer.Exit(code)
+
+
+def _serve(selection: Selection, metrics_port: int | None, health_port: str | None) -> "Health":
+    """Serve what these options ask for; return what the worker keeps current."""
+    from streamworker.runtime.watch.health import Health
+
+    health = Health()
+    if metrics_port is None and health_port is None:
+        return health
+    from streamworker.cli.workers import metrics
+    from streamworker.cli.workers.probes import probes, serve
+
+    page = metrics.page(selection)
+    if metrics_port is not None:
+        serve(f"0.0.0.0:{metrics_port}", {"/": page, "/metrics": page}, "--metrics-port")
+    if health_port is not None:
+        serve(health_port, {**probes(health), "/metrics": page}, "--health-port")
+    return health
 
 
 def _arguments(context: typer.Context) -> list[str]:

@@ -58,6 +58,8 @@ class Keeper:
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._wake: asyncio.Event | None = None
         self._stopping = False
+        self._turned_ms = monotonic_ms()
+        """When it last had tried to renew all memberships."""
         self._thread = threading.Thread(target=self._main, name="streamworker-keeper", daemon=True)
 
     def start(self) -> None:
@@ -70,6 +72,11 @@ class Keeper:
         self.hurry()
         if self._thread.ident is not None:
             self._thread.join(JOIN_TIMEOUT_S)
+
+    @property
+    def silent_ms(self) -> int:
+        """How long it is overdue to try to renew the memberships, with or without an answer."""
+        return max(0, monotonic_ms() - self._turned_ms - self._settings.heartbeat_interval_ms)
 
     def keep(self, keys: GroupKeys, member: str, deliver: Deliver) -> None:
         """Start to renew a membership, the first time at once.
@@ -117,6 +124,7 @@ class Keeper:
             while not self._stopping:
                 started = monotonic_s()
                 answered = await self._beat_all(backend)
+                self._turned_ms = monotonic_ms()
                 if answered and self._told_s is not None:
                     self._told_s = None
                     log.info("heartbeats_answered")

@@ -82,7 +82,7 @@ class Watchdog:
     def __init__(self, settings: Settings, name: str) -> None:
         self._settings = settings
         self._name = name
-        self._after_ms = settings.max_processing_time_ms
+        self.after_ms = settings.max_processing_time_ms
         self._look_ms = min(LOOK_MS, max(1, settings.max_processing_time_ms // 4))
         self._groups: dict[GroupKeys, Runners] = {}
         self._seen: dict[GroupKeys, dict[int, _Seen]] = {}
@@ -124,7 +124,7 @@ class Watchdog:
             try:
                 for keys, runners in self._groups.items():
                     await self._look(keys, runners(), now_ms)
-                if now_ms - asked_ms >= self._after_ms:
+                if now_ms - asked_ms >= self.after_ms:
                     asked_ms = now_ms
                     await self._look_for_unread()
             except Exception:
@@ -146,15 +146,16 @@ class Watchdog:
                 self._loop.call_soon_threadsafe(self._answer)
             except RuntimeError:
                 self._asked_ms = None  # it has ended
-        elif self._blocked_ms >= self._after_ms and not self._told_blocked:
+        elif self.blocked_ms >= self.after_ms and not self._told_blocked:
             self._told_blocked = True
-            log.error("event_loop_blocked", blocked_ms=self._blocked_ms, task=self._keeps_loop())
+            log.error("event_loop_blocked", blocked_ms=self.blocked_ms, task=self._keeps_loop())
 
     def _answer(self) -> None:
         self._asked_ms = None
 
     @property
-    def _blocked_ms(self) -> int:
+    def blocked_ms(self) -> int:
+        """How long the worker's event loop has not answered."""
         asked_ms = self._asked_ms
         return 0 if asked_ms is None else monotonic_ms() - asked_ms
 
@@ -179,7 +180,7 @@ class Watchdog:
                 known[partition] = _Seen(runner, done, now_ms)
                 if seen.told:
                     over.append((partition, seen))
-            elif not seen.told and now_ms - seen.since_ms >= self._after_ms:
+            elif not seen.told and now_ms - seen.since_ms >= self.after_ms:
                 stalled.append((partition, seen))
         if stalled:
             await self._tell(keys, stalled, now_ms)
@@ -283,7 +284,7 @@ class Watchdog:
 
     @property
     def _is_blocked(self) -> bool:
-        return self._blocked_ms > self._after_ms / 2
+        return self.blocked_ms > self.after_ms / 2
 
     def _cause(self, runner: PartitionRunner | None, stacks: Mapping[str, Sequence[Stack]]) -> Cause:
         if runner is None:

@@ -1,0 +1,94 @@
+"""``streamworker health`` and ``wait``: probes and deploys ask whether workers are there."""
+
+import time
+import urllib.error
+import urllib.request
+from enum import StrEnum
+from typing import Annotated
+
+import anyio
+import typer
+
+from streamworker.cli.options import GroupPath, Processors, option
+from streamworker.cli.output import say
+from streamworker.cli.support import ask, give_up, take
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.words import ranges
+from streamworker.importing import Selection, resolve_processors
+from streamworker.redisio.wire.client import Backend
+
+ANSWER_S = 5.0
+LOOK_S = 0.5
+JOINED = ("active", "standby")
+
+Probe = StrEnum("Probe", ["LIVEZ", "READYZ", "STARTUPZ"])
+
+
+def health(
+    probe: Annotated[Probe, typer.Argument(metavar="PROBE", help="livez, readyz or startupz.")],
+    health_port: Annotated[
+        str, option("--health-port PORT", "What run --health-port of the worker on this machine says.")
+    ],
+) -> None:
+    """Ask a worker on this machine a probe, for orchestrators that run a command.
+
+    It ends with 0 if all is well, and else with 1 and what is wrong.
+
+    \b
+    Examples:
+      streamworker health readyz --health-port 8080
+    """
+    address = health_port if ":" in health_port else f"127.0.0.1:{health_port}"
+    try:
+        with urllib.request.urlopen(f"http://{address}/{probe}", timeout=ANSWER_S) as answer:
+            say(answer.read().decode().strip())
+    except urllib.error.HTTPError as problem:
+        give_up(problem.read().decode("utf-8", "replace").strip())
+    except (OSError, ValueError) as problem:
+        give_up(f"No worker answers at {address}: {problem}")
+
+
+def wait(
+    app: GroupPath,
+    processor: Processors = None,
+    joined: Annotated[int, option("--joined N", "Members that each group has at least.", min=1)] = 1,
+    timeout: Annotated[float, option("--timeout SECONDS", "When to give up.", min=0)] = 60,
+) -> None:
+    """Wait until enough workers have joined, and each partition has one of them as its owner.
+
+    A deploy script waits so between two workers that it replaces: those that leave, or whose heartbeats are
+    late, do not count. At the timeout the command ends with 1, and says what is missing.
+
+    \b
+    Examples:
+      streamworker wait shop:app --joined 3
+      streamworker wait shop:price --joined 2 --timeout 300
+    """
+    selection = resolve_processors(app, processor)
+    if missing := ask(selection.app, _wait, selection, joined, timeout):
+        give_up(*missing)
+    names = ", ".join(spec.name for spec in selection.processors)
+    say(f"{joined} or more workers have joined {names}, and every partition has an owner.")
+
+
+async def _wait(backend: Backend, selection: Selection, joined: int, timeout_s: float) -> list[str]:
+    """Look until nothing is missing, or the time is over; return what is missing."""
+    until_s = time.monotonic() + timeout_s
+    while True:
+        taken = [await take(backend, spec) for spec in selection.processors]
+        missing = [line for snapshot in taken for line in _missing(snapshot, joined)]
+        if not missing or time.monotonic() >= until_s:
+            return missing
+        await anyio.sleep(LOOK_S)
+
+
+def _missing(snapshot: GroupSnapshot, joined: int) -> list[str]:
+    there = [member for member in snapshot.members if member.state in JOINED]
+    lines = []
+    if len(there) < joined:
+        lines.append(f"{snapshot.processor}: {len(there)} of {joined} workers have joined.")
+    owners = {member.id for member in there}
+    left = [view.partition for view in snapshot.partitions if view.owner not in owners]
+    if left:
+        lines.append(f"{snapshot.processor}: no worker that stays owns partitions {ranges(left)}.")
+    return lines

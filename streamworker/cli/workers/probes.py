@@ -1,0 +1,65 @@
+"""``run --health-port``: answers the probes of an orchestrator, and serves metrics beside them."""
+
+import threading
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from streamworker.cli.output import say
+from streamworker.errors import ConfigurationError
+from streamworker.runtime.watch.health import Health
+
+LOOPBACK = "127.0.0.1"
+REQUEST_TIMEOUT_S = 10.0
+"""After this time an idle connection is closed, so that it does not hold its thread."""
+
+Page = Callable[[str], tuple[int, str, bytes]]
+"""Returns the status, the type and the body for the ``Accept`` of a request."""
+
+
+def probes(health: Health) -> dict[str, Page]:
+    """Return the pages of the three probes: 200, or 503 with what is wrong."""
+
+    def page(check: Callable[[], str]) -> Page:
+        def answer(_accept: str) -> tuple[int, str, bytes]:
+            problem = check()
+            return 503 if problem else 200, "text/plain; charset=utf-8", f"{problem or 'ok'}\n".encode()
+
+        return answer
+
+    return {"/livez": page(health.live), "/readyz": page(health.ready), "/startupz": page(health.started)}
+
+
+def serve(address: str, pages: Mapping[str, Page], option: str) -> None:
+    """Serve pages from threads, until the process ends; ``address`` is a port of loopback or HOST:PORT."""
+    host, _, text = address.rpartition(":")
+    if not (text.isdecimal() and 0 < int(text) < 65536):
+        raise ConfigurationError(
+            f"{option} is {address!r}.", remedy="Give a port, or HOST:PORT such as 0.0.0.0:8080."
+        )
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            """Answer with a page; any other path is 404."""
+            page = pages.get(self.path.partition("?")[0])
+            accept = self.headers.get("Accept", "")
+            status, kind, body = page(accept) if page else (404, "text/plain; charset=utf-8", b"not found\n")
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Write nothing: probes come every few seconds."""
+
+    try:
+        server = ThreadingHTTPServer((host.strip("[]") or LOOPBACK, int(text)), Handler)
+    except OSError as problem:
+        raise ConfigurationError(
+            f"{option} cannot use port {text} of {host or LOOPBACK}: {problem.strerror}.",
+            remedy="Choose another.",
+        ) from None
+    threading.Thread(target=server.serve_forever, name="streamworker-http", daemon=True).start()
+    say(f"Serving {', '.join(sorted(pages))} at http://{host or LOOPBACK}:{text}", error=True)
