@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamworker import App
+from tasks import same
 
 app = App("shop")
 SETTINGS = "spark.master", "spark.sql.shuffle.partitions", "spark.executor.memory"
@@ -59,8 +60,15 @@ def price(order: Order) -> Order:
 def table(frame):
     conf = frame.sparkSession.conf
     Path("seen.json").write_text(json.dumps({key: conf.get(key, None) for key in SETTINGS}))
-    return frame
+    if not conf.get("spark.submit.pyFiles", ""):
+        frame.sparkSession.addArtifacts("tasks.py", pyfile=True)
+    return frame.mapInArrow(same, frame.schema)
 """
+TASKS = """
+def same(batches):
+    yield from batches
+"""
+"""A module of the user's own, whose function runs in tasks; docs/spark-clusters.md names the ways to them."""
 JOB = """
 import sys
 
@@ -100,6 +108,7 @@ def app_file(acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "STREAMWORKER_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "app.py").write_text(APP, "utf-8")
+    (tmp_path / "tasks.py").write_text(TASKS, "utf-8")
     for p in range(acked.partitions):
         acked.fill(p, [100, 150, 50])
     return tmp_path
@@ -197,8 +206,10 @@ def test_the_application_runs_on_a_standalone_cluster(
     Without ``PYSPARK_PYTHON`` the command says in one sentence what Spark's machines will run.
     """
     command = "spark", "app:app", "--once", "--master", standalone.url
-    conf = "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"
-    seen = assert_done(spawn(*command, *conf, environ=LOOPBACK | PYTHON), app_file, acked)
+    conf = "--conf", "spark.executor.memory=512m", "--conf", "spark.submit.pyFiles=tasks.py"
+    seen = assert_done(
+        spawn(*command, *conf, "--conf", "spark.ui.enabled=false", environ=LOOPBACK | PYTHON), app_file, acked
+    )
     assert seen == {
         "spark.master": standalone.url,
         "spark.sql.shuffle.partitions": "4",
@@ -248,7 +259,8 @@ def test_the_application_runs_by_spark_submit(acked: AckedLog, app_file: Path, r
     """With the session that spark-submit makes, whose settings stay; the source finds itself there, too."""
     (app_file / "job.py").write_text(JOB, "utf-8")
     conf = "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=3"
-    printed = run_command(app_file, redis_url, "spark-submit", "--master", "local[2]", *conf, "job.py")
+    command = "spark-submit", "--master", "local[2]", "--py-files", "tasks.py", *conf, "job.py"
+    printed = run_command(app_file, redis_url, *command)
     assert "rows by the source alone: 600" in printed
     seen = settings_of_equal(app_file, acked)
     assert (seen["spark.master"], seen["spark.sql.shuffle.partitions"]) == ("local[2]", "3")
