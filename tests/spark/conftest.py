@@ -12,7 +12,9 @@ from streamworker.spark import pyspark_streamworker
 from streamworker.spark.driver.session import Session, open_session
 from streamworker.variables import CONNECTIONS_VARIABLE
 from tests.helpers import wait_for
+from tests.postgres import INITDB, postgres
 from tests.spark.acked import AckedLog
+from tests.spark.driver import WAREHOUSE
 from tests.spark.processes import START_S, ConnectServer
 
 HANGS_S = 300
@@ -90,6 +92,17 @@ def acked(redis_url: str, connect: Connect) -> Iterator[AckedLog]:
     connect("default", redis_url)
     with AckedLog(redis_url, partitions=2) as log:
         yield log
+
+
+@pytest.fixture
+def warehouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Name a PostgreSQL of the test's own to the drivers that it starts, where one is installed."""
+    if INITDB is None:
+        yield
+        return
+    with postgres() as dsn:
+        monkeypatch.setenv(WAREHOUSE, dsn)
+        yield
 
 
 @pytest.fixture

@@ -1,8 +1,9 @@
 """A Spark driver of its own, to be killed: ``python -m tests.spark.driver FOLDER [MASTER]``.
 
-Runs three pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends
-every row, ``each`` too, for other readers than Spark, and ``totals`` keeps one row a user. On a Connect
-server, ``sc://...``, runs beside them ``broken``, of which each batch fails.
+Runs pipelines over the acked logs of ``tests.spark.acked`` until SIGTERM: ``legs`` appends every row,
+``each`` too, for other readers than Spark, ``delta`` to a Delta table, and ``stored`` to the PostgreSQL that
+``WAREHOUSE`` names, if it does; ``totals`` keeps one row a user. On a Connect server, ``sc://...``, runs
+beside them ``broken``, of which each batch fails.
 """
 
 import logging
@@ -22,6 +23,8 @@ from streamworker.declaring.specs import PipelineSpec
 from streamworker.spark.driver.pipelines import run_pipelines
 from tests.spark.specs import pipeline
 
+WAREHOUSE = "WAREHOUSE"
+"""Names the variable with the connection string of a PostgreSQL."""
 ROWS_A_BATCH = os.environ.get("ROWS_A_BATCH", "400")
 
 
@@ -43,10 +46,16 @@ def broken(frame: DataFrame) -> DataFrame:
 
 
 def pipelines_in(folder: Path) -> list[PipelineSpec]:
-    """Return the three pipelines, with their tables in a folder."""
+    """Return the pipelines, with their tables in a folder."""
     limit = {"maxRowsPerTrigger": ROWS_A_BATCH}
     placed = {**limit, "includeMetadata": "true"}
+    stored = pipeline(
+        legs, name="stored", format="postgres", path=None, table="stored", dsn_env=WAREHOUSE, options=placed,
+        checkpoint=str(folder / ".streamworker" / "stored" / "stored" / "checkpoint"),
+    )  # fmt: skip
     return [
+        *([stored] if WAREHOUSE in os.environ else []),
+        pipeline(legs, name="delta", path=str(folder / "delta"), options=placed, format="deltalake"),
         pipeline(legs, name="legs", path=str(folder / "legs"), options=placed),
         pipeline(legs, name="each", path=str(folder / "each"), options=placed, format="parquet-batches"),
         pipeline(totals, name="totals", path=str(folder / "totals"), mode="complete", options=limit),

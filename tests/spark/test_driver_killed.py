@@ -1,16 +1,24 @@
 """The table equals the log, however often and whenever Spark's driver is killed (F35)."""
 
 import json
+import os
 import random
+import re
+import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import duckdb
+import polars as pl
 import psutil
+import psycopg
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from streamworker.spark.driver.scratch import LOCK_NAME, LOG_NAME, PREFIX
@@ -18,8 +26,9 @@ from tests.chaos.checker import Judge, Violation
 from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.figures import record
 from tests.helpers import wait_for
+from tests.postgres import INITDB
 from tests.spark.acked import AckedLog
-from tests.spark.driver import ROWS_A_BATCH
+from tests.spark.driver import ROWS_A_BATCH, WAREHOUSE
 from tests.spark.processes import START_S, Driver, few_and_many
 
 pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
@@ -30,7 +39,7 @@ POLL_S = 0.001
 """Between the file of a batch in the table and its commit lie some 20 ms."""
 
 
-PIPELINES = ("legs", "each", "totals")
+PIPELINES = ("legs", "each", "totals", "delta", *(["stored"] if INITDB else []))
 STAGES = ("planned", "in the task", "written")
 """Of a batch that is not committed: as soon as it is in ``offsets``; somewhat later; and as soon as it is
 in the table."""
@@ -39,7 +48,7 @@ in the table."""
 def highest(folder: Path) -> int:
     """Return the highest number of a batch in a folder; -1 if there is none."""
     try:
-        numbers = [each.name.removesuffix(".compact") for each in folder.iterdir()]
+        numbers = [re.sub(r"\.(compact|json)$", "", each.name) for each in folder.iterdir()]
     except FileNotFoundError:
         return -1
     return max((int(number) for number in numbers if number.isdigit()), default=-1)
@@ -51,6 +60,13 @@ def numbered(folder: Path, name: str, kind: str) -> int:
 
 def in_table(folder: Path, name: str) -> int:
     table = folder / name
+    if name == "delta":
+        return highest(table / "_delta_log")  # Each batch is one version, of the same number.
+    if name == "stored":
+        with suppress(psycopg.errors.UndefinedTable), psycopg.connect(os.environ[WAREHOUSE]) as connection:
+            found = connection.execute("SELECT batch FROM streamworker_batches").fetchone()
+            return int(found[0]) if found else -1
+        return -1
     if table.is_symlink():
         return int(table.readlink().name.rpartition("-")[2])
     if (table / ".last").exists():
@@ -136,8 +152,8 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
         times=kills,
         target="each table equals the log" + ("" if kills < 100 else " after 100 kills"),
         verdict="met",
-        said=f"of three queries in it: {found['planned']} times planned or in the task, {found['written']} "
-        f"times written and not committed, {found['committed']} times between batches",
+        said=f"of {len(PIPELINES)} queries in it: {found['planned']} times planned or in the task, "
+        f"{found['written']} times written and not committed, {found['committed']} times between batches",
         seed=kills,
     )
 
@@ -150,6 +166,8 @@ def read_all(driver: Driver, acked: AckedLog, folder: Path) -> None:
     while (
         total(folder) != expected
         or sum(pq.read_metadata(file).num_rows for file in each.rglob("*.parquet")) != expected
+        or DeltaTable(folder / "delta").count() != expected
+        or ("stored" in PIPELINES and len(of_psql()) != expected)
         or {stage(folder, name) for name in PIPELINES} != {"committed"}
     ):
         done = sum(numbered(folder, name, "commits") for name in PIPELINES)
@@ -203,10 +221,35 @@ def rows_of_each(folder: Path) -> list[tuple[int, int, int]]:
     return [(row["_partition"], row["_offset"], row["n"]) for table in tables for row in table.to_pylist()]
 
 
+def of_psql() -> list[tuple[int, ...]]:
+    """Read the table of PostgreSQL as its users do."""
+    ask = ["-Atqc", "SELECT _partition, _offset, n FROM stored", "-F", ","]
+    command = [str(Path(str(INITDB)).with_name("psql")), os.environ[WAREHOUSE], *ask]
+    lines = subprocess.run(command, capture_output=True, check=True, text=True).stdout.splitlines()
+    return sorted(tuple(map(int, line.split(","))) for line in lines)
+
+
+def rows_of_delta(folder: Path, spark: SparkSession) -> dict[str, list[tuple[int, ...]]]:
+    """Read the Delta table with each reader that docs/spark-reference.md names."""
+    table = DeltaTable(folder / "delta")
+    names = ["_partition", "_offset", "n"]
+    found = {
+        "pandas": table.to_pandas()[names].itertuples(index=False, name=None),
+        "polars": pl.read_delta(str(folder / "delta")).select(names).iter_rows(),
+        "duckdb": duckdb.from_arrow(table.to_pyarrow_table()).project(", ".join(names)).fetchall(),
+        "spark": spark.read.parquet(*table.file_uris()).select(names).collect(),
+    }
+    return {name: sorted(tuple(map(int, row)) for row in rows) for name, rows in found.items()}
+
+
 def assert_tables_equal_the_log(acked: AckedLog, folder: Path, spark: SparkSession) -> None:
     """Compare the tables with what was committed, row by row."""
     assert sorted(rows_of_each(folder)) == acked.placed()
     assert all(file.stat().st_size for file in (folder / "each").rglob("*"))
+    for name, found in rows_of_delta(folder, spark).items():
+        assert found == acked.placed(), name
+    if "stored" in PIPELINES:
+        assert of_psql() == acked.placed()
     rows = spark.read.parquet(str(folder / "legs")).collect()
     placed = sorted((row._partition, row._offset, row.n) for row in rows)
     assert placed == acked.placed()
@@ -241,6 +284,7 @@ def violations_of_i9(
     return judge.violations
 
 
+@pytest.mark.usefixtures("warehouse")
 @few_and_many("kills", few=[3], few_s=1200, many=[100], many_s=7200)
 def test_a_driver_killed_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int

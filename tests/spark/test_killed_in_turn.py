@@ -62,6 +62,7 @@ def batches(folder: Path) -> int:
     return sum(numbered(folder, name, "commits") for name in PIPELINES)
 
 
+@pytest.mark.usefixtures("warehouse")
 @pytest.mark.parametrize(
     ("kills", "rows"), [pytest.param(100, 2_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 )
