@@ -15,6 +15,7 @@ import pytest
 
 from streamworker.dev.flights import load_flights
 from tests.helpers import WorkerProcess, wait_for
+from tests.spark.processes import START_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
 PART = re.compile(
@@ -79,12 +80,12 @@ class Reader:
         self._server = WorkerProcess(
             arguments, cwd=self.folder, log_path=self._kept.with_name("dev.log"), environ={}
         )
-        wait_for((self.folder / ".streamworker-dev.json").exists, "the server runs")
+        wait_for((self.folder / ".streamworker-dev.json").exists, "the server runs", timeout_s=START_S)
 
     def _run(self, command: str) -> str:
         """Run a command, and return what it prints; Spark waits until the workers have done their part."""
         if command.startswith(SPARK):
-            wait_for(self._has_no_lag, "the workers have processed what was sent")
+            wait_for(self._has_no_lag, "the workers have processed what was sent", timeout_s=START_S)
         done = subprocess.run(
             ["bash", "-ec", f"{command}\nenv -0 > {self._kept}"],
             cwd=self.folder,
@@ -129,7 +130,7 @@ class Flights:
         found = pd.read_parquet((folder / "lake/routes").resolve())
         assert rows_of(found) == rows_of(routes)
 
-        # A window whose end is not behind the watermark is open; what is too late for it is dropped.
+        # A window is open until the watermark has passed its end; Spark drops what is before the watermark.
         before = [self._sent(each, 1)["at"].max() - DELAY for each in (self._went, self._came)]
         if look == 2:
             hours_from, joins_from = before[0], min(before)
