@@ -135,7 +135,7 @@ def put(folder: str, rows: DataFrame, query: str, batch: int) -> None:
 def write_to_sinks(session: Session) -> None:
     """Run a pipeline for each sink of ours; with a server they run in its Python."""
     own = partial(put, str(Path("sinks/own").absolute()))
-    stored = {"format": "postgres", "path": None, "table": "kept", "dsn_env": WAREHOUSE}
+    stored: dict[str, Any] = {"format": "postgres", "path": None, "table": "kept", "dsn_env": WAREHOUSE}
     specs = [
         pipeline(numbered, name="batches", path="sinks/batches", format="parquet-batches"),
         pipeline(numbered, name="delta", path="sinks/delta", format="deltalake"),
