@@ -75,6 +75,7 @@ READ = ("app", "Stream", "processor")
                 ("that is async", {"write": anyio.sleep}, "Write it as def"),
                 ("counted far away", {"checkpoint": "s3a://bucket/ck"}, "reads the query's id there"),
                 ("with options of Spark's", {"options": {"url": "x"}}, "that its sink has not: url"),
+                ("by values", {"options": {"partitionBy": "n"}}, "that its sink has not: partitionBy"),
             )
         ),
         pytest.param({"path": "."}, "belongs to the result", id="a path that is everything"),

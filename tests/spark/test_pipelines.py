@@ -292,7 +292,7 @@ def test_a_sink_of_the_user_s_is_handed_what_names_a_batch(spark_session: Sessio
         if len(handed) == 1:
             raise OSError("the first attempt")
 
-    spec = pipeline(same, path=None, write=write, options={"maxRowsPerTrigger": "4"})
+    spec = pipeline(same, path=None, write=write, mode="update", options={"maxRowsPerTrigger": "4"})
     for _ in range(2):
         acked.fill(0, [4])
         assert run_pipelines([spec], session=spark_session, once=True) == 0

@@ -71,7 +71,7 @@ def check_pipeline(spec: PipelineSpec) -> None:
             parse_options(source_options(spec, processor), streaming=True)
     except ConfigurationError as error:
         raise _wrong(spec, f"cannot read its rows. {error.message}", error.remedy) from None
-    if spec.format in (*FILE_FORMATS, BATCHES, DELTA):
+    if spec.format in (*FILE_FORMATS, BATCHES, DELTA) and spec.write is None:
         _check_files(spec)
     elif spec.format not in PATHLESS_FORMATS and spec.path is not None and not spec.path:
         raise _wrong(spec, "has an empty path.", "Name the directory of the result.")
@@ -83,7 +83,8 @@ def check_pipeline(spec: PipelineSpec) -> None:
             f"counts its batches, and has checkpoint={spec.checkpoint!r}.",
             "Name a directory on a local disk: the sink reads the query's id there.",
         )
-    others = [each for each in spec.options if not is_source_option(each) and each != "partitionBy"]
+    known = {"partitionBy"} if spec.format == DELTA else set()
+    others = [each for each in spec.options if not is_source_option(each) and each not in known]
     if ours and spec.format != BATCHES and others:
         raise _wrong(spec, f"has options that its sink has not: {', '.join(others)}.", "Leave them out.")
 
@@ -117,14 +118,14 @@ def _check_files(spec: PipelineSpec) -> None:
         raise _wrong(
             spec,
             f"has mode='update' and format={spec.format!r}, and files cannot be updated in place.",
-            "Use mode='complete', which writes the whole result anew, or return a stream writer "
-            "with foreachBatch or a table format such as delta.",
+            "Use mode='complete', which writes the whole result anew, format='postgres' with upsert=, or "
+            "write= with a function of yours.",
         )
     if spec.mode == "complete" and spec.path is not None and not is_local(spec.path):
         raise _wrong(
             spec,
             f"has mode='complete' and path={spec.path!r}, where a whole result cannot be replaced at once.",
-            "Use a path on a local disk, or return a stream writer for a table format such as delta.",
+            "Use a path on a local disk, or write= with a function of yours.",
         )
     if spec.path is not None and not local(spec.path).strip("/. "):
         raise _wrong(spec, f"has path={spec.path!r}.", "Name a directory that belongs to the result alone.")

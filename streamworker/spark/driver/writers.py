@@ -39,7 +39,7 @@ def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool)
             raise ConfigurationError(
                 f"Pipeline {spec.name!r} writes its whole result each time, and {spec.path!r} or its "
                 "checkpoint is not on a local disk.",
-                remedy="Use local paths, or return a stream writer for a table format such as delta.",
+                remedy="Use local paths, or write= with a function of yours.",
             )
         path = absolute(spec.path)
         whole = WholeResult(path, f"{beside(path)}/{spec.name}", checkpoint, spec.format, options)

@@ -46,9 +46,13 @@ class DeltaLake(OncePerBatch):
 
     def write(self, table: Any, result: Any, query: str, batch: int) -> None:
         """Write the rows and the number of the batch in one commit."""
+        import pyarrow as pa
         from deltalake import CommitProperties, Transaction, write_deltalake
 
-        rows = as_in_parquet(result.toArrow())
+        rows = result.toArrow()
+        for n, field in enumerate(rows.schema):
+            if pa.types.is_duration(field.type):  # As Spark writes it to Parquet: Delta has no type for it.
+                rows = rows.set_column(n, field.name, rows[n].cast(pa.int64()))
         if table is not None and not self.whole:
             self._check_types(table, rows)
         write_deltalake(
@@ -72,13 +76,3 @@ class DeltaLake(OncePerBatch):
                     f"pipeline is {field.type}.",
                     remedy="Cast it in the pipeline's function; or give the pipeline a new path and name.",
                 )
-
-
-def as_in_parquet(rows: Any) -> Any:
-    """Return a table of Arrow with durations as microseconds, as Spark writes them: Delta lacks the type."""
-    import pyarrow as pa
-
-    for n, field in enumerate(rows.schema):
-        if pa.types.is_duration(field.type):
-            rows = rows.set_column(n, field.name, rows[n].cast(pa.int64()))
-    return rows

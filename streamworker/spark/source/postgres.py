@@ -163,8 +163,7 @@ class Postgres(OncePerBatch):
 
     @property
     def _marks(self) -> str:
-        *schema, _ = self.path.split(".")
-        return ".".join(map(quoted, [*schema, MARKS]))
+        return ".".join(map(quoted, [*self.path.split(".")[:-1], MARKS]))
 
     def _mark(self, connection: Any) -> tuple[str, int]:
         """Return the query and the number of the last batch of this pipeline."""
