@@ -1,69 +1,50 @@
 """One application file, unchanged, on every kind of Spark that docs/spark-clusters.md names."""
 
+import datetime as dt
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import psycopg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
+from streamworker.core.data.readers import read_position
 from streamworker.spark.driver.java import find_java
 from streamworker.spark.driver.session import SMALL_MACHINE
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
+from tests.postgres import INITDB, postgres
 from tests.spark.acked import AckedLog
-from tests.spark.processes import START_S, ConnectServer
+from tests.spark.processes import START_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.full("a query of Spark takes seconds")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.full("a query of Spark takes seconds")]
 
 SPARK_HOME = Path(pyspark.__file__).parent
 FURTHER = pytest.mark.soak
-"""For kinds of Spark that try no code of ours but what tests/cli/test_spark.py, the standalone cluster and
-the Connect server of test_parquet_readers.py try: what could fail here is another release of Spark."""
+"""For kinds of Spark that try no code of ours but what this machine, the settings of a standalone cluster and
+a Connect server try: what could fail here is another release of Spark."""
+RUN_S = 2 * START_S
+"""The whole application takes some twenty seconds on a machine that has nothing else to do."""
+FAILS = (
+    "ModuleNotFoundError: No module named 'nowhere'. Spark's Python processes need it: install it where they "
+    "run."
+)
 LOOPBACK = {"SPARK_LOCAL_IP": "127.0.0.1"}
 PYTHON = {"PYSPARK_PYTHON": sys.executable}
 
-APP = """
-import json
-from dataclasses import dataclass
-from pathlib import Path
-
-from streamworker import App
-from tasks import same
-
-app = App("shop")
-SETTINGS = "spark.master", "spark.sql.shuffle.partitions", "spark.executor.memory"
-
-
-@dataclass
-class Order:
-    n: int
-    user: str
-    amount: float
-
-
-orders = app.stream("orders", Order, key="user", partitions=2)
-
-
-@app.processor(orders, forward=True)
-def price(order: Order) -> Order:
-    return order
-
-
-@app.pipeline(price, path="table")
-def table(frame):
-    conf = frame.sparkSession.conf
-    Path("seen.json").write_text(json.dumps({key: conf.get(key, None) for key in SETTINGS}))
-    if not conf.get("spark.submit.pyFiles", ""):
-        frame.sparkSession.addArtifacts("tasks.py", pyfile=True)
-    return frame.mapInArrow(same, frame.schema)
-"""
+APPLICATION = Path(__file__).parent / "application.py"
 TASKS = """
 def same(batches):
     yield from batches
@@ -79,8 +60,7 @@ from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
 
 spark = SparkSession.builder.getOrCreate()
-rows = spark.read.format("streamworker")
-rows = rows.option("app", "shop").option("stream", "orders").option("processor", "price").load()
+rows = spark.read.format("streamworker").option("app", "shop").option("processor", "price").load()
 print("rows by the source alone:", rows.count())
 sys.exit(run_pipelines(app, once=True, session=Session(spark, log_path=None)))
 """
@@ -97,21 +77,57 @@ def rows():
 
 @dp.materialized_view
 def totals():
-    return spark.read.table("rows").groupBy("user").count()
+    return spark.read.table("rows").groupBy("customer").count()
 """
 """A streaming table and a view of it, for spark-pipelines."""
 
 
+MIDNIGHT = dt.datetime(2026, 1, 31, tzinfo=dt.UTC)
+HOURS = [MIDNIGHT + dt.timedelta(hours=each) for each in range(3)]
+"""The windows that are closed by the last order."""
+ROWS = 20_100
+"""A micro-batch of 20,000, which two tasks read, and one of 100."""
+
+
+def ordered(numbers: range) -> pa.RecordBatch:
+    """Return orders of seven customers, in the first three hours of a day; the last is a day later."""
+    minutes = [24 * 60 if n == ROWS - 1 else n % 180 for n in numbers]
+    return pa.record_batch(
+        {
+            "order_id": pa.array(numbers, pa.int64()),
+            "customer": pa.array([f"customer-{n % 7}" for n in numbers]),
+            "total": pa.array([n / 4 for n in numbers], pa.float64()),
+            "placed_at": pa.array(
+                [MIDNIGHT + dt.timedelta(minutes=each) for each in minutes], pa.timestamp("us", "UTC")
+            ),
+        }
+    )
+
+
 @pytest.fixture
-def app_file(acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The application's file beside the table that it will write, and 600 rows in the log."""
+def app_file(acked: AckedLog, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The application's file beside the tables that it will write, and what its processors have forwarded."""
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "STREAMWORKER_CONNECTIONS"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "app.py").write_text(APP, "utf-8")
+    shutil.copy(APPLICATION, tmp_path / "app.py")
     (tmp_path / "tasks.py").write_text(TASKS, "utf-8")
     for p in range(acked.partitions):
-        acked.fill(p, [100, 150, 50])
+        acked.append(p, ordered(range(p * ROWS // 2, (p + 1) * ROWS // 2)))
+    with AckedLog(redis_url, partitions=2, stream="found", processor="sum_up") as alerts:
+        alerts.append(0, pa.record_batch({"customer": ["customer-1"], "reason": ["20 orders"]}))
     return tmp_path
+
+
+@pytest.fixture
+def warehouse(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A PostgreSQL for the pipeline `warehouse`; where there is none, the application is without it."""
+    monkeypatch.delenv("WAREHOUSE", raising=False)
+    if INITDB is None:
+        yield ""
+        return
+    with postgres() as dsn:
+        monkeypatch.setenv("WAREHOUSE", dsn)
+        yield dsn
 
 
 class Standalone:
@@ -170,52 +186,113 @@ def standalone(tmp_path: Path, redis_url: str) -> Iterator[Standalone]:
     cluster.close()
 
 
-def assert_done(process: WorkerProcess, folder: Path, acked: AckedLog) -> dict[str, str]:
-    """Wait until a run has ended well with the table equal to the log; returns the settings that it saw."""
-    assert process.process.wait(START_S) == 0, process.log()[-3000:]
-    return settings_of_equal(folder, acked)
+def assert_tables_equal_the_log(folder: Path, acked: AckedLog, warehouse: str) -> None:
+    """Compare each sink with the rows that were forwarded."""
+    sent = [row for rows in acked.written.values() for row in rows]
+    lake, by_customer, by_hour = (
+        folder / "lake",
+        defaultdict[str, list[float]](list),
+        defaultdict[Any, list[float]](list),
+    )
+    for row in sent:
+        by_customer[row["customer"]].append(row["total"])
+        if (hour := row["placed_at"].replace(minute=0)) in HOURS:
+            by_hour[hour, row["customer"]].append(row["total"])
+
+    def read(name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = pq.read_table((lake / name).resolve()).to_pylist()
+        return found
+
+    rows = sorted(read("rows"), key=lambda row: int(row["order_id"]))
+    assert Counter(row.pop("task") for row in rows) == {0: ROWS - 10_000, 1: 10_000}
+    assert rows == sent
+    spent = {row["customer"]: (row["spent"], row["orders"]) for row in read("spent")}
+    assert spent == {key: (sum(totals), len(totals)) for key, totals in by_customer.items()}
+    hourly = {
+        (row["window"]["start"], row["customer"]): (row["spent"], row["orders"]) for row in read("hourly")
+    }
+    assert hourly == {key: (sum(totals), len(totals)) for key, totals in by_hour.items()}
+    alerted = [row["order_id"] for row in sent if row["customer"] == "customer-1"]
+    assert sorted(row["order_id"] for row in read("alerts")) == alerted
+    assert sorted(row["order_id"] for row in read("batches")) == list(range(ROWS))
+    delta = DeltaTable(lake / "delta").to_pyarrow_table(columns=["order_id", "day"]).to_pylist()
+    days = [{"order_id": row["order_id"], "day": row["placed_at"].date()} for row in sent]
+    assert sorted(delta, key=lambda row: int(row["order_id"])) == days
+    if warehouse:
+        with psycopg.connect(warehouse) as connection:
+            stored = connection.execute("SELECT order_id, customer, total FROM orders ORDER BY 1").fetchall()
+        assert stored == [(row["order_id"], row["customer"], row["total"]) for row in sent]
 
 
-def settings_of_equal(folder: Path, acked: AckedLog) -> dict[str, str]:
-    """Compare the table with the log, row by row; return the settings of Spark that the pipeline saw."""
-    expected = [row for rows in acked.written.values() for row in rows]
-    found = pq.read_table(folder / "table").to_pylist()
-    assert sorted(found, key=lambda row: int(row["n"])) == sorted(expected, key=lambda row: int(row["n"]))
+def assert_done(folder: Path, acked: AckedLog, warehouse: str) -> dict[str, str]:
+    """Compare what a run has left; return the settings of Spark that the pipeline saw."""
+    assert_tables_equal_the_log(folder, acked, warehouse)
+    assert read_position(acked.redis.hget(acked.keys.readers, "broken")).failed == FAILS
     seen: dict[str, str] = json.loads((folder / "seen.json").read_text())
-    print(f"{len(found)} rows on {seen}")
     return seen
 
 
-@FURTHER
-@pytest.mark.parametrize("master", [None, "local-cluster[1,1,1024]"], ids=str)
-def test_the_application_runs_on_a_master_of_this_machine(
-    acked: AckedLog, app_file: Path, spawn: SpawnWorker, master: str | None
-) -> None:
-    """Nothing but the URL of Redis is in the environment: the command tells Spark which Python to run."""
-    given = () if master is None else ("--master", master)
-    seen = assert_done(spawn("spark", "app:app", "--once", *given), app_file, acked)
-    assert seen["spark.master"] == (master or "local[*]")
-    assert seen["spark.sql.shuffle.partitions"] == "4"
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "local[*]",
+        pytest.param("local-cluster[1,1,1024]", marks=FURTHER),
+        pytest.param("standalone", marks=FURTHER),
+        "connect",
+        pytest.param("spark-submit", marks=FURTHER),
+    ],
+)
+def test_the_application_does_the_same_on_every_kind_of_spark(
+    acked: AckedLog, app_file: Path, warehouse: str, spawn: SpawnWorker, redis_url: str,
+    request: pytest.FixtureRequest, kind: str,
+) -> None:  # fmt: skip
+    """Each row once in each sink, read by as many tasks; a whole result without a watermark.
 
+    A failure that ends one pipeline ends no other, and the command with 1.
 
-def test_the_application_runs_on_a_standalone_cluster(
-    acked: AckedLog, app_file: Path, spawn: SpawnWorker, standalone: Standalone
-) -> None:
-    """Settings reach Spark and the executors, and small streams get few shuffle partitions.
-
-    Without ``PYSPARK_PYTHON`` the command says in one sentence what Spark's machines will run.
+    On masters of this machine nothing but URLs is in the environment: the command tells Spark which Python to
+    run. The session of spark-submit keeps its settings.
     """
-    command = "spark", "app:app", "--once", "--master", standalone.url
-    conf = "--conf", "spark.executor.memory=512m", "--conf", "spark.submit.pyFiles=tasks.py"
-    seen = assert_done(
-        spawn(*command, *conf, "--conf", "spark.ui.enabled=false", environ=LOOPBACK | PYTHON), app_file, acked
-    )
-    assert seen == {
+    given: tuple[str, ...]
+    shuffles = "4"
+    if kind == "spark-submit":
+        (app_file / "job.py").write_text(JOB, "utf-8")
+        conf = "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=3"
+        given, shuffles = ("--master", "local[2]", "--py-files", "tasks.py", *conf, "job.py"), "3"
+        printed = run_command(app_file, redis_url, "spark-submit", *given, code=1)
+        assert f"rows by the source alone: {ROWS}" in printed
+    else:
+        elsewhere = {"standalone": ("--master", "standalone"), "connect": ("--remote", "connect_server")}
+        option, fixture = elsewhere.get(kind, ("--master", ""))
+        where = request.getfixturevalue(fixture).url if fixture else kind
+        given = () if kind == "local[*]" else (option, where)
+        if kind == "standalone":
+            given = *given, "--conf", "spark.submit.pyFiles=tasks.py"
+        environ = LOOPBACK | PYTHON if kind == "standalone" else None
+        process = spawn("spark", "app:app", "--once", *given, environ=environ)
+        assert process.wait(RUN_S) == 1, process.log()[-3000:]
+        assert f"pipeline broken failed: {FAILS}" in process.log()
+    seen = assert_done(app_file, acked, warehouse)
+    assert seen["spark.sql.shuffle.partitions"] == shuffles
+    if kind.startswith("local"):
+        assert seen["spark.master"] == kind
+
+
+def test_settings_reach_a_standalone_cluster(
+    app_file: Path, spawn: SpawnWorker, standalone: Standalone
+) -> None:
+    """And its executors. Without ``PYSPARK_PYTHON`` the command says what Spark's machines will run."""
+    command = "spark", "app:app", "--once", "--pipeline", "rows", "--master", standalone.url
+    conf = "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"
+    process = spawn(*command, *conf, environ=LOOPBACK | PYTHON)
+    assert process.wait(RUN_S) == 0, process.log()[-3000:]
+    assert json.loads((app_file / "seen.json").read_text()) == {
         "spark.master": standalone.url,
         "spark.sql.shuffle.partitions": "4",
         "spark.executor.memory": "512m",
     }
     assert ["-Xmx512M" in each for each in standalone.commands_of_executors()] == [True]
+    assert sorted(pq.read_table(app_file / "lake" / "rows")["order_id"].to_pylist()) == list(range(ROWS))
 
     without = spawn(*command, environ=LOOPBACK)
     said = "PYSPARK_PYTHON is not set: Spark runs python3 on its machines, which needs streamworker[spark]"
@@ -223,16 +300,8 @@ def test_the_application_runs_on_a_standalone_cluster(
     without.kill()
 
 
-@FURTHER
-def test_the_application_runs_on_a_connect_server(
-    acked: AckedLog, app_file: Path, spawn: SpawnWorker, connect_server: ConnectServer
-) -> None:
-    """The table's path is one of this machine, where the server writes it."""
-    assert_done(spawn("spark", "app:app", "--once", "--remote", connect_server.url), app_file, acked)
-
-
-def run_command(folder: Path, redis_url: str, name: str, *arguments: str, **more: str) -> str:
-    """Run a command of Spark's own in a folder to its end; returns what it printed."""
+def run_command(folder: Path, redis_url: str, name: str, *arguments: str, code: int = 0, **more: str) -> str:
+    """Run a command of Spark's own in a folder to its end, with this exit code; returns what it printed."""
     environ = {
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_CONF_DIR": str(folder),
@@ -247,23 +316,11 @@ def run_command(folder: Path, redis_url: str, name: str, *arguments: str, **more
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=START_S,
+        timeout=RUN_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return done.stdout
-
-
-@FURTHER
-def test_the_application_runs_by_spark_submit(acked: AckedLog, app_file: Path, redis_url: str) -> None:
-    """With the session that spark-submit makes, whose settings stay; the source finds itself there, too."""
-    (app_file / "job.py").write_text(JOB, "utf-8")
-    conf = "--conf", "spark.ui.enabled=false", "--conf", "spark.sql.shuffle.partitions=3"
-    command = "spark-submit", "--master", "local[2]", "--py-files", "tasks.py", *conf, "job.py"
-    printed = run_command(app_file, redis_url, *command)
-    assert "rows by the source alone: 600" in printed
-    seen = settings_of_equal(app_file, acked)
-    assert (seen["spark.master"], seen["spark.sql.shuffle.partitions"]) == ("local[2]", "3")
 
 
 @FURTHER
@@ -282,11 +339,13 @@ def test_declarative_pipelines_read_the_source(acked: AckedLog, app_file: Path, 
     # Not as --conf: of more than four of these, spark-pipelines of Spark 4.3 forgets some.
     lines = [f"{name} {value}\n" for name, value in settings.items()]
     (app_file / "spark-defaults.conf").write_text("".join(lines))
-    for more in ([], [70]):
-        acked.fill(0, more)
+    for numbers in ([], [range(ROWS, ROWS + 70)]):
+        for each in numbers:
+            acked.append(0, ordered(each))
         # With this variable its Connect server takes a free port; otherwise 15002, which may be taken.
         run_command(app_file, redis_url, "spark-pipelines", "run", SPARK_TESTING="0")
         rows = pq.read_table(warehouse / "rows")
-        assert sorted(rows["n"].to_pylist()) == acked.numbers()
+        sent = [row["order_id"] for rows in acked.written.values() for row in rows]
+        assert sorted(rows["order_id"].to_pylist()) == sorted(sent)
         totals = pq.read_table(warehouse / "totals")
         assert sum(totals["count"].to_pylist()) == len(rows)
