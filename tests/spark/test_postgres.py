@@ -191,6 +191,22 @@ def test_a_batch_that_runs_again_changes_nothing(
         orders(rows(9), 3)
 
 
+def test_two_pipelines_that_begin_at_once_make_one_table(
+    spark_session: Session, query: Query, warehouse: str, tmp_path: Path
+) -> None:
+    """The second one waits for the first, and has looked for the tables before."""
+    rows = spark_session.spark.range(3).selectExpr("id AS n", "'u' AS user")
+    with psycopg.connect(warehouse) as first:
+        sink(tmp_path / "one", pipeline="shop.one")._create(first)
+        second = threading.Thread(target=sink(tmp_path / "two", pipeline="shop.two"), args=(rows, 0))
+        second.start()
+        while not query("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'advisory'"):
+            assert second.is_alive()
+            time.sleep(0.01)
+    second.join()
+    assert query("SELECT count(*) FROM orders") == [(3,)]
+
+
 def test_another_checkpoint_is_refused(spark_session: Session, acked: AckedLog, query: Query) -> None:
     """Rows would be there twice."""
     spec = into()

@@ -184,18 +184,21 @@ class Postgres(OncePerBatch):
         return {name: (kind, category) for name, kind, category in found}
 
     def _create(self, connection: Any) -> None:
-        """Create what is missing; two pipelines may begin at once."""
+        """Create what is missing; two pipelines may begin at once.
+
+        PostgreSQL may note, before it waits for the lock, that a table is missing: IF NOT EXISTS looks again.
+        """
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (LOCK,))
         if connection.execute("SELECT to_regclass(%s)", (self._marks,)).fetchone() == (None,):
             connection.execute(
-                f"CREATE TABLE {self._marks} (pipeline text, target text, query text NOT NULL, "
+                f"CREATE TABLE IF NOT EXISTS {self._marks} (pipeline text, target text, query text NOT NULL, "
                 "batch bigint NOT NULL, written_at timestamptz NOT NULL DEFAULT now(), "
                 "PRIMARY KEY (pipeline, target))"
             )
         if not self._there(connection):
             key = [f"PRIMARY KEY ({_listed(self.upsert)})"] if self.upsert else []
             columns = [f"{quoted(name)} {kind}" for name, kind in self.columns.items()]
-            connection.execute(f"CREATE TABLE {self._table} ({', '.join([*columns, *key])})")
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({', '.join([*columns, *key])})")
 
     def _add(self, connection: Any, pieces: Iterable[Any]) -> None:
         """Copy rows into a temporary table, and from there into the table: of each key the last row."""
