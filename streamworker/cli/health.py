@@ -13,6 +13,7 @@ from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, give_up, take
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.text import printable_lines
 from streamworker.core.words import ranges
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.wire.client import Backend
@@ -41,9 +42,9 @@ def health(
     address = health_port if ":" in health_port else f"127.0.0.1:{health_port}"
     try:
         with urllib.request.urlopen(f"http://{address}/{probe}", timeout=ANSWER_S) as answer:
-            say(answer.read().decode().strip())
+            say(*printable_lines(answer.read().decode("utf-8", "replace")))
     except urllib.error.HTTPError as problem:
-        give_up(problem.read().decode("utf-8", "replace").strip())
+        give_up(*printable_lines(problem.read().decode("utf-8", "replace")))
     except (OSError, ValueError) as problem:
         give_up(f"No worker answers at {address}: {problem}")
 

@@ -110,6 +110,8 @@ LOOKS = {
     "lag": [["shop:app"], ["shop:app", "--json"]],
     "history": [["shop:app"], ["shop:app", "--json"]],
     "top": [["shop:app", "--once"]],
+    "wait": [["shop:app", "--timeout", "0"]],
+    "health": [["livez", "--health-port", "1"]],
     "dead list": [["shop:price"], ["shop:price", "--json"]],
     "dead show": [["shop:price", "LETTER"], ["shop:price", "LETTER", "--json"]],
     "doctor": [["shop:app"], ["shop:app", "--json"]],
@@ -141,7 +143,7 @@ LOOKS = {
 
 SHOWS_NONE = {
     *("send", "acl", "dead replay", "dead drop"),
-    *("table list", "later cancel", "timers run-now"),
+    *("table list", "later cancel", "timers run-now", "wait", "health"),
 }
 SHOWS_IT = LOOKS.keys() - SHOWS_NONE
 """Commands in whose output the text must be found: else the walk would show nothing."""
