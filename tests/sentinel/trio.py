@@ -293,6 +293,8 @@ class Trio:
         """Let the sentinels replace the primary, which gives no answer any more, and return the new one.
 
         Nobody else is replaced: on a busy machine the new primary may give no answer for as long at first.
+        And a sentinel that has not heard of it yet may choose the other replica, which lacks what was written
+        since: nobody who asks before that can learn of this loss. So this waits until all have settled.
         """
 
         def is_under_way() -> bool:
@@ -302,10 +304,28 @@ class Trio:
             chosen = {int(each["port"]) for each in replicas if "promoted" in each["flags"]}
             return bool(chosen - {silent.port}) or self.named != silent.port
 
+        def settled() -> Instance | None:
+            states = [self._state(one) for one in self.sentinels]
+            (new,) = (server for server in self.servers if server.port == int(states[0]["port"]))
+            agree = all(int(each["port"]) == new.port and "failover" not in each["flags"] for each in states)
+            if new is silent or not agree or new.role != "master":
+                return None
+            others = [one for one in self.servers if one.running and one not in (silent, new)]
+            try:
+                links = [one.ask("INFO", "replication") for one in others]
+            except redis.RedisError:
+                return None
+            follow = (
+                link.get("master_port") == new.port and link["master_link_status"] == "up" for link in links
+            )
+            return new if all(follow) else None
+
         self.let_primary_be_silent(DOWN_AFTER_MS)
         wait_for(is_under_way, "a replica is chosen")
         self.let_primary_be_silent(QUIET_MS)
-        return self.wait_for_other_primary(silent)
+        primary = wait_for(settled, "all sentinels name a new primary, and its replica follows it")
+        assert primary is not None
+        return primary
 
     def wait_for_other_primary(self, than: Instance, timeout_s: float = PATIENCE_S) -> Instance:
         """Wait until most of the sentinels name another server, and it says that it is one."""
