@@ -481,7 +481,7 @@ class Records(Generic[T]):
             Maximum records in one list.
         within
             How long a list waits for more records once it has one. None uses the processor's
-            own ``within``.
+            own ``within``, which is 0 by default.
 
         Raises
         ------

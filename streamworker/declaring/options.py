@@ -22,7 +22,7 @@ class ProcessorOptions:
 
     name: str | None = None
     batch: int | None = None
-    within: Duration = 0.05
+    within: Duration = 0
     batch_bytes: int = 4 * 1024 * 1024
     errors: Errors | None = None
     timeout: Duration | None = None

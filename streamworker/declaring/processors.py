@@ -195,7 +195,8 @@ def processor(
     batch
         Maximum records in one call, for a function that takes a list.
     within
-        How long a batch waits for more records once it has one.
+        How long a batch waits for more records once it has one. At 0 it has those that came while the
+        batch before was handled and committed: one at a low rate, and ``batch`` of them in a flow.
     batch_bytes
         Maximum bytes of entries in one batch.
     errors

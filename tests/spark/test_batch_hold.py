@@ -125,7 +125,7 @@ def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
 ) -> None:
     """Those of tasks that have not begun, too: seven steps that take longer than the limit, then a task."""
     monkeypatch.setattr(readers, "HOLD_MS", 1_500)
-    monkeypatch.setattr(datasource, "coalesce", lambda batches: batches)
+    monkeypatch.setattr(datasource, "together", lambda entries: ([entry] for entry in entries))
     monkeypatch.setattr(logs, "FIRST_COUNT", 1)
     monkeypatch.setattr(logs, "MOST_COUNT", 1)
     here.fill(1, [3])

@@ -4,23 +4,24 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from streamworker.core.data.entries import EntryId
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendUnavailable, DataLoss
-from streamworker.spark.source import connection, logs
+from streamworker.spark.source import connection, logs, schema
 from streamworker.spark.source import datasource as source
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.logs import AckedLogs, LogEntry
 from streamworker.spark.source.offsets import Position, Slice
 from streamworker.spark.source.options import SourceOptions
-from streamworker.spark.source.schema import BATCH_ROWS, coalesce, spark_schema
+from streamworker.spark.source.schema import BATCH_ROWS, Conformer, arrow_target, spark_schema, together
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
@@ -265,9 +266,36 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(
         assert reader.tails()[0].rows == 1
 
 
-def test_small_batches_are_joined_and_large_ones_left_alone() -> None:
-    large = orders(0, BATCH_ROWS)
-    joined = list(coalesce([orders(0, 4), orders(4, 0), orders(4, 7), large, orders(11, 1)], rows=10))
-    assert [batch.num_rows for batch in joined] == [11, BATCH_ROWS, 1]
+def log_of(*batches: pa.RecordBatch) -> list[LogEntry]:
+    ends = accumulate(batch.num_rows for batch in batches)
+    return [
+        LogEntry(i % 2, end, batch, f"{i}-0", i, 1_000 * i)
+        for i, (batch, end) in enumerate(zip(batches, ends, strict=True))
+    ]
+
+
+def test_small_entries_are_joined_and_large_ones_left_alone() -> None:
+    large, other = orders(0, BATCH_ROWS), pa.record_batch({"n": [1]})
+    entries = log_of(orders(0, 4), orders(4, 0), orders(4, 7), other, large, orders(11, 1))
+    groups = list(together(entries))
+    assert groups == [[entries[0], entries[2]], [entries[3]], [entries[4]], [entries[5]]]
+    conformer = Conformer(large.schema, drop_other_columns=True)
+    joined = [conformer.conform(group) for group in groups]
     assert joined[0]["n"].to_pylist() == list(range(11))
-    assert joined[1] is large
+    assert joined[2]["n"].buffers()[1].address == large["n"].buffers()[1].address
+
+
+def test_joined_entries_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "BATCH_BYTES", 2 * orders(0, 100).nbytes)
+    groups = together(log_of(*(orders(n, 100) for n in range(5))))
+    assert [len(group) for group in groups] == [2, 2, 1]
+
+
+def test_each_row_of_joined_entries_has_the_metadata_of_its_entry() -> None:
+    entries = log_of(orders(0, 2), orders(2, 1), orders(3, 3))
+    target = arrow_target(spark_schema(ORDER, include_metadata=True))
+    alone = [Conformer(target, include_metadata=True).conform([entry]) for entry in entries]
+    joined = Conformer(target, include_metadata=True).conform(entries)
+    assert joined.to_pylist() == [row for batch in alone for row in batch.to_pylist()]
+    assert joined["_offset"].to_pylist() == [1, 2, 3, 4, 5, 6]
+    assert joined["_partition"].to_pylist() == [0, 0, 1, 0, 0, 0]

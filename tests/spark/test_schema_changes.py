@@ -196,11 +196,11 @@ def test_a_type_that_holds_more_than_the_planned_one_is_a_changed_schema(
 ) -> None:
     """The other way round the rows fit."""
     with pytest.raises(SchemaChanged, match="Column 'a' is"):
-        Conformer(pa.schema({"a": planned})).conform(entry(found))
-    assert Conformer(pa.schema({"a": found})).conform(entry(planned)).schema == pa.schema({"a": found})
+        Conformer(pa.schema({"a": planned})).conform([entry(found)])
+    assert Conformer(pa.schema({"a": found})).conform([entry(planned)]).schema == pa.schema({"a": found})
 
 
 def test_a_type_that_no_column_holds_together_with_the_planned_one_is_an_error_that_stays() -> None:
     """A restart does not help: the value does not fit."""
     with pytest.raises(RecordError, match="Column 'a' is string"):
-        Conformer(pa.schema({"a": pa.int64()})).conform(entry(pa.string(), "one"))
+        Conformer(pa.schema({"a": pa.int64()})).conform([entry(pa.string(), "1"), entry(pa.string(), "one")])

@@ -29,8 +29,8 @@ SPACING_US = 50
 """Spacing between the starts of two reads, for each partition that they ask, if a read brings less than one
 entry for each. Asking costs worker and server together 3 us a partition (measured), whether it has entries
 or not, so asking takes 6% of a core at most. If one worker has a thousand partitions, an entry waits 50 ms
-at most for its read, as long as a batch waits for more entries. With few partitions or few entries it does
-not wait. Meanwhile the fetcher reads only partitions that are known to have more."""
+at most for its read. With few partitions or few entries it does not wait. Meanwhile the fetcher reads only
+partitions that are known to have more."""
 SPACING_MIN_S = 0.001
 
 UNBLOCK_RETRY_MS = 5

@@ -49,9 +49,9 @@ from streamworker.spark.source.options import Offsets, SourceOptions, Where, par
 from streamworker.spark.source.schema import (
     Conformer,
     arrow_target,
-    coalesce,
     declared_schema,
     spark_schema,
+    together,
     widen,
 )
 from streamworker.spark.source.table import check_holds
@@ -223,7 +223,7 @@ class _RowReader:
         )
         task = cast(ReadTask, partition)
         entries = (entry for part in task.parts for entry in self._logs.read(part))
-        return coalesce(conformer.conform(entry) for entry in _renewing(self._logs, task.hold, entries))
+        return map(conformer.conform, together(_renewing(self._logs, task.hold, entries)))
 
 
 def _renewing(logs: AckedLogs, hold: Hold | None, entries: Iterator[LogEntry]) -> Iterator[LogEntry]:

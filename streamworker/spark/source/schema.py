@@ -11,6 +11,8 @@ and takes up the newest schema when it is started again.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +23,9 @@ from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
 from streamworker.redisio.data.ackedlog import ROW_METADATA
 from streamworker.spark.source.logs import LogEntry
 
-BATCH_ROWS = 10_000
-"""Small batches are joined up to about this size, since each batch that goes to the JVM has a fixed
-cost."""
+BATCH_ROWS, BATCH_BYTES = 10_000, 16 * 1024 * 1024
+"""Entries are joined up to about this size, since each batch that goes to the JVM has a fixed cost, and
+so has each conversion."""
 
 METADATA = (
     StructField("_partition", IntegerType()),
@@ -142,27 +144,34 @@ class Conformer:
         self._fits = False
         """Whether it has the names and types that are declared; nullability does not matter."""
 
-    def conform(self, entry: LogEntry) -> pa.RecordBatch:
-        """Return an entry's rows in the declared schema; a column that cannot be cast is a RecordError."""
-        rows, schema, target = entry.batch.num_rows, entry.batch.schema, self._target
+    def conform(self, entries: Sequence[LogEntry]) -> pa.RecordBatch:
+        """Return the rows of entries of one schema in the declared one.
+
+        A column that cannot be cast is a RecordError.
+        """
+        batches = [entry.batch for entry in entries]
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        rows, schema, target = batch.num_rows, batch.schema, self._target
         if self._last is None or not schema.equals(self._last):
             is_same = (schema.names, schema.types) == (target.names, target.types)
             self._fits = is_same and not self._include_metadata
             if not (self._fits or self._drops):
-                self._check_covers(schema, entry)
+                self._check_covers(schema, entries[0])
             self._last = schema
         if self._fits:
-            return pa.RecordBatch.from_arrays(entry.batch.columns, schema=target)
+            return pa.RecordBatch.from_arrays(batch.columns, schema=target)
         asked = (self._include_metadata, self._include_headers)
         found = {
-            STORED.get(name, name): entry.batch.column(i)
+            STORED.get(name, name): batch.column(i)
             for i, name in enumerate(schema.names)
             if name not in STORED or _is_asked(name, *asked)
         }
         if self._include_metadata:
-            found |= _metadata(entry)
+            found |= _metadata(entries)
         columns = [
-            self._cast(found[field.name], field, entry) if field.name in found else pa.nulls(rows, field.type)
+            self._cast(found[field.name], field, entries)
+            if field.name in found
+            else pa.nulls(rows, field.type)
             for field in target
         ]
         return pa.RecordBatch.from_arrays(columns, schema=target)
@@ -184,12 +193,15 @@ class Conformer:
                 "otherColumns=drop leaves out the columns that a query with a schema of its own lacks.",
             )
 
-    def _cast(self, column: pa.Array, field: pa.Field, entry: LogEntry) -> pa.Array:
+    def _cast(self, column: pa.Array, field: pa.Field, entries: Sequence[LogEntry]) -> pa.Array:
         if column.type == field.type:
             return column
         try:
             return pc.cast(column, field.type)
         except pa.ArrowException as error:
+            *others, entry = entries
+            for each in others and entries:
+                self.conform([each])  # It raises for the first entry that does not fit.
             raise RecordError(
                 f"Column {field.name!r} is {column.type} in rows up to {entry.end} of partition "
                 f"{entry.partition}, and does not fit the query's {field.type}: {error}",
@@ -198,36 +210,37 @@ class Conformer:
             ) from None
 
 
-def _metadata(entry: LogEntry) -> dict[str, pa.Array]:
-    rows = entry.batch.num_rows
+def _metadata(entries: Sequence[LogEntry]) -> dict[str, pa.Array]:
+    rows = [entry.batch.num_rows for entry in entries]
+    ends = pa.array(accumulate(rows), pa.int32())
 
-    def repeat(value: object, kind: pa.DataType) -> pa.Array:
-        return pa.repeat(pa.scalar(value, kind), rows)
+    def repeat(values: list[Any], kind: pa.DataType) -> pa.Array:
+        return pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(ends, pa.array(values, kind)))
 
+    firsts = [entry.end - end for entry, end in zip(entries, ends.to_pylist(), strict=True)]
     return {
-        "_partition": repeat(entry.partition, pa.int32()),
-        "_offset": pa.arange(entry.start + 1, entry.end + 1),
-        "_acked_at": repeat(entry.at_ms * 1000, pa.int64()).cast(pa.timestamp("us", "UTC")),
-        "_entry_id": repeat(entry.last, pa.string()),
-        "_epoch": repeat(entry.epoch, pa.int64()),
+        "_partition": repeat([entry.partition for entry in entries], pa.int32()),
+        "_offset": pc.add(repeat(firsts, pa.int64()), pa.arange(1, sum(rows) + 1)),
+        "_acked_at": repeat([entry.at_ms * 1000 for entry in entries], pa.timestamp("us", "UTC")),
+        "_entry_id": repeat([entry.last for entry in entries], pa.string()),
+        "_epoch": repeat([entry.epoch for entry in entries], pa.int64()),
     }
 
 
-def coalesce(batches: Iterable[pa.RecordBatch], rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-    """Join small batches into batches of about this many rows, in order."""
-    waiting: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
+def together(entries: Iterable[LogEntry]) -> Iterator[list[LogEntry]]:
+    """Group entries of one schema, in order, into batches of about ``BATCH_ROWS`` or ``BATCH_BYTES``."""
+    group: list[LogEntry] = []
+    schema: pa.Schema = None
+    rows = size = 0
+    for entry in entries:
+        batch = entry.batch
+        if group and not (rows < BATCH_ROWS and size < BATCH_BYTES and batch.schema.equals(schema)):
+            yield group
+            group, rows, size = [], 0, 0
+        schema = batch.schema
         if batch.num_rows:
-            waiting.append(batch)
-            count += batch.num_rows
-        if count >= rows:
-            yield from _joined(waiting)
-            waiting, count = [], 0
-    yield from _joined(waiting)
-
-
-def _joined(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    if len(batches) < 2:
-        return batches
-    return list(pa.Table.from_batches(batches).combine_chunks().to_batches())
+            group.append(entry)
+            rows += batch.num_rows
+            size += batch.nbytes
+    if group:
+        yield group
