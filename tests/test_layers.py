@@ -57,8 +57,8 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
-        "clock", "telling", "signals", "connecting", "durability", "provisioning", "resources", "read",
-        "send", "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
+        "clock", "telling", "signals", "observing", "connecting", "durability", "provisioning", "resources",
+        "read", "send", "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "declaring": (

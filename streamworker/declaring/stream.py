@@ -22,6 +22,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected
 from streamworker.runtime.durability import pipelines_of
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
 from streamworker.runtime.send.named import Scheduled
@@ -39,6 +40,8 @@ class StreamApp:
     def __init__(self, name: str, settings: Settings, streams: Sized) -> None:
         self.name = name
         self.settings = settings
+        self.observer: Observer | None = None
+        """Is told of the work of its senders and workers; see ``observe``."""
         self._streams = streams
         """Those that may need connections."""
         self._opened: dict[asyncio.AbstractEventLoop, tuple[Backend, dict[str, Producer]]] = {}
@@ -48,7 +51,9 @@ class StreamApp:
         """Return the producer of a stream for the running event loop."""
         backend, producers = self._of_loop()
         if (producer := producers.get(stream.name)) is None:
-            producer = producers[stream.name] = Producer(backend, stream.spec, self.settings)
+            producer = producers[stream.name] = Producer(
+                backend, stream.spec, self.settings, observer=self.observer
+            )
         return producer
 
     def backend(self) -> Backend:

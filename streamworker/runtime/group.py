@@ -36,6 +36,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.measuring import measure
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.partitions import Partitions
 from streamworker.runtime.provisioning import provision
 from streamworker.runtime.resources import Resources
@@ -62,6 +63,7 @@ class Group:
     settings: Settings
     rng: random.Random
     resources: Resources
+    observer: Observer | None = None
 
     def __post_init__(self) -> None:
         stream = self.spec.stream
@@ -82,6 +84,7 @@ class Group:
             spawn=self._spawn,
             log=self._log,
             resources=self.resources,
+            observer=self.observer,
         )
         self.drained = self._finished = False
         """``drained``: whether the worker has drained and left the group."""

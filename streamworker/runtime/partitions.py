@@ -28,6 +28,7 @@ from streamworker.runtime.durability import durability_of
 from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
@@ -79,6 +80,7 @@ class Partitions:
     """Runs a coroutine function with arguments in a task that ends with the group."""
     log: BoundLogger
     resources: Resources
+    observer: Observer | None = None
 
     def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
@@ -103,6 +105,8 @@ class Partitions:
             on_unreadable=partial(self._hinder, "reads"),
             on_back=lambda: self.spawn(self.witness.compare),
         )
+        if self.observer is not None and self.spec.may_send:
+            self.observer.outbox_opens(self.spec, self._waiting_messages)
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
@@ -125,6 +129,11 @@ class Partitions:
     def running(self) -> dict[int, PartitionRunner]:
         """Return the runners whose state has been read, by partition."""
         return {partition: runner for partition, runner in self.runners().items() if runner}
+
+    def _waiting_messages(self) -> int:
+        """Return how many messages wait in the outboxes of its partitions. Safe from any thread."""
+        outboxes = [runner.commits.outbox for runner in self.running().values()]
+        return sum(outbox.source.waiting for outbox in outboxes if outbox is not None)
 
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""
@@ -228,6 +237,7 @@ class Partitions:
                 log=log,
                 cache=self._cache,
                 outbox=outbox,
+                observer=self.observer,
             )
             try:
                 stopped = await running.runner.run()

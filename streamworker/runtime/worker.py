@@ -36,6 +36,7 @@ from streamworker.runtime.connecting import connected
 from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
 from streamworker.runtime.listener import Listener
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.provisioning import provision, provision_retention
 from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
@@ -74,6 +75,7 @@ class Application(Protocol):
     name: str
     assignment: str
     settings: Settings
+    observer: Observer | None
 
     @property
     def registry(self) -> RegistryView:
@@ -142,13 +144,16 @@ class Worker:
             watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
                 core = self._core(spec, rng)
-                group = Group(self.name, spec, core, backend, keeper, settings, rng, resources)
+                observer = self._app.observer
+                group = Group(self.name, spec, core, backend, keeper, settings, rng, resources, observer)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
                 watchdog.watch(group.keys, group.partitions.runners)
             if not CLOCK.is_virtual:
                 keeper.start()
                 watchdog.start()
+                if self._app.observer is not None:
+                    self._app.observer.loop_runs(lambda: watchdog.lag_ms)
                 self._health.watched = keeper, watchdog
             self._health.groups = self._groups
             try:

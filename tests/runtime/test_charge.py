@@ -13,7 +13,7 @@ from streamworker.errors import BackendUnavailable
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.streams import Append, AppendCode, AppendReply
 from streamworker.runtime.send.lane import AHEAD_ENTRIES
-from streamworker.runtime.send.lanes import Lanes
+from streamworker.runtime.send.lanes import Declaration, Lanes
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import bench
 
@@ -88,7 +88,7 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
     """
     async with bench(redis_url, run=False, partitions=2, stream={"records_max": 1_000}) as desk:
         await desk.acquire(1, "w1")
-        lanes = Lanes(desk.backend, desk.stream, desk.settings, random.Random(1))
+        lanes = Lanes(Declaration(desk.backend, desk.stream, desk.settings), random.Random(1))
         await asyncio.gather(
             *(lanes.queue((partition, [PAYLOAD % 0], 1, 1), "wait").done for partition in (0, 1))
         )

@@ -128,6 +128,12 @@ class Source:
         return sum(queue.held for queue in self.queues.values())
 
     @property
+    def waiting(self) -> int:
+        """How many messages wait, as far as it has read. Safe from any thread."""
+        unread = self.confirmed - self.read_up_to if self.read_up_to else 0
+        return unread + sum(len(queue.messages) for queue in list(self.queues.values()))
+
+    @property
     def is_idle(self) -> bool:
         """Whether all confirmed messages have been taken."""
         return self.read_up_to >= self.confirmed and not any(queue.messages for queue in self.queues.values())

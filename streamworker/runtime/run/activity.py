@@ -7,7 +7,7 @@ safe from any thread.
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.clock import monotonic_ms, monotonic_s
 
 Trouble = Literal["reads", "commit", "outbox", "timer", "source"]
 """What may be held up in a partition. Each recovers independently, so each has its own reason."""
@@ -132,3 +132,29 @@ class Activity:
     def hide_trouble(self) -> None:
         """Show no trouble from now on: the partition ends, or its lock shows why it is halted."""
         self._shows = False
+
+
+class ObservedActivity(Activity):
+    """An activity that measures its calls, for an observer."""
+
+    def __init__(
+        self,
+        name: str,
+        on_trouble: Callable[[str, tuple[int, ...]], None],
+        on_called: Callable[[float], None],
+    ) -> None:
+        super().__init__(name, on_trouble)
+        self._on_called = on_called
+        """Called with the seconds of each call when it has ended, also in its thread."""
+        self._began_s: dict[int, float] = {}
+
+    def begins(self, call: int = 0) -> None:
+        """Record that a call begins."""
+        super().begins(call)
+        self._began_s[call] = monotonic_s()
+
+    def ends(self, call: int = 0) -> None:
+        """Record that a call has ended."""
+        super().ends(call)
+        if (began_s := self._began_s.pop(call, None)) is not None:
+            self._on_called(monotonic_s() - began_s)

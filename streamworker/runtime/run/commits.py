@@ -18,12 +18,15 @@ from structlog.stdlib import BoundLogger
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.records.entries import as_stored, id_at, origin_at, sizes_of
 from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import WRITTEN, CommitCode, CommitReply, CommitRequest, DeadEntry
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routed
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.committer import Committer, Ticket
@@ -88,6 +91,7 @@ class Work:
 class Commits:
     """The commits of one partition while one runner has it."""
 
+    spec: ProcessorSpec
     start: StartRunner
     buffer: PartitionBuffer
     committer: Committer
@@ -103,6 +107,7 @@ class Commits:
     """Is told of each confirmed commit."""
     outbox: OutboxWriter | None = None
     """Where messages for other streams go, if the function can send any."""
+    observer: Observer | None = None
 
     def __post_init__(self) -> None:
         lock = self.start.lock
@@ -122,6 +127,8 @@ class Commits:
         """Fires when a commit is confirmed."""
         self._ticked: tuple[str, bytes] = ("", b"")
         """The field and value of the last commit of a timer."""
+        self._began_s = 0.0
+        """When the last commit was handed in, for an observer."""
         self._ticket: Ticket | None = None
         """The last commit that was handed in."""
 
@@ -167,6 +174,8 @@ class Commits:
         if work.timer:
             self._ticked = work.timer, work.state[work.timer] or b""
         self.is_committing = True
+        if self.observer is not None:
+            self._began_s = monotonic_s()
         answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)
         self._ticket = self.committer.hand_in(request, answered, held_up)
         if self.buffer.waiting:
@@ -186,6 +195,8 @@ class Commits:
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code not in WRITTEN:
             detail = _refusal(request, reply)
+            if self.observer is not None:
+                self.observer.refused(self.spec)
             self.log.warning("commit_refused", code=reply.code.name, detail=detail)
             self.refused(reply.code, detail)
             return
@@ -197,6 +208,10 @@ class Commits:
         self.buffer.release(count, size)
         self.records_done += request.entries
         self.trims.committed(count, size)
+        if self.observer is not None:
+            oldest = work.first if count else None
+            seconds, dead = monotonic_s() - self._began_s, len(work.dead)
+            self.observer.committed(self.spec, seconds, request.entries, size, oldest, dead)
         self.is_committing = self.is_full = False
         self.landed.fire()
         if self.activity.is_commit_held_up:

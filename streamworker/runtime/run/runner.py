@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import anyio
 import anyio.abc
@@ -27,8 +28,9 @@ from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.run.activity import Activity
+from streamworker.runtime.run.activity import Activity, ObservedActivity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
@@ -178,6 +180,7 @@ def build_runner(
     log: BoundLogger,
     cache: TableCache,
     outbox: OutboxWriter | None = None,
+    observer: Observer | None = None,
 ) -> PartitionRunner:
     """Return the runner of a partition with all that it works with.
 
@@ -196,8 +199,9 @@ def build_runner(
     elif spec.tables:
         kept = StateWithTables(own, spec.tables, partition, committer.backend, committer.keys, cache, rng)
     ending = Ending(buffer)
-    activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", on_state)
+    activity = _activity(f"{app}:{spec.name}:{partition}:{owner}", on_state, spec, observer)
     commits = Commits(
+        spec=spec,
         start=start,
         buffer=buffer,
         committer=committer,
@@ -208,6 +212,7 @@ def build_runner(
         log=log,
         state=kept,
         outbox=outbox,
+        observer=observer,
     )
     key_of = spec.stream.key if spec.takes == "records" else None
     owned = OwnedPartition(
@@ -237,6 +242,17 @@ def build_runner(
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)
     return PartitionRunner(activity, commits, invoker, intake, mode, ending, on_halted, on_state)
+
+
+def _activity(
+    name: str,
+    on_state: Callable[[str, tuple[int, ...]], None],
+    spec: ProcessorSpec,
+    observer: Observer | None,
+) -> Activity:
+    if observer is None:
+        return Activity(name, on_state)
+    return ObservedActivity(name, on_state, partial(observer.called, spec))
 
 
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:

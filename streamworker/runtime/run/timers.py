@@ -190,9 +190,12 @@ class Timers:
             fields = {TICK + name: done, **dict.fromkeys(timer.asked)}
         changes: Changes = {}
         sends: Routed = {}
+        observer = self.commits.observer
         if found.runs:
             at = schedule.moment(at_ms)
             timer.attempts += 1
+            if observer is not None and timer.attempts > 1:
+                observer.retried(self.commits.spec)
             try:
                 effects = await timer.invoker.call_timer(at, timer.attempts)
                 changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
@@ -201,6 +204,8 @@ class Timers:
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                 self._failed(timer, failure(raised))
                 return None
+            if observer is not None:
+                observer.timer_ran(self.commits.spec, name, now_ms - at_ms)
             ran = Ran(at_ms, now_ms, self._now_ms() - now_ms, self.commits.start.owner)
             fields[RAN + name] = msgspec.json.encode(ran)
         elif timer.last_ms >= 0:
@@ -217,6 +222,8 @@ class Timers:
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()
         timer.not_before_ms = self._now_ms() + pause_ms
+        if (observer := self.commits.observer) is not None:
+            observer.failed(self.commits.spec, error)
         name, attempt, said = timer.spec.name, timer.attempts, describe_error(error)
         more: dict[str, Any] = {"exception": traceback_of(error)} if attempt == 1 else {}
         self.log.warning(

@@ -8,19 +8,23 @@ never used again: if a delayed append still arrives, its number is too low and R
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Literal, cast
 
 import msgspec
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.records.lists import Run, joined
 from streamworker.redisio.data.streams import Append, AppendReply, Packing
+from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.ledger import Ledger
 
 OnFull = Literal["wait", "raise"]
@@ -82,6 +86,8 @@ class Part(msgspec.Struct, eq=False, gc=False):
     """How many of its entries went into appends."""
     waits: bool = True
     """Whether it is in the lane's queue: some of its entries are in no append."""
+    queued_s: float = 0.0
+    """When it was queued, in an ``ObservedLane``."""
 
     @property
     def given_up(self) -> bool:
@@ -267,6 +273,15 @@ class Lane:
         self.under_way.append(batch)
         return batch
 
+    def confirm(self, batch: Batch, last_id: EntryId) -> None:
+        """Note that an append is written, and report it to its senders."""
+        self.ledger.confirm(batch.number, batch.count, last_id)
+        batch.confirm(last_id)
+
+    def found_room(self, room: int) -> None:
+        """Note that an append was refused, and for how many entries the partition has room."""
+        self.room = min(room, APPEND_ENTRIES_MAX)
+
     def put_back(self, batch: Batch) -> None:
         """Put the entries of an append that was not written back into the queue, in their order."""
         back = [each.part for each in batch.slices if not each.part.waits]
@@ -275,3 +290,39 @@ class Lane:
             each.part.waits = True
         waiting = (part for part in (*back, *self.parts) if not part.given_up)
         self.parts = deque(sorted(waiting, key=lambda part: part.order))
+
+
+@dataclass(slots=True)
+class ObservedLane(Lane):
+    """A lane that tells an observer when its records are confirmed."""
+
+    sent: Callable[[float, int, int], None] = lambda *_: None
+    """Takes the seconds since the oldest was queued, their number, and how many have waited for room."""
+    refused_s: float = 0.0
+    """When an append last found no room."""
+
+    def add(self, entries: Sequence[Encoded], size: int, on_full: OnFull, records: int) -> Part:
+        """Append entries to the queue."""
+        part = Lane.add(self, entries, size, on_full, records)
+        part.queued_s = monotonic_s()
+        return part
+
+    def confirm(self, batch: Batch, last_id: EntryId) -> None:
+        """Note that an append is written, and report it to its senders and the observer."""
+        Lane.confirm(self, batch, last_id)
+        waited = sum(
+            each.records
+            for each in batch.slices
+            if batch.found_no_room or each.part.queued_s <= self.refused_s
+        )
+        self.sent(monotonic_s() - batch.slices[0].part.queued_s, batch.count, waited)
+
+    def found_room(self, room: int) -> None:
+        """Note that an append was refused, and for how many entries the partition has room."""
+        Lane.found_room(self, room)
+        self.refused_s = monotonic_s()
+
+
+def lane_maker(spec: StreamSpec, observer: Observer | None) -> Callable[[int, str], Lane]:
+    """Return what makes the lane of a partition, and its address."""
+    return Lane if observer is None else partial(ObservedLane, sent=partial(observer.sent, spec))

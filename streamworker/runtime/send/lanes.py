@@ -35,6 +35,7 @@ from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.durability import NotDurable
 from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.lane import (
     APPEND_ENTRIES_MAX,
     AppendOutcome,
@@ -44,6 +45,7 @@ from streamworker.runtime.send.lane import (
     Part,
     Piece,
     check_on_full,
+    lane_maker,
 )
 from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import full, not_begun, not_in_time, refused_later, tell
@@ -69,6 +71,7 @@ class Declaration:
     backend: Backend
     spec: StreamSpec
     settings: Settings
+    observer: Observer | None = None
     is_made: bool = False
     trouble: BackendUnavailable | None = None
     """Why it is not made yet."""
@@ -94,25 +97,26 @@ class Declaration:
 class Lanes:
     """All lanes of one producer."""
 
-    def __init__(self, backend: Backend, spec: StreamSpec, settings: Settings, rng: random.Random) -> None:
-        self._backend = backend
-        self._spec = spec
+    def __init__(self, declaration: Declaration, rng: random.Random) -> None:
+        self._backend, self._spec = declaration.backend, declaration.spec
+        spec, settings = declaration.spec, declaration.settings
         self._durability = durability_of(settings)
         self._packing = spec.packing
-        self._pauses = partial(Pauses, rng.random, max_ms=backend.server.pause_max_ms)
+        self._pauses = partial(Pauses, rng.random, max_ms=self._backend.server.pause_max_ms)
         self._keys = StreamKeys(spec.app, spec.name)
         self._id = secrets.token_hex(8)
         """Redis remembers this producer's numbers under this id."""
-        self.declaration = Declaration(backend, spec, settings)
+        self.declaration = declaration
         self._pipelines_max = pipelines_of(settings)
         self.losses = Losses()
         self._rng = rng
         self._lanes: dict[int, Lane] = {}
+        self._lane_of = lane_maker(spec, declaration.observer)
         self._flushes: dict[asyncio.Task[None], str] = {}
         """Running flushes and their nodes, so that one node that hangs does not delay the others."""
         self._coming: set[str] = set()
         """Nodes whose next flush has not begun: it takes all lanes of its node that can send."""
-        self._map_version = backend.server.map_version
+        self._map_version = self._backend.server.map_version
         self._closed = False
 
     async def aclose(self) -> None:
@@ -131,7 +135,7 @@ class Lanes:
             )
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = self._lanes[partition] = Lane(partition, self._address_of(partition))
+            lane = self._lanes[partition] = self._lane_of(partition, self._address_of(partition))
         part = lane.add(entries, size, on_full, records)
         self._kick(lane)
         return part
@@ -323,9 +327,8 @@ class Lanes:
     def _settle(self, batch: Batch, reply: AppendReply, last_id: EntryId) -> None:
         lane = batch.lane
         self._compare(lane, reply)
-        lane.ledger.confirm(batch.number, batch.count, last_id)
+        lane.confirm(batch, last_id)
         lane.room, lane.pauses, lane.undurable = APPEND_ENTRIES_MAX, None, ""
-        batch.confirm(last_id)
         self._end(batch, AppendOutcome.WRITTEN)
 
     def _compare(self, lane: Lane, reply: AppendReply) -> None:
@@ -354,7 +357,7 @@ class Lanes:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
         self._put_back(batch)
-        lane.room = min(self._spec.records_max - length, APPEND_ENTRIES_MAX)
+        lane.found_room(self._spec.records_max - length)
         if lane.room > 0 and not batch.is_wide:
             return
         lane.room = 1 if batch.is_wide else APPEND_ENTRIES_MAX

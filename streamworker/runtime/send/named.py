@@ -18,8 +18,9 @@ from streamworker.redisio.data import later
 from streamworker.redisio.data.later import IdCall, IdReply
 from streamworker.redisio.data.streams import AppendCode, entry_fields
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import LATER_PUT
+from streamworker.redisio.scripts import LATER_PUT, SEND_ONCE
 from streamworker.redisio.wire.client import CONNECTIONS
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
 from streamworker.runtime.send.lanes import Declaration, full_pauses
@@ -120,6 +121,7 @@ class NamedSends:
         refusal = too_many if call.script is LATER_PUT else full
         trouble: StreamworkerError | None = None
         may_be_done = False
+        began_s = monotonic_s()
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -127,6 +129,7 @@ class NamedSends:
                     is_full = reply.code is AppendCode.FULL
                     trouble = refusal(self._spec, partition) if is_full else reply.error
                     if trouble is None:
+                        self._tell(call, reply, monotonic_s() - began_s, has_waited=when_full.failures > 0)
                         return reply
                     if reply.code is AppendCode.REFUSED or (is_full and on_full == "raise"):
                         raise refused_later(self._spec, trouble) if may_be_done else trouble
@@ -140,6 +143,14 @@ class NamedSends:
         finally:
             self._calls.discard(under_way)
             under_way.set_result(None)
+
+    def _tell(self, call: IdCall, reply: IdReply, seconds: float, *, has_waited: bool) -> None:
+        if (observer := self._declaration.observer) is None:
+            return
+        if reply.code is AppendCode.DUP:
+            observer.repeated(self._spec)
+        elif call.script is SEND_ONCE:
+            observer.sent(self._spec, seconds, 1, int(has_waited))
 
     async def _once(self, call: IdCall) -> IdReply:
         try:

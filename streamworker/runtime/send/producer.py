@@ -17,8 +17,9 @@ from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import RecordError
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.lane import ROWS_PER_ENTRY_MAX, Encoded, OnFull, Part, Piece, bytes_of
-from streamworker.runtime.send.lanes import Lanes
+from streamworker.runtime.send.lanes import Declaration, Lanes
 from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.named import NamedSends, Scheduled
 from streamworker.runtime.send.quick import CHUNK_BYTES, QuickWay, slices
@@ -65,7 +66,13 @@ class Producer:
     """Sends records of one stream from one event loop; its backend stays open when it is closed."""
 
     def __init__(
-        self, backend: Backend, spec: StreamSpec, settings: Settings, *, rng: random.Random | None = None
+        self,
+        backend: Backend,
+        spec: StreamSpec,
+        settings: Settings,
+        *,
+        rng: random.Random | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._spec = spec
         self._settings = settings
@@ -78,8 +85,9 @@ class Producer:
         self.leads = () if spec.packing else LEADS
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
-        self._lanes = Lanes(backend, spec, settings, rng)
-        self._named = NamedSends(self._lanes.declaration, rng)
+        declaration = Declaration(backend, spec, settings, observer)
+        self._lanes = Lanes(declaration, rng)
+        self._named = NamedSends(declaration, rng)
 
     # -- sending -----------------------------------------------------------------------------
 

@@ -92,6 +92,7 @@ class Watchdog:
         self._loop = asyncio.get_running_loop()
         self._asked_ms: int | None = None
         """Since when the worker's event loop has not answered; None if it has."""
+        self._lag_ms = 0
         self._told_blocked = False
         self._failed = False
         self._stopping = threading.Event()
@@ -151,7 +152,12 @@ class Watchdog:
             log.error("event_loop_blocked", blocked_ms=self.blocked_ms, task=self._keeps_loop())
 
     def _answer(self) -> None:
-        self._asked_ms = None
+        self._lag_ms, self._asked_ms = self.blocked_ms, None
+
+    @property
+    def lag_ms(self) -> int:
+        """How late the event loop runs what is due, at the last look or now."""
+        return max(self._lag_ms, self.blocked_ms)
 
     @property
     def blocked_ms(self) -> int:

@@ -74,6 +74,7 @@ class Mode(ABC):
         self.intake = intake
         self.activity = intake.activity
         self.commits = intake.commits
+        self.observer = intake.commits.observer
         self.rng = rng
         self.in_call: Sequence[Entry] = ()
         """The entries of the last call, in modes that make one call at a time."""
@@ -176,6 +177,8 @@ class Mode(ABC):
         None, the function's mode tells.
         """
         error = failure(raised)
+        if self.observer is not None and not isinstance(error, CHOICES):
+            self.observer.failed(self.spec, error)
         if is_one is None:
             is_one = self.spec.mode is FunctionMode.RECORD
         if isinstance(error, CHOICES) and not is_one:
@@ -199,6 +202,8 @@ class Mode(ABC):
             return False
         if retry.attempts is not None and entries:
             await self.intake.retry(entries[0], failed.attempts + 1)
+        if self.observer is not None:
+            self.observer.retried(self.spec)
         return True
 
     def note_failure(self, entries: Sequence[Entry], failed: Failed) -> None:
