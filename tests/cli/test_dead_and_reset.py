@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,37 @@ def test_dead_letters_are_chosen_by_error_and_time(stopped: None, streamworker: 
     some = streamworker("dead", "replay", "shop:price", "--error", "ValueError", "--since", "1 hour")
     assert some.stdout.startswith('Replayed 3 of 3 dead letters to the group "price", and to no other: ')
     assert letters(streamworker) == []
+
+
+def test_a_list_begins_with_a_summary_and_has_the_newest_first(
+    stopped: None, streamworker: Invoke, redis_url: str
+) -> None:
+    """By error, or by the hour; `--by` prints nothing else, and `--limit` cuts no count."""
+    hour_ms, there = 3_600_000, letters(streamworker)[0]["partition"]
+    with opened(redis_url) as raw:
+        _, fields = raw.xrevrange(f"sw:{{shop.orders.{there}}}:dead:price", count=1)[0]
+        for ago in (3, 2, 2):
+            at_ms = int(time.time() * 1000) - ago * hour_ms
+            old = fields | {b"at": str(at_ms), b"error": f"KeyError('x') {ago}"}
+            raw.xadd("sw:{shop.orders.0}:dead:price", old, id=f"{at_ms}-*")
+    listed = streamworker("dead", "list", "shop:price", "--limit", "4")
+    head, *lines = listed.stdout.splitlines()
+    assert head.split() == ["error", "letters", "first", "last"]
+    assert [line.split()[:2] for line in lines[:2]] in (
+        [["ValueError", "3"], ["KeyError", "3"]],
+        [["KeyError", "3"], ["ValueError", "3"]],
+    )
+    assert lines[2] == "" and lines[3].split() == ["letter", "time", "attempts", "error"]
+    assert ["KeyError" in line for line in lines[4:]] == [False, False, False, True]
+    assert lines[-1].endswith("2") and "The newest 4 of 6; --limit shows more." in listed.stderr
+    ids = [str(letter["letter"]).partition("/")[2] for letter in letters(streamworker)]
+    assert ids == sorted(ids, reverse=True) and len(ids) == 6
+
+    by_error = streamworker("dead", "list", "shop:price", "--by", "error", "--since", "90 min")
+    assert [line.split()[0] for line in by_error.stdout.splitlines()] == ["error", "ValueError"]
+    by_hour = json.loads(streamworker("dead", "list", "shop:price", "--by", "hour", "--json").stdout)
+    assert [each["letters"] for each in by_hour][-2:] == [2, 1]
+    assert by_hour == sorted(by_hour, key=lambda each: each["what"], reverse=True)
 
 
 def test_dead_letters_are_listed_with_their_error(stopped: None, streamworker: Invoke) -> None:
@@ -286,7 +318,7 @@ def test_the_dead_rows_of_an_entry_of_columns_are_shown_as_records(
     assert streamworker("send", "shop:orders", "-", input=lines).exit_code == 0
     work_off(redis_url)
     found = letters(streamworker)
-    assert [row["order_id"] for letter in found for row in letter["record"]] == [0, 1, 2]  # type: ignore[attr-defined]
+    assert [row["order_id"] for letter in found for row in letter["record"]] == [2, 1, 0]  # type: ignore[attr-defined]
     shown = streamworker("dead", "show", "shop:price", str(found[1]["letter"])).stdout
     assert "Order(order_id=1," in shown
     assert re.search(r"field +v = [\d,]+ bytes", shown)

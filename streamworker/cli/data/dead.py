@@ -3,26 +3,26 @@
 A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it, or by the record in it.
 """
 
-import re
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict
 from time import monotonic
 from typing import Annotated
 
 import anyio
-import msgspec
 import typer
 
+from streamworker.cli.data.letters import PAGE, By, as_json, fields_of, matching, stored, surveyed
 from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
 from streamworker.cli.output import confirm, console, local_time, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
 from streamworker.cli.support import ask, check_partitions, give_up, group_keys
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of
-from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
@@ -32,9 +32,6 @@ from streamworker.redisio.group.locks import LockView, read_lock
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-
-PAGE = 500
-"""Dead letters of one partition that one round trip reads."""
 
 ROWS_SHOWN = 20
 """Rows of an entry that ``show`` prints; an entry may have ten thousand."""
@@ -56,30 +53,35 @@ def list_letters(
     processor: ProcessorPath,
     error: ErrorClass = None,
     since: Since = None,
+    by: Annotated[By | None, option("--by error|hour", "Only count them, by error or by hour.")] = None,
     limit: Limit = 50,
     json: AsJson = False,
 ) -> None:
-    """List dead letters, oldest first.
+    """Count dead letters by their error, and list the newest first.
 
     \b
     Examples:
       streamworker dead list shop:price
+      streamworker dead list shop:price --by hour --since "2 days"
       streamworker dead list shop:price --error TimeoutError --since "2 hours"
       streamworker dead list shop:price --json --limit 1000
     """
     app, spec = resolve_processor(processor)
-    if error or since:
-        found = ask(app, _matching, spec, error, since)
-        letters, total = found[:limit], len(found)
-    else:
-        letters, total = ask(app, _first_letters, spec, limit)
-    such = " such" if error or since else ""
-    facts = [_as_json(spec.stream, letter) for letter in letters]
-    rows = ((_name(each), local_time(each.at_ms), each.attempts, _short(each.error)) for each in letters)
-    nothing = f"{spec.name} has no{such} dead letters."
+    letters, such = ask(app, surveyed, spec, error, since, by or By.ERROR, 0 if by else limit)
+    counts = [(each.what, each.letters, local_time(each.first_ms), local_time(each.last_ms)) for each in such]
+    nothing = f"{spec.name} has no{' such' if error or since else ''} dead letters."
+    if by or (such and not json):
+        facts = [asdict(each) for each in such]
+        print_found(json, facts, nothing, ((by or By.ERROR).value, "letters", "first", "last"), counts)
+    if by:
+        return
+    if such and not json:
+        say("")
+    facts = [as_json(spec.stream, letter) for letter in letters]
+    rows = ((each.name, local_time(each.at_ms), each.attempts, _short(each.error)) for each in letters)
     print_found(json, facts, nothing, ("letter", "time", "attempts", "error"), rows)
-    if total > len(letters):
-        say(f"{len(letters)} of {total}; --limit shows more.", error=True)
+    if (total := sum(each.letters for each in such)) > len(letters):
+        say(f"The newest {len(letters):,} of {total:,}; --limit shows more.", error=True)
 
 
 @app.command("show")
@@ -103,10 +105,10 @@ def show_letter(
             remedy="It may have been replayed or dropped; `streamworker dead list` shows the others.",
         )
     if json:
-        print_json(_as_json(spec.stream, found))
+        print_json(as_json(spec.stream, found))
         return
     for label, value in (
-        ("letter", _name(found)),
+        ("letter", found.name),
         ("entry", f"{found.entry_id} in partition {found.partition}"),
         ("given up", f"{local_time(found.at_ms)} by {found.by}, attempts: {found.attempts}"),
         ("error", found.error),
@@ -114,7 +116,7 @@ def show_letter(
         say(f"{label:<9} {value.rstrip()}")
     if found.traceback:
         say(*printable_lines(found.traceback))
-    say(*(f"{'field':<9} {name} = {content}" for name, content in _fields(spec.stream, found).items()))
+    say(*(f"{'field':<9} {name} = {content}" for name, content in fields_of(spec.stream, found).items()))
     record = decoded(spec.stream, found.fields)
     if isinstance(record, list):
         say(*(f"{'row':<9} {row}" for row in record[:ROWS_SHOWN]))
@@ -150,9 +152,7 @@ def replay_letters(
     elif letters or every:
         raise typer.BadParameter("Give letters, --all, or --error and --since.", param_hint="LETTER")
     else:
-        chosen = {}
-        for each in ask(app, _matching, spec, error, since):
-            chosen.setdefault(each.partition, []).append(each.id)
+        chosen = ask(app, _such, spec, error, since)
     began_s = monotonic()
     asked, missing = ask(app, _replay, spec, chosen)
     done = asked - len(missing)
@@ -214,7 +214,7 @@ def put_record(
         give_up(f"Record {record_id} of partition {partition} was not set aside: {problem}")
     say(
         f"Done by worker {name_of(letter.by)} at {local_time(letter.at_ms)}: "
-        f"streamworker dead show {processor} {_name(letter)}"
+        f"streamworker dead show {processor} {letter.name}"
     )
 
 
@@ -301,32 +301,12 @@ async def _chosen(
     return chosen
 
 
-async def _first_letters(backend: Backend, spec: ProcessorSpec, limit: int) -> tuple[list[StoredLetter], int]:
-    letters = await list_dead(backend, group_keys(spec), range(spec.stream.partitions), count=limit)
-    return letters[:limit], await _count(backend, spec)
-
-
-async def _matching(
-    backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None
-) -> list[StoredLetter]:
-    """Return the letters of a class of error, or of the last so much time, oldest first."""
-    from_ms = await backend.time_ms() - duration_ms(since, "--since") if since else 0
-    found = [
-        letter
-        for partition in range(spec.stream.partitions)
-        async for page in _stored(backend, group_keys(spec), partition)
-        for letter in page
-        if letter.at_ms >= from_ms and error in (None, re.split(r"[:( ]", letter.error)[0])
-    ]
-    return sorted(found, key=lambda letter: (letter.id, letter.partition))
-
-
-async def _stored(backend: Backend, keys: GroupKeys, partition: int) -> AsyncIterator[list[StoredLetter]]:
-    """Yield the letters of a partition in pages, oldest first."""
-    after = ZERO
-    while page := await list_dead(backend, keys, [partition], after=after, count=PAGE):
-        yield page
-        after = page[-1].id
+async def _such(backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None) -> Chosen:
+    """Return the ids of the letters of a class of error, or of the last so much time, by partition."""
+    chosen: Chosen = {}
+    async for letter in matching(backend, spec, error, since):
+        chosen.setdefault(letter.partition, []).append(letter.id)
+    return chosen
 
 
 async def _count(backend: Backend, spec: ProcessorSpec) -> int:
@@ -341,7 +321,7 @@ async def _one_letter(
     """Return the letter of this id, or that of the record of this id; None if there is neither."""
     if found := await show_dead(backend, group_keys(spec), partition, letter_id):
         return found
-    async for page in _stored(backend, group_keys(spec), partition):
+    async for page in stored(backend, group_keys(spec), partition):
         for letter in page:
             if letter.entry_id == letter_id:
                 return letter
@@ -384,7 +364,7 @@ async def _pages(
     for partition in range(spec.stream.partitions):
         # A record that fails again becomes a new letter. Replaying those too would never end.
         last = await newest_id(backend, keys.dead(partition))
-        async for page in _stored(backend, keys, partition):
+        async for page in stored(backend, keys, partition):
             ids = [letter.id for letter in page if letter.id <= last]
             if not ids:
                 break
@@ -401,41 +381,8 @@ def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), wh
         give_up(f"{asked - done} did not exist{named}. `streamworker dead list` shows those that do.")
 
 
-def _name(letter: StoredLetter) -> str:
-    return f"{letter.partition}/{letter.id}"
-
-
-def _text(value: bytes) -> str:
-    """Decode UTF-8 bytes; return the ``repr`` of other bytes."""
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return repr(value)
-
-
 def _short(error: str) -> str:
     """Return the last line of a traceback, which names the error; on a terminal cut to the table's width."""
     line = (error.strip().splitlines() or [""])[-1]
     width = max(40, console().width - 60)
     return shortened(line, width) if sys.stdout.isatty() else line
-
-
-def _fields(stream: StreamSpec, letter: StoredLetter) -> dict[str, str]:
-    """Return the fields of a letter's entry; for Arrow columns and their schema, the size in bytes."""
-    is_arrow = stream.codec == "arrow"
-    return {
-        _text(name): f"{len(value):,} bytes" if is_arrow and name in (b"v", b"schema") else _text(value)
-        for name, value in letter.fields.items()
-    }
-
-
-def _as_json(stream: StreamSpec, letter: StoredLetter) -> dict[str, object]:
-    record = decoded(stream, letter.fields)
-    return {
-        "letter": _name(letter),
-        "partition": letter.partition,
-        "entry": str(letter.entry_id),
-        **{name: getattr(letter, name) for name in ("error", "traceback", "attempts", "at_ms", "by")},
-        "fields": _fields(stream, letter),
-        "record": None if record is None else msgspec.to_builtins(record, enc_hook=str),
-    }

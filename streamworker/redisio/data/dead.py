@@ -1,5 +1,6 @@
 """Dead letters, the entries that a processor gave up on: list, show, replay, drop."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,16 @@ class StoredLetter:
     """Fields of the source entry."""
     traceback: str = ""
     """The end of the last attempt's traceback."""
+
+    @property
+    def name(self) -> str:
+        """Its name in commands."""
+        return f"{self.partition}/{self.id}"
+
+    @property
+    def kind(self) -> str:
+        """The class of the error."""
+        return re.split(r"[:( ]", self.error, maxsplit=1)[0]
 
 
 async def list_dead(
