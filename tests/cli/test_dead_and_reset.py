@@ -93,6 +93,56 @@ def test_a_list_begins_with_a_summary_and_has_the_newest_first(
     assert by_hour == sorted(by_hour, key=lambda each: each["what"], reverse=True)
 
 
+def test_exported_letters_are_replayed_as_edited(
+    stopped: None, streamworker: Invoke, redis_url: str, tmp_path: Path
+) -> None:
+    """Also a second time, when nothing of it is left to send; what was not edited keeps its bytes."""
+    exported = [json.loads(line) for line in streamworker("dead", "export", "shop:price").stdout.splitlines()]
+    assert len(exported) == 3 and {each["record"]["amount"] for each in exported} == {-1.0}
+    mended = [each | {"record": each["record"] | {"amount": 5.0}} for each in exported[:2]]
+    file = tmp_path / "letters.jsonl"
+    file.write_text("\n".join(map(json.dumps, [*mended[::-1], exported[2]])) + "\n", "utf-8")
+    (tmp_path / "one.jsonl").write_text(json.dumps(mended[0]), "utf-8")
+    replay = ("dead", "replay", "shop:price", "--from")
+    assert "Replayed 3 of 3" in streamworker(*replay, str(file)).stdout
+    again = streamworker(*replay, str(file))
+    assert again.exit_code == ExitCode.FAILED
+    assert "Replayed 0 of 3" in again.stdout and f"did not exist: {mended[0]['letter']}" in again.stderr
+    work_off(redis_url)
+    (left,) = letters(streamworker)
+    assert left["record"] == exported[2]["record"]
+    assert left["fields"]["v"] == exported[2]["fields"]["v"]  # type: ignore[index]
+
+
+def test_a_line_that_cannot_be_replayed_keeps_all_others_back(
+    stopped: None, streamworker: Invoke, tmp_path: Path
+) -> None:
+    """The line is named, and nothing of the file is lost."""
+    first, second, third = (
+        json.loads(line) for line in streamworker("dead", "export", "shop:price").stdout.splitlines()
+    )
+    of_wrong_type = first | {"record": first["record"] | {"amount": "much"}}
+    of_other_key = second | {"record": second["record"] | {"customer": "c1"}}
+    file = tmp_path / "letters.jsonl"
+    lines = [json.dumps(each) for each in (of_wrong_type, of_other_key, third, third)]
+    file.write_text("\n".join([*lines, "", "{", '{"letter": "9/1-0", "record": {}}']), "utf-8")
+    refused = streamworker("dead", "replay", "shop:price", "--from", str(file))
+    assert refused.exit_code == ExitCode.FAILED and refused.stdout == ""
+    said = refused.stderr.splitlines()
+    assert said[0].startswith("Line 1: The entry holds no Order") and "amount" in said[0]
+    assert said[1].startswith("Line 2: Key 'c1' belongs to partition ")
+    assert said[2] == "Line 4: It is the letter of line 3 again."
+    assert said[3].startswith("Line 6: It is no line of `dead export`: ")
+    assert said[4] == "Line 7: orders has no partition 9."
+    assert said[5] == f"5 lines of {file} cannot be replayed. Nothing was changed."
+    assert len(letters(streamworker)) == 3
+    for wrong in ("--all", "--error=ValueError"):
+        both = streamworker("dead", "replay", "shop:price", wrong, "--from", str(file))
+        assert both.exit_code == ExitCode.USAGE
+    missing = streamworker("dead", "replay", "shop:price", "--from", "nowhere.jsonl")
+    assert missing.exit_code == ExitCode.USAGE and "No such file" in missing.stderr
+
+
 def test_dead_letters_are_listed_with_their_error(stopped: None, streamworker: Invoke) -> None:
     """And one of them is shown in full: the record, the entry, who gave it up."""
     listed = letters(streamworker)
@@ -322,4 +372,9 @@ def test_the_dead_rows_of_an_entry_of_columns_are_shown_as_records(
     shown = streamworker("dead", "show", "shop:price", str(found[1]["letter"])).stdout
     assert "Order(order_id=1," in shown
     assert re.search(r"field +v = [\d,]+ bytes", shown)
-    assert "Replayed 3 of 3" in streamworker("dead", "replay", "shop:price", "--all").stdout
+    exported = [json.loads(line) for line in streamworker("dead", "export", "shop:price").stdout.splitlines()]
+    exported[0]["record"][0]["amount"] = 2.0
+    (shop / "letters.jsonl").write_text("\n".join(map(json.dumps, exported)), "utf-8")
+    assert "Replayed 3 of 3" in streamworker("dead", "replay", "shop:price", "--from", "letters.jsonl").stdout
+    work_off(redis_url)
+    assert [row["order_id"] for letter in letters(streamworker) for row in letter["record"]] == [2, 1]  # type: ignore[attr-defined]

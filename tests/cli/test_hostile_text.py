@@ -113,6 +113,7 @@ LOOKS = {
     "wait": [["shop:app", "--timeout", "0"]],
     "health": [["livez", "--health-port", "1"]],
     "dead list": [["shop:price"], ["shop:price", "--json"], ["shop:price", "--by", "error"]],
+    "dead export": [["shop:price"]],
     "dead show": [["shop:price", "LETTER"], ["shop:price", "LETTER", "--json"]],
     "doctor": [["shop:app"], ["shop:app", "--json"]],
     "repair": [["shop:app", "--dry-run"], ["shop:app", "--dry-run", "--json"]],

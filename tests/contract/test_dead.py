@@ -27,8 +27,7 @@ async def test_a_dead_letter_shows_its_entry_and_its_reason(group: Group) -> Non
     assert (first.attempts, first.by, first.partition) == (3, "w1", 0)
     assert first.at_ms > 0
     assert first.id < second.id
-    assert await dead.show_dead(group.backend, GROUP, 0, second.id) == second
-    assert await dead.show_dead(group.backend, GROUP, 0, EntryId(1, 1)) is None
+    assert await dead.show_dead(group.backend, GROUP, 0, [second.id, EntryId(1, 1)]) == {second.id: second}
 
 
 async def test_letters_of_several_partitions_are_listed_by_age(group: Group) -> None:
@@ -51,6 +50,22 @@ async def test_a_replayed_letter_is_an_entry_again_once(group: Group, raw: Raw) 
     before = everything(raw)
     assert await dead.replay_dead(group.backend, GROUP, 0, [first.id]) == {first.id: None}
     assert everything(raw) == before
+
+
+async def test_a_letter_is_replayed_with_fields_that_were_edited(group: Group) -> None:
+    """In one step as any other, and behind the field that names its group."""
+    first, second = await bury(group)
+    edited = {second.id: {b"v": b"{}", b"note": b"mended"}}
+    new_ids = await dead.replay_dead(group.backend, GROUP, 0, [first.id, second.id], edited)
+    start = new_ids[first.id]
+    assert start is not None
+    entries = await streams.range_entries(group.backend, STREAM.events(0), start, None, 10)
+    assert [list(each.fields.items())[1:] for each in entries] == [
+        list(first.fields.items()),
+        [(b"v", b"{}"), (b"note", b"mended")],
+    ]
+    assert await dead.list_dead(group.backend, GROUP, [0]) == []
+    assert set((await dead.replay_dead(group.backend, GROUP, 0, [second.id], edited)).values()) == {None}
 
 
 async def test_dropped_letters_are_gone(group: Group) -> None:

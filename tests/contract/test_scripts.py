@@ -171,7 +171,7 @@ CALLS = {
             scripts.MOVE_CHECKPOINT, cleared=[], group="price", checkpoint="1-0", entries=1, owner=""
         ),
         in_partition(scripts.COUNT, after="0-0", since="0-0", most=10),
-        in_partition(scripts.REPLAY_DEAD, id="1-0", first="sw:replayed-for", group="price"),
+        in_partition(scripts.REPLAY_DEAD, id="1-0", first="sw:replayed-for", group="price", edited=[]),
         in_group(operations_claim.LIST, claims=_HASHES["claims"]),
         in_group(
             operations_claim.CHANGE,

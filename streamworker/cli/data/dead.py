@@ -6,12 +6,15 @@ A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it, or by the r
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from time import monotonic
 from typing import Annotated
 
 import anyio
+import msgspec
 import typer
 
+from streamworker.cli.data.edited import Edits, edits_in
 from streamworker.cli.data.letters import PAGE, By, as_json, fields_of, matching, stored, surveyed
 from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
@@ -126,6 +129,26 @@ def show_letter(
     say(f"{'record':<9} {record if record is not None else 'cannot be decoded'}")
 
 
+@app.command("export")
+def export_letters(processor: ProcessorPath, error: ErrorClass = None, since: Since = None) -> None:
+    """Print dead letters as JSON, one a line, for an editor and `dead replay --from`.
+
+    The field "record" is what may be edited.
+
+    \b
+    Examples:
+      streamworker dead export shop:price > letters.jsonl
+      streamworker dead export shop:price --error ValueError | jq -c '.record.amount = 0' > letters.jsonl
+    """
+    app, spec = resolve_processor(processor)
+    ask(app, _export, spec, error, since)
+
+
+async def _export(backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None) -> None:
+    async for letter in matching(backend, spec, error, since):
+        say(msgspec.json.encode(as_json(spec.stream, letter)).decode())
+
+
 @app.command("replay")
 def replay_letters(
     processor: ProcessorPath,
@@ -133,6 +156,9 @@ def replay_letters(
     every: All = False,
     error: ErrorClass = None,
     since: Since = None,
+    file: Annotated[
+        Path | None, option("--from FILE", "The letters of a file that `dead export` wrote, as edited since.")
+    ] = None,
 ) -> None:
     """Send dead letters through the processor once more.
 
@@ -140,21 +166,30 @@ def replay_letters(
     were sent meanwhile. Other processors of the stream skip it. One step adds the entry and removes
     the letter, so a letter that is replayed twice runs once.
 
+    With --from the field "record" of each line may have been edited. The letters of a partition are
+    replayed oldest first, in whatever order the lines are. If a line holds no record of the stream, or
+    one whose key belongs to another partition, nothing is replayed.
+
     \b
     Examples:
       streamworker dead replay shop:price 3/1769860800000-0
       streamworker dead replay shop:price --all
       streamworker dead replay shop:price --error TimeoutError --since "2 hours"
+      streamworker dead replay shop:price --from letters.jsonl
     """
     app, spec = resolve_processor(processor)
-    if not (error or since):
+    edits: Edits = {}
+    if not (error or since or file):
         chosen = ask(app, _chosen, spec, letters, every)
-    elif letters or every:
-        raise typer.BadParameter("Give letters, --all, or --error and --since.", param_hint="LETTER")
+    elif letters or every or (file and (error or since)):
+        raise typer.BadParameter("Give letters, --all, --from, or --error and --since.", param_hint="LETTER")
+    elif file:
+        edits = ask(app, edits_in, spec, file, app.settings)
+        chosen = {partition: list(its) for partition, its in edits.items()}
     else:
         chosen = ask(app, _such, spec, error, since)
     began_s = monotonic()
-    asked, missing = ask(app, _replay, spec, chosen)
+    asked, missing = ask(app, _replay, spec, chosen, edits)
     done = asked - len(missing)
     per_second = f"{done / (monotonic() - began_s):,.0f}/s"
     _summarise(
@@ -319,8 +354,8 @@ async def _one_letter(
     backend: Backend, spec: ProcessorSpec, partition: int, letter_id: EntryId
 ) -> StoredLetter | None:
     """Return the letter of this id, or that of the record of this id; None if there is neither."""
-    if found := await show_dead(backend, group_keys(spec), partition, letter_id):
-        return found
+    if found := await show_dead(backend, group_keys(spec), partition, [letter_id]):
+        return found[letter_id]
     async for page in stored(backend, group_keys(spec), partition):
         for letter in page:
             if letter.entry_id == letter_id:
@@ -328,14 +363,17 @@ async def _one_letter(
     return None
 
 
-async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen | None) -> tuple[int, list[str]]:
+async def _replay(
+    backend: Backend, spec: ProcessorSpec, chosen: Chosen | None, edits: Edits
+) -> tuple[int, list[str]]:
     """Replay letters; return how many were asked for, and the names of those that did not exist."""
     asked, missing = 0, list[str]()
     total = await _count(backend, spec) if chosen is None else sum(map(len, chosen.values()))
     with progress_bar() as progress:
         task = progress.add_task("replaying", total=total)
         async for partition, ids in _pages(backend, spec, chosen):
-            replayed = await replay_dead(backend, group_keys(spec), partition, ids)
+            edited = {name: its for name, its in edits.get(partition, {}).items() if its is not None}
+            replayed = await replay_dead(backend, group_keys(spec), partition, ids, edited)
             missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
             asked += len(ids)
             progress.advance(task, len(ids))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import REPLAYED_FOR, Entries
@@ -56,23 +57,35 @@ async def list_dead(
     return sorted(letters, key=lambda letter: (letter.id, letter.partition))
 
 
-async def show_dead(backend: Backend, keys: GroupKeys, partition: int, id: EntryId) -> StoredLetter | None:
-    """Return one dead letter; None if there is none with that id."""
-    found = Entries.of(await backend.execute("XRANGE", keys.dead(partition), str(id), str(id)))
-    return _letter(partition, found[0]) if found else None
+async def show_dead(
+    backend: Backend, keys: GroupKeys, partition: int, ids: Sequence[EntryId]
+) -> dict[EntryId, StoredLetter]:
+    """Return the dead letters of a partition that have these ids, in one round trip."""
+    commands = [("XRANGE", keys.dead(partition), str(each), str(each)) for each in ids]
+    replies = all_answered(await backend.pipeline(commands))
+    return {entry.id: _letter(partition, entry) for reply in replies for entry in Entries.of(reply)}
 
 
 async def replay_dead(
-    backend: Backend, keys: GroupKeys, partition: int, ids: Sequence[EntryId]
+    backend: Backend,
+    keys: GroupKeys,
+    partition: int,
+    ids: Sequence[EntryId],
+    edited: Mapping[EntryId, Mapping[bytes, bytes]] | None = None,
 ) -> dict[EntryId, EntryId | None]:
     """Append dead letters to the end of their partition as new entries, and delete the letters.
 
     Other groups of the stream skip the new entries. The script appends the entry and deletes the letter
     atomically, so a repeated call replays no letter twice. The result has the id of each new entry, None for
-    a letter that did not exist. If Redis refuses a letter, others may have been replayed.
+    a letter that did not exist. If Redis refuses a letter, others may have been replayed. ``edited`` has the
+    fields of those entries that are not to be as the letter has them.
     """
     named = {"first": REPLAYED_FOR, "group": keys.group}
-    calls = [REPLAY_DEAD.at(keys, partition, **named, id=str(letter)) for letter in ids]
+    fields = {letter: list(chain.from_iterable(each.items())) for letter, each in (edited or {}).items()}
+    calls = [
+        REPLAY_DEAD.at(keys, partition, **named, id=str(letter), edited=fields.get(letter, ()))
+        for letter in ids
+    ]
     replayed: dict[EntryId, EntryId | None] = {}
     replies = all_answered(await backend.run_many(REPLAY_DEAD, calls))
     for letter, reply in zip(ids, replies, strict=True):

@@ -1,0 +1,107 @@
+"""``dead replay --from FILE``: letters of `dead export`, whose records an operator may have edited."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import typer
+
+from streamworker.cli.data.letters import as_json
+from streamworker.cli.output import say
+from streamworker.cli.support import give_up, group_keys
+from streamworker.core.data.entries import EntryId
+from streamworker.core.words import counted
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.errors import ConfigurationError, RecordError, StreamworkerError
+from streamworker.records.codecs import PAYLOAD_FIELD
+from streamworker.redisio.data.dead import StoredLetter, show_dead
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.send.producer import Producer
+from streamworker.settings import Settings
+
+Fields = Mapping[bytes, bytes]
+Edits = dict[int, dict[EntryId, Fields | None]]
+"""The letters of each partition, oldest first, with the fields of those that were edited."""
+
+
+@dataclass(slots=True)
+class _Line:
+    number: int
+    record: msgspec.Raw
+
+
+class _Letter(msgspec.Struct):
+    letter: str
+    record: msgspec.Raw
+
+
+async def edits_in(backend: Backend, spec: ProcessorSpec, path: Path, settings: Settings) -> Edits:
+    """Read the letters of a file; end the command, and change nothing, if a line cannot be replayed.
+
+    A record that is as it was exported keeps the bytes that it has.
+    """
+    lines, bad = _lines(spec.stream, path)
+    edits, producer = Edits(), Producer(backend, spec.stream, settings)
+    for partition, its in sorted(lines.items()):
+        there = await show_dead(backend, group_keys(spec), partition, sorted(its))
+        edits[partition] = {}
+        for name, line in sorted(its.items()):
+            letter = there.get(name)  # The replay tells of one that is not there any more.
+            try:
+                fields = _edited(spec.stream, producer, letter, line.record) if letter else None
+                edits[partition][name] = fields
+            except StreamworkerError as error:
+                bad[line.number] = str(error)
+    if bad:
+        say(*(f"Line {number}: {problem}" for number, problem in sorted(bad.items())), error=True)
+        give_up(f"{counted(len(bad), 'line')} of {path} cannot be replayed. Nothing was changed.")
+    return edits
+
+
+def _lines(stream: StreamSpec, path: Path) -> tuple[dict[int, dict[EntryId, _Line]], dict[int, str]]:
+    """Return the lines of a file by partition and letter, and what is wrong with the others."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--from") from None
+    found: dict[int, dict[EntryId, _Line]] = {}
+    bad: dict[int, str] = {}
+    for number, text in enumerate(content.split(b"\n"), 1):
+        if not text.strip():
+            continue
+        try:
+            line = msgspec.json.decode(text, type=_Letter)
+            partition, _, name = line.letter.partition("/")
+            place, letter = int(partition), EntryId.parse(name)
+        except (msgspec.DecodeError, ConfigurationError, ValueError) as error:
+            bad[number] = f"It is no line of `dead export`: {error}"
+            continue
+        before = found.setdefault(place, {}).setdefault(letter, _Line(number, line.record))
+        if not 0 <= place < stream.partitions:
+            bad[number] = f"{stream.name} has no partition {place}."
+        elif before.number != number:
+            bad[number] = f"It is the letter of line {before.number} again."
+    return found, bad
+
+
+def _edited(spec: StreamSpec, producer: Producer, letter: StoredLetter, raw: msgspec.Raw) -> Fields | None:
+    """Return the fields of an entry with an edited record; None if it was not edited."""
+    stored = msgspec.json.encode(as_json(spec, letter)["record"])
+    if (edited := msgspec.json.decode(raw)) == msgspec.json.decode(stored):
+        return None
+    text, own = bytes(raw), {PAYLOAD_FIELD, *(name.encode() for name in spec.record.fields)}
+    if spec.codec == "arrow":
+        if not isinstance(edited, list) or len(edited) != 1:
+            raise RecordError("The record of a stream of columns is a list of one row.")
+        text, own = msgspec.json.encode(edited[0]), set(letter.fields)
+    record = spec.record.decoder("json")({PAYLOAD_FIELD: text})
+    headers = {name: value for name, value in letter.fields.items() if name not in own}
+    partition, entry, _ = producer.prepared(record, headers)
+    if partition != letter.partition and (key := spec.key(record)) is not None:
+        raise RecordError(
+            f"Key {key!r} belongs to partition {partition}, and the letter to {letter.partition}: send the "
+            "record with `streamworker send`, and drop the letter."
+        )
+    payload = entry if isinstance(entry, bytes) else entry[0]
+    return {**headers, **({PAYLOAD_FIELD: payload} if isinstance(payload, bytes) else payload)}
