@@ -25,7 +25,7 @@ from docs.redis_keys import HOLDS, PACKED_ENTRY
 from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
-from streamworker.cli.workers.metrics import METRICS
+from streamworker.cli.workers.exporter import METRICS
 from streamworker.core import events
 from streamworker.core.ownership.lifecycle import diagram
 from streamworker.core.protocols.membership import events as membership_events
@@ -258,8 +258,8 @@ def exit_codes() -> str:
     return "\n".join(["| code | means |", "|---|---|", *rows])
 
 
-def metrics() -> str:
-    """Return the table of metrics."""
+def exporter_metrics() -> str:
+    """Return the table of the metrics of the exporter."""
     rows = [f"| `{name}` | {kind} | {text} |" for name, (kind, text) in METRICS.items()]
     return "\n".join(["| metric | type | says |", "|---|---|---|", *rows])
 
@@ -395,7 +395,7 @@ def parts() -> dict[str, str]:
         "happenings": happenings(),
         "lifecycle": f"```mermaid\n{diagram()}\n```",
         "exit codes": exit_codes(),
-        "metrics": metrics(),
+        "exporter metrics": exporter_metrics(),
         "spark options": spark_options(),
         "wrong spark options": wrong_spark_options(),
         "vectors": vectors(),

@@ -50,6 +50,7 @@ HOLDS = {
         "retry, the failed attempts of a record that is tried again, with the times of the first and the next; "
         "tries, attempts at records that owners go on counting, with 'alone' while a record is called alone; deaths, "
         "a checkpoint at which an owner died, and how many died in a row in the call of the record behind it; "
+        "tick:TIMER, behind a byte 0, the planned time up to which a timer is done (ms), for viewers; "
         "wanted_since, wanted_at, wanted_in while somebody waits for it. Never expires."
     ),
     "sw:{app.stream.P}:acked:GROUP": "The acked log: one Arrow record batch an entry, whose id is the rows of the log up to it.",

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, graph, health, requests, status, timers, top
+from streamworker.cli import acl, exporter, graph, health, requests, status, timers, top
 from streamworker.cli.data import dead, later, reset, schema, send, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
@@ -57,6 +57,7 @@ app.command()(top.top)
 app.command()(status.status)
 app.command()(health.wait)
 app.command()(health.health)
+app.command()(exporter.exporter)
 app.command()(status.lag)
 app.command()(graph.graph)
 app.command()(status.history)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from streamworker.core.data.retention import Retention
 
+ID_BYTES = 256
+"""Memory of the key that stands for one id in its window, with its name and expiry; a test measures it."""
 EARLY_MS = 60_000
 """A history that is this short tells no rate, unless it is a tenth of the time that is kept."""
 
@@ -103,6 +105,13 @@ class Holdings:
     used: int
     limit: int
     """The servers' ``maxmemory`` in bytes; 0 if there is no limit, or if it is not known."""
+    expiring: int = 0
+    """The servers' keys that expire; ids of ``send(id=...)`` are among them."""
+
+    @property
+    def ids(self) -> int:
+        """The memory of ids, at most: no key counts them, and others may have keys that expire."""
+        return self.expiring * ID_BYTES
 
     @property
     def full_in_s(self) -> float | None:

@@ -5,7 +5,7 @@ Redis server's, in milliseconds, so that two snapshots can be compared.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 MemberState = Literal["active", "standby", "leaving", "silent", "held"]
@@ -94,6 +94,8 @@ class PartitionView:
     """Messages for other streams that these have not taken yet."""
     deaths: int = 0
     """How many workers died in a row in the call of the record that ``reason`` names."""
+    timers: Mapping[str, int] = field(default_factory=dict)
+    """The last planned time (ms) of each timer that is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ class ReaderView:
     """Why its query failed since it read last."""
     failed_ms: int = 0
     """When that was."""
+    batch_ms: int = 0
+    """From the plan of its last micro-batch with rows to the next plan; 0 if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

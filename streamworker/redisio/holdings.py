@@ -44,8 +44,7 @@ async def take_holdings(
         held.append(
             Holding("dead letters", group, sum(each for each in letters if isinstance(each, int)), dead)
         )
-    used, limit = await _memory(backend)
-    return Holdings(await backend.time_ms(), tuple(held), used, limit)
+    return Holdings(await backend.time_ms(), tuple(held), *await _memory(backend))
 
 
 def _sum(kind: Kind, name: str, here: Sequence[Amount], kept: str) -> Holding:
@@ -60,11 +59,12 @@ def _sum(kind: Kind, name: str, here: Sequence[Amount], kept: str) -> Holding:
     )
 
 
-async def _memory(backend: Backend) -> tuple[int, int]:
-    """Return the used memory and its limit; all nodes of a Cluster must have one."""
+async def _memory(backend: Backend) -> tuple[int, int, int]:
+    """Return the used memory, its limit, which all nodes of a Cluster must have, and the keys that expire."""
     try:
         infos = [await primary.info() for primary in await backend.primaries()]
     except BackendError:
-        return 0, 0
+        return 0, 0, 0
     limits = [info.maxmemory for info in infos]
-    return sum(info.used_memory for info in infos), sum(limits) if all(limits) else 0
+    used, expiring = sum(info.used_memory for info in infos), sum(info.expiring for info in infos)
+    return used, sum(limits) if all(limits) else 0, expiring

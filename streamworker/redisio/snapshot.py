@@ -254,6 +254,7 @@ def _partition_view(look: _Look, membership: Membership, group: str) -> Partitio
         retry=lock.retry if state == "retrying" else None,
         pause=lock.pause,
         deaths=lock.deaths,
+        timers=lock.timers,
     )
 
 
@@ -342,7 +343,7 @@ def _reader_views(
 ) -> tuple[ReaderView, ...]:
     def view(name: str, reader: ReaderPosition) -> ReaderView:
         lag_rows = sum(max(0, each.rows - reader.rows.get(each.partition, 0)) for each in partitions)
-        told = (reader.at_ms, reader.late_rows, reader.failed, reader.failed_ms)
+        told = (reader.at_ms, reader.late_rows, reader.failed, reader.failed_ms, reader.batch_ms)
         return ReaderView(name, dict(reader.rows), lag_rows, *told)
 
     return tuple(view(name, reader) for name, reader in sorted(readers.items()))

@@ -153,6 +153,7 @@ ELSEWHERE = {
     "run": "test_a_worker_that_fails_on_such_a_record_logs_it_harmlessly",
     "dev": "test_dev_passes_nothing_on_that_a_terminal_obeys",
     "demo": "it shows its own records only",
+    "exporter": "it prints its address only; prometheus-client escapes labels",
 }
 
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -15,13 +14,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.cli.workers import metrics
-from streamworker.core.snapshot import ReaderView, Rebalance, TableView
 from tests.cli.conftest import SHOP, Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, process_is_gone, wait_for
-from tests.tui.groups import group
 
 BLOCKING = SHOP.replace(
     "-> None: ...", '-> None:\n    import time\n    print("blocked", flush=True)\n    time.sleep(60)'
@@ -162,35 +158,6 @@ def test_metrics_are_served_for_prometheus(streamworker: Invoke, spawn: SpawnWor
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return str(answer.read().decode())
-
-
-def test_without_redis_the_metrics_say_that_and_nothing_else() -> None:
-    """What stood in the last scrape is not told again."""
-    (metric,) = metrics.families([], up=False)
-    assert [(sample.name, sample.value) for sample in metric.samples] == [("streamworker_up", 0)]
-
-
-def test_every_metric_of_the_table_has_a_value() -> None:
-    """An epoch has thirteen digits, and all of them count."""
-    reader = ReaderView("lake", {0: 7}, 5, 0, failed="no such user")
-    now = replace(group(partitions=1, workers=1), tables=(TableView("totals", 3, 900),), readers=(reader,))
-    found = {
-        sample.name: sample.value for metric in metrics.families([now], up=True) for sample in metric.samples
-    }
-    assert set(found) >= set(metrics.METRICS) - {"streamworker_rebalances_recent"}
-    assert (found["streamworker_reader_lag_rows"], found["streamworker_reader_failed"]) == (5, 1)
-    assert found["streamworker_partition_epoch"] == 1_763_700_000_000
-
-
-def test_the_count_of_rebalances_is_no_counter_since_it_falls() -> None:
-    """It counts what the latest control messages show: what is older drops out."""
-    now = replace(
-        group(partitions=1, workers=1),
-        rebalances=tuple(Rebalance(number, "death", "w1", 0, (), 0) for number in (7, 8)),
-    )
-    (found,) = [metric for metric in metrics.families([now], up=True) if "rebalances" in metric.name]
-    assert (found.type, [sample.value for sample in found.samples]) == ("gauge", [2])
-    assert not found.samples[0].name.endswith("_total")
 
 
 def test_reload_goes_with_nothing_that_has_the_terminal(invoke: Invoke) -> None:

@@ -431,6 +431,7 @@ async def test_a_timers_commit_is_done_once_for_each_planned_time_and_moves_no_c
     assert late.code is CommitCode.GAP, "an earlier try that arrives late undoes nothing"
     view = await group.lock()
     assert (view.checkpoint, view.entries, view.rows) == (lock.checkpoint, 0, 0)
+    assert view.timers == {"sweep": 2000}, "a viewer may read the lock, and not the state"
     assert await read_state(group.backend, GROUP, 0) == {f"{TICK}sweep": b"2000", "sum": b"3"}
 
     assert (await group.commit(request(lock, entries))).code is CommitCode.OK, "batches go on"

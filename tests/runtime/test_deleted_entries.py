@@ -6,7 +6,7 @@ import redis
 import structlog
 
 from streamworker import App
-from streamworker.cli.workers.metrics import families
+from streamworker.cli.workers.exporter import samples_of
 from streamworker.testing import local_worker
 
 pytestmark = pytest.mark.anyio
@@ -46,8 +46,9 @@ async def test_a_worker_that_takes_a_partition_says_what_was_deleted_while_nobod
     assert seen == [0, 5, 6, 8, 9, 10]
     (view,) = snapshot.partitions
     assert (view.lag, view.records, view.gone) == (0, 6, 5)
-    samples = [sample for metric in families([snapshot], up=True) for sample in metric.samples]
-    assert [s.value for s in samples if s.name == "streamworker_deleted_records_total"] == [5]
+    assert [
+        value for name, _, value in samples_of(snapshot) if name == "streamworker_deleted_records_total"
+    ] == [5]
     with structlog.testing.capture_logs() as logged:
         async with local_worker(app, url=redis_url) as worker:
             await worker.until_drained()

@@ -10,7 +10,7 @@ import redis
 import structlog
 
 from streamworker import App
-from streamworker.cli.workers.metrics import families
+from streamworker.cli.workers.exporter import samples_of
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.data.trimming import Keep
@@ -191,8 +191,8 @@ async def test_a_log_that_somebody_reads_holds_up_commits_visibly_and_no_shutdow
                 await app.registry.streams["orders"].send(Order(number))
             await worker.until(lambda now: "acked log full" in now.processors["handle"].partitions[0].reason)
             snapshot = (await worker.snapshot()).processors["handle"]
-            samples = [sample for metric in families([snapshot], up=True) for sample in metric.samples]
-            assert [s.value for s in samples if s.name == "streamworker_partition_held_up"] == [1]
+            told = {name: value for name, _, value in samples_of(snapshot)}
+            assert told["streamworker_partition_held_up"] == 1
     stopped = [line for line in logged if line["event"] == "partition_stopped"]
     assert [line["reason"] for line in stopped] == ["drained"]
     assert not [line for line in logged if line["event"] == "grace_period_over"]

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.readers import read_position
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendUnavailable, DataLoss
 from streamworker.spark.source import connection, logs, schema
@@ -80,6 +81,26 @@ def test_a_micro_batch_takes_few_round_trips(acked: AckedLog, monkeypatch: pytes
     calls.clear()
     assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 6
     assert (len(calls), len(tasks)) == (2, 1)
+
+
+def test_a_reader_tells_how_long_its_last_micro_batch_took(
+    acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one plan to the next; a plan without rows, such as that of an idle query, says nothing."""
+    now_s = 100.0
+    monkeypatch.setattr(source, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: now_s))
+    acked.fill(0, [3])
+    options = replace(OPTIONS, idle_wait_ms=0)
+    reader, logs_ = LogStreamReader(options, spark_schema(ORDER)), AckedLogs(options)
+
+    def told() -> int:
+        return read_position(logs_._read_hash(logs_._keys.readers, "r") or b"").batch_ms
+
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    now_s += 4.5
+    assert (reader.latestOffset(end, ReadAllAvailable()), told()) == (end, 4_500)
+    now_s += 60
+    assert (reader.latestOffset(end, ReadAllAvailable()), told()) == (end, 4_500)
 
 
 def test_a_new_reader_loses_nothing_to_a_worker_that_has_not_heard_of_it(

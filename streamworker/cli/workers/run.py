@@ -110,10 +110,10 @@ def _serve(selection: Selection, metrics_port: int | None, health_port: str | No
     health = Health()
     if metrics_port is None and health_port is None:
         return health
-    from streamworker.cli.workers import metrics
+    from streamworker.cli.workers import exporter
     from streamworker.cli.workers.probes import probes, serve
 
-    page = metrics.page(selection)
+    page = exporter.page(selection)
     if metrics_port is not None:
         serve(f"0.0.0.0:{metrics_port}", {"/": page, "/metrics": page}, "--metrics-port")
     if health_port is not None:

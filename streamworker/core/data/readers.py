@@ -33,6 +33,8 @@ class ReaderPosition:
     """Why its query failed since, in the words of the driver; it stays until the query has read on."""
     failed_ms: int = 0
     """When it failed."""
+    batch_ms: int = 0
+    """From the plan of its last micro-batch with rows to the next plan; 0 if that is not known."""
     until_ms: int = 0
     """When a hold ends, by the server's clock; 0 for the position of a named reader, which does not end."""
 
@@ -56,6 +58,7 @@ class ReaderPosition:
             "late": self.late_rows,
             "failed": self.failed,
             "failed_at": self.failed_ms,
+            "took": self.batch_ms,
             "until": self.until_ms,
         }
         return json.dumps(
@@ -79,6 +82,7 @@ def read_position(text: str | bytes) -> ReaderPosition:
             int(fields.get("late", 0)),
             str(fields.get("failed", "")),
             int(fields.get("failed_at", 0)),
+            int(fields.get("took", 0)),
             int(fields.get("until", 0)),
         )
     except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):

@@ -11,6 +11,7 @@ from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
+from streamworker.redisio.data.state import TICK
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
@@ -55,6 +56,8 @@ class LockView:
     deaths: int = 0
     """How many owners died in a row in the call of ``suspect``."""
     suspect: EntryId | None = None
+    timers: Mapping[str, int] = field(default_factory=dict)
+    """The last planned time (ms) of each timer that is done."""
 
 
 async def acquire_many(
@@ -237,6 +240,11 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         aside=_aside(fields.get(b"aside", b"")),
         deaths=whole(deaths) or 0 if died_at == str(checkpoint) else 0,
         suspect=min(tried, default=None),
+        timers={
+            name.decode("utf-8", "replace").removeprefix(TICK): whole(done.partition(b"/")[0]) or 0
+            for name, done in fields.items()
+            if name.startswith(TICK.encode())
+        },
     )
 
 

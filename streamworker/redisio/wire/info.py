@@ -32,6 +32,8 @@ class ServerInfo:
     role: str
     """``master`` or ``slave``."""
     replicas: int
+    expiring: int
+    """Keys that expire, of all databases."""
     lacks_keys: bool
     """Whether the server is a node of a Cluster, and is called as if it had all keys."""
 
@@ -58,6 +60,7 @@ def read_info(text: bytes, *, has_all_keys: bool = True) -> ServerInfo:
         rdb_written=values.get("rdb_last_bgsave_status", "ok") == "ok",
         role=values.get("role", ""),
         replicas=int(values.get("connected_slaves", 0)),
+        expiring=sum(map(int, re.findall(rb"^db\d+:.*?\bexpires=(\d+)", text, re.MULTILINE))),
         lacks_keys=has_all_keys and values.get("cluster_enabled") == "1",
     )
 

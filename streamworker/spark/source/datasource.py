@@ -285,6 +285,9 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._target_offset: dict[int, Position] | None = None
         self._planned: dict[str, Any] | None = None
         """The end of the last batch that ``latestOffset`` planned."""
+        self._planned_at_s: float | None = None
+        """When it planned that batch; None if it has no rows, or has ended."""
+        self._batch_ms = 0
         self._registered: dict[str, Any] | None = None
         self._registered_at_s = 0.0
         self._is_checked = options.reader is None
@@ -326,6 +329,9 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         If a log is not the one that was read up to ``start``, or is shorter, this is a DataLoss.
         """
         position = offsets.from_json(start, self._of)
+        if self._planned_at_s is not None and start == self._planned:
+            self._batch_ms = round((time.monotonic() - self._planned_at_s) * 1000)
+        self._planned_at_s = None
         tails, now_ms = self._logs.tails_and_time()
         waits_ms = self._options.idle_wait_ms if self._target_offset is None else 0
         is_idle = waits_ms and not any(offsets.lag(position, tails).values())
@@ -337,6 +343,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
         self._planned = start if end == position else offsets.to_json(end, self._of)
+        self._planned_at_s = None if end == position else time.monotonic()
         return self._planned
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -454,7 +461,8 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
                 self._logs.hold(self._options.siblings, tails, now_ms, retry=must)
             behind = any(tail.rows > position.get(p, START).rows for p, tail in tails.items())
             begins = position == self._first
-            self._logs.register(position, now_ms, begins=begins, behind=behind, retry=must)
+            took = self._batch_ms
+            self._logs.register(position, now_ms, begins=begins, behind=behind, batch_ms=took, retry=must)
         except BackendError as error:
             if must:
                 raise

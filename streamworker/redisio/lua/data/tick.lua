@@ -42,6 +42,7 @@ local now = text(server_ms())
 local refused = outbox_add(messages, sends_at, sends_end)
 if refused then return refused end
 in_chunks('HSET', state, sets_at, sets_end)
+redis.call('HSET', lock, timer, after) -- For viewers, who may not read the state.
 outbox_done(heads, sends_at, sends_end)
 write_tables(tables_at, changes_at, now)
 in_chunks('HDEL', state, dels_at, dels_end)

@@ -1,0 +1,230 @@
+"""``streamworker exporter``: the facts of groups as Prometheus metrics, whether or not a worker lives.
+
+It reads with the rights of a viewer. A scrape takes one snapshot of each group, and what the app holds, on a
+connection of its own. Between scrapes it keeps what only a row of snapshots tells: ``core.trends``. So all
+that reads these metrics should read them from one exporter.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from threading import Lock
+from typing import NamedTuple
+
+import anyio
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from streamworker.cli.status import holdings_of
+from streamworker.cli.support import connected, take
+from streamworker.cli.workers.probes import Page
+from streamworker.core.holdings import Holdings
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.trends import Trend, Trends
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.errors import StreamworkerError
+from streamworker.importing import Selection
+
+Sample = tuple[str, dict[str, str], float]
+"""A name, labels and a value."""
+
+METRICS = {
+    "streamworker_up": ("gauge", "1 if Redis answered this scrape."),
+    "streamworker_generation": ("gauge", "Version of the membership."),
+    "streamworker_members": ("gauge", "Members by state."),
+    "streamworker_lag_records": ("gauge", "Records of a partition that are not committed."),
+    "streamworker_oldest_uncommitted_seconds": (
+        "gauge",
+        "At most so long the oldest record waits that is not committed; 0 if none waits.",
+    ),
+    "streamworker_desired_workers": ("gauge", "Workers that the group wants, at most its partitions."),
+    "streamworker_committed_records_total": ("counter", "Records of a partition that were committed."),
+    "streamworker_deleted_records_total": (
+        "counter",
+        "Entries of a partition that another program deleted before they were committed.",
+    ),
+    "streamworker_acked_rows_total": ("counter", "Rows in the acked log of a partition."),
+    "streamworker_dead_letters": ("gauge", "Dead letters of a partition."),
+    "streamworker_partition_epoch": ("gauge", "Epoch of a partition's lock; goes up with each acquisition."),
+    "streamworker_partition_halted": ("gauge", "1 if the partition stopped at a record."),
+    "streamworker_partition_retrying": ("gauge", "1 while a failing record of the partition is tried again."),
+    "streamworker_partition_deaths": (
+        "gauge",
+        "Workers that died in a row in the call of the partition's next record.",
+    ),
+    "streamworker_partition_held_up": (
+        "gauge",
+        "1 if the partition runs and something holds it up, such as a full acked log; `status` says what.",
+    ),
+    "streamworker_partition_paused": ("gauge", "1 if an operator has paused the partition."),
+    "streamworker_reader_lag_rows": ("gauge", "Acked rows that a Spark reader has not read."),
+    "streamworker_reader_lag_seconds": (
+        "gauge",
+        "So long the oldest row waits that a Spark reader has not read, since the exporter started.",
+    ),
+    "streamworker_reader_batch_seconds": (
+        "gauge",
+        "From a Spark reader's last plan of a micro-batch to the next plan; at least its trigger interval.",
+    ),
+    "streamworker_reader_failed": ("gauge", "1 if a Spark reader's query failed and has not read on since."),
+    "streamworker_table_keys": ("gauge", "Keys of a table that have not expired."),
+    "streamworker_table_memory": ("gauge", "Bytes of a table in Redis, by estimate."),
+    "streamworker_rebalances_total": (
+        "counter",
+        "Changes of the membership since the exporter started, by cause; orders of operators count, too.",
+    ),
+    "streamworker_outbox_messages": ("gauge", "Messages for other streams that these have not taken yet."),
+    "streamworker_timer_last_run_timestamp_seconds": (
+        "gauge",
+        "The last planned time of a timer that is done; of several partitions the newest.",
+    ),
+    "streamworker_timer_next_run_timestamp_seconds": (
+        "gauge",
+        "The next planned time of a timer; of several partitions the oldest. A time that is past is late.",
+    ),
+    "streamworker_memory_bytes": (
+        "gauge",
+        "Memory by kind and name, by estimate; of ids at most, by the number of keys that expire.",
+    ),
+    "streamworker_full_seconds": (
+        "gauge",
+        "In so long the memory is full at today's rate; missing without maxmemory, or too early to tell.",
+    ),
+}
+"""The type and description of each metric."""
+
+
+class Look(NamedTuple):
+    """What one scrape reads from Redis."""
+
+    groups: list[GroupSnapshot]
+    holdings: Holdings
+
+
+async def _look(selection: Selection) -> Look:
+    async with connected(selection.app) as backend:
+        groups = [await take(backend, spec) for spec in _specs(selection)]
+        return Look(groups, await holdings_of(backend, selection))
+
+
+def _specs(selection: Selection) -> list[ProcessorSpec]:
+    """Return the groups of a selection; a whole app also has one for its own timers."""
+    whole = len(selection.processors) == len(selection.app.registry.processors)
+    return [*selection.processors, *(selection.app.timers_group() if whole else ())]
+
+
+def _labels(snapshot: GroupSnapshot) -> dict[str, str]:
+    return {"app": snapshot.app, "stream": snapshot.stream, "processor": snapshot.processor}
+
+
+def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
+    """Return what a snapshot of a group tells."""
+    group = _labels(snapshot)
+    yield "streamworker_generation", group, snapshot.generation
+    for state in ("active", "standby", "leaving", "silent", "held"):
+        count = sum(member.state == state for member in snapshot.members)
+        yield "streamworker_members", {**group, "state": state}, count
+    for view in snapshot.partitions:
+        one = {**group, "partition": str(view.partition)}
+        yield "streamworker_lag_records", one, view.lag
+        yield "streamworker_committed_records_total", one, view.records
+        yield "streamworker_deleted_records_total", one, view.gone
+        yield "streamworker_acked_rows_total", one, view.rows
+        yield "streamworker_dead_letters", one, view.dead
+        yield "streamworker_partition_epoch", one, view.epoch
+        yield "streamworker_partition_halted", one, int(view.state == "halted")
+        yield "streamworker_partition_retrying", one, int(view.state == "retrying")
+        yield "streamworker_partition_deaths", one, view.deaths
+        yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state != "halted")
+        yield "streamworker_partition_paused", one, int(view.pause is not None)
+    for reader in snapshot.readers:
+        its = {**group, "reader": reader.name}
+        yield "streamworker_reader_lag_rows", its, reader.lag_rows
+        yield "streamworker_reader_failed", its, int(bool(reader.failed))
+        if reader.batch_ms:
+            yield "streamworker_reader_batch_seconds", its, reader.batch_ms / 1000
+    for table in snapshot.tables:
+        its = {**group, "table": table.name}
+        yield "streamworker_table_keys", its, table.keys
+        yield "streamworker_table_memory", its, table.bytes or 0
+    yield "streamworker_outbox_messages", group, snapshot.outbox
+
+
+def _of_trend(snapshot: GroupSnapshot, trend: Trend) -> Iterator[Sample]:
+    group = _labels(snapshot)
+    yield "streamworker_oldest_uncommitted_seconds", group, trend.oldest_ms / 1000
+    yield "streamworker_desired_workers", group, trend.desired
+    for reader, ms in trend.readers_ms.items():
+        yield "streamworker_reader_lag_seconds", {**group, "reader": reader}, ms / 1000
+    for cause, count in trend.rebalances.items():
+        yield "streamworker_rebalances_total", {**group, "cause": cause}, count
+
+
+def _of_timers(snapshot: GroupSnapshot, spec: ProcessorSpec) -> Iterator[Sample]:
+    for timer in spec.timers:
+        its = {**_labels(snapshot), "timer": timer.name}
+        done = [view.timers[timer.name] for view in snapshot.partitions if timer.name in view.timers]
+        if done:
+            yield "streamworker_timer_last_run_timestamp_seconds", its, max(done) / 1000
+        next_ms = timer.schedule.after(min(done, default=snapshot.taken_ms))
+        yield "streamworker_timer_next_run_timestamp_seconds", its, next_ms / 1000
+
+
+def _of_holdings(app: str, look: Look) -> Iterator[Sample]:
+    holdings = look.holdings
+    for each in holdings.held:
+        its = {"app": app, "kind": each.kind.replace(" ", "_"), "name": each.name}
+        yield "streamworker_memory_bytes", its, each.size
+    for table in (table for snapshot in look.groups for table in snapshot.tables):
+        yield "streamworker_memory_bytes", {"app": app, "kind": "table", "name": table.name}, table.bytes or 0
+    yield "streamworker_memory_bytes", {"app": app, "kind": "ids", "name": ""}, holdings.ids
+    if holdings.limit and not any(each.is_early(holdings.taken_ms) for each in holdings.held):
+        full_s = holdings.full_in_s
+        yield "streamworker_full_seconds", {"app": app}, math.inf if full_s is None else full_s
+
+
+class Groups(Collector):
+    """A Prometheus collector for the groups of the chosen processors."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._selection = selection
+        self._specs = _specs(selection)
+        self._trends = [Trends() for _ in self._specs]
+        self._one_scrape = Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
+        with self._one_scrape:
+            try:
+                yield from families(self._samples(anyio.run(_look, self._selection)), up=True)
+            except StreamworkerError:
+                yield from families([], up=False)
+
+    def _samples(self, look: Look) -> Iterator[Sample]:
+        for spec, snapshot, trends in zip(self._specs, look.groups, self._trends, strict=True):
+            if spec.stream.has_records:
+                yield from samples_of(snapshot)
+                yield from _of_trend(snapshot, trends.follow(snapshot))
+            yield from _of_timers(snapshot, spec)
+        yield from _of_holdings(self._selection.app.name, look)
+
+
+def families(samples: Iterable[Sample], *, up: bool) -> Iterator[Metric]:
+    """Convert samples to metrics; leave out metrics without a sample."""
+    found = {name: Metric(name.removesuffix("_total"), text, kind) for name, (kind, text) in METRICS.items()}
+    found["streamworker_up"].add_sample("streamworker_up", {}, int(up))
+    for name, labels, value in samples:
+        found[name].add_sample(name, labels, value)
+    return (metric for metric in found.values() if metric.samples)
+
+
+def page(selection: Selection) -> Page:
+    """Return the page with the metrics of these processors."""
+    registry = CollectorRegistry()
+    registry.register(Groups(selection))
+
+    def answer(accept: str) -> tuple[int, str, bytes]:
+        encode, kind = choose_encoder(accept)
+        return 200, kind, encode(registry)
+
+    return answer

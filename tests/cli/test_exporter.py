@@ -1,0 +1,74 @@
+"""`streamworker exporter` as a real process, and what it makes of snapshots."""
+
+import json
+import signal
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.workers import exporter
+from streamworker.dev.server import free_port
+from tests.cli.conftest import Invoke
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+from tests.tui.groups import group
+
+
+def scrape(port: int, path: str = "/metrics") -> dict[tuple[str, str], float]:
+    """Return the samples of a page by name and the values of the sorted labels; none if nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            text = answer.read().decode()
+    except urllib.error.HTTPError:
+        raise
+    except OSError:
+        return {}
+    return {
+        (sample.name, " ".join(sample.labels.values())): sample.value
+        for metric in text_string_to_metric_families(text)
+        for sample in metric.samples
+    }
+
+
+def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: SpawnWorker) -> None:
+    """It tells what waits, for how long, and ends with 0 at a signal."""
+    orders = [{"order_id": n, "customer": f"c{n}", "amount": 1} for n in range(20)]
+    (shop / "orders.jsonl").write_text("".join(json.dumps(each) + "\n" for each in orders), "utf-8")
+    assert streamworker("send", "shop:orders", "orders.jsonl").exit_code == 0
+    port = free_port()
+    process = spawn("exporter", "shop:app", "--port", str(port))
+    wait_for(lambda: ("streamworker_up", "") in scrape(port), "it answers")
+    first = scrape(port)
+    lags = [first["streamworker_lag_records", f"shop {p} price orders"] for p in range(4)]
+    assert sum(lags) == 20 and first["streamworker_up", ""] == 1
+    assert first["streamworker_desired_workers", "shop price orders"] == 1
+    assert first["streamworker_memory_bytes", "shop stream orders"] > 0
+    waits = ("streamworker_oldest_uncommitted_seconds", "shop price orders")
+    wait_for(lambda: scrape(port)[waits] > first[waits], "the oldest record grows older")
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        scrape(port, "/livez")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == ExitCode.OK
+
+
+def test_a_port_that_is_none_is_refused(invoke: Invoke) -> None:
+    result = invoke("exporter", "shop:app", "--port", "all")
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "--port is 'all'" in result.stderr
+
+
+def test_without_redis_the_exporter_says_that_and_nothing_else() -> None:
+    """What stood in the last scrape is not told again."""
+    (metric,) = exporter.families([], up=False)
+    assert [(sample.name, sample.value) for sample in metric.samples] == [("streamworker_up", 0)]
+
+
+def test_an_epoch_has_thirteen_digits_and_all_of_them_count() -> None:
+    now = replace(group(partitions=1, workers=1))
+    found = {sample[0]: sample[2] for sample in exporter.samples_of(now)}
+    assert found["streamworker_partition_epoch"] == 1_763_700_000_000
