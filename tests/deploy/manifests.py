@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 yaml = pytest.importorskip("yaml", reason="is of the extra `test`")
+jsonschema = pytest.importorskip("jsonschema", reason="is of the extra `test`")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="is of the extra `test`")
 Manifest = dict[str, Any]
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-BUILT = ("base", "check", "static-ids")
+BUILT = ("base", "check", "autoscaled", "static-ids")
 """What a user applies; the other folders are components."""
 VERSION = "1.32"
 KUSTOMIZE_S = 60.0

@@ -77,7 +77,7 @@ def test_each_program_has_the_url_of_one_role(name: str) -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", ["base", "static-ids"])
+@pytest.mark.parametrize("name", ["base", "autoscaled", "static-ids"])
 def test_workers_are_probed_and_given_time_to_drain(name: str) -> None:
     """Kubernetes kills a worker later than it ends by itself, and starts it anew if it cannot go on."""
     (worker,) = [found for found in pods(built(name)) if found[0] == "workers"]
@@ -103,7 +103,7 @@ def test_a_static_worker_keeps_its_seat_until_its_pod_is_back() -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", ["base", "static-ids"])
+@pytest.mark.parametrize("name", ["base", "autoscaled", "static-ids"])
 def test_selectors_select_pods_of_the_same_manifests(name: str) -> None:
     labels = [template["metadata"]["labels"] for _, template, _ in pods(built(name))]
     for manifest in built(name):
