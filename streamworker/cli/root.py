@@ -11,7 +11,7 @@ from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.output import say
 from streamworker.cli.support import Commands
-from streamworker.cli.workers import dev, run, spark
+from streamworker.cli.workers import dev, run, spark, web
 from streamworker.cli.workers.rendezvous import use_running_dev
 
 app = typer.Typer(
@@ -54,6 +54,7 @@ app.add_typer(later.app, name="later")
 app.command()(tail.tail)
 app.command()(tail.peek)
 app.command()(top.top)
+app.command()(web.web)
 app.command()(status.status)
 app.command()(health.wait)
 app.command()(health.health)

@@ -53,7 +53,7 @@ def list_timers(path: AppPath, json: AsJson = False) -> None:
       streamworker timers list shop:app --json
     """
     app = resolve_app(path)
-    found = ask(app, _read, app)
+    found = ask(app, timers_of, app)
     columns = ("timer", "runs", "on", "last", "next", "took", "failing")
     rows = ([each[column] for column in columns] for each in found)
     print_found(json, found, "The app has no timers.", columns, rows)
@@ -104,14 +104,17 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
         )
 
 
-async def _read(backend: Backend, app: App) -> list[dict[str, Any]]:
+async def timers_of(backend: Backend, app: App, *, with_calls: bool = True) -> list[dict[str, Any]]:
+    """Return the timers of an app in words; without their calls for a user who may not read state."""
     groups, now_ms = [*app.timers_group(), *app.registry.processors.values()], await backend.time_ms()
-    return [await _row(backend, spec, timer, now_ms) for spec in groups for timer in spec.timers]
+    return [await _row(backend, spec, timer, now_ms, with_calls) for spec in groups for timer in spec.timers]
 
 
-async def _row(backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: int) -> dict[str, Any]:
+async def _row(
+    backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: int, with_calls: bool
+) -> dict[str, Any]:
     partitions = range(spec.stream.partitions)
-    calls = await read_calls(backend, group_keys(spec), partitions, timer.name)
+    calls = await read_calls(backend, group_keys(spec), partitions, timer.name) if with_calls else []
     schedule, newest = timer.schedule, max(calls, key=lambda call: call.began, default=None)
     row = {
         "timer": timer.name,

@@ -31,11 +31,7 @@ def probes(health: Health) -> dict[str, Page]:
 
 def serve(address: str, pages: Mapping[str, Page], option: str) -> None:
     """Serve pages from threads, until the process ends; ``address`` is a port of loopback or HOST:PORT."""
-    host, _, text = address.rpartition(":")
-    if not (text.isdecimal() and 0 < int(text) < 65536):
-        raise ConfigurationError(
-            f"{option} is {address!r}.", remedy="Give a port, or HOST:PORT such as 0.0.0.0:8080."
-        )
+    host, port = parse_address(address, option)
 
     class Handler(BaseHTTPRequestHandler):
         timeout = REQUEST_TIMEOUT_S
@@ -55,11 +51,30 @@ def serve(address: str, pages: Mapping[str, Page], option: str) -> None:
             """Write nothing: probes come every few seconds."""
 
     try:
-        server = ThreadingHTTPServer((host.strip("[]") or LOOPBACK, int(text)), Handler)
+        server = ThreadingHTTPServer((host, port), Handler)
     except OSError as problem:
-        raise ConfigurationError(
-            f"{option} cannot use port {text} of {host or LOOPBACK}: {problem.strerror}.",
-            remedy="Choose another.",
-        ) from None
+        raise cannot_use(host, port, option, problem) from None
     threading.Thread(target=server.serve_forever, name="streamworker-http", daemon=True).start()
-    say(f"Serving {', '.join(sorted(pages))} at http://{host or LOOPBACK}:{text}", error=True)
+    say(f"Serving {', '.join(sorted(pages))} at {url_of(host, port)}", error=True)
+
+
+def parse_address(address: str, option: str) -> tuple[str, int]:
+    """Return the host and the port of an address: a port of loopback, or HOST:PORT."""
+    host, _, text = address.rpartition(":")
+    if not (text.isdecimal() and 0 < int(text) < 65536):
+        raise ConfigurationError(
+            f"{option} is {address!r}.", remedy="Give a port, or HOST:PORT such as 0.0.0.0:8080."
+        )
+    return host.strip("[]") or LOOPBACK, int(text)
+
+
+def cannot_use(host: str, port: int, option: str, problem: OSError) -> ConfigurationError:
+    """Return the error that an address is not to be had."""
+    return ConfigurationError(
+        f"{option} cannot use port {port} of {host}: {problem.strerror}.", remedy="Choose another."
+    )
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL of an address."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

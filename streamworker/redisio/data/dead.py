@@ -57,6 +57,18 @@ async def list_dead(
     return sorted(letters, key=lambda letter: (letter.id, letter.partition))
 
 
+async def newest_dead(
+    backend: Backend, keys: GroupKeys, partitions: Sequence[int], count: int
+) -> list[StoredLetter]:
+    """Return the newest dead letters of some partitions, newest first."""
+    commands = [("XREVRANGE", keys.dead(p), "+", "-", "COUNT", count) for p in partitions]
+    replies = all_answered(await backend.pipeline(commands))
+    letters = [
+        _letter(p, each) for p, reply in zip(partitions, replies, strict=True) for each in Entries.of(reply)
+    ]
+    return sorted(letters, key=lambda letter: (letter.id, letter.partition), reverse=True)[:count]
+
+
 async def show_dead(
     backend: Backend, keys: GroupKeys, partition: int, ids: Sequence[EntryId]
 ) -> dict[EntryId, StoredLetter]:

@@ -1,0 +1,159 @@
+"""``streamworker web``: serves a page of what ``top``, ``graph``, ``history`` and ``timers`` show."""
+
+import os
+import socket
+from collections import deque
+from importlib.util import find_spec
+from typing import Annotated, Any
+
+from streamworker.app import App
+from streamworker.cli.data.wording import decoded, shortened
+from streamworker.cli.graph import Look, edges_of, look
+from streamworker.cli.options import AppPath, option
+from streamworker.cli.output import say
+from streamworker.cli.support import ask, group_keys
+from streamworker.cli.timers import timers_of
+from streamworker.cli.workers.probes import cannot_use, parse_address, url_of
+from streamworker.core.snapshot import GroupSnapshot
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.errors import BackendRefused, ConfigurationError
+from streamworker.importing import resolve_app, with_pipelines
+from streamworker.redisio.data.dead import newest_dead
+from streamworker.redisio.wire.client import Backend
+from streamworker.variables import ENV_PREFIX
+from streamworker.web.feed import Broadcast, Seen
+from streamworker.web.history import RATE_WINDOW
+
+PORT = "8800"
+TOKEN_VARIABLE = ENV_PREFIX + "WEB_TOKEN"
+TOKEN_CHARACTERS_MIN = 16
+LETTERS_SHOWN = 50
+"""The newest dead letters of a processor that the page shows."""
+SELDOM = 5
+"""Dead letters and timers are read at each of so many looks."""
+
+
+def web(
+    app: AppPath,
+    port: Annotated[
+        str, option("--port PORT", "Port of loopback, or HOST:PORT; another HOST needs a token.")
+    ] = PORT,
+    token: Annotated[
+        str | None,
+        option("--token TEXT", "Who does not know it sees nothing; by default STREAMWORKER_WEB_TOKEN."),
+    ] = None,
+    show_values: Annotated[
+        bool, option("--show-values", "Also show what records of dead letters hold.")
+    ] = False,
+) -> None:
+    """Serve a page with a live view of the whole app, which only reads.
+
+    The page shows workers and partitions, lag, rate and age of the last hour, rebalances and orders of
+    operators, the graph, timers, Spark readers, dead letters and what holds partitions up. It
+    reads from Redis once a second, however many tabs are open.
+
+    Without a token only this machine gets the page. With one, open it once with `?token=TEXT` at the end of
+    the address. The page is sent without encryption: for other machines put a proxy with TLS before it.
+
+    \b
+    Examples:
+      streamworker web shop:app
+      streamworker web shop:app --port 8900 --show-values
+      STREAMWORKER_WEB_TOKEN=$(openssl rand -hex 24) streamworker web shop:app --port 0.0.0.0:8800
+    """
+    if not (find_spec("starlette") and find_spec("uvicorn")):
+        raise ConfigurationError(
+            "The web view needs starlette and uvicorn, which are not installed.",
+            remedy="Run: pip install 'streamworker[web]'",
+        )
+    found, (host, number) = with_pipelines(resolve_app(app)), parse_address(port, "--port")
+    secret = _checked(os.environ.get(TOKEN_VARIABLE, "") if token is None else token, host)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, number), family=family)
+    except OSError as problem:
+        raise cannot_use(host, number, "--port", problem) from None
+    with listening:
+        say(f"Serving {found.name} at {url_of(host, number)}", error=True)
+        ask(found, _serve, found, listening, secret, show_values)
+
+
+def _checked(token: str, host: str) -> str:
+    """Return the token; refuse a short one, and none where other machines reach the page."""
+    from streamworker.web.server import LOOPBACK_NAMES
+
+    if token and len(token) < TOKEN_CHARACTERS_MIN:
+        raise ConfigurationError(
+            f"The token has {len(token)} characters.",
+            remedy=f"Use {TOKEN_CHARACTERS_MIN} or more random characters: openssl rand -hex 24",
+        )
+    if host not in LOOPBACK_NAMES:
+        if not token:
+            raise ConfigurationError(
+                f"Other machines reach {host}, and no token was given.",
+                remedy=f"Give --token or {TOKEN_VARIABLE}, or a port of loopback.",
+            )
+        say(
+            "Warning: the token and the page are sent without encryption. Put a proxy with TLS before it.",
+            error=True,
+        )
+    return token
+
+
+async def _serve(backend: Backend, app: App, listening: socket.socket, token: str, show_values: bool) -> None:
+    from streamworker.web.server import serve
+
+    await serve(Broadcast(app.name, _Looks(backend, app, show_values).look), [listening], token)
+
+
+class _Looks:
+    """Looks at an app on one connection."""
+
+    def __init__(self, backend: Backend, app: App, show_values: bool) -> None:
+        self._backend = backend
+        self._app = app
+        self._show_values = show_values
+        self._recent: deque[Look] = deque(maxlen=RATE_WINDOW)
+        self._facts: dict[str, Any] = {}
+        self._looks = 0
+
+    async def look(self) -> Seen:
+        """Take all snapshots, and now and then what changes seldom."""
+        now = await look(self._backend, self._app)
+        self._recent.append(now)
+        groups = [group for group, _ in now.values()]
+        if self._looks % SELDOM == 0:
+            self._facts = await self._seldom(groups)
+        self._looks += 1
+        return Seen(groups, edges_of(self._app, self._recent[0], now), self._facts)
+
+    async def _seldom(self, groups: list[GroupSnapshot]) -> dict[str, Any]:
+        streams = {stream.name: stream.spec.partitions for stream in self._app.registry.streams.values()}
+        facts: dict[str, Any] = {"streams": streams, "letters": [], "hidden": []}
+        try:
+            facts["timers"] = await timers_of(self._backend, self._app)
+        except BackendRefused:  # A viewer may not read state.
+            facts["timers"] = await timers_of(self._backend, self._app, with_calls=False)
+            facts["hidden"].append("timers")
+        try:
+            for group in groups:
+                facts["letters"] += await self._letters(self._app.registry.processors[group.processor], group)
+        except BackendRefused:
+            facts["hidden"].append("letters")
+        return facts
+
+    async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
+        partitions = [view.partition for view in group.partitions if view.dead]
+        found = await newest_dead(self._backend, group_keys(spec), partitions, LETTERS_SHOWN)
+        return [
+            {
+                "processor": spec.name,
+                "letter": each.name,
+                "entry": str(each.entry_id),
+                **{name: getattr(each, name) for name in ("at_ms", "attempts", "error", "by")},
+                "value": shortened(repr(decoded(spec.stream, each.fields)), 500)
+                if self._show_values
+                else None,
+            }
+            for each in found
+        ]

@@ -1,0 +1,225 @@
+// Takes frames from the server, and passes them on to what is drawn of them.
+import * as charts from "./charts.js";
+import * as graph from "./graph.js";
+import * as matrix from "./matrix.js";
+import { bytes, clock, compact, duration, make, put, table, whole } from "./words.js";
+
+const $ = (id) => document.getElementById(id);
+const STALE_MS = 5000;
+let source = null, frame = null, facts = {}, shownAt = null, heardAt = performance.now();
+// What a test measures: milliseconds of script for each frame.
+const took = (window.frameTimes = []);
+
+const wanted = () => decodeURIComponent(location.hash.slice(1));
+
+function listen() {
+  source?.close();
+  source = new EventSource(`events?processor=${encodeURIComponent(wanted())}`);
+  const on = (name, act) => source.addEventListener(name, ({ data }) => {
+    const began = performance.now();
+    heardAt = began;
+    act(JSON.parse(data));
+    if (name === "frame") took.push(performance.now() - began) > 600 && took.shift();
+  });
+  on("hello", hello);
+  on("facts", (news) => drawFacts((facts = news)));
+  on("frame", arrived);
+  on("problem", (problem) => banner(`Redis does not answer. ${problem}`));
+}
+
+function hello({ app, processor, points }) {
+  put($("app"), app);
+  document.title = `${app} – streamworker`;
+  charts.begin(points);
+  now();
+  if (wanted() !== processor) history.replaceState(null, "", `#${encodeURIComponent(processor)}`);
+}
+
+function arrived(news) {
+  frame = news;
+  const { group, every, edges } = news;
+  banner("");
+  put($("clock"), clock(group.t));
+  tabs(every, group.processor);
+  figures(group);
+  charts.add(group);
+  if (shownAt === null) matrix.draw(group);
+  scrubber(group.t);
+  held(group);
+  readers(group);
+  if (facts.streams) graph.draw(edges, facts.streams, every);
+}
+
+function banner(text) {
+  $("banner").hidden = !text;
+  put($("banner"), text && frame ? `${text} What you see is of ${clock(frame.group.t)}.` : text);
+}
+
+function tabs(every, selected) {
+  const box = $("tabs");
+  every.forEach(({ processor, lag, committed, state }, at) => {
+    const tab = box.children[at] ?? box.appendChild(make("button", "", "", "tab"));
+    if (!tab.firstChild) tab.append(make("b"), make("span"));
+    tab.type = "button";
+    tab.dataset.name = processor;
+    const is = processor === selected, bad = /[HU]/.test(state) ? "bad" : /[RPp]/.test(state) ? "odd" : "";
+    tab.setAttribute("aria-selected", is);
+    tab.setAttribute("aria-controls", "panel");
+    tab.tabIndex = is ? 0 : -1;
+    tab.dataset.state = bad;
+    put(tab.firstChild, processor);
+    put(tab.lastChild, `${compact(committed)}/s · lag ${compact(lag)}${bad ? " !" : ""}`);
+    if (is) $("panel").setAttribute("aria-label", processor);
+  });
+}
+
+function figures(group) {
+  const states = new Set(group.workers.map((worker) => worker.state)), count = {};
+  for (const { state } of group.workers) count[state] = (count[state] ?? 0) + 1;
+  const others = [...states].filter((state) => state !== "active").map((state) => ` + ${count[state]} ${state}`).join("");
+  const behind = group.lag > group.committed && group.committed ? ` in ${duration((1000 * group.lag) / group.committed)}` : "";
+  const dead = Object.values(group.dead).reduce((sum, n) => sum + n, 0);
+  const all = {
+    workers: `${count.active ?? 0}${others}`, partitions: whole(group.state.length), lag: whole(group.lag) + behind,
+    in: `${compact(group.arrived)}/s`, out: `${compact(group.committed)}/s`, oldest: group.age ? duration(group.age) : "0 s",
+    dead: whole(dead), outbox: whole(group.outbox), generation: String(group.generation),
+  };
+  const list = $("figures");
+  for (const [name, value] of Object.entries(all)) {
+    let pair = list.querySelector(`[data-name="${name}"]`);
+    if (!pair) {
+      pair = list.appendChild(make("div"));
+      pair.dataset.name = name;
+      pair.append(make("dt", "", name), make("dd"));
+    }
+    put(pair.lastChild, value);
+    pair.classList.toggle("bad", name === "dead" && dead > 0);
+  }
+}
+
+function held(group) {
+  const rows = group.held.map(([p, state, why]) => [p, state, why]);
+  if (group.held_count > rows.length) rows.push(["", "", `and ${group.held_count - rows.length} more partitions`]);
+  for (const problem of group.problems) rows.unshift(["", "problem", problem]);
+  table($("held"), [">partition", "state", "why"], rows, "No partition is held up.");
+}
+
+function readers(group) {
+  const rows = group.readers.map((each) =>
+    [each.name, whole(each.rows), whole(each.lag), `${compact(each.per_s)}/s`, each.failed || `read ${duration(each.age)} ago`]);
+  $("readers").hidden = !rows.length;
+  table($("readers"), ["query", ">rows", ">behind", ">rate", "last"], rows);
+  const tables = group.tables.map((each) => [each.name, whole(each.keys), bytes(each.bytes)]);
+  $("tables").hidden = !tables.length;
+  table($("tables"), ["table", ">keys", ">memory"], tables);
+}
+
+function drawFacts({ record, letters, timers, hidden }) {
+  const own = (each) => each.processor === wanted();
+  const changes = record.filter(own), button = (change) => () => {
+    const element = make("button", "time", clock(change.at_ms));
+    element.addEventListener("click", () => show(change.at_ms + 1000));
+    return element;
+  };
+  table($("record"), ["time", "cause", "who", ">moved", ">took"], changes.slice(0, 100).map((change) =>
+    [button(change), change.cause, change.member, whole(change.moved.length), change.ms === null ? "moving" : duration(change.ms)]),
+    "Nothing has changed yet: no worker has joined.", changes);
+  marks(changes);
+  const values = letters.some((letter) => letter.value !== null);
+  table($("letters"), ["letter", "time", ">attempts", "error", ...(values ? ["record"] : [])],
+    letters.filter(own).map((each) =>
+      [each.letter, clock(each.at_ms), whole(each.attempts), each.error, ...(values ? [each.value] : [])]),
+    hidden.includes("letters") ? "This user of Redis may not read dead letters; their number is above." : "There is no dead letter.");
+  $("timers").hidden = !timers.length;
+  table($("timers"), ["timer", "runs", "on", "last", "next", "took", "failing"],
+    timers.map((each) => [each.timer, each.runs, each.on, hidden.includes("timers") ? "may not be read" : each.last, each.next, each.took, each.failing]));
+}
+
+// The marks stand at their times; which part of the time is seen moves with each frame.
+const since = Date.now();
+function marks(changes) {
+  $("marks").replaceChildren(...changes.map((change) => {
+    const mark = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    mark.setAttribute("d", `M${change.at_ms - since} 0v10`);
+    mark.setAttribute("class", change.cause === "death" ? "bad" : change.generation ? "" : "order");
+    return mark;
+  }));
+}
+
+function scrubber(last) {
+  const range = $("scrub"), first = Math.floor(charts.from());
+  range.min = first;
+  range.max = last;
+  if (shownAt === null) range.value = last;
+  $("marks").setAttribute("viewBox", `${first - since} 0 ${Math.max(1, last - first)} 10`);
+}
+
+async function show(ms) {
+  shownAt = ms;
+  $("scrub").value = ms;
+  $("now").disabled = false;
+  const answer = await fetch(`at?processor=${encodeURIComponent(wanted())}&ms=${Math.round(ms)}`);
+  const then = await answer.json();
+  if (shownAt !== ms) return;
+  if (then) matrix.draw(then);
+  put($("live-title"), then ? `Workers and partitions at ${clock(ms)}` : `Nothing is known of ${clock(ms)}`);
+  $("live").classList.add("past");
+}
+
+function now() {
+  shownAt = null;
+  $("now").disabled = true;
+  $("live").classList.remove("past");
+  put($("live-title"), "Workers and partitions");
+  if (frame) matrix.draw(frame.group);
+}
+
+$("scrub").addEventListener("input", ({ target }) => (Number(target.value) >= Number(target.max) ? now() : show(Number(target.value))));
+$("now").addEventListener("click", now);
+$("tabs").addEventListener("click", ({ target }) => {
+  const tab = target.closest("[role=tab]");
+  if (tab) location.hash = encodeURIComponent(tab.dataset.name);
+});
+$("tabs").addEventListener("keydown", ({ key, target }) => {
+  const step = { ArrowLeft: "previousElementSibling", ArrowRight: "nextElementSibling" }[key];
+  const tab = step && target[step];
+  if (tab) (tab.focus(), tab.click());
+});
+window.addEventListener("hashchange", () => {
+  frame = null;
+  listen();
+});
+// A browser holds few connections to a server, for all of its tabs: only those that are seen have one.
+document.addEventListener("visibilitychange", () => (document.hidden ? source.close() : listen()));
+
+const dark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+function theme(chosen) {
+  if (chosen) document.documentElement.dataset.theme = chosen;
+  put($("theme"), dark() ? "Light" : "Dark");
+  if (frame) charts.build();
+}
+$("theme").addEventListener("click", () => {
+  theme(dark() ? "light" : "dark");
+  localStorage.setItem("theme", document.documentElement.dataset.theme);
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => theme());
+theme(localStorage.getItem("theme"));
+
+for (const [letter, state] of Object.entries(matrix.STATES)) {
+  if (letter === "p") continue;
+  const item = make("li"), mark = make("i", "cell", letter === "." ? "" : letter);
+  mark.dataset.s = letter;
+  item.append(mark, state);
+  $("legend").append(item);
+}
+new ResizeObserver(() => {
+  matrix.layout();
+  if (frame && shownAt === null) matrix.draw(frame.group);
+}).observe($("matrix"));
+setInterval(() => {
+  if (!document.hidden && performance.now() - heardAt > STALE_MS) banner("The server of this page does not answer.");
+}, 1000);
+listen();
