@@ -177,7 +177,10 @@ def test_while_a_worker_lives_letters_are_replayed_and_nothing_is_reset(
 
     result = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
     assert result.exit_code == ExitCode.FAILED
-    assert "is being run by w1.\nStop all of its workers first" in result.stderr
+    assert "is being run by w1, in partitions 0-3.\nPause them first" in result.stderr
+    assert streamworker("pause", "shop:price", "--partition", "1").exit_code == ExitCode.OK
+    result = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert result.exit_code == ExitCode.FAILED and "in partitions 0,2-3." in result.stderr
     trim(redis_url, leave=1)
     result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
     assert result.exit_code == ExitCode.FAILED

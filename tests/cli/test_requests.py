@@ -97,6 +97,28 @@ def test_a_pause_holds_for_one_partition_and_for_the_next_worker(
     assert resumed.stdout == "Resumed 1 partition of price: 2.\n"
 
 
+def test_a_paused_processor_is_reset_while_its_worker_lives(
+    worker: WorkerProcess, streamworker: Invoke
+) -> None:
+    """It stays paused where it is put, and runs all again once it is resumed; other processors go on."""
+    send(streamworker, 1, 2, 3)
+    wait_for(lambda: lag(streamworker, "price") == 0, "the orders are handled")
+    running = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert running.exit_code == ExitCode.FAILED and "Pause them first" in running.stderr
+    assert streamworker("pause", "shop:price").exit_code == 0
+    moved = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert moved.exit_code == ExitCode.OK, moved.output
+    assert "Moved 1 partition back by 3 records" in moved.stdout
+    assert moved.stdout.endswith("`streamworker resume MODULE:price` lets it go on.\n")
+    assert (lag(streamworker, "price"), states(streamworker, "price")) == (3, {"paused"})
+    assert streamworker("resume", "shop:price").exit_code == 0
+    wait_for(lambda: lag(streamworker, "price") == 0, "they are handled again")
+    assert sum(int(str(view["rows"])) for view in partitions(streamworker, "price")) == 6
+    send(streamworker, 4)
+    wait_for(lambda: lag(streamworker, "price") == 0, "it goes on")
+    assert states(streamworker, "price") == {"running"} and worker.running
+
+
 def test_a_halted_partition_is_retried_without_a_restart(
     shop: Path, streamworker: Invoke, spawn: SpawnWorker
 ) -> None:

@@ -14,7 +14,7 @@ from streamworker.cli.requests import Partition
 from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
-from streamworker.core.words import counted
+from streamworker.core.words import counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendRefused, CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
@@ -92,7 +92,8 @@ def reset(
 
     Move it back to run records again, or ahead to skip records.
 
-    The command refuses while a worker of the group runs: stop the workers first. Records that run
+    The command refuses while a worker runs the partitions: pause them first, and resume them after it;
+    or stop all workers of the processor. Records that run
     again are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
     processor's own tables keep what was counted since, unless --clear-tables empties them. A time or an
     entry from which on records are gone is refused; docs/retention.md says what is kept.
@@ -139,8 +140,7 @@ async def _reset(
     check_partitions(spec.stream, wanted, "--partition")
     async with connected(app) as backend:
         await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
-        if not dry_run:
-            await _refuse_if_alive(backend, app, spec)
+        is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
         plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
         moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
         if not moves:
@@ -157,10 +157,13 @@ async def _reset(
         if not yes:
             confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
             # A worker may have started while the command waited for the answer.
-            await _refuse_if_alive(backend, app, spec)
+            is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
         for move in moves:
-            await _move(backend, group_keys(spec), move, tables if clear_tables else ())
+            owner = "" if is_run else move.owner
+            await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
     say(*_told("Moved", moves))
+    if is_run:
+        say(f"Paused: `streamworker resume MODULE:{spec.name}` lets it go on.")
 
 
 def _told(verb: str, moves: list[Move]) -> list[str]:
@@ -218,18 +221,27 @@ async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Mov
     )
 
 
-async def _refuse_if_alive(backend: Backend, app: App, spec: ProcessorSpec) -> None:
-    """Refuse while a member may still commit. A killed member stays in the group until its removal."""
+async def _refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partitions: Iterable[int]) -> bool:
+    """Refuse while a member may still commit in one of the partitions; return whether any member lives.
+
+    A killed member stays in the group until its removal.
+    """
+    group = await take(backend, spec)
     alive = [
         member.name
-        for member in (await take(backend, spec)).members
+        for member in group.members
         if member.beat_age_ms is not None and member.beat_age_ms < app.settings.session_timeout_ms
     ]
-    if alive:
+    views = [view for view in group.partitions if view.partition in partitions]
+    run = [view.partition for view in views if view.pause is None or view.state == "pausing"]
+    if alive and run:
         raise CoordinationError(
-            f"Processor {spec.name!r} is being run by {', '.join(sorted(alive))}.",
-            remedy="Stop all of its workers first: their commits would be refused after the move.",
+            f"Processor {spec.name!r} is being run by {', '.join(sorted(alive))}, "
+            f"in partitions {ranges(run)}.",
+            remedy=f"Pause them first: `streamworker pause MODULE:{spec.name}`; or stop all of its workers. "
+            "Nothing was changed.",
         )
+    return bool(alive)
 
 
 async def _plan(
@@ -268,12 +280,12 @@ async def _edges(backend: Backend, keys: GroupKeys, partition: int) -> tuple[Ent
     return EntryId.parse(info[b"last-generated-id"]), oldest, added > present
 
 
-async def _move(backend: Backend, keys: GroupKeys, move: Move, clear: Iterable[str]) -> None:
+async def _move(backend: Backend, keys: GroupKeys, move: Move, owner: str, clear: Iterable[str]) -> None:
     done = await move_checkpoint(
-        backend, keys, move.partition, move.after, entries=move.entries, owner=move.owner, clear=clear
+        backend, keys, move.partition, move.after, entries=move.entries, owner=owner, clear=clear
     )
     if isinstance(done, Held):
         raise CoordinationError(
-            f"Partition {move.partition} was taken by {done.owner} meanwhile, and was not moved.",
-            remedy="Stop the workers and run this again.",
+            f"Partition {move.partition} was taken or resumed by {done.owner} meanwhile, and was not moved.",
+            remedy="Pause it, or stop the workers, and run this again.",
         )

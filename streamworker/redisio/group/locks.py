@@ -263,13 +263,13 @@ async def move_checkpoint(
     owner: str = "",
     clear: Iterable[str] = (),
 ) -> EntryId | Held | None:
-    """Move a group's checkpoint by hand, while no worker runs the partition; the call may be repeated.
+    """Move a group's checkpoint by hand, while no worker runs the partition, or its worker has paused it.
 
-    The script raises the epoch, so that an owner that was taken for dead can no longer commit. ``entries``
-    is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts; ``owner`` a dead
-    owner that may still be in the lock; ``clear`` the tables that are emptied in the same step. The result is
-    the previous checkpoint; ``Held`` if a member holds the lock, and nothing was moved; None if the group was
-    never registered in the partition.
+    The call may be repeated. The script raises the epoch, so that an earlier owner can no longer commit.
+    ``entries`` is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts;
+    ``owner`` a dead owner that may still be in the lock; ``clear`` the tables that are emptied in the same
+    step. The result is the previous checkpoint; ``Held`` if a member holds the lock and has not paused, and
+    nothing was moved; None if the group was never registered in the partition.
     """
     cleared, checkpoint = keys.tables(partition, clear), str(to)
     named = {"group": keys.group, "checkpoint": checkpoint, "entries": entries, "owner": owner}
