@@ -254,6 +254,10 @@ class GroupKeys(StreamKeys):
 TRIMMED = b"#trimmed"
 """Field of ``groups``: the number of entries that trimming dropped from the partition. No group can have
 this name."""
+TICK = "\0tick:"
+"""Prefix of the fields of a partition's state and lock that say up to which planned time (ms) a timer is
+done. The commit of a timer's call is refused if the field of the state has changed since, and a repeat if it
+has that value already (``tick.lua``)."""
 
 
 class KeyRow(NamedTuple):

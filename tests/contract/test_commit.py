@@ -14,8 +14,9 @@ from streamworker.errors import BackendRefused, RecordError
 from streamworker.redisio.data import commit
 from streamworker.redisio.data.ackedlog import decode_entry, encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, DeadEntry
-from streamworker.redisio.data.state import TICK, read_state
+from streamworker.redisio.data.state import read_state
 from streamworker.redisio.data.streams import range_entries
+from streamworker.redisio.keys import TICK
 from streamworker.redisio.scripts import ARGS_MAX
 from tests.contract.support import GROUP, STREAM, Group, Raw, batch_of, everything, request
 

@@ -50,12 +50,11 @@ from streamworker.redisio import snapshot
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
 from streamworker.redisio.data.outbox import OutboxWrite
-from streamworker.redisio.data.state import TICK
 from streamworker.redisio.group import control, locks, membership, operations, requests
 from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.loads import loads_text
 from streamworker.redisio.group.operation import Access
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import TICK, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument
 from tests.contract.clocked import ClockedBackend

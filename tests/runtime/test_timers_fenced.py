@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from streamworker import App, Context
-from streamworker.redisio.data.state import TICK, TIMERS, read_state
+from streamworker.redisio.data.state import TIMERS, read_state
+from streamworker.redisio.keys import TICK
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.workbench import Order, bench
 

@@ -77,7 +77,8 @@ def test_a_viewer_may_see_each_metric_of_the_exporter(
 
     group = {"app": "shop", "stream": "orders", "processor": "price"}
     assert found["streamworker_up"] == [({}, 1)]
-    assert sum(value for _, value in found["streamworker_committed_records_total"]) == 10
+    committed = found["streamworker_committed_records_total"]
+    assert sum(value for labels, value in committed if labels["processor"] == "price") == 10
     reader = {**group, "reader": "lake"}
     assert found["streamworker_reader_batch_seconds"] == [(reader, 1.5)]
     assert found["streamworker_reader_failed"] == [(reader, 1)]

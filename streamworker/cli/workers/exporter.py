@@ -80,7 +80,7 @@ METRICS = {
     ),
     "streamworker_timer_next_run_timestamp_seconds": (
         "gauge",
-        "The next planned time of a timer; of several partitions the oldest. A time that is past is late.",
+        "The next planned time of a timer, past while it waits; of several partitions the oldest.",
     ),
     "streamworker_memory_bytes": (
         "gauge",
@@ -94,17 +94,17 @@ METRICS = {
 """The type and description of each metric."""
 
 
-class Look(NamedTuple):
+class Scraped(NamedTuple):
     """What one scrape reads from Redis."""
 
     groups: list[GroupSnapshot]
     holdings: Holdings
 
 
-async def _look(selection: Selection) -> Look:
+async def _look(selection: Selection) -> Scraped:
     async with connected(selection.app) as backend:
         groups = [await take(backend, spec) for spec in _specs(selection)]
-        return Look(groups, await holdings_of(backend, selection))
+        return Scraped(groups, await holdings_of(backend, selection))
 
 
 def _specs(selection: Selection) -> list[ProcessorSpec]:
@@ -170,12 +170,12 @@ def _of_timers(snapshot: GroupSnapshot, spec: ProcessorSpec) -> Iterator[Sample]
         yield "streamworker_timer_next_run_timestamp_seconds", its, next_ms / 1000
 
 
-def _of_holdings(app: str, look: Look) -> Iterator[Sample]:
-    holdings = look.holdings
+def _of_holdings(app: str, read: Scraped) -> Iterator[Sample]:
+    holdings = read.holdings
     for each in holdings.held:
         its = {"app": app, "kind": each.kind.replace(" ", "_"), "name": each.name}
         yield "streamworker_memory_bytes", its, each.size
-    for table in (table for snapshot in look.groups for table in snapshot.tables):
+    for table in (table for snapshot in read.groups for table in snapshot.tables):
         yield "streamworker_memory_bytes", {"app": app, "kind": "table", "name": table.name}, table.bytes or 0
     yield "streamworker_memory_bytes", {"app": app, "kind": "ids", "name": ""}, holdings.ids
     if holdings.limit and not any(each.is_early(holdings.taken_ms) for each in holdings.held):
@@ -200,13 +200,13 @@ class Groups(Collector):
             except StreamworkerError:
                 yield from families([], up=False)
 
-    def _samples(self, look: Look) -> Iterator[Sample]:
-        for spec, snapshot, trends in zip(self._specs, look.groups, self._trends, strict=True):
+    def _samples(self, read: Scraped) -> Iterator[Sample]:
+        for spec, snapshot, trends in zip(self._specs, read.groups, self._trends, strict=True):
             if spec.stream.has_records:
                 yield from samples_of(snapshot)
                 yield from _of_trend(snapshot, trends.follow(snapshot))
             yield from _of_timers(snapshot, spec)
-        yield from _of_holdings(self._selection.app.name, look)
+        yield from _of_holdings(self._selection.app.name, read)
 
 
 def families(samples: Iterable[Sample], *, up: bool) -> Iterator[Metric]:

@@ -12,9 +12,6 @@ from streamworker.redisio.wire.info import pairs_of
 SCAN_COUNT = 1_000
 TIMERS = "\0"
 """Prefix of the fields that belong to timers, and not to the function's state."""
-TICK = "\0tick:"
-"""Prefix of the fields that say up to which planned time (ms) a timer is done. The commit of a timer's call
-is refused if the field has changed since, and a repeat if it has that value already (``tick.lua``)."""
 RAN = "\0ran:"
 """Prefix of the fields that tell of a timer's last call, as JSON."""
 RUN = "\0run:"

@@ -11,8 +11,7 @@ from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
-from streamworker.redisio.data.state import TICK
-from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.keys import TICK, GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.info import pairs_of

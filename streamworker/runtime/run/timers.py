@@ -19,8 +19,9 @@ from streamworker.core.pauses import Pauses
 from streamworker.core.policies import Skip
 from streamworker.declaring.specs import TimerSpec
 from streamworker.errors import BackendError
-from streamworker.redisio.data.state import RAN, RUN, TICK, Ran
+from streamworker.redisio.data.state import RAN, RUN, Ran
 from streamworker.redisio.group.control import newest_id
+from streamworker.redisio.keys import TICK
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.commits import Commits
