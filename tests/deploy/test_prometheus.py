@@ -1,0 +1,82 @@
+"""The rules for Prometheus and the dashboard for Grafana name what there is, and the tools accept them."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from streamworker.cli.workers.exporter import METRICS
+from tests.test_docs import anchors
+
+ROOT = Path(__file__).parents[2]
+RULES, TESTS = (ROOT / "deploy/prometheus" / name for name in ("rules.yml", "rules_test.yml"))
+DASHBOARD = ROOT / "deploy/grafana/streamworker.json"
+WORKERS = {
+    *("handler_seconds_bucket", "commit_seconds_bucket", "record_age_seconds_bucket", "records_total"),
+    *("failures_total", "records_dead_total", "commits_fenced_total", "event_loop_lag_seconds"),
+    *("sends_total", "sends_waited_total"),
+}
+"""Metrics of workers that the rules and the dashboard name."""
+
+
+def alerts() -> dict[str, str]:
+    """Return the text of each alert by its name."""
+    texts = RULES.read_text("utf-8").split("- alert: ")[1:]
+    return {text.partition("\n")[0]: text for text in texts}
+
+
+def test_the_rules_and_the_dashboard_name_only_metrics_that_exist() -> None:
+    known = METRICS.keys() | {f"streamworker_{name}" for name in WORKERS}
+    board = json.loads(DASHBOARD.read_text("utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    variables = [each["query"] for each in board["templating"]["list"]]
+    assert len(queries) > 20
+    for text in (*alerts().values(), *queries, *variables, TESTS.read_text("utf-8")):
+        named = set(re.findall(r"\bstreamworker_\w+", text))
+        assert named <= known, named - known
+
+
+def test_the_dashboard_is_that_of_its_program() -> None:
+    """Else: python deploy/grafana/dashboard.py > deploy/grafana/streamworker.json."""
+    import runpy
+
+    made = runpy.run_path(str(ROOT / "deploy/grafana/dashboard.py"))["build"]()
+    assert DASHBOARD.read_text("utf-8") == made
+
+
+def test_each_alert_waits_has_a_severity_and_a_section_that_says_what_to_do() -> None:
+    page = (ROOT / "docs/monitoring.md").read_text("utf-8")
+    for name, text in alerts().items():
+        assert re.search(r"\n        for: \d+m\n        labels: {severity: (critical|warning)}\n", text), name
+        (runbook,) = re.findall(r"runbook: (\S+)#(\S+)", text)
+        assert runbook[1] in anchors(ROOT / runbook[0]), f"{name} names {'#'.join(runbook)}"
+        assert f"| `{name}` |" in page
+    assert set(re.findall(r"\| `(Streamworker\w+)` \|", page)) == alerts().keys()
+
+
+def test_each_alert_is_tried_on_series_in_which_its_cause_is_made() -> None:
+    tried = re.findall(
+        r"alertname: (\w+)\n.*\n        exp_alerts:\n          - exp_labels", TESTS.read_text("utf-8")
+    )
+    assert sorted(tried) == sorted(alerts())
+
+
+@pytest.mark.full("needs promtool of the package prometheus")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("check", "rules", "rules.yml"), "SUCCESS"),
+        (("check", "config", "prometheus.yml"), "is valid prometheus config"),
+        (("test", "rules", "rules_test.yml"), "SUCCESS"),
+    ],
+)
+def test_promtool_accepts_the_files_and_each_alert_fires_on_its_cause_only(
+    arguments: tuple[str, ...], says: str
+) -> None:
+    command, told = ["promtool", *arguments], subprocess.PIPE
+    ran = subprocess.run(
+        command, cwd=RULES.parent, stdout=told, stderr=told, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, says in ran.stdout) == (0, True), ran.stdout + ran.stderr
