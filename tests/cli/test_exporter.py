@@ -8,15 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import redis
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers import exporter
 from streamworker.dev.server import free_port
+from streamworker.importing import resolve_processors
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.tui.groups import group
+
+ORDER = {"order_id": 1, "customer": "c", "amount": 1}
 
 
 def scrape(port: int, path: str = "/metrics") -> dict[tuple[str, str], float]:
@@ -54,6 +58,17 @@ def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: S
         scrape(port, "/livez")
     process.send_signal(signal.SIGTERM)
     assert process.wait() == ExitCode.OK
+
+
+def test_a_scrape_costs_few_round_trips(streamworker: Invoke, redis_url: str) -> None:
+    """Its commands grow with the partitions by 17 for each, and go out together."""
+    assert streamworker("send", "shop:orders", "-", input=json.dumps(ORDER)).exit_code == 0
+    groups = exporter.Groups(resolve_processors("shop:app", ["price"]))
+    with redis.Redis.from_url(redis_url) as raw:
+        before = raw.info("stats")["total_commands_processed"]
+        up, *_ = groups.collect()
+        asked = raw.info("stats")["total_commands_processed"] - before
+    assert up.samples[0].value == 1 and asked <= 17 * 4 + 30
 
 
 def test_a_port_that_is_none_is_refused(invoke: Invoke) -> None:

@@ -1,0 +1,132 @@
+"""A real Prometheus scrapes the exporter and three workers under load, and one of them is killed.
+
+It takes half a minute. SCRAPED_SECONDS=600 makes the load longer.
+"""
+
+import json
+import os
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from streamworker.dev.server import free_port
+from streamworker.importing import resolve_stream
+from streamworker.redisio.keys import GroupKeys
+from tests.cli.conftest import SHOP, folder
+from tests.conftest import SpawnWorker
+from tests.helpers import wait_for
+
+__all__ = ["folder"]
+
+pytestmark = [
+    pytest.mark.full("needs prometheus of the package prometheus, and 30 seconds of load"),
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]
+
+SECONDS = float(os.environ.get("SCRAPED_SECONDS", "20"))
+WORKERS = ("w1", "w2", "w3")
+CONFIG = """
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+scrape_configs:
+  - job_name: streamworker-exporter
+    static_configs: [{{targets: ["127.0.0.1:{exporter}"]}}]
+  - job_name: streamworker-worker
+    static_configs: [{{targets: {workers}}}]
+"""
+
+
+class Prometheus:
+    """The program, and queries to it."""
+
+    def __init__(self, at: Path, config: str) -> None:
+        (at / "prometheus.yml").write_text(config, "utf-8")
+        self.port = free_port()
+        options = [f"--web.listen-address=127.0.0.1:{self.port}", f"--storage.tsdb.path={at / 'data'}"]
+        with (at / "prometheus.log").open("wb") as log:
+            command = ["prometheus", f"--config.file={at / 'prometheus.yml'}", *options]
+            self.process = subprocess.Popen(command, cwd=at, stdout=log, stderr=log)
+
+    def ask(self, query: str, label: str = "") -> dict[str, float]:
+        """Return the values of a query by a label; none while it does not answer."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+        with suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+            found = json.load(answer)["data"]["result"]
+            return {each["metric"].get(label, ""): float(each["value"][1]) for each in found}
+        return {}
+
+
+@pytest.fixture
+def shop(folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an app whose acked log says which worker committed what."""
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
+    (folder / "shop.py").write_text(SHOP.replace("partitions=4", "partitions=12"), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def ports() -> dict[str, int]:
+    return {name: free_port() for name in ("exporter", *WORKERS)}
+
+
+@pytest.fixture
+def prometheus(shop: Path, ports: dict[str, int]) -> Iterator[Prometheus]:
+    targets = json.dumps([f"127.0.0.1:{ports[name]}" for name in WORKERS])
+    program = Prometheus(shop, CONFIG.format(exporter=ports["exporter"], workers=targets))
+    yield program
+    program.process.terminate()
+    program.process.wait(30)
+
+
+def committed_by(raw: "redis.Redis", partitions: int) -> Counter[str]:
+    """Return the records of each worker, from the acked logs: each entry names its owner."""
+    found: Counter[str] = Counter()
+    for p in range(partitions):
+        before = 0
+        for entry_id, fields in raw.xrange(GroupKeys("shop", "orders", "price").acked(p)):
+            rows = int(entry_id.partition(b"-")[0])
+            found[fields[b"owner"].decode().partition(".")[0]] += rows - before
+            before = rows
+    return found
+
+
+def test_what_prometheus_sums_is_what_was_sent_though_a_worker_was_killed(
+    shop: Path, spawn: SpawnWorker, prometheus: Prometheus, ports: dict[str, int], redis_url: str
+) -> None:
+    """Exactly; and it sees that a worker died."""
+    spawn("exporter", "shop:app", "--port", str(ports["exporter"]), cwd=shop)
+    workers = {
+        name: spawn("run", "shop:app", "--name", name, "--metrics-port", str(ports[name]), cwd=shop)
+        for name in WORKERS
+    }
+    active = 'streamworker_members{job="streamworker-exporter", state="active", processor="price"}'
+    wait_for(lambda: prometheus.ask(active) == {"": 3}, "Prometheus sees three workers")
+    stream = resolve_stream("shop:orders")
+    order, sent, until_s = stream.spec.record.python_type, 0, time.monotonic() + SECONDS
+    while time.monotonic() < until_s:
+        batch = [order(n, f"c{n % 97}", 1.0) for n in range(50)]
+        stream.sync.send_many(batch)
+        sent += len(batch)
+        if workers["w1"].running and time.monotonic() > until_s - SECONDS / 2:
+            workers["w1"].kill()
+        time.sleep(0.01)  # The load, not a wait.
+    total = 'sum(streamworker_committed_records_total{job="streamworker-exporter", processor="price"})'
+    wait_for(lambda: prometheus.ask(total) == {"": sent}, "the exporter has counted what was sent, once")
+    with redis.Redis.from_url(redis_url, protocol=2) as raw:
+        truth = committed_by(raw, stream.spec.partitions)
+    assert sum(truth.values()) == sent and set(truth) == set(WORKERS)
+    gone = f"127.0.0.1:{ports['w1']}"
+    wait_for(lambda: prometheus.ask("up", "instance")[gone] == 0, "Prometheus misses the killed worker")
+    died = prometheus.ask(
+        'streamworker_rebalances_total{job="streamworker-exporter", processor="price", cause="death"}'
+    )
+    print(json.dumps({"sent": sent, "committed": truth, "deaths": died}))
+    assert died == {"": 1}
