@@ -287,7 +287,6 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         """The end of the last batch that ``latestOffset`` planned."""
         self._planned_at_s: float | None = None
         """When it planned that batch; None if it has no rows, or has ended."""
-        self._batch_ms = 0
         self._registered: dict[str, Any] | None = None
         self._registered_at_s = 0.0
         self._is_checked = options.reader is None
@@ -330,7 +329,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         """
         position = offsets.from_json(start, self._of)
         if self._planned_at_s is not None and start == self._planned:
-            self._batch_ms = round((time.monotonic() - self._planned_at_s) * 1000)
+            self._logs.batch_ms = round((time.monotonic() - self._planned_at_s) * 1000)
         self._planned_at_s = None
         tails, now_ms = self._logs.tails_and_time()
         waits_ms = self._options.idle_wait_ms if self._target_offset is None else 0
@@ -461,8 +460,7 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
                 self._logs.hold(self._options.siblings, tails, now_ms, retry=must)
             behind = any(tail.rows > position.get(p, START).rows for p, tail in tails.items())
             begins = position == self._first
-            took = self._batch_ms
-            self._logs.register(position, now_ms, begins=begins, behind=behind, batch_ms=took, retry=must)
+            self._logs.register(position, now_ms, begins=begins, behind=behind, retry=must)
         except BackendError as error:
             if must:
                 raise

@@ -78,6 +78,8 @@ class AckedLogs:
         """Entries of the next range; those of one processor's logs have much the same size."""
         self.late_rows = 0
         """Rows that were trimmed before this reader began; kept in Redis with its position."""
+        self.batch_ms = 0
+        """How long its last micro-batch took; kept there, too."""
         self._before = read_position(b"")
         """The position that the reader had in Redis when its query began."""
 
@@ -180,24 +182,17 @@ class AckedLogs:
         return _schemas[fingerprint]
 
     def register(
-        self,
-        offset: Offset,
-        at_ms: int,
-        *,
-        begins: bool = False,
-        behind: bool = False,
-        batch_ms: int = 0,
-        retry: bool,
+        self, offset: Offset, at_ms: int, *, begins: bool = False, behind: bool = False, retry: bool
     ) -> None:
         """Write this reader's position to Redis: it does not need the rows before it any more.
 
         Workers do not trim rows that a reader has not passed. Does nothing for a query without a reader
         name. ``begins``: this is the query's first position, so no row was read under the name yet.
         ``behind``: there are rows after it. A failure then stays beside the position that it left.
-        ``batch_ms``: how long its last micro-batch took.
         """
         if self._options.reader is not None:
-            position = _position(offset, at_ms, begins=begins, late_rows=self.late_rows, batch_ms=batch_ms)
+            position = _position(offset, at_ms, begins=begins, late_rows=self.late_rows)
+            position = replace(position, batch_ms=self.batch_ms)
             if behind and position.rows == self._before.rows:
                 position = replace(position, failed=self._before.failed, failed_ms=self._before.failed_ms)
             self._write_position(self._options.reader, position, retry=retry)
@@ -387,11 +382,9 @@ def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     log.warning("%s The query continues, since failOnDataLoss is false.", message)
 
 
-def _position(
-    offset: Offset, at_ms: int, *, begins: bool, late_rows: int = 0, batch_ms: int = 0
-) -> ReaderPosition:
+def _position(offset: Offset, at_ms: int, *, begins: bool, late_rows: int = 0) -> ReaderPosition:
     rows, logs = ({p: at.rows for p, at in offset.items()}, {p: at.log for p, at in offset.items()})
-    return ReaderPosition(rows, logs, at_ms, begins, late_rows, batch_ms=batch_ms)
+    return ReaderPosition(rows, logs, at_ms, begins, late_rows)
 
 
 def _before(part: Slice) -> ChainLink | None:
