@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.scaling import FALL_MS, RATE_MS, Flow, Scale, flow_of, follow
+from streamworker.core.snapshot import PartitionState
 from tests.helpers import drawn
 from tests.tui.groups import group
 
@@ -105,10 +106,8 @@ def test_workers_that_were_never_busy_are_kept_for_their_rate_and_not_added_to()
 def test_lag_that_more_workers_do_not_help_is_not_counted() -> None:
     """Of halted, paused and retrying partitions."""
     now = group(partitions=4, workers=2, lag=50)
-    views = tuple(
-        replace(view, state=state)
-        for view, state in zip(now.partitions, ("halted", "paused", "retrying", "running"), strict=True)
-    )
+    states: tuple[PartitionState, ...] = ("halted", "paused", "retrying", "running")
+    views = tuple(replace(now.partitions[p], state=state) for p, state in enumerate(states))
     flow = flow_of(replace(now, partitions=views))
     assert (flow.lag, flow.workers, flow.is_spread) == (50, 2, False)
 
