@@ -1,12 +1,14 @@
 """``streamworker graph``: the streams, processors, tables and pipelines of an app, with rate and lag."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import anyio
 
 from streamworker.app import App
-from streamworker.cli.options import AppPath, AsJson
+from streamworker.cli.options import AppPath, AsJson, option
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import LOOK_S, ask, group_keys, take
 from streamworker.core.data.graph import cycles
@@ -37,9 +39,14 @@ class Edge:
     """Where a pipeline of the app writes: format and path."""
     failed: str = ""
     """When a pipeline's query failed, and why; empty if it has read since."""
+    has_worker: bool = True
+    """Whether a worker of the processor that reads a stream is alive; of other edges nothing."""
 
 
-def graph(app: AppPath, json: AsJson = False) -> None:
+Declared = Annotated[bool, option("--declared", "Only what the program declares; needs no server.")]
+
+
+def graph(app: AppPath, declared: Declared = False, json: AsJson = False) -> None:
     """Show how streams, processors and pipelines hang together, with rate and lag on each edge.
 
     The command looks twice, a second apart. Streams that a function sends to by `ctx.send` are shown
@@ -48,20 +55,50 @@ def graph(app: AppPath, json: AsJson = False) -> None:
     \b
     Examples:
       streamworker graph shop:app
+      streamworker graph shop:app --declared
       streamworker graph shop:app --json
     """
     found = with_pipelines(resolve_app(app))
-    edges, tables = ask(found, _edges, found)
-    partitions = {stream.name: stream.spec.partitions for stream in found.registry.streams.values()}
+    edges, tables = (_declared(found), None) if declared else ask(found, _edges, found)
     rings = cycles((edge.start, edge.end) for edge in edges)
     if json:
-        its_tables = [{"processor": name, **asdict(each)} for name in tables for each in tables[name]]
-        shown = {"streams": partitions, "edges": [asdict(edge) for edge in edges], "tables": its_tables}
-        print_json({**shown, "cycles": rings})
+        print_json({**_as_json(found, edges, tables), "cycles": rings})
         return
-    say(*_lines(edges, partitions, tables))
+    say(*_lines(found, edges, tables))
     for ring in rings:
         say(f"cycle: {' → '.join(_short(node) for node in (*ring, ring[0]))}")
+
+
+def _as_json(
+    app: App, edges: list[Edge], tables: Mapping[str, Sequence[TableView]] | None
+) -> dict[str, object]:
+    streams = {stream.name: stream.spec.partitions for stream in app.registry.streams.values()}
+    if tables is not None:
+        held = [{"processor": name, **asdict(each)} for name in tables for each in tables[name]]
+        return {"streams": streams, "edges": [asdict(edge) for edge in edges], "tables": held}
+    names = ("start", "end", "kind", "to")
+    declared = [
+        {"processor": spec.name, "name": table.name}
+        for spec in app.registry.processors.values()
+        for table in spec.tables
+    ]
+    plain = [{name: getattr(edge, name) for name in names} for edge in edges]
+    return {"streams": streams, "edges": plain, "tables": declared}
+
+
+def _declared(app: App) -> list[Edge]:
+    """Return the edges that the program declares, with no figures."""
+    edges: list[Edge] = []
+    for spec in app.registry.processors.values():
+        name = _node(spec.name)
+        edges.append(Edge(spec.stream.name, name, "reads", 0.0, 0))
+        edges += [Edge(name, target.name, "sends", 0.0, 0) for target in spec.targets]
+        edges += [
+            Edge(name, _node(pipeline.name), "spark", 0.0, 0, to=_table_of(pipeline))
+            for pipeline in app.registry.pipelines.values()
+            if spec.name in pipeline.reads
+        ]
+    return edges
 
 
 async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tuple[TableView, ...]]]:
@@ -82,7 +119,8 @@ def edges_of(app: App, before: Look, after: Look) -> list[Edge]:
         (then, sent_then), (group, sent) = before[spec.name], after[spec.name]
         took_s = max(1, group.taken_ms - then.taken_ms) / 1000
         name, rate = _node(spec.name), (group.committed - then.committed) / took_s
-        edges.append(Edge(spec.stream.name, name, "reads", rate, group.lag))
+        read = Edge(spec.stream.name, name, "reads", rate, group.lag, has_worker=bool(group.alive))
+        edges.append(read)
         for stream in sorted({target.name for target in spec.targets} | sent.keys()):
             per_s = (sent[stream] - sent_then[stream]) / took_s
             edges.append(Edge(name, stream, "sends", per_s, group.outbox))
@@ -129,27 +167,37 @@ def _short(node: str) -> str:
     return node.removesuffix("()")
 
 
-def _lines(
-    edges: list[Edge], partitions: dict[str, int], tables: dict[str, tuple[TableView, ...]]
-) -> list[str]:
-    """Return a line for each way from a stream by a processor, and one below it for each further end."""
-    reads = [edge for edge in edges if edge.kind == "reads"]
-    alone = sorted(partitions.keys() - {edge.start for edge in reads})
+def _lines(app: App, edges: list[Edge], tables: Mapping[str, Sequence[TableView]] | None) -> list[str]:
+    """Return a line for each way from a stream by a processor, and one below it for each further end.
+
+    Without ``tables`` there are no figures.
+    """
+    partitions = {stream.name: stream.spec.partitions for stream in app.registry.streams.values()}
+    alone = sorted(partitions.keys() - {edge.start for edge in edges if edge.kind == "reads"})
     lines = [f"{name} x{partitions[name]}  no processor reads it" for name in alone]
-    for edge in reads:
-        head = f"{edge.start} x{partitions.get(edge.start, 0)} ──► {_short(edge.end)}"
-        lines.append(f"{head}  {edge.per_second:,.0f}/s, lag {lagging(edge.waiting, edge.per_second)}")
-        lines += [f"    └─ {table_line(table)}" for table in tables[_short(edge.end)]]
-        for further in edges:
-            if further.start != edge.end:
-                continue
-            if further.kind == "sends":
-                waits = f", {counted(further.waiting, 'message')} in the outbox" if further.waiting else ""
-                size = partitions.get(further.end, 0)
-                lines.append(f"    └──► {further.end} x{size}  {further.per_second:,.0f}/s{waits}")
-            else:
-                behind = counted(further.waiting, "row")
-                last = "has never read" if further.age_ms is None else f"read {duration(further.age_ms)} ago"
-                told = f"{behind} behind, {further.failed or last}  {further.to}".rstrip()
-                lines.append(f"    └──► {_short(further.end)} (Spark)  {told}")
+    for edge in edges:
+        told = "" if tables is None else _figures(edge)
+        match edge.kind:
+            case "reads":
+                name = _short(edge.end)
+                declared = (table.name for table in app.registry.processors[name].tables)
+                held = declared if tables is None else map(table_line, tables[name])
+                lines.append(f"{edge.start} x{partitions.get(edge.start, 0)} ──► {name}{told}")
+                lines += [f"    └─ {table}" for table in held]
+            case "sends":
+                lines.append(f"    └──► {edge.end} x{partitions.get(edge.end, 0)}{told}")
+            case _:
+                lines.append(f"    └──► {_short(edge.end)} (Spark){told}  {edge.to}".rstrip())
     return lines
+
+
+def _figures(edge: Edge) -> str:
+    """Return how much goes along an edge, and what waits."""
+    if edge.kind == "reads":
+        rate = f"{edge.per_second:,.0f}/s" if edge.has_worker else "no worker"
+        return f"  {rate}, lag {lagging(edge.waiting, edge.per_second)}"
+    if edge.kind == "sends":
+        waits = f", {counted(edge.waiting, 'message')} in the outbox" if edge.waiting else ""
+        return f"  {edge.per_second:,.0f}/s{waits}"
+    last = "has never read" if edge.age_ms is None else f"read {duration(edge.age_ms)} ago"
+    return f"  {counted(edge.waiting, 'row')} behind, {edge.failed or last}"

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,11 +25,6 @@ def confirm(question: str) -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter("There is no terminal to ask at: give --yes.", param_hint="--yes")
     typer.confirm(printable(question), abort=True)
-
-
-def local_time(ms: int, timespec: str = "seconds") -> str:
-    """Write a time of the server in this machine's time zone."""
-    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=timespec)
 
 
 def print_json(value: object) -> None:

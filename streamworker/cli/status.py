@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 
 from streamworker.cli.options import AsJson, GroupPath, Limit, Processors
-from streamworker.cli.output import local_time, print_json, print_table, say
+from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import LOOK_S, ask, run_async, take, take_all
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
@@ -15,7 +15,7 @@ from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui import model, overview
-from streamworker.tui.figures import duration, failure, held_up, memory
+from streamworker.tui.figures import duration, failure, held_up, local_time, memory, state_of
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -151,7 +151,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
         rows.append((each["processor"], each["stream"], each["lag"], largest, each["dead"]))
     print_table(("processor", "stream", "lag", "largest", "dead"), rows)
     behind = [
-        (snapshot.processor, view.partition, view.lag, view.state, _name(snapshot, view.owner))
+        (snapshot.processor, view.partition, view.lag, state_of(view), _name(snapshot, view.owner))
         for snapshot in taken
         for view in snapshot.partitions
         if view.lag
@@ -236,7 +236,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
     sends = any(view.outbox for view in snapshot.partitions)
     rows = []
     for view in snapshot.partitions:
-        owned = [view.partition, _name(snapshot, view.owner), view.epoch, view.state, view.checkpoint]
+        owned = [view.partition, _name(snapshot, view.owner), view.epoch, state_of(view), view.checkpoint]
         counts = [view.lag, view.rows, view.dead, *([view.outbox] if sends else [])]
         rows.append([*owned, *counts, held_up(view, snapshot.taken_ms)])
     names = ["partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"]

@@ -142,4 +142,5 @@ async def _failing(backend: Backend, spec: ProcessorSpec, timer: TimerSpec) -> s
 
 
 def _time(timer: TimerSpec, ms: int) -> str:
-    return f"{timer.schedule.moment(ms):%Y-%m-%d %H:%M:%S%z}"
+    """Write a time as all commands do, in the time zone of the timer."""
+    return timer.schedule.moment(ms).isoformat(sep=" ", timespec="seconds")

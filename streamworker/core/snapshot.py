@@ -163,6 +163,11 @@ class GroupSnapshot:
     tables: tuple[TableView, ...] = ()
 
     @property
+    def alive(self) -> tuple[MemberView, ...]:
+        """The members that send heartbeats."""
+        return tuple(member for member in self.members if member.state not in ("silent", "held"))
+
+    @property
     def lag(self) -> int:
         """Source records that the group has not committed yet, over all partitions."""
         return sum(view.lag for view in self.partitions)

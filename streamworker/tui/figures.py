@@ -76,6 +76,16 @@ def duration(ms: int | None) -> str:
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
 
 
+def local_time(ms: int, timespec: str = "seconds") -> str:
+    """Write a time of the server in this machine's time zone."""
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=timespec)
+
+
+def state_of(view: PartitionView) -> str:
+    """Say the state of a partition: that nobody owns it matters more than who did."""
+    return "no worker" if view.state == "unowned" else view.state
+
+
 def held_up(view: PartitionView, now_ms: int) -> str:
     """Say what holds a partition up: a pause, a failing record, or the reason in its lock; mostly nothing."""
     if view.pause is None and view.retry is not None:

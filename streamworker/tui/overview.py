@@ -4,7 +4,7 @@ from collections import Counter
 
 from streamworker.core.snapshot import TableView
 from streamworker.core.words import counted
-from streamworker.tui.figures import duration, held_up, memory, per_second
+from streamworker.tui.figures import duration, held_up, memory, per_second, state_of
 from streamworker.tui.model import Model
 
 COLUMNS = ("stream", "processor", "workers", "partitions", "lag", "rate", "failing")
@@ -13,11 +13,11 @@ COLUMNS = ("stream", "processor", "workers", "partitions", "lag", "rate", "faili
 def line(rows: Model) -> tuple[str, str, int, str, str, str, str]:
     """Return a processor's cells of ``COLUMNS``, with its first partition that does not go on."""
     group = rows.snapshot
-    states = Counter(view.state for view in group.partitions)
+    states = Counter(state_of(view) for view in group.partitions)
     held = ((view, held_up(view, group.taken_ms)) for view in group.partitions)
     failing = next((f"partition {view.partition} {why}" for view, why in held if why), "")
     partitions = f"{states.total()}: {', '.join(f'{n} {state}' for state, n in states.most_common())}"
-    workers = sum(bool(member.partitions) for member in group.members)
+    workers = sum(bool(member.partitions) for member in group.alive)
     lag = lagging(group.lag, rows.committed_per_s)
     rate = per_second(rows.committed_per_s)
     return group.stream, group.processor, workers, partitions, lag, rate, failing

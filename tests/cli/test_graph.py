@@ -59,6 +59,27 @@ def _graph(streamworker: Invoke) -> Any:
     return json.loads(shown.stdout)
 
 
+@pytest.mark.usefixtures("loop")
+def test_what_is_declared_needs_no_server(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams, edges, pipelines and cycles, for people and for programs; no figures."""
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", "redis://127.0.0.1:1")
+    shown = invoke("graph", "loop:app", "--declared")
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.splitlines() == [
+        "aside x1  no processor reads it",
+        "first x2 ──► one",
+        "    └──► second x3",
+        "    └──► to_lake (Spark)  parquet lake",
+        "second x3 ──► two",
+        "    └──► first x2",
+        "cycle: first → one → second → two → first",
+    ]
+    facts = json.loads(invoke("graph", "loop:app", "--declared", "--json").stdout)
+    assert facts["edges"][2] == {"start": "one()", "end": "to_lake()", "kind": "spark", "to": "parquet lake"}
+    assert facts["streams"] == {"first": 2, "second": 3, "aside": 1} and facts["cycles"]
+    assert invoke("graph", "loop:app").exit_code == ExitCode.REDIS
+
+
 @pytest.mark.full("runs workers for seconds")
 @pytest.mark.usefixtures("loop")
 def test_graph_names_each_edge_and_the_cycles(

@@ -8,6 +8,7 @@ import pytest
 from streamworker.cli.exit_codes import ExitCode
 from tests.cli.conftest import Invoke, OpenTerminal, lines_of, work_off
 from tests.helpers import wait_for
+from tests.raw import opened
 
 ORDERS = "order_id,customer,amount\n" + lines_of([f"{n},{'bob' if n % 2 else 'ann'},{n}.5" for n in range(6)])
 
@@ -44,6 +45,41 @@ def test_tail_follows_a_stream(sent: Invoke, terminal: OpenTerminal) -> None:
     wait_for(lambda: "order_id=90" in following.read(), "the new record is shown")
     following.press("\x03")
     assert following.wait() == ExitCode.INTERRUPTED
+
+
+def test_tail_says_why_there_is_nothing_to_show(sent: Invoke, redis_url: str) -> None:
+    """Nothing was sent, nothing has this key, or all was handled and dropped; the output stays empty."""
+    nobody = sent("tail", "shop:orders", "--key", "nobody")
+    assert (nobody.exit_code, nobody.stdout) == (0, "")
+    assert nobody.stderr.startswith("No record of key 'nobody' is among the newest 1,000 entries")
+    work_off(redis_url)
+    with opened(redis_url) as raw:
+        number = sum(raw.xlen(f"sw:{{shop.orders.{p}}}:events") for p in range(4))
+        for p in range(4):
+            raw.xtrim(f"sw:{{shop.orders.{p}}}:events", maxlen=0, approximate=False)
+    shown = sent("tail", "shop:orders")
+    assert (shown.exit_code, shown.stdout) == (0, "")
+    assert f"{number} records of orders were here, and none is left" in shown.stderr
+    assert "app.stream(..., retention=...)" in shown.stderr
+    with opened(redis_url) as raw:
+        raw.flushall()
+    assert sent("tail", "shop:orders").stderr == "No record was sent to orders yet.\n"
+
+
+def test_peek_shows_the_rows_that_were_committed_last_of_all_partitions(sent: Invoke, redis_url: str) -> None:
+    work_off(redis_url)
+    rows = json.loads(sent("peek", "shop:price", "--last", "1000").stdout)
+    assert len({row["partition"] for row in rows}) > 1
+    orders = {order["order_id"] for order in rows}
+    assert len(orders) == len(rows)
+    few = json.loads(sent("peek", "shop:price", "--last", "2").stdout)
+    assert few == rows[-2:]
+    by_one = [
+        row
+        for partition in range(4)
+        for row in json.loads(sent("peek", "shop:price", str(partition), "--last", "1000").stdout)
+    ]
+    assert {row["order_id"] for row in by_one} == orders and "partition" not in by_one[0]
 
 
 def test_peek_shows_the_newest_rows_of_an_acked_log(sent: Invoke, redis_url: str) -> None:

@@ -18,7 +18,7 @@ from streamworker.cli.data.edited import Edits, edits_in
 from streamworker.cli.data.letters import PAGE, By, as_json, fields_of, matching, stored, surveyed
 from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
-from streamworker.cli.output import confirm, console, local_time, print_found, print_json, progress_bar, say
+from streamworker.cli.output import confirm, console, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
 from streamworker.cli.support import ask, check_partitions, give_up, group_keys
 from streamworker.core.data.entries import EntryId
@@ -35,6 +35,7 @@ from streamworker.redisio.group.locks import LockView, read_lock
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import local_time
 
 ROWS_SHOWN = 20
 """Rows of an entry that ``show`` prints; an entry may have ten thousand."""

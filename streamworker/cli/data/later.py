@@ -6,7 +6,7 @@ import typer
 
 from streamworker.cli.data.tail import StreamPath
 from streamworker.cli.options import AsJson, Limit, argument, option
-from streamworker.cli.output import local_time, print_found, say
+from streamworker.cli.output import print_found, say
 from streamworker.cli.support import ask, give_up, run_async
 from streamworker.declaring.stream import Stream
 from streamworker.importing import resolve_stream
@@ -14,6 +14,7 @@ from streamworker.redisio.data import later
 from streamworker.redisio.data.later import Waiting
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import local_time
 
 app = typer.Typer(no_args_is_help=True, help="Look at scheduled records, or cancel them.")
 

@@ -8,7 +8,6 @@ from enum import StrEnum
 import msgspec
 
 from streamworker.cli.data.wording import decoded
-from streamworker.cli.output import local_time
 from streamworker.cli.support import group_keys
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.units import duration_ms
@@ -16,6 +15,7 @@ from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.redisio.data.dead import StoredLetter, list_dead
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.figures import local_time
 
 PAGE = 500
 """Dead letters of one partition that one round trip reads."""

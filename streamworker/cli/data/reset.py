@@ -9,14 +9,14 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, Yes, option
-from streamworker.cli.output import confirm, local_time, print_table, say
+from streamworker.cli.output import confirm, print_table, say
 from streamworker.cli.requests import Partition
 from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
 from streamworker.core.words import counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import BackendRefused, CoordinationError, StreamworkerError
+from streamworker.errors import CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.state import TIMERS, read_state
@@ -24,8 +24,7 @@ from streamworker.redisio.data.streams import entries_up_to
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.info import RecordCounts, pairs_of
-from streamworker.tui.figures import duration
+from streamworker.tui.figures import duration, local_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,28 +255,14 @@ async def _plan(
                 f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
                 remedy="It will start where it says: @app.processor(..., start=...).",
             )
-        last, oldest, dropped = await _edges(backend, keys, partition)
+        last, oldest, sent, held = await retention.edges(backend, keys, partition)
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
         entries = await entries_up_to(backend, keys, partition, after)
         moves.append(
-            Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, dropped)
+            Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, sent > held)
         )
     return moves
-
-
-async def _edges(backend: Backend, keys: GroupKeys, partition: int) -> tuple[EntryId, EntryId | None, bool]:
-    """Return the last id of a stream, its first entry, and whether there were entries before that."""
-    try:
-        info = pairs_of(await backend.execute("XINFO", "STREAM", keys.events(partition)))
-    except BackendRefused:
-        return ZERO, None, False  # The stream does not exist: no record was ever sent.
-    counts = RecordCounts.of(await backend.execute(*RecordCounts.command(keys.counts(partition))))
-    present = info[b"length"] + counts.extra - counts.before if info[b"length"] else 0
-    added = info[b"entries-added"] + counts.extra - counts.folded
-    first = info[b"first-entry"]
-    oldest = EntryId.parse(first[0]) if first else None
-    return EntryId.parse(info[b"last-generated-id"]), oldest, added > present
 
 
 async def _move(backend: Backend, keys: GroupKeys, move: Move, owner: str, clear: Iterable[str]) -> None:

@@ -9,18 +9,21 @@ import typer
 
 from streamworker.cli.data.wording import decoded
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
-from streamworker.cli.output import local_time, print_json, say
+from streamworker.cli.output import print_json, say
 from streamworker.cli.support import ask, check_partitions, connected, group_keys, run_async
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.words import counted
 from streamworker.declaring.stream import Stream
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_processor, resolve_stream
 from streamworker.records.entries import Entries
 from streamworker.records.rows import ids_of_rows
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.data import retention
+from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
+from streamworker.tui.figures import local_time
 
 FOLLOW_S = 0.5
 """How often ``--follow`` looks for new entries."""
@@ -55,18 +58,21 @@ def tail(
 
 def peek(
     processor: ProcessorPath,
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    partition: Annotated[int | None, typer.Argument(metavar="[PARTITION]", min=0)] = None,
     last: Last = 10,
 ) -> None:
-    """Show the newest rows of a partition's acked log as JSON, as Spark reads them.
+    """Show the newest rows of the acked log as JSON, as Spark reads them: of one partition or of all.
+
+    Of all partitions it shows the rows that were committed last, with the partition of each.
 
     \b
     Examples:
+      streamworker peek shop:price
       streamworker peek shop:price 7 --last 3
     """
     app, spec = resolve_processor(processor)
-    check_partitions(spec.stream, [partition], "PARTITION")
-    print_json(ask(app, _peek, group_keys(spec), partition, last))
+    check_partitions(spec.stream, [] if partition is None else [partition], "PARTITION")
+    print_json(ask(app, _peek, group_keys(spec), partition, spec.stream.partitions, last))
 
 
 class _Lines:
@@ -109,6 +115,8 @@ async def _tail(stream: Stream[Any], key: str | None, last: int, follow: bool, a
         newest = await _newest(backend, keys, lines, count)
         shown = [pair for p, entries in newest.items() for each in entries for pair in lines.of(p, each)]
         say(*(line for _, line in sorted(shown)[-last:]))
+        if not shown:
+            say(await _why_none(backend, stream, lines, key), error=True)
         after = {p: entries[-1].id if entries else EntryId(0, 0) for p, entries in newest.items()}
         while follow:
             await anyio.sleep(FOLLOW_S)
@@ -121,6 +129,23 @@ async def _tail(stream: Stream[Any], key: str | None, last: int, follow: bool, a
             say(*(line for _, line in sorted(fresh)))
 
 
+async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key: str | None) -> str:
+    """Say why there is nothing to show."""
+    keys = GroupKeys(stream.app.name, stream.name, stream.name)
+    parts = [await retention.edges(backend, keys, p) for p in lines.partitions]
+    sent, held = sum(each.sent for each in parts), sum(each.held for each in parts)
+    if not sent:
+        return f"No record was sent to {stream.name} yet."
+    if held:
+        return f"No record of key {key!r} is among the newest {LOOKED_AT:,} entries of its partition."
+    declared = (await retention.read(backend, keys)).stream
+    older = f", and passed its retention of {declared}" if declared else ""
+    return (
+        f"{counted(sent, 'record')} of {stream.name} were here, and none is left: all groups have committed "
+        f"them{older}. app.stream(..., retention=...) says what is kept longer."
+    )
+
+
 async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int) -> Mapping[int, Entries]:
     """Return the newest entries of each partition, oldest first."""
     commands = [("XREVRANGE", keys.events(p), "+", "-", "COUNT", count) for p in lines.partitions]
@@ -128,16 +153,26 @@ async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int)
     return {p: Entries.of(reply[::-1]) for p, reply in zip(lines.partitions, replies, strict=True)}
 
 
-async def _peek(backend: Backend, keys: GroupKeys, partition: int, last: int) -> list[dict[str, Any]]:
+async def _peek(
+    backend: Backend, keys: GroupKeys, partition: int | None, partitions: int, last: int
+) -> list[dict[str, Any]]:
     from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
     from streamworker.redisio.data.schemas import stored_schemas
 
     schemas = await stored_schemas(backend, keys)
-    reply = await backend.execute("XREVRANGE", keys.acked(partition), "+", "-", "COUNT", last)
+    asked = range(partitions) if partition is None else [partition]
+    replies = await backend.pipeline([("XREVRANGE", keys.acked(p), "+", "-", "COUNT", last) for p in asked])
+    entries = [
+        (whole(entry.fields.get(b"at", b"")) or 0, p, entry)
+        for p, reply in zip(asked, all_answered(replies), strict=True)
+        for entry in Entries.of(reply)
+    ]
     rows: list[dict[str, Any]] = []
-    for entry in Entries.of(reply):  # Newest first.
+    # Newest first; the entries of one partition in their order.
+    for _, p, entry in sorted(entries, key=lambda each: (each[0], each[1], each[2].id), reverse=True):
         found = without_metadata(decode_entry(entry.id, entry.fields, schemas)).to_pylist()
-        rows += [{"row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
+        which = {"partition": p} if partition is None else {}
+        rows += [{**which, "row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
         if len(rows) >= last:
             break
     return rows[:last][::-1]

@@ -7,7 +7,6 @@ from itertools import product
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
-from streamworker.cli.output import local_time
 from streamworker.cli.status import holdings_of, kept, memory_forecast
 from streamworker.cli.support import group_keys, take
 from streamworker.core.holdings import Holdings
@@ -28,7 +27,7 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
-from streamworker.tui.figures import failure, held_up, memory
+from streamworker.tui.figures import failure, held_up, local_time, memory
 
 READER_STILL_MS = 600_000
 """``doctor`` warns about a reader that is behind and has not moved for this long. A query commits every

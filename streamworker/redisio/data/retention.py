@@ -7,13 +7,14 @@ last, whichever program they run.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
-from streamworker.errors import ConfigurationError
+from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.scripts import STORE, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.redisio.wire.info import RecordCounts
+from streamworker.redisio.wire.info import RecordCounts, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 
@@ -67,6 +68,33 @@ async def provision(
     for reply in all_answered(await backend.run_many(STORE, calls)):
         checked(reply)
     return before
+
+
+class Edges(NamedTuple):
+    """Where one partition of a stream begins and ends."""
+
+    last: EntryId
+    """The last id that it gave."""
+    oldest: EntryId | None
+    """Its first entry; None if it has none."""
+    sent: int
+    """How many records it ever had."""
+    held: int
+    """How many of them are there."""
+
+
+async def edges(backend: Backend, keys: StreamKeys, partition: int) -> Edges:
+    """Return where a partition begins and ends; all zero if no record was ever sent."""
+    try:
+        info = pairs_of(await backend.execute("XINFO", "STREAM", keys.events(partition)))
+    except BackendRefused:
+        return Edges(ZERO, None, 0, 0)
+    counts = RecordCounts.of(await backend.execute(*RecordCounts.command(keys.counts(partition))))
+    held = info[b"length"] + counts.extra - counts.before if info[b"length"] else 0
+    first = info[b"first-entry"]
+    oldest = EntryId.parse(first[0]) if first else None
+    sent = info[b"entries-added"] + counts.extra - counts.folded
+    return Edges(EntryId.parse(info[b"last-generated-id"]), oldest, sent, held)
 
 
 async def measure_stream(backend: Backend, keys: StreamKeys, partitions: int, *, size: bool) -> list[Amount]:
