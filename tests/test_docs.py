@@ -34,7 +34,7 @@ BLOCK = re.compile(
     r"(?:<!-- runnable: (?P<name>[\w.]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
 )
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-FILE = re.compile(r"(?<![\w/.-])(?:\.ci|benchmarks|docs|examples|streamworker|tests)/[\w./*-]*[\w/*]")
+FILE = re.compile(r"(?<![\w/.-])(?:\.ci|benchmarks|deploy|docs|examples|streamworker|tests)/[\w./*-]*[\w/*]")
 TARGETS = re.compile(r"(?:`|^(?=make [a-z -]+(?:#|$)))make ([a-z -]+)", re.MULTILINE)
 
 
