@@ -18,6 +18,7 @@ from streamworker.core.policies import DeadLetter, Policy, Skip
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
+from streamworker.records.entries import headers_of
 from streamworker.records.packs import HEADER_PREFIX
 from streamworker.records.types import kept
 
@@ -82,6 +83,15 @@ class Sending(NamedTuple):
     """Its ``StreamSpec``."""
     record: Any
     headers: Mapping[str, str | bytes] | None
+    carried: Mapping[bytes, bytes] | None = None
+    """The headers of the record that the call had; those of its own take precedence."""
+
+
+class Carried(NamedTuple):
+    """A row, and the headers of the record that it was made of."""
+
+    row: Any
+    headers: Mapping[bytes, bytes]
 
 
 class SendsTo(Protocol[T_contra]):
@@ -159,15 +169,6 @@ class Call:
             for entry in self.entries
             for _ in ((entry,) if self._ids_of is None else self._ids_of(entry))
         ]
-
-
-def headers_of(entry: Entry) -> dict[str, str]:
-    """Return the headers of the record in an entry."""
-    return {
-        name[len(HEADER_PREFIX) :].decode("utf-8", "replace"): value.decode("utf-8", "replace")
-        for name, value in entry.fields.items()
-        if name.startswith(HEADER_PREFIX)
-    }
 
 
 class Context:
@@ -331,7 +332,8 @@ class Context:
     ) -> None:
         """Send a record to a stream of the same app once, with the commit of the call's records.
 
-        Records for one partition of that stream arrive in the order in which they were sent.
+        Records for one partition of that stream arrive in the order in which they were sent. If the call has
+        one record, the new one carries its headers, beside and after those in ``headers``.
 
         Raises
         ------

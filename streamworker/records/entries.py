@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, overload
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import DecodeError
-from streamworker.records.packs import CRC, ENTRY_RECORDS_MAX, FIRST, Pack
+from streamworker.records.packs import CRC, ENTRY_RECORDS_MAX, FIRST, HEADER_PREFIX, Pack
 from streamworker.records.rows import NumberedRows
 
 REPLAYED_FOR = b"sw:replayed-for"
@@ -46,7 +46,7 @@ class Entries(Sequence[Entry]):
     [b'{}', b'[1]']
     """
 
-    __slots__ = ("_flats", "_ids", "has_packs", "sizes", "stored")
+    __slots__ = ("_flats", "_ids", "has_packs", "may_have_headers", "sizes", "stored")
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Entries(Sequence[Entry]):
         sizes: Sequence[int],
         *,
         has_packs: bool = False,
+        may_have_headers: bool = False,
         stored: int | None = None,
     ) -> None:
         self._ids = ids
@@ -62,6 +63,8 @@ class Entries(Sequence[Entry]):
         self.sizes = sizes
         self.has_packs = has_packs
         """Whether it may have records of entries of many."""
+        self.may_have_headers = may_have_headers
+        """Whether one of the records may have headers: an entry has several fields."""
         self.stored = len(ids) if stored is None else stored
         """How many entries Redis returned, if this is what it returned."""
 
@@ -75,6 +78,7 @@ class Entries(Sequence[Entry]):
             if any(flat[0] == FIRST for flat in flats):
                 return cls._of_packs(reply)
             sizes = [sum(map(len, flat)) for flat in flats]
+            return cls([text for text, _ in reply], flats, sizes, may_have_headers=True)
         return cls([text for text, _ in reply], flats, sizes)
 
     @classmethod
@@ -82,17 +86,20 @@ class Entries(Sequence[Entry]):
         ids: list[bytes | int] = []
         flats: list[Any] = []
         sizes: list[int] = []
+        has_headers = False
         for text, flat in reply:
             if flat[0] != FIRST or flat[-2] == b"schema":
                 ids.append(text)
                 flats.append(flat if flat[0] != FIRST else NumberedRows.of(text, flat))
                 sizes.append(sum(map(len, flat)))
+                has_headers = has_headers or len(flat) > 2
             else:
                 pack = Pack(text, flat)
+                has_headers = has_headers or pack.has_headers
                 ids += _PLACES[: pack.count]
                 flats += [pack] * pack.count
                 sizes += [pack.size] * pack.count
-        return cls(ids, flats, sizes, has_packs=True, stored=len(reply))
+        return cls(ids, flats, sizes, has_packs=True, may_have_headers=has_headers, stored=len(reply))
 
     def payloads(self, field: bytes) -> list[bytes] | None:
         """Return the values of a field that must be the first of each entry; None if it is not.
@@ -141,10 +148,15 @@ class Entries(Sequence[Entry]):
         pack = self._flats[0]
         if isinstance(pack, NumberedRows):
             flats = [pack.after(position), *self._flats[1:]]
-            return Entries(self._ids, flats, self.sizes, has_packs=True)
+            return self._with(self._ids, flats, self.sizes)
         if not isinstance(pack, Pack) or not pack.first <= position < pack.last:
             return self
         return self[position.seq - self.id_at(0).seq + 1 :]
+
+    def _with(self, ids: Sequence[bytes | int], flats: Sequence[Any], sizes: Sequence[int]) -> "Entries":
+        """Return some of its records."""
+        may_have = self.may_have_headers
+        return Entries(ids, flats, sizes, has_packs=self.has_packs, may_have_headers=may_have)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -155,7 +167,7 @@ class Entries(Sequence[Entry]):
     def __getitem__(self, index: slice) -> "Entries": ...
     def __getitem__(self, index: int | slice) -> "Entry | Entries":
         if isinstance(index, slice):
-            return Entries(self._ids[index], self._flats[index], self.sizes[index], has_packs=self.has_packs)
+            return self._with(self._ids[index], self._flats[index], self.sizes[index])
         return _entry(self._ids[index], self._flats[index], self.sizes[index])
 
     def __iter__(self) -> Iterator[Entry]:
@@ -177,6 +189,7 @@ class Entries(Sequence[Entry]):
             [*self._flats, *other._flats],
             [*self.sizes, *other.sizes],
             has_packs=self.has_packs or other.has_packs,
+            may_have_headers=self.may_have_headers or other.may_have_headers,
         )
 
 
@@ -246,6 +259,28 @@ def as_stored(id: EntryId, origin: Any) -> StoredEntry:
     if not content or len(content) > TAG_BYTES_MAX or origin[0] == FIRST:
         return StoredEntry(id, "")
     return StoredEntry(id, hashlib.sha1(content, usedforsecurity=False).hexdigest())
+
+
+def may_have_headers(entries: Sequence[Entry]) -> bool:
+    """Return whether one of the records may have headers, without a look at each."""
+    return not isinstance(entries, Entries) or entries.may_have_headers
+
+
+def header_fields_of(entry: Entry) -> dict[bytes, bytes]:
+    """Return the headers of the record in an entry by their names."""
+    return {
+        name[len(HEADER_PREFIX) :]: value
+        for name, value in entry.fields.items()
+        if name.startswith(HEADER_PREFIX)
+    }
+
+
+def headers_of(entry: Entry) -> dict[str, str]:
+    """Return the headers of the record in an entry."""
+    return {
+        name.decode("utf-8", "replace"): value.decode("utf-8", "replace")
+        for name, value in header_fields_of(entry).items()
+    }
 
 
 def id_at(entries: Sequence[Entry], index: int) -> EntryId:

@@ -143,6 +143,7 @@ class Pack:
         self.flat = flat
         self.last = EntryId.parse(text)
         self._rest: tuple[int, list[Any]] = (0, [])
+        self._headers_size = 0
         self._fault = self._read()
         """Why the entry cannot be read; empty if it can."""
         if self._fault:
@@ -174,6 +175,11 @@ class Pack:
         if headers and not 0 < self._headers_size < self._size:
             return f"it declares {self._headers_size} bytes of headers, and {self._size} in all"
         return ""
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether one of the records has headers."""
+        return self._headers_size > 0
 
     def id_of(self, index: int) -> EntryId:
         """Return the id of a record."""

@@ -3,7 +3,8 @@
 Both happen as part of the call that made the rows, so that a row that cannot be sent fails that call.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, repeat
 from typing import Any
 from zlib import crc32
 
@@ -16,7 +17,7 @@ from streamworker.records.lists import make_list_encoder
 from streamworker.redisio.data.streams import records_args
 from streamworker.redisio.wire.link import Argument
 from streamworker.runtime.send.lane import Encoded, bytes_of
-from streamworker.runtime.send.producer import header_fields
+from streamworker.runtime.send.producer import HEADERS_MAX, header_fields
 from streamworker.runtime.send.refusals import too_large
 
 IN_TURN = -1
@@ -24,6 +25,8 @@ IN_TURN = -1
 
 Routed = dict[tuple[str, int], list[Any]]
 """By stream and partition, in order: encoded rows; for a stream of columns the rows themselves."""
+
+Headers = Mapping[bytes, bytes] | None
 
 
 class Routes:
@@ -40,26 +43,34 @@ class Routes:
         other._known = self._known
         return other
 
-    def routed(self, rows: Sequence[Any], sendings: Sequence[Sending]) -> Routed:
-        """Return encoded rows by where they go; raise an error for a row that cannot go anywhere."""
+    def routed(
+        self, rows: Sequence[Any], sendings: Sequence[Sending], headers: Sequence[Headers] = ()
+    ) -> Routed:
+        """Return encoded rows by where they go; raise an error for a row that cannot go anywhere.
+
+        ``headers`` has what each row carries of the record that it was made of; empty if none carries any.
+        """
         found: Routed = {}
         into = self.into
         if isinstance(into, StreamSpec):
             if rows:
-                self.route(into).add(found, rows)
+                self.route(into).add(found, rows, headers)
         elif into is not None:
-            by_type: dict[type, list[Any]] = {}
-            for row in rows:
-                by_type.setdefault(type(row), []).append(row)
-            for kind, its in by_type.items():
+            by_type: dict[type, tuple[list[Any], list[Headers]]] = {}
+            for row, carried in zip(rows, headers or repeat(None)):  # noqa: B905 - one of them is endless
+                of_kind = by_type.setdefault(type(row), ([], []))
+                of_kind[0].append(row)
+                of_kind[1].append(carried)
+            for kind, (its, their_headers) in by_type.items():
                 if kind not in into:
                     raise ProcessingError(
                         f"The function returned {short(its[0])}, and into= names no stream for that type.",
                         remedy=f"It has: {', '.join(sorted(each.__name__ for each in into))}.",
                     )
-                self.route(into[kind]).add(found, its)
+                self.route(into[kind]).add(found, its, their_headers if headers else ())
         for sending in sendings:
-            self.route(sending.stream).add(found, [sending.record], header_fields(sending.headers))
+            own = header_fields(sending.headers)
+            self.route(sending.stream).add(found, [sending.record], [joined(own, sending.carried)], own)
         return found
 
     def route(self, spec: StreamSpec) -> "_Route":
@@ -82,8 +93,10 @@ class _Route:
         self._packing = spec.packing
         self._packer: Any = None
 
-    def add(self, to: Routed, rows: Sequence[Any], headers: Mapping[bytes, bytes] | None = None) -> None:
-        entries = self._entries(rows, headers)
+    def add(
+        self, to: Routed, rows: Sequence[Any], headers: Sequence[Headers] = (), own: Headers = None
+    ) -> None:
+        entries = self._entries(rows, headers, own)
         name = self.spec.name
         for partition, entry in zip(self._partitions(rows), entries, strict=True):
             if (known := to.get((name, partition))) is None:
@@ -91,9 +104,10 @@ class _Route:
             else:
                 known.append(entry)
 
-    def _entries(self, rows: Sequence[Any], headers: Mapping[bytes, bytes] | None) -> Sequence[Any]:
+    def _entries(self, rows: Sequence[Any], headers: Sequence[Headers], own: Headers) -> Sequence[Any]:
+        """Return encoded rows; ``own`` are the headers that a function has set itself."""
         if self._encode is None:
-            if headers:
+            if own:
                 raise RecordError(
                     f"A record with headers was sent to {self.spec.name!r}, whose entries hold columns.",
                     remedy="Send it without headers.",
@@ -107,9 +121,10 @@ class _Route:
             size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
             if size > self._row_bytes_max:
                 raise too_large("record", self.spec, size, self._row_bytes_max)
-        if headers is None and isinstance(payloads[0], bytes):
+        if not any(headers) and isinstance(payloads[0], bytes):
             return payloads
-        return [(payload, headers) for payload in payloads]
+        each: Iterable[Headers] = headers or repeat(None)
+        return list(zip(payloads, each))  # noqa: B905 - one of them is endless
 
     def _partitions(self, rows: Sequence[Any]) -> Sequence[int]:
         count = self.spec.partitions
@@ -132,3 +147,11 @@ class _Route:
             self._packer = Packer(self.spec.record.arrow_schema())
         fields: Encoded = (self._packer.fields(self.spec.record.to_arrow(entries), "lz4"), None)
         return records_args([fields], "arrow")
+
+
+def joined(own: Headers, carried: Headers) -> Headers:
+    """Return the headers that a record is sent with: its own, and as many of those that it carries as fit."""
+    if not carried:
+        return own
+    rest = {name: value for name, value in carried.items() if not own or name not in own}
+    return {**dict(islice(rest.items(), HEADERS_MAX - len(own or ()))), **(own or {})}

@@ -9,52 +9,34 @@ decides what to do about it.
 import asyncio
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
-import pyarrow as pa
 
-from streamworker.context import Call, Context, IdsOf, OwnedPartition, Sending
+from streamworker.context import Call, Context, IdsOf, OwnedPartition
 from streamworker.core.data.entries import ZERO, Entry, EntryId
-from streamworker.core.policies import Policy
 from streamworker.core.text import in_words, printable
-from streamworker.declaring.callables import NOT_RUN
 from streamworker.declaring.middleware import around
-from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
-from streamworker.errors import DecodeError, ProcessingError, RecordError, StreamworkerError
-from streamworker.records.codecs import short
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.errors import DecodeError, RecordError, StreamworkerError
 from streamworker.records.entries import REPLAYED_FOR, id_at, readable_fields
 from streamworker.records.rows import first_id
-from streamworker.records.types import copier, kept
-from streamworker.redisio.data.ackedlog import AckedBatch
-from streamworker.runtime.forward.routing import Routed, Routes
-from streamworker.runtime.run.state import Changes, PartitionState
-from streamworker.runtime.run.threads import name_of, registered
+from streamworker.runtime.forward.routing import Routes
+from streamworker.runtime.run.results import Effects, Results
+from streamworker.runtime.run.state import PartitionState
+from streamworker.runtime.run.threads import registered
 
 TRACE_MAX = 16_000
 """Characters of a traceback in a log line: 40 frames have half as many. Of a longer one the middle is left
 out, which is the text of an error."""
-
-
-class Effects(NamedTuple):
-    """Results of one successful call, to be committed."""
-
-    outputs: Sequence[Any] = ()
-    changes: Changes | None = None
-    removed: Mapping[int, Policy] | None = None
-    """What is done about records that the function named, by their index in the call."""
-
-
-NOTHING = Effects()
-"""The effects of a call that forwards and stores nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +57,7 @@ class SetAside(DecodeError):
     """An operator wants a record set aside: it becomes a dead letter without a call."""
 
 
-class Invoker:
+class Invoker(Results):
     """Calls the function of one processor for one partition."""
 
     def __init__(
@@ -87,8 +69,7 @@ class Invoker:
         routes: Routes,
         aside: dict[EntryId, Exception],
     ) -> None:
-        self.spec = spec
-        self._routes = routes
+        super().__init__(spec, routes)
         self.owned = owned
         self.state = state
         self._limiter = shared_limiter(threads)
@@ -100,18 +81,6 @@ class Invoker:
         """The records that no call may have, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
-        row = spec.output or (spec.into.record if isinstance(spec.into, StreamSpec) else None)
-        self._row_type: Any = object if row is None else row.built_type
-        self._takes_rows = spec.forward or spec.into is not None
-        self.forwards_input = forwards_input(spec)
-        """Whether a call that returns None forwards its records."""
-        self._returns_rows_as_list = list not in getattr(self._row_type, "__mro__", ())
-        self._copies = spec.mode is not FunctionMode.BATCH or not spec.is_async or bool(spec.layers)
-        """Whether other code may run between a return and the conversion of its rows."""
-        self._usual = self._row_type if self._takes_rows and self._row_type is not object else None
-        """The type of rows, if it is one class."""
-        self._copied = copier(self._usual) if isinstance(self._usual, type) else None
-        """Copies a row of that class; None if there is no such class, or if its values never change."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
         is_plain = spec.is_async and spec.options.timeout_ms is None and not self.has_view
@@ -162,27 +131,18 @@ class Invoker:
         # The function gets its own list: it may sort or clear it.
         if self.plain is None:
             return await self._call(list(records), entries, records, attempt)
-        return self._effects(await self.plain(list(records)), (), None, records)
+        return self.carried(self._effects(await self.plain(list(records)), (), None, records), entries)
 
     async def call_record(self, entry: Entry, record: Any, attempt: int) -> Effects:
         """Call the function with one record."""
         if self.plain is None:
             return await self._call(record, (entry,), (record,), attempt)
-        return self.effects_of(await self.plain(record), record)
+        effects = self.effects_of(await self.plain(record), record)
+        return self.carried(effects, (entry,)) if self.sends else effects
 
     async def call_timer(self, at: datetime, attempt: int) -> Effects:
         """Call the function of a timer, for a planned time."""
         return await self._call(at, (), (), attempt)
-
-    def effects_of(self, result: Any, record: Any) -> Effects:
-        """Return the effects of a call with a record and nothing else."""
-        if result is None:
-            if not self.forwards_input:
-                return NOTHING
-            result = record
-        if type(result) is self._usual:
-            return Effects((result if self._copied is None else self._copied(result),))
-        return self._effects(self.taken(result), (), None, ())
 
     async def _call(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -197,6 +157,10 @@ class Invoker:
             return await self._await(argument, entries, records, attempt)
         with _in_time(timeout_ms):
             return await self._await(argument, entries, records, attempt)
+
+    def settled(self, result: Any) -> Any:
+        """Return the result of a ``def`` function, as ``settled`` does; a row is never awaited."""
+        return result if type(result) is self._usual else settled(result)
 
     async def in_thread(
         self,
@@ -230,7 +194,8 @@ class Invoker:
     ) -> Effects:
         spec, function = self.spec, self.spec.function
         if not self.has_view:
-            return self._effects(self.taken(await function(argument)), (), None, records)
+            effects = self._effects(self.taken(await function(argument)), (), None, records)
+            return self.carried(effects, entries)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
@@ -250,7 +215,7 @@ class Invoker:
         finally:
             call.is_over = True
             view.close()
-        return self._effects_of_call(result, call, view.settled(), records)
+        return self.carried(self._effects_of_call(result, call, view.settled(), records), entries)
 
     def call_here(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -258,7 +223,8 @@ class Invoker:
         """Call a ``def`` function in this thread."""
         function = self.spec.function
         if not self.spec.takes_context:
-            return self._effects(self.taken(self.settled(function(argument))), (), None, records)
+            effects = self._effects(self.taken(self.settled(function(argument))), (), None, records)
+            return self.carried(effects, entries)
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
@@ -267,112 +233,7 @@ class Invoker:
         finally:
             call.is_over = True
             view.close()
-        return self._effects_of_call(result, call, view.settled(), records)
-
-    # -- what it returned ----------------------------------------------------------------------
-
-    def settled(self, result: Any) -> Any:
-        """Return the result of a ``def`` function, as ``settled`` does; a row is never awaited."""
-        return result if type(result) is self._usual else settled(result)
-
-    def taken(self, result: Any) -> Any:
-        """Return what a function has returned as it is now."""
-        return kept(result) if self._copies else result
-
-    def _effects_of_call(
-        self, result: Any, call: Call, changes: Changes | None, records: Sequence[Any]
-    ) -> Effects:
-        if not call.removed:
-            return self._effects(result, call.outputs, changes, records)
-        left = self._without(records, call.removed)
-        return self._effects(result, call.outputs, changes, left)._replace(removed=call.removed)
-
-    def _named(self, records: Sequence[Any]) -> Sequence[Any]:
-        """Return what the function names its records by, for ``ctx.skip``."""
-        return records
-
-    def _without(self, records: Sequence[Any], removed: Mapping[int, Policy]) -> Sequence[Any]:
-        return [record for index, record in enumerate(records) if index not in removed]
-
-    def _effects(
-        self, result: Any, outputs: Sequence[Any], changes: Changes | None, records: Sequence[Any]
-    ) -> Effects:
-        rows: Sequence[Any] = ()
-        if result is None and self.forwards_input:
-            rows = self.taken(list(records))
-        if result is None and not outputs:
-            return Effects(rows, changes) if rows or changes else NOTHING
-        sendings = [each for each in outputs if type(each) is Sending]
-        own = [each for each in outputs if type(each) is not Sending] if sendings else outputs
-        if result is not None or own:
-            if self._takes_rows:
-                rows = self._forwarded(result, own)
-            elif self.spec.options.forward is not False or isinstance(result, NOT_RUN):
-                raise untaken(self.spec.function, own[0] if result is None else result)
-        return Effects([*rows, *sendings] if sendings else rows, changes)
-
-    def put_out(self, outputs: Sequence[Any], records: Sequence[Any]) -> Sequence[Any]:
-        """Return what a function with ``Records`` has put out for some records."""
-        return self._effects(None, outputs, None, records).outputs
-
-    def _forwarded(self, result: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-        """Return the rows of a call: first those of ``ctx.forward``, then those that it returned."""
-        if result is None:
-            returned: list[Any] = []
-        elif isinstance(result, list) and self._returns_rows_as_list:
-            returned = result
-        elif self.spec.mode is FunctionMode.BATCH:
-            raise ProcessingError(
-                f"Processor {self.spec.name!r} returned a {type(result).__name__} for a batch.",
-                remedy=f"Return a list of {self._row_name()}, or None.",
-            )
-        else:
-            returned = [result]
-        return self.checked([*outputs, *returned] if outputs else returned)
-
-    def convert(self, outputs: Sequence[Any]) -> tuple[pa.RecordBatch | None, Routed]:
-        """Convert what calls have put out: rows to Arrow, and what goes to other streams by its routes.
-
-        A value that fits in neither form is a RecordError; code of the rows' class may raise anything.
-        """
-        sendings: list[Sending] = []
-        if (self.spec.takes_context or self.spec.layers) and any(type(each) is Sending for each in outputs):
-            sendings = [each for each in outputs if type(each) is Sending]
-            outputs = [each for each in outputs if type(each) is not Sending]
-        rows = self.to_rows(outputs)
-        sends: Routed = {}
-        if sendings or (outputs and self._routes.into is not None):
-            sends = self._routes.routed(outputs, sendings)
-        return rows, sends
-
-    def to_rows(self, outputs: Sequence[Any]) -> pa.RecordBatch | None:
-        """Convert rows to Arrow; None if there are none. It raises what ``convert`` does."""
-        if not outputs or self.spec.output is None:
-            return None
-        return self.spec.output.to_arrow(outputs)
-
-    def packed(
-        self,
-        entries: Sequence[Entry],  # noqa: ARG002 - see ColumnsInvoker
-        records: Sequence[Any],  # noqa: ARG002
-        rows: Sequence[pa.RecordBatch],  # noqa: ARG002
-    ) -> AckedBatch | None:
-        """Return the rows already encoded for a commit, if the entry held them in that form."""
-        return None
-
-    def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
-        """Return the rows; raise ProcessingError for the first that is not of the output type."""
-        row_type = self._row_type
-        for row in rows:
-            if type(row) is not row_type and not isinstance(row, row_type):
-                raise ProcessingError(
-                    f"Processor {self.spec.name!r} forwarded {short(row)}.",
-                    remedy=f"Its output type is {self._row_name()}.",
-                )
-        return rows
-
-    def _row_name(self) -> str:
-        return "rows" if self.spec.output is None else self.spec.output.name
+        return self.carried(self._effects_of_call(result, call, view.settled(), records), entries)
 
 
 def failure(raised: BaseException) -> Exception:
@@ -426,18 +287,6 @@ def shared_limiter(threads: int) -> anyio.CapacityLimiter:
     return limiter
 
 
-def forwards_input(spec: ProcessorSpec) -> bool:
-    """Return whether a processor forwards its records where it returns None.
-
-    It does if it forwards rows, their type is the stream's record type, and the function's annotation does
-    not say that it returns rows. A function that is annotated ``-> Order | None`` filters: its None
-    forwards nothing.
-    """
-    if not spec.forward or spec.into is not None or spec.output not in (None, spec.stream.record):
-        return False
-    return spec.parameters.hints.get("return") in (None, type(None))
-
-
 def describe_error(error: BaseException) -> str:
     """Return an error in one line, with the file and line that raised it, for reasons and dead letters."""
     frames = [
@@ -458,15 +307,6 @@ def traceback_of(error: BaseException) -> str:
         return text.encode("utf-8", "backslashreplace").decode()
     except BaseException:  # noqa: BLE001 - its class is somebody's, as for ``in_words``
         return describe_error(error)
-
-
-def untaken(function: Callable[..., Any], result: object) -> ProcessingError:
-    """Return the error for a result that goes nowhere: its code has not run, or nobody asked for it."""
-    return ProcessingError(
-        f"{name_of(function)} returned {short(result)}, which nothing takes.",
-        remedy="Annotate what it returns or set into=, so that it goes somewhere; return None or set "
-        "forward=False, if it should not.",
-    )
 
 
 def settled(result: Any) -> Any:

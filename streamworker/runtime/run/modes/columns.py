@@ -41,9 +41,10 @@ from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.commits import joined
-from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker, settled
+from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Invoker, settled
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
+from streamworker.runtime.run.results import Effects
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.send.arrowtables import as_table
 
@@ -116,7 +117,8 @@ class ColumnsInvoker(Invoker):
             gathered = _Gathered()
             for entry, record in pairs:
                 show_only(context, [(entry, record)])
-                gathered += self._rows_of_one(self.taken(await function(record, *context)), context, record)
+                result = self.taken(await function(record, *context))
+                gathered += self._rows_of_one(result, context, entry, record)
                 if (tables := tables_in_call.get()) is not None:
                     check_unchanged(tables.watched)
                     tables.watched.clear()
@@ -129,7 +131,7 @@ class ColumnsInvoker(Invoker):
             for entry, record in pairs:
                 show_only(context, [(entry, record)])
                 result = self.taken(settled(function(record, *context)))
-                gathered += self._rows_of_one(result, context, record)
+                gathered += self._rows_of_one(result, context, entry, record)
             show_only(context, pairs)
             return gathered
 
@@ -144,10 +146,17 @@ class ColumnsInvoker(Invoker):
         (batch,) = records
         return (batch.filter(pa.array([row not in removed for row in range(batch.num_rows)])),)
 
-    def _rows_of_one(self, result: Any, context: Sequence[Context], record: Any) -> Sequence[Any]:
+    def _rows_of_one(
+        self, result: Any, context: Sequence[Context], entry: Entry, record: Any
+    ) -> Sequence[Any]:
         """Return the rows that a call with one record of several forwards."""
         kept = () if is_set_aside(context, record) else (record,)
-        return super()._effects(result, take_forwarded(context), None, kept).outputs
+        effects = super()._effects(result, take_forwarded(context), None, kept)
+        return super().carried(effects, (entry,)).outputs
+
+    def carried(self, effects: Effects, entries: Sequence[Entry]) -> Effects:
+        """Let what a call sends carry its record's headers; rows of single records have them already."""
+        return effects if self.spec.mode is FunctionMode.RECORD else super().carried(effects, entries)
 
     # -- what it returned ----------------------------------------------------------------------
 

@@ -5,12 +5,14 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from streamworker.context import Sending, headers_of
+from streamworker.context import Sending
 from streamworker.core.data.entries import Entry
 from streamworker.core.data.partitioner import canonical_key
+from streamworker.records.entries import headers_of
 from streamworker.redisio.data.ackedlog import ROW_METADATA, log_schema
 from streamworker.runtime.forward.routing import Routed
-from streamworker.runtime.run.invoke import Effects, Invoker
+from streamworker.runtime.run.invoke import Invoker
+from streamworker.runtime.run.results import Effects
 
 
 class _Row(NamedTuple):

@@ -33,13 +33,13 @@ from streamworker.runtime.run.commits import Work, ids_of, span
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import (
     NOT_OURS,
-    Effects,
     Invoker,
     SetAside,
     describe_error,
     failure,
     traceback_of,
 )
+from streamworker.runtime.run.results import Effects
 
 SLICE_MS = 2
 """A mode handles records one after the other for this long before it yields to the event loop and a commit

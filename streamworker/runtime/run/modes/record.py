@@ -5,11 +5,13 @@ from typing import Any
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
+from streamworker.records.entries import may_have_headers
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.invoke import NOTHING, Effects, as_error, failure
+from streamworker.runtime.run.invoke import as_error, failure
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.results import NOTHING, Effects
 
 LOOKS_MAX = 16
 """Maximum calls from one look at the clock to the next. The first look follows the first call, and each
@@ -117,7 +119,8 @@ class RecordMode(GroupingMode):
         until_ms = monotonic_ms() + SLICE_MS
         self.in_call = ()
         self.begin_row(entries, start)
-        plain, drops_none = invoker.plain, not invoker.forwards_input
+        carries = invoker.sends and may_have_headers(entries)
+        plain, drops_none = None if carries else invoker.plain, not invoker.forwards_input
         index, look = start, start + 1
         self.activity.begins()
         try:
@@ -159,6 +162,7 @@ class RecordMode(GroupingMode):
         self.in_call = ()
         self.begin_row(entries, start)
         needs_entries = self.spec.takes_context or self.spec.options.log_metadata
+        needs_entries = needs_entries or (invoker.sends and may_have_headers(entries))
         plain = None if needs_entries else self.spec.function
         drops_none = not invoker.forwards_input
         index, look = start, start + 1

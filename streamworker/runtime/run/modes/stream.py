@@ -13,9 +13,10 @@ from streamworker.core.policies import Halt, Retry
 from streamworker.errors import RecordError
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.invoke import Effects, failure, untaken
+from streamworker.runtime.run.invoke import failure
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.results import Effects, untaken
 
 _Item = tuple[Entry, Any, Exception | None]
 """An entry that was taken from the buffer, its record, and the error if it could not be decoded."""
@@ -182,7 +183,7 @@ class StreamMode(GroupingMode):
         removed = self._seen.removed
         if outputs or self.invoker.forwards_input:
             kept = [record for index, (_, record, _) in enumerate(self._hand) if index not in removed]
-            outputs = self.invoker.put_out(outputs, kept)
+            outputs = self.invoker.put_out(outputs, kept, [entry for entry, _, _ in self._hand])
             if self._careful:
                 self.invoker.convert(outputs)
         effects = Effects(outputs, self._view.settled(), removed)
