@@ -77,10 +77,18 @@ def test_a_port_that_is_none_is_refused(invoke: Invoke) -> None:
     assert "--port is 'all'" in result.stderr
 
 
-def test_without_redis_the_exporter_says_that_and_nothing_else() -> None:
-    """What stood in the last scrape is not told again."""
-    (metric,) = exporter.families([], up=False)
+def test_without_redis_the_exporter_says_that_and_nothing_else(streamworker: Invoke, shop: Path) -> None:
+    """What stood in the last scrape is not told again, until Redis is back."""
+    del streamworker, shop
+    selection = resolve_processors("shop:app")
+    groups, app = exporter.Groups(selection), selection.app
+    there = app.settings
+    app.settings = replace(there, redis_url=f"redis://127.0.0.1:{free_port()}")
+    (metric,) = groups.collect()
     assert [(sample.name, sample.value) for sample in metric.samples] == [("streamworker_up", 0)]
+    app.settings = there
+    up, *others = groups.collect()
+    assert up.samples[0].value == 1 and others
 
 
 def test_an_epoch_has_thirteen_digits_and_all_of_them_count() -> None:
