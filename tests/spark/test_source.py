@@ -471,9 +471,11 @@ def test_a_reader_s_position_is_told_to_redis_up_to_the_last_row(
     """
     acked.fill(0, [6])
     acked.fill(1, [4])
-    run(spark, acked.options(reader="table", maxRowsPerTrigger="5"), tmp_path)
+    query = run(spark, acked.options(reader="table", maxRowsPerTrigger="5"), tmp_path)
     value = json.loads(acked.redis.hget(acked.keys.readers, "table"))
     assert value["p"] == {"0": 6, "1": 4}
+    *_, last = (event for event in query.recentProgress if event["numInputRows"])
+    assert value["took"] >= last["durationMs"]["addBatch"], "what the last micro-batch took stands beside it"
     assert value["log"] == {"0": acked.identity(0), "1": acked.identity(1)}
     assert value["at"] > 1_600_000_000_000
 
