@@ -8,7 +8,6 @@ that reads these metrics should read them from one exporter.
 import math
 from collections.abc import Iterable, Iterator
 from threading import Lock
-from typing import NamedTuple
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric
@@ -94,17 +93,10 @@ METRICS = {
 """The type and description of each metric."""
 
 
-class Scraped(NamedTuple):
-    """What one scrape reads from Redis."""
-
-    groups: list[GroupSnapshot]
-    holdings: Holdings
-
-
-async def _look(selection: Selection) -> Scraped:
+async def _look(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
     async with connected(selection.app) as backend:
         groups = [await take(backend, spec) for spec in _specs(selection)]
-        return Scraped(groups, await holdings_of(backend, selection))
+        return groups, await holdings_of(backend, selection)
 
 
 def _specs(selection: Selection) -> list[ProcessorSpec]:
@@ -170,12 +162,11 @@ def _of_timers(snapshot: GroupSnapshot, spec: ProcessorSpec) -> Iterator[Sample]
         yield "streamworker_timer_next_run_timestamp_seconds", its, next_ms / 1000
 
 
-def _of_holdings(app: str, read: Scraped) -> Iterator[Sample]:
-    holdings = read.holdings
+def _of_holdings(app: str, groups: Iterable[GroupSnapshot], holdings: Holdings) -> Iterator[Sample]:
     for each in holdings.held:
         its = {"app": app, "kind": each.kind.replace(" ", "_"), "name": each.name}
         yield "streamworker_memory_bytes", its, each.size
-    for table in (table for snapshot in read.groups for table in snapshot.tables):
+    for table in (table for snapshot in groups for table in snapshot.tables):
         yield "streamworker_memory_bytes", {"app": app, "kind": "table", "name": table.name}, table.bytes or 0
     yield "streamworker_memory_bytes", {"app": app, "kind": "ids", "name": ""}, holdings.ids
     if holdings.limit and not any(each.is_early(holdings.taken_ms) for each in holdings.held):
@@ -196,17 +187,17 @@ class Groups(Collector):
         """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
         with self._one_scrape:
             try:
-                yield from families(self._samples(anyio.run(_look, self._selection)), up=True)
+                yield from families(self._samples(*anyio.run(_look, self._selection)), up=True)
             except StreamworkerError:
                 yield from families([], up=False)
 
-    def _samples(self, read: Scraped) -> Iterator[Sample]:
-        for spec, snapshot, trends in zip(self._specs, read.groups, self._trends, strict=True):
+    def _samples(self, groups: list[GroupSnapshot], holdings: Holdings) -> Iterator[Sample]:
+        for spec, snapshot, trends in zip(self._specs, groups, self._trends, strict=True):
             if spec.stream.has_records:
                 yield from samples_of(snapshot)
                 yield from _of_trend(snapshot, trends.follow(snapshot))
             yield from _of_timers(snapshot, spec)
-        yield from _of_holdings(self._selection.app.name, read)
+        yield from _of_holdings(self._selection.app.name, groups, holdings)
 
 
 def families(samples: Iterable[Sample], *, up: bool) -> Iterator[Metric]:
