@@ -21,6 +21,7 @@ DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
 from docs.api import render as render_api
+from docs.logevents import table as log_events
 from docs.redis_keys import HOLDS, PACKED_ENTRY
 from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
@@ -395,6 +396,7 @@ def parts() -> dict[str, str]:
         "happenings": happenings(),
         "lifecycle": f"```mermaid\n{diagram()}\n```",
         "exit codes": exit_codes(),
+        "log events": log_events(),
         "exporter metrics": exporter_metrics(),
         "spark options": spark_options(),
         "wrong spark options": wrong_spark_options(),

@@ -14,6 +14,7 @@ import pytest
 import redis
 
 from docs import generate
+from docs.logevents import MEANINGS, events
 from docs.reference import _commands
 from streamworker.cli.root import app as command_line
 from streamworker.cli.workers.exporter import METRICS
@@ -291,3 +292,11 @@ def test_an_example_in_a_docstring_prints_what_it_says(name: str) -> None:
     failed, tried = doctest.testmod(import_module(name))
     assert tried > 0
     assert failed == 0
+
+
+def test_each_event_of_the_log_has_a_meaning() -> None:
+    """And the table of meanings names no event that the code does not log."""
+    logged = events()
+    assert logged.keys() == MEANINGS.keys()
+    assert logged["record_dead"] == ("error", "runtime/run/modes/modes")
+    assert logged["heartbeats_late"][0] == logged["partitions_started"][0] == "info"

@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "variables": {"urls"},
     "core": set(),
     "settings": {"core", "urls", "variables"},
-    "log": set(),
+    "log": {"core"},
     "handlers": set(),
     "records": {"core"},
     "redisio": {"core", "records", "urls"},

@@ -29,7 +29,7 @@ def exporter(
     from streamworker.cli.workers.exporter import page
     from streamworker.cli.workers.probes import serve
 
-    logs.configure("warning")
+    logs.configure()
     selection = resolve_processors(app, processor)
     stops = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # Before there is a thread that could take one.

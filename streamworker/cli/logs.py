@@ -11,11 +11,13 @@ from structlog.typing import EventDict, Processor
 
 from streamworker.core.text import printable, printable_lines
 
-LogFormat = Literal["console", "json"]
+LogFormat = Literal["auto", "console", "json"]
 
 
 def configure(level: str = "info", format: LogFormat = "console") -> None:
     """Send all log lines to stderr: as text for people, or as one JSON object a line.
+
+    ``auto`` is text on a terminal, and JSON elsewhere.
 
     Loggers of structlog and of the standard library share one handler, so that lines of processor
     functions and of streamworker keep their order.
@@ -29,7 +31,8 @@ def configure(level: str = "info", format: LogFormat = "console") -> None:
     ]
     plain = structlog.dev.plain_traceback
     console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
-    renderers = [structlog.processors.JSONRenderer()] if format == "json" else [_harmless, console]
+    is_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
+    renderers = [structlog.processors.JSONRenderer()] if is_json else [_harmless, console]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

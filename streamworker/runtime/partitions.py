@@ -167,7 +167,7 @@ class Partitions:
     async def _run(self, effect: StartRunner, running: _Running) -> None:
         partition, epoch = effect.partition, effect.lock.epoch
         log = self.log.bind(partition=partition, epoch=epoch)
-        self._tell("partitions_started", partition)
+        self._say_soon("partitions_started", partition)
         log.debug("partition_started", checkpoint=str(effect.lock.checkpoint))
         stopped: Stopped | None = None
         with running.scope:
@@ -181,14 +181,14 @@ class Partitions:
         self.fetcher.remove(partition)
         if self._running.get(partition) is running:
             del self._running[partition]
-        self._tell("partitions_stopped", partition)
+        self._say_soon("partitions_stopped", partition)
         log.debug("partition_stopped", reason=stopped.reason.value if stopped else "cancelled")
         if running.dropped:
             return
         is_fenced = stopped is not None and stopped.reason is StopReason.FENCED
         self.deliver((RunnerFenced if is_fenced else RunnerStopped)(partition, epoch))
 
-    def _tell(self, event: str, partition: int) -> None:
+    def _say_soon(self, event: str, partition: int) -> None:
         """Log partitions that start or stop together in one line: a worker may have a thousand."""
         if not self._untold:
             asyncio.get_running_loop().call_later(TOLD_S, self._say)

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.dev.server import free_port
 from tests.cli.conftest import SHOP, Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
@@ -84,6 +85,16 @@ def test_only_the_named_processor_runs_under_the_given_name(streamworker: Invoke
 
     wait_for(lambda: any(members().values()), "it has joined")
     assert members() == {"audit": [], "price": ["price-1"]}
+
+
+def test_the_address_of_the_probes_is_a_line_as_any_other(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """Also with the format that the terminal chooses, which is JSON where there is none."""
+    worker = spawn("run", "shop:price", "--log-format", "auto", "--health-port", str(free_port()))
+    started(worker)
+    worker.terminate()
+    assert worker.wait() == 0
+    lines = [json.loads(line) for line in worker.log().splitlines()]
+    assert lines[0]["event"] == "serving" and lines[0]["url"].startswith("http://127.0.0.1:")
 
 
 def test_log_lines_can_be_json(streamworker: Invoke, spawn: SpawnWorker) -> None:

@@ -4,9 +4,11 @@ import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from streamworker.cli.output import say
 from streamworker.errors import ConfigurationError
+from streamworker.log import get_logger
 from streamworker.runtime.watch.health import Health
+
+log = get_logger(__name__)
 
 LOOPBACK = "127.0.0.1"
 REQUEST_TIMEOUT_S = 10.0
@@ -55,7 +57,7 @@ def serve(address: str, pages: Mapping[str, Page], option: str) -> None:
     except OSError as problem:
         raise cannot_use(host, port, option, problem) from None
     threading.Thread(target=server.serve_forever, name="streamworker-http", daemon=True).start()
-    say(f"Serving {', '.join(sorted(pages))} at {url_of(host, port)}", error=True)
+    log.info("serving", pages=sorted(pages), url=url_of(host, port))
 
 
 def parse_address(address: str, option: str) -> tuple[str, int]:

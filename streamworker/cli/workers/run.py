@@ -23,12 +23,16 @@ Level = StrEnum("Level", ["DEBUG", "INFO", "WARNING", "ERROR"])
 class Format(StrEnum):
     """Formats of log lines."""
 
+    AUTO = "auto"
     CONSOLE = "console"
     JSON = "json"
 
 
 LogLevel = Annotated[Level, option("--log-level", "Least level that is logged.")]
-LogFormat = Annotated[Format, option("--log-format", "Log lines for people or for programs.")]
+LogFormat = Annotated[
+    Format,
+    option("--log-format", "Log lines for people or for programs; auto is JSON where stderr is no terminal."),
+]
 
 
 def run(
