@@ -14,7 +14,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from streamworker.web.feed import Broadcast
+from streamworker.web.broadcast import Broadcast
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "streamworker_token"
@@ -33,18 +33,20 @@ HEADERS = {
 """The headers of each answer: no script and no style but ours, in no frame, kept nowhere."""
 
 
-def page(feed: Broadcast, token: str = "") -> ASGIApp:
+def page(broadcast: Broadcast, token: str = "") -> ASGIApp:
     """Return the web application; with a token, only who knows it gets anything."""
 
     async def events(request: Request) -> Response:
         processor = request.query_params.get("processor", "")
         unbuffered = {"X-Accel-Buffering": "no"}  # nginx would collect events.
-        return StreamingResponse(feed.events(processor), headers=unbuffered, media_type="text/event-stream")
+        return StreamingResponse(
+            broadcast.events(processor), headers=unbuffered, media_type="text/event-stream"
+        )
 
     async def at(request: Request) -> Response:
         text = request.query_params.get("ms", "")
         ms = int(text) if text.isdecimal() and len(text) < 16 else 0
-        found = feed.at(request.query_params.get("processor", ""), ms)
+        found = broadcast.at(request.query_params.get("processor", ""), ms)
         return Response(found or b"null", media_type="application/json")
 
     async def index(_request: Request) -> Response:
@@ -107,17 +109,17 @@ def _digest(token: str) -> str:
     return sha256(token.encode()).hexdigest()
 
 
-async def serve(feed: Broadcast, sockets: Sequence[Any], token: str) -> None:
+async def serve(broadcast: Broadcast, sockets: Sequence[Any], token: str) -> None:
     """Serve the page on open sockets until a signal ends the process."""
     import anyio
     import uvicorn
 
     # Tabs hold their connections for as long as they are open, so nothing is waited for at the end.
     config = uvicorn.Config(
-        page(feed, token), log_level="critical", access_log=False, lifespan="off",
+        page(broadcast, token), log_level="critical", access_log=False, lifespan="off",
         server_header=False, timeout_graceful_shutdown=1,
     )  # fmt: skip
     async with anyio.create_task_group() as group:
-        group.start_soon(feed.run)
+        group.start_soon(broadcast.run)
         await uvicorn.Server(config).serve(list(sockets))
         group.cancel_scope.cancel()

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from streamworker.web.feed import Broadcast
+from streamworker.web.broadcast import Broadcast
 from streamworker.web.server import COOKIE, HEADERS, STATIC, page
 from tests.web.groups import at, fed, nothing, seen
 

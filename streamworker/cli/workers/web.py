@@ -3,7 +3,10 @@
 import os
 import socket
 from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from typing import Annotated, Any
 
 from streamworker.app import App
@@ -21,7 +24,7 @@ from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
 from streamworker.redisio.wire.client import Backend
 from streamworker.variables import ENV_PREFIX
-from streamworker.web.feed import Broadcast, Seen
+from streamworker.web.broadcast import Broadcast, Seen
 from streamworker.web.history import RATE_WINDOW
 
 PORT = "8800"
@@ -115,6 +118,7 @@ class _Looks:
         self._show_values = show_values
         self._recent: deque[Look] = deque(maxlen=RATE_WINDOW)
         self._facts: dict[str, Any] = {}
+        self._hidden = set[str]()
         self._looks = 0
 
     async def look(self) -> Seen:
@@ -128,19 +132,31 @@ class _Looks:
         return Seen(groups, edges_of(self._app, self._recent[0], now), self._facts)
 
     async def _seldom(self, groups: list[GroupSnapshot]) -> dict[str, Any]:
+        """Return what changes seldom; ``hidden`` names what this user of Redis may not read."""
+        specs = self._app.registry.processors
+        timers = await self._unless_hidden("timers", partial(timers_of, self._backend, self._app))
+        if timers is None:
+            timers = await timers_of(self._backend, self._app, with_calls=False)
+        letters = [
+            await self._unless_hidden("letters", partial(self._letters, specs[group.processor], group)) or []
+            for group in groups
+        ]
         streams = {stream.name: stream.spec.partitions for stream in self._app.registry.streams.values()}
-        facts: dict[str, Any] = {"streams": streams, "letters": [], "hidden": []}
-        try:
-            facts["timers"] = await timers_of(self._backend, self._app)
-        except BackendRefused:  # A viewer may not read state.
-            facts["timers"] = await timers_of(self._backend, self._app, with_calls=False)
-            facts["hidden"].append("timers")
-        try:
-            for group in groups:
-                facts["letters"] += await self._letters(self._app.registry.processors[group.processor], group)
-        except BackendRefused:
-            facts["hidden"].append("letters")
-        return facts
+        return {
+            "streams": streams,
+            "timers": timers,
+            "letters": list(chain.from_iterable(letters)),
+            "hidden": sorted(self._hidden),
+        }
+
+    async def _unless_hidden(self, what: str, read: Callable[[], Awaitable[list[Any]]]) -> list[Any] | None:
+        """Return what is read; None if this user may not read it, which is asked once."""
+        if what not in self._hidden:
+            try:
+                return await read()
+            except BackendRefused:
+                self._hidden.add(what)
+        return None
 
     async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
         partitions = [view.partition for view in group.partitions if view.dead]

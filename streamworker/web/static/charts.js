@@ -30,11 +30,11 @@ export function build() {
     const dim = colour(caption), faint = getComputedStyle(figure).borderTopColor;
     const axis = { stroke: dim, font: "11px system-ui", grid: { stroke: faint, width: 1 }, ticks: { show: false } };
     const options = {
-      width: Math.max(200, figure.clientWidth), height: HEIGHT, legend: { show: false }, padding: [6, 8, 0, 0],
+      width: Math.max(200, figure.clientWidth), height: HEIGHT, legend: { show: false }, padding: [6, 20, 0, 0],
       cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { size: 5 } },
       scales: { y: { range: (_, __, most) => [0, Math.max(1, (most ?? 0) * 1.1)] } },
       axes: [
-        { ...axis, size: 24, space: 80, values: (_, times) => times.map((s) => clock(s * 1000)) },
+        { ...axis, size: 24, space: 55, values: (_, times) => times.map((s) => clock(s * 1000).slice(0, points.t.at(-1) - points.t[0] > 240 ? 5 : 8)) },
         { ...axis, size: 56, space: 28, values: (_, values) => values.map(form) },
       ],
       series: [{}, ...marks.map((mark) => ({ stroke: colour(mark), width: 1.5, points: { show: false } }))],

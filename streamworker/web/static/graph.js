@@ -65,7 +65,7 @@ export function draw(edges, streams, groups) {
   links.forEach(({ a, b, words, bad }, at) => {
     const { above, below, path, item } = labels[at];
     put(above, words[0]);
-    put(below, words[1].length > 24 ? `${words[1].slice(0, 23)}…` : words[1]);
+    put(below, words[1].length > 21 ? `${words[1].slice(0, 20)}…` : words[1]);
     path.classList.toggle("bad", Boolean(bad));
     put(item, `${a.name} → ${b.name}: ${words.filter(Boolean).join(", ")}`);
   });
@@ -84,7 +84,8 @@ function build(nodes, links) {
     const x1 = a.x + WIDTH, y1 = a.y + HEIGHT / 2, x2 = b.x, y2 = b.y + HEIGHT / 2, bend = x2 > x1 ? (x2 - x1) / 2 : 80;
     const path = svg("path", { d: `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2 - 4} ${y2}` }, root);
     svg("path", { class: "tip", d: `M${x2} ${y2}l-7 -4v8z` }, root);
-    const text = (dy) => svg("text", { x: (x1 + x2) / 2, y: (y1 + y2) / 2 + dy, "text-anchor": "middle" }, root);
+    const y = b.in.length > 1 ? y1 : y2;  // Where no other edge has its words.
+    const text = (dy) => svg("text", { x: (x1 + x2) / 2, y: y + dy, "text-anchor": "middle" }, root);
     const item = make("li");
     list.append(item);
     return { path, above: text(-5), below: text(13), item };

@@ -1,0 +1,242 @@
+"""The page in the distribution's Chromium: what it shows, to whom, and what it costs the browser.
+
+With ``STREAMWORKER_TEST_PICTURES`` set to a folder the pictures of docs/web.md are made there.
+"""
+
+import os
+import shutil
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from streamworker.web.broadcast import Seen
+from tests.cli.test_hostile_text import HOSTILE, SEEN
+from tests.conftest import CI
+from tests.helpers import wait_for
+from tests.web.browser import CHROMIUM, NO_SANDBOX, Site
+from tests.web.groups import START_MS, at, edges, seen
+
+pytestmark = [pytest.mark.full("needs Chromium, which is a package of the system"), pytest.mark.slow]
+
+PICTURES = os.environ.get("STREAMWORKER_TEST_PICTURES", "")
+HTML = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+
+UNTIL_DRAWN = """(count) => new Promise((done) => {
+    const look = () => (framesDrawn.count > count ? done() : setTimeout(look, 1));
+    look();
+})"""
+
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if not shutil.which(CHROMIUM) and not CI:
+        pytest.skip("There is no Chromium on the PATH: apt-get install chromium")
+    with sync_playwright() as playwright:
+        options = [*NO_SANDBOX, "--js-flags=--expose-gc", "--enable-precise-memory-info"]
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Open]:
+    """Open the page in a browser of its own; at the end no error may stand in its console."""
+    said: list[str] = []
+
+    def open_at(site: Site, width: int = 1280, height: int = 900, scheme: Any = "light") -> Page:
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
+        site.before_end.append(context.close)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(site.url)
+        page.wait_for_selector(".cell[data-s]")
+        return page
+
+    yield open_at
+    assert said == []
+
+
+def of(partitions: int, workers: int, killed: int = 10) -> Callable[[int], Seen]:
+    return lambda second: seen([at(second, partitions, workers, killed)])
+
+
+def drawn(page: Page) -> int:
+    return int(page.evaluate("framesDrawn.count"))
+
+
+def go_on(site: Site, pages: list[Page], seconds: int = 1) -> None:
+    """Let seconds pass, and wait after each until all pages have drawn it."""
+    for _ in range(seconds):
+        before = [drawn(page) for page in pages]
+        site.go_on()
+        for page, count in zip(pages, before, strict=True):
+            page.evaluate(UNTIL_DRAWN, count)
+
+
+def hostile(second: int) -> Seen:
+    """Return a group in which each text of others is hostile, to a browser and to a terminal."""
+    text, group = HTML + HOSTILE, at(second, 8, 3)
+    members = tuple(replace(each, name=text, host=text) for each in group.members)
+    views = tuple(replace(each, reason=text) if each.state == "halted" else each for each in group.partitions)
+    readers = (replace(group.readers[0], name=text, failed=text),)
+    changes = tuple(replace(each, member=text, cause=text) for each in group.rebalances)
+    found = replace(
+        group, members=members, partitions=views, readers=readers, rebalances=changes, problems=(text,)
+    )
+    letter = {
+        "processor": "price",
+        "letter": text,
+        "at_ms": START_MS,
+        "attempts": 1,
+        "error": text,
+        "value": text,
+    }
+    timer = dict.fromkeys(("timer", "runs", "on", "last", "next", "took", "failing"), text)
+    facts = {"streams": {text: 8}, "letters": [letter], "timers": [timer], "hidden": []}
+    return Seen([found], [{**edge, "end": f"{text}()", "failed": text} for edge in edges(found)], facts)
+
+
+def test_text_of_others_is_shown_as_text(open_page: Open) -> None:
+    """It becomes no element, and what would hide or turn around text is shown as an escape."""
+    with Site(hostile).served() as site:
+        page = open_page(site)
+        go_on(site, [page], 12)
+        assert page.locator("img, main script, iframe").count() == 0
+        for part in ("matrix", "held", "letters", "record", "readers", "graph", "timers"):
+            text = page.evaluate(f"document.getElementById('{part}').textContent")
+            assert HTML[:20] in text, part
+            assert not [char for char in text if not char.isprintable() and not char.isspace()], part
+        assert SEEN in page.inner_text("#held")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_keeps_the_rules_of_accessibility(open_page: Open, scheme: str) -> None:
+    """Axe finds nothing serious or critical, in either colours, on a small and on a large screen."""
+    with Site(of(64, 8)).served() as site:
+        for width in (390, 1280):
+            page = open_page(site, width, scheme=scheme)
+            go_on(site, [page], 3)
+            found = Axe().run(page).response
+            bad = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+            assert len(found["passes"]) > 15
+            assert [(each["id"], each["nodes"][0]["html"]) for each in bad] == []
+
+
+def test_all_is_reached_by_the_keyboard(open_page: Open) -> None:
+    """Tabs, the matrix, and the slider into the past and back."""
+
+    def two(second: int) -> Seen:
+        group = at(second, 8, 3)
+        return seen([group, replace(group, processor="audit")])
+
+    with Site(two).served() as site:
+        page = open_page(site)
+        go_on(site, [page], 12)
+        page.focus("[role=tab][aria-selected=true]")
+        page.keyboard.press("ArrowRight")
+        page.wait_for_selector("[role=tab][aria-selected=true] >> text=audit")
+        assert page.url.endswith("#audit")
+        page.focus(".cell[tabindex='0']")
+        for key, partition in (("ArrowRight", 1), ("ArrowDown", 4), ("End", 7), ("ArrowUp", 5), ("Home", 0)):
+            page.keyboard.press(key)
+            assert page.evaluate("document.activeElement.partition") == partition, key
+            assert page.inner_text("#detail").startswith(f"Partition {partition} ")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+        page.focus("#scrub")
+        page.keyboard.press("Home")
+        page.wait_for_selector("#live.past")
+        page.wait_for_selector("#matrix >> text=w2")
+        go_on(site, [page], 2)
+        assert page.is_visible("#live.past")
+        page.focus("#now")
+        page.keyboard.press("Enter")
+        wait_for(lambda: page.locator("#matrix >> text=w2").count() == 0, "it shows the present again")
+
+
+def test_a_phone_scrolls_in_one_direction(open_page: Open) -> None:
+    with Site(of(64, 8)).served() as site:
+        page = open_page(site, 390, 800)
+        go_on(site, [page], 12)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        boxes = page.locator(".scroll:visible, #matrix").all()
+        hidden = [each.evaluate("(box) => box.scrollWidth - box.clientWidth") for each in boxes]
+        assert len(hidden) > 2
+        assert max(hidden) == 0
+
+
+def test_an_outage_is_told_and_the_last_frame_stays(open_page: Open) -> None:
+    with Site(of(8, 3)).served() as site:
+        page = open_page(site)
+        site.fail("Cannot connect.")
+        page.wait_for_selector("#banner >> text=Redis does not answer. Cannot connect.")
+        assert page.locator(".cell[data-s]").count() >= 8
+        go_on(site, [page])
+        page.wait_for_selector("#banner", state="hidden")
+
+
+@pytest.mark.alone("measures time")
+def test_a_thousand_partitions_freeze_no_tab(open_page: Open) -> None:
+    """A frame takes a small part of the second until the next one, also while a worker dies."""
+    with Site(of(1024, 64)).served() as site:
+        page = open_page(site)
+        go_on(site, [page], 60)
+        took = page.evaluate("framesDrawn.took")
+        print(f"1,024 partitions, 64 workers: median {median(took):.1f} ms, longest {max(took):.1f} ms")
+        assert median(took) < 50
+
+
+@pytest.mark.timeout(600)
+def test_memory_is_steady_over_an_hour(open_page: Open) -> None:
+    """The hour before is full already, so nothing that is kept may grow."""
+    with Site(of(64, 8)).served() as site:
+        site.go_on(3600)
+        page = open_page(site)
+        heap = []
+        for _ in range(4):
+            done = drawn(page) + 900
+            site.go_on(900)
+            page.evaluate(UNTIL_DRAWN, done - 1)
+            page.evaluate("gc()")
+            heap.append(page.evaluate("performance.memory.usedJSHeapSize"))
+        print(f"JavaScript heap after each quarter of an hour: {[f'{size / 1e6:.2f} MB' for size in heap]}")
+        assert drawn(page) >= 3600
+        assert heap[-1] < 1.1 * heap[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "height", "partitions", "workers", "scheme"),
+    [
+        ("phone", 390, 844, 8, 3, "dark"),
+        ("screen", 1280, 900, 64, 8, "light"),
+        ("wall", 2560, 1200, 1024, 64, "dark"),
+    ],
+)
+def test_a_kill_is_seen_at_once(
+    open_page: Open,
+    name: str,
+    width: int,
+    height: int,
+    partitions: int,
+    workers: int,
+    scheme: str,
+    tmp_path: Path,
+) -> None:
+    """The worker is gone, and what it owned is on its way to others; the docs show it."""
+    with Site(of(partitions, workers, killed=300)).served() as site:
+        site.go_on(297 if partitions > 8 else 298)
+        page = open_page(site, width, height, scheme)
+        go_on(site, [page], 3)
+        assert page.locator("[data-state=nobody] .cell[data-s=A]").count() > 0
+        assert page.locator(".cell.ghost").count() > 0
+        shown = page.context.new_cdp_session(page).send(
+            "Page.captureScreenshot", {"format": "webp", "quality": 80}
+        )
+        (Path(PICTURES or tmp_path) / f"web-{name}.webp").write_bytes(b64decode(shown["data"]))
