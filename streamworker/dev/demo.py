@@ -30,7 +30,7 @@ from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.demo_report import Reporter
 from streamworker.dev.flights import as_records, load_flights
 from streamworker.dev.parquet import RowCount, read_table
-from streamworker.dev.server import EmbeddedServer
+from streamworker.dev.server import EmbeddedServer, free_port
 from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
 from streamworker.errors import BackendUnavailable
@@ -82,13 +82,14 @@ def run_demo(
     flights: int | None = None,
     send_s: float = SEND_S,
     cluster: bool = False,
+    web: bool = False,
 ) -> int:
     """Run the demo; takes about 40 seconds on two cores.
 
     With ``json_output`` one JSON object with the figures goes to stdout at the end, and all other output to
     stderr. ``keep`` leaves server, workers and Spark running after the checks, until Ctrl-C. ``directory``
     takes tables and logs; by default it is temporary, and removed after a success. ``flights`` sent in
-    ``send_s`` seconds make a shorter run.
+    ``send_s`` seconds make a shorter run. ``web`` serves the web view beside it.
 
     The code is 0 if the tables are exactly right and every rebalance happened, 1 if not, and 130 if Ctrl-C
     interrupted the demo. A ConfigurationError says that this machine lacks the server or the data set.
@@ -99,7 +100,7 @@ def run_demo(
     code = 1
     try:
         with EmbeddedCluster() if cluster else EmbeddedServer() as server:
-            demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s)
+            demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s, web=web)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
             finally:
@@ -130,6 +131,7 @@ class _Demo:
     keep: bool
     limit: int | None
     send_s: float
+    web: bool
     children: dict[str, Child] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     """Children that the demo has ended."""
@@ -150,6 +152,10 @@ class _Demo:
         flights = load_flights().slice(0, self.limit)
         self.reporter.say(f"{flights.num_rows:,} flights of 2013; {self.server.describe()}")
         self._start("spark", "spark", f"{APP}:app")
+        if self.web:
+            port = free_port()
+            self._start("web", "web", f"{APP}:app", "--port", str(port))
+            self.reporter.say(f"The web view: http://127.0.0.1:{port}")
         # With the environment of the children, so that it uses the same server.
         os.environ.update(self._environ)
         app = importlib.import_module(APP).app

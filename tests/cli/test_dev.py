@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -233,3 +235,20 @@ def test_nothing_outlives_dev_even_if_it_is_killed(dev: WorkerProcess, shop: Pat
     assert rendezvous.FILE.exists()
     assert rendezvous.find() is None
     wait_for(lambda: all(process_is_gone(child.pid) for child in children), "all have ended", 60)
+
+
+@pytest.mark.full("starts four processes")
+def test_dev_serves_the_web_view_beside_it(spawn: SpawnWorker, shop: Path) -> None:
+    """Its address is printed, and it ends with the rest."""
+    dev = spawn("dev", "shop:app", "--workers", "1", "--no-spark", "--no-tui", "--web", cwd=shop)
+    told = wait_for(lambda: re.search(r"The web view: (http://127\.0\.0\.1:\d+)", dev.log()), "it is told")
+    assert told is not None
+    url = told[1]
+    wait_for(lambda: f"Serving shop at {url}" in dev.log(), "it serves")
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert b"streamworker" in answer.read()
+    wait_for(lambda: "worker_started" in dev.log(), "the worker has started")
+    dev.terminate()
+    assert dev.wait(60) == ExitCode.OK, dev.log()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)

@@ -154,7 +154,7 @@ ELSEWHERE = {
     "dev": "test_dev_passes_nothing_on_that_a_terminal_obeys",
     "demo": "it shows its own records only",
     "exporter": "it prints its address only; prometheus-client escapes labels",
-    "web": "tests/web shows them to a browser",
+    "web": "test_text_of_others_is_shown_as_text; it prints its address only",
 }
 
 

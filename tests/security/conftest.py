@@ -7,9 +7,9 @@ import pytest
 import redis
 
 from streamworker.redisio.admin.rights import ROLE_NAMES, acl_rules
-from tests.cli.conftest import folder, invoke, shop
+from tests.cli.conftest import folder, invoke, shop, streamworker
 
-__all__ = ["folder", "invoke", "shop"]
+__all__ = ["folder", "invoke", "shop", "streamworker"]
 
 PASSWORD = "canary-of-the-roles-4711"
 UrlOf = Callable[[str], str]

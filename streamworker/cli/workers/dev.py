@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from streamworker.cli.options import AppPath, Yes, option
 from streamworker.cli.output import confirm, say
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
+from streamworker.cli.workers.probes import LOOPBACK, url_of
 from streamworker.cli.workers.rendezvous import announced, find
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
@@ -33,6 +35,7 @@ def dev(
     workers: Annotated[int, option("--workers -w N", "Worker processes.", min=1, max=64)] = 3,
     no_spark: Annotated[bool, option("--no-spark", "Do not run the app's pipelines.")] = False,
     no_tui: Annotated[bool, option("--no-tui", "Print log lines instead of the live view.")] = False,
+    web: Annotated[bool, option("--web", "Serve the web view as well, and print its address.")] = False,
     data: Annotated[
         Path | None,
         option(
@@ -61,7 +64,7 @@ def dev(
     \b
     Examples:
       streamworker dev shop:app
-      streamworker dev shop:app --workers 5 --no-spark
+      streamworker dev shop:app --workers 5 --no-spark --web
       streamworker dev shop:app --fresh
     """
     from streamworker.dev.server import EmbeddedServer
@@ -95,28 +98,49 @@ def dev(
                 options,
                 workers=workers,
                 spark=bool(selection.app.registry.pipelines) and not no_spark,
+                web=web,
                 log_file=folder / LOG if sys.stdout.isatty() and not no_tui else None,
             )
         )
 
 
 def _run_all(
-    path: str, selection: Selection, options: list[str], *, workers: int, spark: bool, log_file: Path | None
+    path: str,
+    selection: Selection,
+    options: list[str],
+    *,
+    workers: int,
+    spark: bool,
+    web: bool,
+    log_file: Path | None,
 ) -> int:
     with Children(log_file=log_file) as children, two_stages(children.stop, children.force):
         for number in range(1, workers + 1):
             children.start(f"worker w{number}", ["run", path, "--name", f"w{number}", *options])
         if spark:
             children.start("spark", ["spark", path, *options], is_worker=False)
-        say(f"Started {counted(workers, 'worker')}{' and Spark' if spark else ''}.", error=True)
+        shown: list[str] = []
+        if web:
+            from streamworker.dev.server import free_port
+
+            port = free_port()
+            children.start("web", ["web", path, "--port", str(port)], is_worker=False)
+            shown = [f"The web view: {url_of(LOOPBACK, port)}"]
+        say(f"Started {counted(workers, 'worker')}{' and Spark' if spark else ''}.", *shown, error=True)
         if log_file is not None:
-            show(selection, stopped=lambda: not children.running, notices=children.failures)
+            notices = partial(_notices, shown, children)
+            show(selection, stopped=lambda: not children.running, notices=notices)
             say("Stopping: workers finish their batches.", error=True)
             children.stop()
         code = children.wait()
         if children.failed and log_file is not None:
             say(*printable_lines(log_file.read_text("utf-8", "replace"))[-TAIL_LINES:], error=True)
         return code
+
+
+def _notices(shown: list[str], children: Children) -> list[str]:
+    """Return what stands above the live view."""
+    return [*shown, *children.failures()]
 
 
 def _check_checkpoints(app: App, folder: Path) -> None:
@@ -156,6 +180,7 @@ def demo(
     cluster: Annotated[
         bool, option("--cluster", "Use a Redis Cluster of three primaries with a replica each.")
     ] = False,
+    web: Annotated[bool, option("--web", "Serve the web view as well, and print its address.")] = False,
 ) -> None:
     """Run the whole system on real data, and check it.
 
@@ -171,4 +196,4 @@ def demo(
     """
     from streamworker.dev.demo import run_demo
 
-    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster))
+    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster, web=web))
