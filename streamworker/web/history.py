@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.trends import Trends
 from streamworker.tui import model
 from streamworker.tui.figures import failure, held_up
 
@@ -24,8 +25,6 @@ RECORD_MAX = 500
 """Rebalances and orders that are kept."""
 HELD_MAX = 200
 """Partitions that are held up whose reasons a frame has."""
-ARRIVALS_MAX = 64
-"""Times of arrival that are kept for the records that wait in one partition."""
 
 LETTERS = {
     "running": ".", "retrying": "R", "draining": "D", "acquiring": "A", "halted": "H",
@@ -38,42 +37,11 @@ POINTS = ("t", "lag", "arrived", "committed", "age")
 Point = tuple[int, int, float | None, float | None, int]
 
 
-class Ages:
-    """How long the oldest record of a group has waited, from the counters of its snapshots.
-
-    A viewer may not read records, so the time of arrival is the time of the first snapshot that counts a
-    record. Those that waited before the first snapshot have arrived after the checkpoint, by which they are
-    dated: they are at most so old.
-    """
-
-    def __init__(self) -> None:
-        self._arrivals: dict[int, deque[tuple[int, int]]] = {}
-        """By partition: a time, and how many records had arrived by then."""
-
-    def oldest_ms(self, snapshot: GroupSnapshot) -> int:
-        """Return the age of the oldest record that waits, 0 if none does."""
-        since = snapshot.taken_ms
-        for view in snapshot.partitions:
-            arrived, known = view.records + view.lag, self._arrivals.get(view.partition)
-            if known is None or (known and arrived < known[-1][1]):
-                checkpoint_ms = int(view.checkpoint.partition("-")[0])
-                known = self._arrivals[view.partition] = deque([(checkpoint_ms or since, arrived)])
-            elif not known or arrived > known[-1][1]:
-                known.append((snapshot.taken_ms, arrived))
-            while known and known[0][1] <= view.records:
-                known.popleft()
-            if len(known) > ARRIVALS_MAX:
-                self._arrivals[view.partition] = deque(list(known)[::2])
-            if known:
-                since = min(since, known[0][0])
-        return snapshot.taken_ms - since
-
-
 class History:
     """One processor's last hour."""
 
     def __init__(self) -> None:
-        self._ages = Ages()
+        self._trends = Trends()
         self._recent: deque[GroupSnapshot] = deque(maxlen=RATE_WINDOW)
         self._points: deque[Point] = deque()
         self._matrices: deque[tuple[int, bytes]] = deque()
@@ -88,7 +56,7 @@ class History:
             self._recent.clear()  # A rate over an outage would not be the current rate.
         self._recent.append(snapshot)
         rows = model.rows(self._recent[0], snapshot)
-        now_ms, age_ms = snapshot.taken_ms, self._ages.oldest_ms(snapshot)
+        now_ms, age_ms = snapshot.taken_ms, self._trends.follow(snapshot).oldest_ms
         self.frame = frame = _frame(rows, age_ms)
         self._points.append((now_ms, snapshot.lag, frame["arrived"], frame["committed"], age_ms))
         matrix = {name: frame[name] for name in ("workers", "owner", "state")}
@@ -102,7 +70,11 @@ class History:
             self._matrices.popleft()
         for change in snapshot.rebalances:
             key = (change.at_ms, change.generation, change.cause, change.member)
-            self._record[key] = {**asdict(change), "processor": snapshot.processor}
+            self._record[key] = {
+                **asdict(change),
+                "moved": len(change.moved),
+                "processor": snapshot.processor,
+            }
         for key in sorted(self._record)[:-RECORD_MAX]:
             del self._record[key]
 

@@ -2,30 +2,8 @@
 
 import msgspec
 
-from streamworker.web.history import HOUR_MS, Ages, History
-from tests.tui.groups import group
+from streamworker.web.history import HOUR_MS, History
 from tests.web.groups import START_MS, at, fed
-
-
-def test_the_oldest_record_that_waits_has_the_age_since_a_snapshot_first_counted_it() -> None:
-    """What waits at the first snapshot came after the checkpoint; what comes later has its own time."""
-    ages = Ages()
-    first = group(partitions=2, workers=1, at_ms=1_763_700_060_000, lag=5)
-    assert ages.oldest_ms(first) == 60_000
-    assert ages.oldest_ms(group(partitions=2, workers=1, at_ms=1_763_700_061_000, committed=5)) == 0
-    late = group(partitions=2, workers=1, at_ms=1_763_700_070_000, committed=5, lag=3)
-    assert ages.oldest_ms(late) == 0
-    grown = group(partitions=2, workers=1, at_ms=1_763_700_074_000, committed=7, lag=9)
-    assert ages.oldest_ms(grown) == 4_000
-    done = group(partitions=2, workers=1, at_ms=1_763_700_075_000, committed=8, lag=8)
-    assert ages.oldest_ms(done) == 1_000
-
-
-def test_a_stream_that_was_deleted_gives_no_age_of_what_it_held() -> None:
-    """Its counters begin again."""
-    ages = Ages()
-    ages.oldest_ms(group(partitions=1, workers=1, at_ms=START_MS, committed=500, lag=5))
-    assert ages.oldest_ms(group(partitions=1, workers=1, at_ms=START_MS + 1000)) == 0
 
 
 def test_an_hour_is_kept_and_no_more() -> None:

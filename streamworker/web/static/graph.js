@@ -1,5 +1,5 @@
 // The graph of streams, processors, logs and pipelines, in layers from left to right.
-import { bytes, compact, duration, make, put, shown, whole } from "./words.js";
+import { compact, duration, make, put, shown } from "./words.js";
 
 const WIDTH = 150, HEIGHT = 46, GAP_X = 130, GAP_Y = 22, SVG = "http://www.w3.org/2000/svg";
 const section = document.getElementById("graph");
@@ -16,8 +16,7 @@ function svg(kind, attributes, parent, text = "") {
 // Between a processor and its pipelines stands its acked log.
 function parts(edges, streams) {
   const nodes = new Map(), links = [];
-  const node = (id, kind, name) => nodes.set(id, { id, kind, name, in: [], layer: 0 }).get(id);
-  const known = (id, kind, name) => nodes.get(id) ?? node(id, kind, name);
+  const known = (id, kind, name) => nodes.get(id) ?? nodes.set(id, { id, kind, name, in: [] }).get(id);
   const link = (a, b, words, bad) => links.push({ a, b, words, bad }) && b.in.push(a);
   for (const name of Object.keys(streams)) known(name, "stream", name);
   for (const edge of edges) {
@@ -29,8 +28,8 @@ function parts(edges, streams) {
       const waits = edge.waiting ? `${compact(edge.waiting)} wait` : "";
       link(known(edge.start, "processor", name(edge.start)), known(edge.end, "stream", edge.end), [rate, waits]);
     } else {
-      const start = known(edge.start, "processor", name(edge.start)), id = `log ${edge.start}`;
-      const log = nodes.get(id) ?? node(id, "log", `log of ${name(edge.start)}`);
+      const start = known(edge.start, "processor", name(edge.start));
+      const log = known(`log ${edge.start}`, "log", `log of ${name(edge.start)}`);
       if (!log.in.length) link(start, log, [rate, ""]);
       const read = edge.age_ms == null ? "has never read" : `read ${duration(edge.age_ms)} ago`;
       const pipeline = known(`spark ${edge.end}`, "pipeline", name(edge.end));

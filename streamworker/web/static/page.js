@@ -5,8 +5,7 @@ import * as matrix from "./matrix.js";
 import { bytes, clock, compact, duration, make, put, table, whole } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-const STALE_MS = 5000;
-let source = null, frame = null, facts = {}, shownAt = null, heardAt = performance.now();
+let source = null, frame = null, facts = {}, shownAt = null;
 // What a test measures: how many frames were drawn, and the milliseconds of script that the last ones took.
 const frames = (window.framesDrawn = { count: 0, took: [] });
 
@@ -17,7 +16,6 @@ function listen() {
   source = new EventSource(`events?processor=${encodeURIComponent(wanted())}`);
   const on = (name, act) => source.addEventListener(name, ({ data }) => {
     const began = performance.now();
-    heardAt = began;
     act(JSON.parse(data));
     if (name !== "frame") return;
     frames.count += 1;
@@ -27,6 +25,7 @@ function listen() {
   on("facts", (news) => drawFacts((facts = news)));
   on("frame", arrived);
   on("problem", (problem) => banner(`Redis does not answer. ${problem}`));
+  source.onerror = () => banner("The server of this page does not answer.");
 }
 
 function hello({ app, processor, points }) {
@@ -100,7 +99,7 @@ function figures(group) {
 }
 
 function held(group) {
-  const rows = group.held.map(([p, state, why]) => [p, state, why]);
+  const rows = [...group.held];
   if (group.held_count > rows.length) rows.push(["", "", `and ${group.held_count - rows.length} more partitions`]);
   for (const problem of group.problems) rows.unshift(["", "problem", problem]);
   table($("held"), [">partition", "state", "why"], rows, "No partition is held up.");
@@ -124,7 +123,7 @@ function drawFacts({ record, letters, timers, hidden }) {
     return element;
   };
   table($("record"), ["time", "cause", "who", ">moved", ">took"], changes.slice(0, 100).map((change) =>
-    [button(change), change.cause, change.member, whole(change.moved.length), change.ms === null ? "moving" : duration(change.ms)]),
+    [button(change), change.cause, change.member, whole(change.moved), change.ms === null ? "moving" : duration(change.ms)]),
     "Nothing has changed yet: no worker has joined.", changes);
   marks(changes);
   const values = letters.some((letter) => letter.value !== null);
@@ -221,7 +220,4 @@ new ResizeObserver(() => {
   matrix.layout();
   if (frame && shownAt === null) matrix.draw(frame.group);
 }).observe($("matrix"));
-setInterval(() => {
-  if (!document.hidden && performance.now() - heardAt > STALE_MS) banner("The server of this page does not answer.");
-}, 1000);
 listen();
