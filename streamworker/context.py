@@ -132,6 +132,9 @@ class Call:
         """What is done about the records that the function has named, by their index."""
         self.state = state
         self.attempt = attempt
+        self.carried: Mapping[bytes, bytes] = {}
+        """Headers of what the call sends, beside those of its record."""
+        self.trace_ids: Callable[[], dict[str, str]] = dict
         self.outputs: list[Any] = []
         self.is_over = False
         self.show(entries, records)
@@ -225,8 +228,9 @@ class Context:
 
     @property
     def log(self) -> "BoundLogger":
-        """A logger that names app, processor and partition."""
-        return self._owned.log
+        """A logger that names app, processor and partition, and the call's span if it has one."""
+        ids = self._call.trace_ids()
+        return self._owned.log.bind(**ids) if ids else self._owned.log
 
     @property
     def attempt(self) -> int:

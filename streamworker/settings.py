@@ -175,6 +175,9 @@ class Settings:
     max_processing_time_ms: int = 30_000
     """A partition that has entries and commits none for this long is named in the log and in
     ``status``, with what it waits for. It loses nothing by it. Longer than an ordinary batch takes."""
+    tracing: bool = False
+    """Whether sends and calls make spans of OpenTelemetry, if the process has a TracerProvider
+    (docs/tracing.md)."""
     handler_threads: int = 16
     """Threads for ``def`` processors of one worker process; calls of theirs that overlap
     (``concurrency``) are bounded by it too."""

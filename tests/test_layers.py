@@ -59,7 +59,8 @@ INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
         "clock", "telling", "signals", "observing", "connecting", "durability", "provisioning", "resources",
-        "read", "send", "forward", "run", "measuring", "watch", "listener", "partitions", "group", "worker",
+        "read", "send", "tracing", "forward", "run", "measuring", "watch", "listener", "partitions", "group",
+        "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "declaring": (

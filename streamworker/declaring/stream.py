@@ -27,6 +27,7 @@ from streamworker.runtime.send.background import BACKGROUND
 from streamworker.runtime.send.lane import OnFull
 from streamworker.runtime.send.named import Scheduled
 from streamworker.runtime.send.producer import CHUNK_ENTRIES, Due, ManySender, Producer, Sent
+from streamworker.runtime.tracing.asking import producer_kind
 from streamworker.settings import Settings
 
 T = TypeVar("T")
@@ -51,7 +52,8 @@ class StreamApp:
         """Return the producer of a stream for the running event loop."""
         backend, producers = self._of_loop()
         if (producer := producers.get(stream.name)) is None:
-            producer = producers[stream.name] = Producer(
+            kind = producer_kind(self.settings)
+            producer = producers[stream.name] = kind(
                 backend, stream.spec, self.settings, observer=self.observer
             )
         return producer

@@ -153,6 +153,16 @@ class Entries(Sequence[Entry]):
             return self
         return self[position.seq - self.id_at(0).seq + 1 :]
 
+    def each_headers(self) -> Iterator[Mapping[bytes, bytes]]:
+        """Yield the headers of each record, and create no :class:`Entry` for it."""
+        for place, flat in zip(self._ids, self._flats, strict=True):
+            if isinstance(place, int):
+                found = flat.headers[place] if flat.has_headers else None
+                yield {name.encode(): value for name, value in found.items()} if found else {}
+            else:
+                pairs = zip(flat[::2], flat[1::2], strict=True)
+                yield {n[len(HEADER_PREFIX) :]: v for n, v in pairs if n.startswith(HEADER_PREFIX)}
+
     def _with(self, ids: Sequence[bytes | int], flats: Sequence[Any], sizes: Sequence[int]) -> "Entries":
         """Return some of its records."""
         may_have = self.may_have_headers
@@ -273,6 +283,12 @@ def header_fields_of(entry: Entry) -> dict[bytes, bytes]:
         for name, value in entry.fields.items()
         if name.startswith(HEADER_PREFIX)
     }
+
+
+def each_headers(entries: Sequence[Entry]) -> Iterator[Mapping[bytes, bytes]]:
+    """Yield the headers of each record that has any, by their names."""
+    found = entries.each_headers() if isinstance(entries, Entries) else map(header_fields_of, entries)
+    return filter(None, found)
 
 
 def headers_of(entry: Entry) -> dict[str, str]:

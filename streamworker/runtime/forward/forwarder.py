@@ -17,6 +17,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import anyio
@@ -37,6 +38,9 @@ from streamworker.runtime.send.lanes import full_pauses
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 HELD_BYTES = 1024 * 1024
 """Bytes of messages of one outbox that a worker holds; it reads the others when these are through."""
@@ -96,6 +100,8 @@ class Source:
         self.written_to = self.queues
         """The queues when the last messages were made for a commit."""
         self.emptied = Signal()
+        self.spans: dict[int, Span] = {}
+        """Spans of messages by their numbers, for traces; each ends when its target has the message."""
 
     def committed(self, write: OutboxWrite) -> None:
         """Forward the messages of a commit that is confirmed."""
@@ -361,6 +367,10 @@ class Forwarder:
     def _took(self, queue: _Queue, taken: list[EntryId]) -> None:
         if taken and not queue.is_forgotten:
             self._taken[queue.source.keys] += taken
+            if spans := queue.source.spans:
+                for message in taken:
+                    if span := spans.pop(message.ms, None):
+                        span.end()
             self._to_delete.fire()
 
     async def _delete(self) -> None:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import pyarrow as pa
@@ -34,6 +34,11 @@ from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.trims import Trims
 from streamworker.runtime.signals import Signal
 from streamworker.settings import Settings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from streamworker.runtime.tracing.spans import PartitionSpans
 
 ENCODE_IN_THREAD_BYTES = 512 * 1024
 """Record batches above this size are encoded in a thread, where compression releases the GIL. Encoding
@@ -108,6 +113,8 @@ class Commits:
     outbox: OutboxWriter | None = None
     """Where messages for other streams go, if the function can send any."""
     observer: Observer | None = None
+    spans: "PartitionSpans | None" = None
+    """Makes spans of calls and commits, if the app asks for traces."""
 
     def __post_init__(self) -> None:
         lock = self.start.lock
@@ -129,6 +136,8 @@ class Commits:
         """The field and value of the last commit of a timer."""
         self._began_s = 0.0
         """When the last commit was handed in, for an observer."""
+        self._span: Span | None = None
+        """The span of the commit in flight, if one of its calls was sampled."""
         self._ticket: Ticket | None = None
         """The last commit that was handed in."""
 
@@ -173,6 +182,8 @@ class Commits:
         self._previous = last
         if work.timer:
             self._ticked = work.timer, work.state[work.timer] or b""
+        if self.spans is not None:
+            self._span = self.spans.commit(last, request.entries)
         self.is_committing = True
         if self.observer is not None:
             self._began_s = monotonic_s()
@@ -191,19 +202,24 @@ class Commits:
         """Hear no more of the commit in flight: its outcome is unknown."""
         if self._ticket is not None:
             self._ticket.withdrawn = True
+        self._end_span("withdrawn")
 
     def _answered(self, request: CommitRequest, work: Work, reply: CommitReply) -> None:
         if reply.code not in WRITTEN:
             detail = _refusal(request, reply)
             if self.observer is not None:
                 self.observer.refused(self.spec)
+            self._end_span(f"{reply.code.name}: {detail}")
             self.log.warning("commit_refused", code=reply.code.name, detail=detail)
             self.refused(reply.code, detail)
             return
         self._committed = (request.new, reply.rows)
         self.state.confirmed(reply.at_ms)
         if request.outbox is not None and self.outbox is not None:
+            if self.spans is not None and self._span is not None:
+                self.outbox.source.spans |= self.spans.forwards(self._span, request.outbox.messages)
             self.outbox.source.committed(request.outbox)
+        self._end_span()
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
         self.records_done += request.entries
@@ -216,6 +232,13 @@ class Commits:
         self.landed.fire()
         if self.activity.is_commit_held_up:
             self.activity.hinder("commit", "")
+
+    def _end_span(self, error: str = "") -> None:
+        if self._span is not None:
+            if error:
+                self._span.set_attribute("error.type", error.partition(":")[0])
+            self._span.end()
+            self._span = None
 
     def _held_up(self, request: CommitRequest, reply: CommitReply) -> None:
         """Show why a commit will be sent again; the committer logs those that have no answer."""
@@ -235,6 +258,8 @@ class Commits:
             reason = f"outbox full: {why or 'the streams that this partition sends to are behind'}"
         if reply.code is not CommitCode.UNKNOWN and not self.activity.is_commit_held_up:
             self.log.warning(event, reason=reason)
+        if self._span is not None:
+            self._span.add_event("held up", {"reason": reason})
         self.activity.hinder("commit", reason)
         self.is_full = reply.code is CommitCode.FULL
         if self.is_full:

@@ -215,7 +215,8 @@ class Invoker(Results):
         finally:
             call.is_over = True
             view.close()
-        return self.carried(self._effects_of_call(result, call, view.settled(), records), entries)
+        effects = self._effects_of_call(result, call, view.settled(), records)
+        return self.carried(effects, entries, call.carried)
 
     def call_here(
         self, argument: Any, entries: Sequence[Entry], records: Sequence[Any], attempt: int
@@ -233,7 +234,8 @@ class Invoker(Results):
         finally:
             call.is_over = True
             view.close()
-        return self.carried(self._effects_of_call(result, call, view.settled(), records), entries)
+        effects = self._effects_of_call(result, call, view.settled(), records)
+        return self.carried(effects, entries, call.carried)
 
 
 def failure(raised: BaseException) -> Exception:

@@ -103,19 +103,27 @@ class Results:
         return Effects([*rows, *sendings] if sendings else rows, changes)
 
     def put_out(
-        self, outputs: Sequence[Any], records: Sequence[Any], entries: Sequence[Entry]
+        self,
+        outputs: Sequence[Any],
+        records: Sequence[Any],
+        entries: Sequence[Entry],
+        carried: Mapping[bytes, bytes],
     ) -> Sequence[Any]:
         """Return what a function with ``Records`` has put out for some records."""
-        return self.carried(self._effects(None, outputs, None, records), entries).outputs
+        return self.carried(self._effects(None, outputs, None, records), entries, carried).outputs
 
-    def carried(self, effects: Effects, entries: Sequence[Entry]) -> Effects:
+    def carried(
+        self, effects: Effects, entries: Sequence[Entry], also: Mapping[bytes, bytes] | None = None
+    ) -> Effects:
         """Let what a call sends to other streams carry the headers of the record that it had.
 
-        Of a call with several records nothing tells which of them a row was made of.
+        Of a call with several records nothing tells which of them a row was made of. ``also`` are headers of
+        the call itself.
         """
-        if not effects.outputs or len(entries) != 1 or not self.sends:
+        if not effects.outputs or not (also or len(entries) == 1) or not self.sends:
             return effects
-        if not (headers := header_fields_of(entries[0])):
+        headers = {**(header_fields_of(entries[0]) if len(entries) == 1 else {}), **(also or {})}
+        if not headers:
             return effects
         goes_on = self._routes.into is not None
         outputs: list[Any] = []

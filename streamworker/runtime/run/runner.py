@@ -45,6 +45,7 @@ from streamworker.runtime.run.state import NoState, PartitionState
 from streamworker.runtime.run.statetables import StateWithTables, TableCache
 from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate
+from streamworker.runtime.tracing.asking import traced
 from streamworker.settings import Settings
 
 
@@ -192,6 +193,7 @@ def build_runner(
     """
     app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
     log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
+    spec, spans = traced(spec, partition, settings)
     own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
     kept = PartitionState(own)
     if spec.options.concurrency > 1:
@@ -213,6 +215,7 @@ def build_runner(
         state=kept,
         outbox=outbox,
         observer=observer,
+        spans=spans,
     )
     key_of = spec.stream.key if spec.takes == "records" else None
     owned = OwnedPartition(
@@ -226,14 +229,13 @@ def build_runner(
         key_of=key_of,
     )
     routes = outbox.routes if outbox else Routes(spec.into, settings.entry_bytes_max)
-    threads = settings.handler_threads
     aside: dict[EntryId, Exception] = {
         record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()
     }
     invoker_type, mode_type = _types_for(spec)
-    invoker = invoker_type(spec, owned, kept, threads, routes, aside)
+    invoker = invoker_type(spec, owned, kept, settings.handler_threads, routes, aside)
     calls = [
-        (timer, Invoker(timer.call, owned, kept, threads, routes.also(timer.call.into), {}))
+        (timer, Invoker(timer.call, owned, kept, settings.handler_threads, routes.also(timer.call.into), {}))
         for timer in spec.timers
     ]
     timers = Timers(calls, state, commits, rng)

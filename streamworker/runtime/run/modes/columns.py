@@ -154,9 +154,11 @@ class ColumnsInvoker(Invoker):
         effects = super()._effects(result, take_forwarded(context), None, kept)
         return super().carried(effects, (entry,)).outputs
 
-    def carried(self, effects: Effects, entries: Sequence[Entry]) -> Effects:
+    def carried(
+        self, effects: Effects, entries: Sequence[Entry], also: Mapping[bytes, bytes] | None = None
+    ) -> Effects:
         """Let what a call sends carry its record's headers; rows of single records have them already."""
-        return effects if self.spec.mode is FunctionMode.RECORD else super().carried(effects, entries)
+        return effects if self.spec.mode is FunctionMode.RECORD else super().carried(effects, entries, also)
 
     # -- what it returned ----------------------------------------------------------------------
 

@@ -76,6 +76,7 @@ class Mode(ABC):
         self.commits = intake.commits
         self.observer = intake.commits.observer
         self.rng = rng
+        self.spans = self.commits.spans
         self.in_call: Sequence[Entry] = ()
         """The entries of the last call, in modes that make one call at a time."""
         self.halted_at: Sequence[Entry] = ()

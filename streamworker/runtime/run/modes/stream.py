@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -17,6 +17,9 @@ from streamworker.runtime.run.invoke import failure
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.results import Effects, untaken
+
+if TYPE_CHECKING:
+    from streamworker.runtime.tracing.spans import BegunCall
 
 _Item = tuple[Entry, Any, Exception | None]
 """An entry that was taken from the buffer, its record, and the error if it could not be decoded."""
@@ -80,6 +83,8 @@ class StreamMode(GroupingMode):
         self._halted = ""
         self._scope = anyio.CancelScope()
         self._turn_due_ms = 0
+        self._begun: BegunCall | None = None
+        """The span of the records in hand, if they have one."""
 
     async def handle_all(self) -> str:
         """Call the function until draining; return why the partition halts, or an empty text."""
@@ -106,6 +111,7 @@ class StreamMode(GroupingMode):
                 if not self._asked and not self.intake.draining:
                     raise RuntimeError("the function returned without asking for a record")
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                self._end_span(raised)
                 return failure(raised)
             finally:
                 self.activity.ends()
@@ -138,6 +144,8 @@ class StreamMode(GroupingMode):
             self._failing, self._failures = items[0][0].id, made
         if self.invoker.has_view:
             self._show(items)
+        if self.spans is not None:
+            self._begun = self.spans.begin(self._seen)
         # The time starts here and not when the function asked: the wait for a record may take hours.
         self.activity.begins()
         return [record for _, record, _ in items]
@@ -183,9 +191,11 @@ class StreamMode(GroupingMode):
         removed = self._seen.removed
         if outputs or self.invoker.forwards_input:
             kept = [record for index, (_, record, _) in enumerate(self._hand) if index not in removed]
-            outputs = self.invoker.put_out(outputs, kept, [entry for entry, _, _ in self._hand])
+            entries = [entry for entry, _, _ in self._hand]
+            outputs = self.invoker.put_out(outputs, kept, entries, self._seen.carried)
             if self._careful:
                 self.invoker.convert(outputs)
+        self._end_span()
         effects = Effects(outputs, self._view.settled(), removed)
         self.add_done([entry for entry, _, _ in self._hand], effects, self._attempts + 1)
         self.poke()
@@ -195,6 +205,11 @@ class StreamMode(GroupingMode):
         self._failing, self._failures = None, 0
         if self._search is not None:
             self._search.succeeded()
+
+    def _end_span(self, error: BaseException | None = None) -> None:
+        if self._begun is not None:
+            begun, self._begun = self._begun, None
+            begun.end(error)
 
     def _show(self, items: list[_Item]) -> None:
         """Reset the context to these records, with nothing forwarded or stored yet."""
