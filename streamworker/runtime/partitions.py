@@ -34,7 +34,7 @@ from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
-from streamworker.runtime.run.invoke import describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
 from streamworker.runtime.run.statetables import TableCache

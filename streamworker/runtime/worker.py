@@ -40,7 +40,7 @@ from streamworker.runtime.observing import Observer
 from streamworker.runtime.provisioning import provision, provision_retention
 from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
-from streamworker.runtime.run.invoke import describe_error
+from streamworker.runtime.run.failures import describe_error
 from streamworker.runtime.run.trims import keep_unread
 from streamworker.runtime.watch.health import Health
 from streamworker.runtime.watch.keeper import Keeper

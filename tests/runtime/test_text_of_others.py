@@ -19,7 +19,7 @@ from streamworker.redisio.group.locks import read_locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.link import Endpoint, Link
-from streamworker.runtime.run.invoke import TRACE_MAX
+from streamworker.runtime.run.failures import TRACE_MAX
 from streamworker.runtime.worker import Worker
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async

@@ -21,7 +21,7 @@ from streamworker.core.snapshot import PartitionView
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.runtime.run import committer
-from streamworker.runtime.run.invoke import describe_error, traceback_of
+from streamworker.runtime.run.failures import describe_error, traceback_of
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import is_halted, until_shown, wait_for_async
 from tests.raw import opened, records_in

@@ -25,7 +25,8 @@ from streamworker.redisio.keys import TICK
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.commits import Commits
-from streamworker.runtime.run.invoke import Invoker, describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import describe_error, failure, traceback_of
+from streamworker.runtime.run.invoke import Invoker
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn

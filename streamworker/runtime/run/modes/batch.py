@@ -10,9 +10,8 @@ from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry
 from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.commits import Work, joined
-from streamworker.runtime.run.invoke import Decoded
+from streamworker.runtime.run.invoke import Decoded, Effects
 from streamworker.runtime.run.modes.modes import Failed, Mode
-from streamworker.runtime.run.results import Effects
 
 
 @dataclass(slots=True)

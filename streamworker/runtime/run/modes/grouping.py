@@ -19,8 +19,8 @@ from streamworker.errors import RecordError
 from streamworker.records.entries import joined_entries
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.commits import Work
+from streamworker.runtime.run.invoke import NOTHING, Effects
 from streamworker.runtime.run.modes.modes import Mode
-from streamworker.runtime.run.results import NOTHING, Effects
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
 

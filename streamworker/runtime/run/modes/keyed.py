@@ -25,7 +25,7 @@ from streamworker.core.policies import Halt, Retry
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import Work
-from streamworker.runtime.run.invoke import as_error
+from streamworker.runtime.run.failures import as_error
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.state import NoState

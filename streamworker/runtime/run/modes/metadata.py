@@ -11,8 +11,7 @@ from streamworker.core.data.partitioner import canonical_key
 from streamworker.records.entries import headers_of
 from streamworker.redisio.data.ackedlog import ROW_METADATA, log_schema
 from streamworker.runtime.forward.routing import Routed
-from streamworker.runtime.run.invoke import Invoker
-from streamworker.runtime.run.results import Effects
+from streamworker.runtime.run.invoke import Effects, Invoker
 
 
 class _Row(NamedTuple):

@@ -2,7 +2,7 @@
 
 The rules for errors are the same in all modes:
 
-- A call fails if it raises (anything, see ``invoke.failure``), times out or returns rows of another type.
+- A call fails if it raises (anything, see ``failures.failure``), times out or returns rows of another type.
   The rows that it forwarded and the state that it stored are dropped. The policy of its error decides
   whether the mode calls the function again, after a pause.
 - After the last attempt the mode finds the records that make the call fail by halving the batch. What
@@ -30,16 +30,9 @@ from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.commits import Work, ids_of, span
+from streamworker.runtime.run.failures import describe_error, failure, traceback_of
 from streamworker.runtime.run.intake import Intake
-from streamworker.runtime.run.invoke import (
-    NOT_OURS,
-    Invoker,
-    SetAside,
-    describe_error,
-    failure,
-    traceback_of,
-)
-from streamworker.runtime.run.results import Effects
+from streamworker.runtime.run.invoke import NOT_OURS, Effects, Invoker, SetAside
 
 SLICE_MS = 2
 """A mode handles records one after the other for this long before it yields to the event loop and a commit

@@ -8,10 +8,10 @@ from streamworker.core.data.entries import Entry
 from streamworker.records.entries import may_have_headers
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.invoke import as_error, failure
+from streamworker.runtime.run.failures import as_error, failure
+from streamworker.runtime.run.invoke import NOTHING, Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
-from streamworker.runtime.run.results import NOTHING, Effects
 
 LOOKS_MAX = 16
 """Maximum calls from one look at the clock to the next. The first look follows the first call, and each

@@ -13,10 +13,10 @@ from streamworker.core.policies import Halt, Retry
 from streamworker.errors import RecordError
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.invoke import failure
+from streamworker.runtime.run.failures import failure, untaken
+from streamworker.runtime.run.invoke import Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
-from streamworker.runtime.run.results import Effects, untaken
 
 if TYPE_CHECKING:
     from streamworker.runtime.tracing.spans import BegunCall
