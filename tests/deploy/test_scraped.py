@@ -33,10 +33,12 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
+RULES = Path(__file__).parents[2] / "deploy/prometheus/rules.yml"
 SECONDS = float(os.environ.get("SCRAPED_SECONDS", "20"))
 WORKERS = ("w1", "w2", "w3")
 CONFIG = """
-global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
+global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}}
+rule_files: [{rules}]
 scrape_configs:
   - job_name: streamworker-exporter
     static_configs: [{{targets: ["127.0.0.1:{exporter}"]}}]
@@ -56,13 +58,24 @@ class Prometheus:
             command = ["prometheus", f"--config.file={at / 'prometheus.yml'}", *options]
             self.process = subprocess.Popen(command, cwd=at, stdout=log, stderr=log)
 
-    def ask(self, query: str, label: str = "") -> dict[str, float]:
-        """Return the values of a query by a label; none while it does not answer."""
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+    def get(self, path: str, **given: str) -> Any:
+        """Return what its interface answers; an empty result while it does not answer."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?" + urllib.parse.urlencode(given)
         with suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
-            found = json.load(answer)["data"]["result"]
-            return {each["metric"].get(label, ""): float(each["value"][1]) for each in found}
-        return {}
+            return json.load(answer)["data"]
+        return {"result": []}
+
+    def ask(self, query: str, label: str = "") -> dict[str, float]:
+        """Return the values of a query by a label."""
+        found = self.get("query", query=query)["result"]
+        return {each["metric"].get(label, ""): float(each["value"][1]) for each in found}
+
+    def alerts(self) -> tuple[list[str], set[str]]:
+        """Return the errors of rules that could not be evaluated, and the alerts that fire."""
+        rules = [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
+        assert len(rules) > 10 and all(rule["health"] != "unknown" for rule in rules)
+        wrong = [rule["lastError"] for rule in rules if rule["health"] != "ok"]
+        return wrong, {rule["name"] for rule in rules if rule["state"] == "firing"}
 
 
 @pytest.fixture
@@ -81,7 +94,7 @@ def ports() -> dict[str, int]:
 @pytest.fixture
 def prometheus(shop: Path, ports: dict[str, int]) -> Iterator[Prometheus]:
     targets = json.dumps([f"127.0.0.1:{ports[name]}" for name in WORKERS])
-    program = Prometheus(shop, CONFIG.format(exporter=ports["exporter"], workers=targets))
+    program = Prometheus(shop, CONFIG.format(rules=RULES, exporter=ports["exporter"], workers=targets))
     yield program
     program.process.terminate()
     program.process.wait(30)
@@ -131,3 +144,6 @@ def test_what_prometheus_sums_is_what_was_sent_though_a_worker_was_killed(
     )
     print(json.dumps({"sent": sent, "committed": truth, "deaths": died}))
     assert died == {"": 1}
+    wrong, firing = prometheus.alerts()
+    assert wrong == []
+    assert firing <= {"StreamworkerMembersMissing"}, "one is missing, and nothing else is wrong"
