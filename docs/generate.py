@@ -37,6 +37,7 @@ from streamworker.core.units import Duration
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.runtime.watch.meters import METERS
 from streamworker.settings import LIMITS, RULES, Settings
 from tests.simulator.scenario import HAPPENINGS, play, read
 from streamworker.core.text import TEXT_MAX, storable
@@ -265,6 +266,16 @@ def exporter_metrics() -> str:
     return "\n".join(["| metric | type | says |", "|---|---|---|", *rows])
 
 
+def metrics_of_a_process() -> str:
+    """Return the table of the metrics that each process has of itself."""
+    rows = [
+        f"| `{name}` | {meter.kind} | {', '.join(f'`{label}`' for label in meter.labels)} | {meter.text} | "
+        f"{meter.series} for each {meter.by[0] if meter.by else 'app'} |"
+        for name, meter in METERS.items()
+    ]
+    return "\n".join(["| metric | type | labels | says | series |", "|---|---|---|---|---|", *rows])
+
+
 def spark_options() -> str:
     """Return the table of the options of the Spark source."""
     rows = [
@@ -397,6 +408,7 @@ def parts() -> dict[str, str]:
         "lifecycle": f"```mermaid\n{diagram()}\n```",
         "exit codes": exit_codes(),
         "log events": log_events(),
+        "metrics of a process": metrics_of_a_process(),
         "exporter metrics": exporter_metrics(),
         "spark options": spark_options(),
         "wrong spark options": wrong_spark_options(),

@@ -9,6 +9,7 @@ An observer is called in the event loop that does the work, and the end of a cal
 It must neither block nor raise.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,13 +20,16 @@ from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 class Observer:
     """Is told what happens, and does nothing; an observer overrides what it wants to know."""
 
-    # -- once for a worker -------------------------------------------------------------------------
+    # -- once --------------------------------------------------------------------------------------
 
-    def loop_runs(self, lag_ms: Callable[[], int]) -> None:
+    def loop_runs(self, app: str, lag_ms: Callable[[], int]) -> None:
         """A worker begins; ``lag_ms``, from any thread, returns how late its event loop runs what is due."""
 
-    def outbox_opens(self, spec: ProcessorSpec, depth: Callable[[], int]) -> None:
-        """A worker runs a processor that sends; ``depth``, from any thread, counts its waiting messages."""
+    def processor_runs(self, spec: ProcessorSpec, waiting: Callable[[], int]) -> None:
+        """A worker runs a processor; ``waiting``, from any thread, counts messages in its outboxes."""
+
+    def producer_made(self, spec: StreamSpec) -> None:
+        """A program begins to send to a stream."""
 
     # -- a call of the function --------------------------------------------------------------------
 
@@ -78,13 +82,29 @@ class Observable(Protocol):
 
 def observe(app: Observable, observer: Observer) -> None:
     """Let an observer know what the workers and producers of an app do, which are made from now on."""
-    app.observer = observer if app.observer is None else _Both(app.observer, observer)
+    match app.observer:
+        case None:
+            app.observer = observer
+        case _Several(observers=known):
+            app.observer = app.observer if observer in known else _Several(*known, observer)
+        case one:
+            app.observer = one if observer is one else _Several(one, observer)
 
 
-class _Both(Observer):
-    """Tells two observers."""
+def meter_provider() -> Any:
+    """Return the meter provider of OpenTelemetry that the program has configured; None if it has none."""
+    if (api := sys.modules.get("opentelemetry.metrics")) is None:
+        return None
+    provider = api.get_meter_provider()
+    # What the API has without an SDK counts nothing.
+    return None if type(provider).__module__.startswith("opentelemetry.metrics") else provider
+
+
+class _Several(Observer):
+    """Tells several observers."""
 
     def __init__(self, *observers: Observer) -> None:
+        self.observers = observers
         for name in vars(Observer):
             if not name.startswith("_"):
                 setattr(self, name, _teller([getattr(each, name) for each in observers]))

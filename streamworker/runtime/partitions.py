@@ -105,8 +105,8 @@ class Partitions:
             on_unreadable=partial(self._hinder, "reads"),
             on_back=lambda: self.spawn(self.witness.compare),
         )
-        if self.observer is not None and self.spec.may_send:
-            self.observer.outbox_opens(self.spec, self._waiting_messages)
+        if self.observer is not None:
+            self.observer.processor_runs(self.spec, self._waiting_messages)
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""

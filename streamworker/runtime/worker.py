@@ -153,7 +153,7 @@ class Worker:
                 keeper.start()
                 watchdog.start()
                 if self._app.observer is not None:
-                    self._app.observer.loop_runs(lambda: watchdog.lag_ms)
+                    self._app.observer.loop_runs(self._app.name, lambda: watchdog.lag_ms)
                 self._health.watched = keeper, watchdog
             self._health.groups = self._groups
             try:

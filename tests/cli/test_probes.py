@@ -54,7 +54,7 @@ def test_a_worker_is_ready_from_its_join_until_it_drains_and_lives_throughout(
     worker = spawn("run", "slow:app", "--health-port", port)
     wait_for(lambda: ask(port, "/readyz") == (200, "ok"), "it has joined")
     assert [ask(port, path)[0] for path in ("/livez", "/startupz", "/other", "/")] == [200, 200, 404, 404]
-    assert "streamworker_up 1.0" in ask(port, "/metrics")[1]
+    assert "streamworker_event_loop_lag_seconds{" in ask(port, "/metrics")[1]
     assert streamworker("health", "readyz", "--health-port", port).exit_code == ExitCode.OK
     assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == ExitCode.OK
     wait_for((shop / "in call").exists, "a call runs")

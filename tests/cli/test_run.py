@@ -141,26 +141,26 @@ def test_with_reload_a_change_starts_the_worker_anew(
     assert process_is_gone(child.pid)
 
 
-def test_metrics_are_served_for_prometheus(streamworker: Invoke, spawn: SpawnWorker) -> None:
-    """From a thread of its own."""
+def test_a_worker_serves_its_own_metrics_for_prometheus(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """And no facts of groups, which each worker would tell whole."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     worker = spawn("run", "shop:app", "--metrics-port", str(port), "--name", "w1")
     started(worker)
     url = f"http://127.0.0.1:{port}"
-    wait_for(
-        lambda: 'state="active",stream="orders"} 1' in _get(f"{url}/metrics"), "the member is in the metrics"
-    )
-    samples = {
-        (sample.name, sample.labels.get("partition")): sample
-        for metric in text_string_to_metric_families(_get(f"{url}/metrics"))
-        for sample in metric.samples
-    }
-    assert samples["streamworker_up", None].value == 1
-    lag = samples["streamworker_lag_records", "3"]
-    assert lag.labels == {"app": "shop", "stream": "orders", "processor": "price", "partition": "3"}
-    assert lag.value == 0
+    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(3))).exit_code == ExitCode.OK
+
+    def samples() -> dict[tuple[str, str | None], float]:
+        return {
+            (sample.name, sample.labels.get("processor")): sample.value
+            for metric in text_string_to_metric_families(_get(f"{url}/metrics"))
+            for sample in metric.samples
+        }
+
+    wait_for(lambda: samples()["streamworker_records_total", "price"] == 3, "all are counted")
+    assert samples()["process_cpu_seconds_total", None] > 0
+    assert "streamworker_lag_records" not in {name for name, _ in samples()}, "the exporter tells it"
     second = spawn("run", "shop:app", "--metrics-port", str(port))
     assert second.wait() == ExitCode.CONFIGURATION
     assert f"port {port}" in second.log()

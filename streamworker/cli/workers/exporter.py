@@ -11,12 +11,11 @@ from threading import Lock
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from streamworker.cli.status import holdings_of
 from streamworker.cli.support import connected, take
-from streamworker.cli.workers.probes import Page
+from streamworker.cli.workers.probes import Page, metrics_page
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.trends import Trend, Trends
@@ -213,9 +212,4 @@ def page(selection: Selection) -> Page:
     """Return the page with the metrics of these processors."""
     registry = CollectorRegistry()
     registry.register(Groups(selection))
-
-    def answer(accept: str) -> tuple[int, str, bytes]:
-        encode, kind = choose_encoder(accept)
-        return 200, kind, encode(registry)
-
-    return answer
+    return metrics_page(registry)

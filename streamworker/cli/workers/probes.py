@@ -3,10 +3,14 @@
 import threading
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
 
 from streamworker.errors import ConfigurationError
 from streamworker.log import get_logger
 from streamworker.runtime.watch.health import Health
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 log = get_logger(__name__)
 
@@ -29,6 +33,17 @@ def probes(health: Health) -> dict[str, Page]:
         return answer
 
     return {"/livez": page(health.live), "/readyz": page(health.ready), "/startupz": page(health.started)}
+
+
+def metrics_page(registry: "CollectorRegistry") -> Page:
+    """Return the page with the metrics of a registry."""
+    from prometheus_client.exposition import choose_encoder
+
+    def answer(accept: str) -> tuple[int, str, bytes]:
+        encode, kind = choose_encoder(accept)
+        return 200, kind, encode(registry)
+
+    return answer
 
 
 def serve(address: str, pages: Mapping[str, Page], option: str) -> None:

@@ -11,9 +11,10 @@ from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.reload import run_reloading
 from streamworker.errors import ConfigurationError
-from streamworker.importing import Selection, resolve_processors
+from streamworker.importing import resolve_processors
 
 if TYPE_CHECKING:
+    from streamworker.app import App
     from streamworker.runtime.watch.health import Health
 
 Loop = StrEnum("Loop", ["AUTO", "ASYNCIO", "UVLOOP"])
@@ -48,7 +49,8 @@ def run(
     tui: Annotated[bool, option("--tui", "Show the live view; log lines go to --log-file.")] = False,
     spark: Annotated[bool, option("--spark", "Run the app's Spark pipelines beside it.")] = False,
     metrics_port: Annotated[
-        int | None, option("--metrics-port PORT", "Serve Prometheus metrics here.", min=1, max=65535)
+        int | None,
+        option("--metrics-port PORT", "Serve this worker's own Prometheus metrics here.", min=1, max=65535),
     ] = None,
     health_port: Annotated[
         str | None,
@@ -92,7 +94,7 @@ def run(
     from streamworker.runtime.worker import run_worker
 
     selection = resolve_processors(app, processor)
-    health = _serve(selection, metrics_port, health_port)
+    health = _serve(selection.app, metrics_port, health_port)
     names = [spec.name for spec in selection.processors]
     use_uvloop = _use_uvloop(loop)
     code = run_worker(
@@ -107,17 +109,24 @@ def run(
     raise typer.Exit(code)
 
 
-def _serve(selection: Selection, metrics_port: int | None, health_port: str | None) -> "Health":
-    """Serve what these options ask for; return what the worker keeps current."""
+def _serve(app: "App", metrics_port: int | None, health_port: str | None) -> "Health":
+    """Measure, and serve what these options ask for; return what the worker keeps current."""
+    from streamworker.runtime.observing import meter_provider
     from streamworker.runtime.watch.health import Health
 
     health = Health()
-    if metrics_port is None and health_port is None:
+    if metrics_port is None and health_port is None and meter_provider() is None:
         return health
-    from streamworker.cli.workers import exporter
-    from streamworker.cli.workers.probes import probes, serve
+    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-    page = exporter.page(selection)
+    from streamworker.cli.workers.probes import metrics_page, probes, serve
+    from streamworker.metrics import measure
+
+    registry = CollectorRegistry()
+    for of_process in (ProcessCollector, PlatformCollector):
+        of_process(registry=registry)
+    measure(app, registry)
+    page = metrics_page(registry)
     if metrics_port is not None:
         serve(f"0.0.0.0:{metrics_port}", {"/": page, "/metrics": page}, "--metrics-port")
     if health_port is not None:

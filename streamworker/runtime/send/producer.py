@@ -85,6 +85,8 @@ class Producer:
         self.leads = () if spec.packing else LEADS
         rng = rng or random.Random()
         self._deal = RoundRobin(rng.randrange(spec.partitions))
+        if observer is not None:
+            observer.producer_made(spec)
         declaration = Declaration(backend, spec, settings, observer)
         self._lanes = Lanes(declaration, rng)
         self._named = NamedSends(declaration, rng)

@@ -1,0 +1,211 @@
+"""The metrics of workers and senders: each is provoked on a real server, and sums are exact."""
+
+import time
+from collections import defaultdict
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from streamworker import App, DeadLetter, Retry
+from streamworker.metrics import measure
+from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.watch.meters import ERRORS_MAX, METERS, OTHER, Meters
+from tests.helpers import wait_for_async
+from tests.raw import opened
+
+pytestmark = pytest.mark.anyio
+
+
+class Order(msgspec.Struct):
+    """A record."""
+
+    number: int
+
+
+class Measured:
+    """An app whose metrics have a registry of their own."""
+
+    def __init__(self, redis_url: str, **settings: Any) -> None:
+        self.app = App("shop", redis_url=redis_url, **settings)
+        self.registry = CollectorRegistry()
+        measure(self.app, self.registry)
+
+    def value(self, name: str, **labels: str) -> float:
+        """Return a value, or what a histogram has counted; 0 if there is none."""
+        ending = "_count" if METERS[name].kind == "histogram" else ""
+        return self.registry.get_sample_value(name + ending, {"app": "shop", **labels}) or 0.0
+
+    async def until(self, least: float, name: str, **labels: str) -> None:
+        """Wait until a value is that high."""
+        await wait_for_async(lambda: self.value(name, **labels) >= least, f"{name} is {least}")
+
+
+def values(its: Measured) -> dict[str, float]:
+    """Return the values of all metrics, over all labels: of a histogram how much it has counted."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for metric in its.registry.collect():
+        for sample in metric.samples:
+            if not sample.name.endswith(("_bucket", "_sum", "_created")):
+                found[sample.name.removesuffix("_count")] += sample.value
+    return found
+
+
+async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
+    """Failures, a retry, a dead letter, a duplicate, a wait for room, a timer, an outbox, a fenced commit."""
+    its = Measured(redis_url, max_processing_time_ms=1_000)
+    orders = its.app.stream("orders", Order, partitions=1, max_records=10)
+    full = its.app.stream("full", Order, partitions=1, max_records=1)
+    lags: list[float] = []
+    lock = GroupKeys("shop", "orders", "price").lock(0)
+
+    @its.app.processor(
+        orders, into=full, errors={ValueError: Retry(attempts=2, backoff=0.001, then=DeadLetter())}
+    )
+    async def price(order: Order) -> Order | None:
+        if order.number == 1:
+            raise ValueError("no")
+        if order.number == 2:
+            while (lag := its.value("streamworker_event_loop_lag_seconds")) < 0.01:
+                time.sleep(0.001)  # It blocks the event loop until that is seen.
+            lags.append(lag)
+        if order.number == 3 and not its.value("streamworker_commits_fenced_total", processor="price"):
+            with opened(redis_url) as redis:
+                redis.hincrby(lock, "epoch", 1)
+        return order if order.number < 4 else None
+
+    @its.app.timer(every="100 ms")
+    async def tick() -> None: ...
+
+    async with its.app:
+        for _ in range(2):
+            await orders.send(Order(0), id="once")
+            await orders.schedule(Order(0), id="later", after="1 hour")
+        zero = its.registry.get_sample_value(
+            "streamworker_sends_waited_total", {"app": "shop", "stream": "orders"}
+        )
+        assert zero == 0, "a rate needs a value before the first"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(orders.send_many, [Order(number) for number in range(1, 31)])
+            await its.until(1, "streamworker_sends_total", stream="orders")
+            async with its.app.worker(name="w1"):
+                await its.until(31, "streamworker_records_total", processor="price")
+                await its.until(1, "streamworker_timer_runs_total", timer="tick")
+                # The stream that nobody reads has taken one of three.
+                await its.until(2, "streamworker_outbox_depth", processor="price")
+                found = values(its)
+    assert set(found) == set(METERS)
+    found["streamworker_event_loop_lag_seconds"] = max(lags)
+    assert {name for name in METERS if not found[name] > 0} == set()
+    assert its.value("streamworker_failures_total", processor="price", error="ValueError") >= 2
+    assert its.value("streamworker_retries_total", processor="price") >= 1
+    assert its.value("streamworker_records_dead_total", processor="price") == 1
+    assert its.value("streamworker_sends_duplicate_total", stream="orders") == 2
+    assert its.value("streamworker_sends_total", stream="orders") == 31
+    assert 20 <= its.value("streamworker_sends_waited_total", stream="orders") <= 30
+
+
+async def test_the_records_of_three_workers_add_up_to_what_was_sent(redis_url: str) -> None:
+    """Though they join one after the other, and one leaves, so that partitions move while records flow."""
+    crew = [Measured(redis_url) for _ in range(3)]
+    streams = []
+    for its in crew:
+        streams.append(its.app.stream("orders", Order, key="number", partitions=8))
+
+        @its.app.processor(streams[-1], batch=50)
+        async def count(orders: list[Order]) -> None: ...
+
+    def records() -> float:
+        return sum(its.value("streamworker_records_total", processor="count") for its in crew)
+
+    sent = 0
+
+    async def send(more: int) -> None:
+        nonlocal sent
+        sent += await streams[0].send_many([Order(number) for number in range(more)])
+        await wait_for_async(lambda: records() >= sent - more, "most are committed")
+
+    async with crew[0].app.worker(name="w0"):
+        await send(1_000)
+        async with crew[1].app.worker(name="w1"):
+            await send(1_000)
+            async with crew[2].app.worker(name="w2"):
+                await send(3_000)
+                await crew[2].until(1, "streamworker_records_total", processor="count")
+            await send(1_000)
+        await send(10)
+        await wait_for_async(lambda: records() >= sent, "all are committed")
+    assert records() == sent == 6_010
+    assert crew[0].value("streamworker_sends_total", stream="orders") == sent
+    assert sum(values(its)["streamworker_sends_total"] for its in crew) == sent
+
+
+def test_classes_of_errors_are_bounded() -> None:
+    """A program that makes classes as it runs makes no series without end, and a page that can be read."""
+    app = App("shop")
+    orders = app.stream("orders", Order)
+
+    @app.processor(orders)
+    async def price(order: Order) -> None: ...
+
+    registry = CollectorRegistry()
+    measure(app, registry)
+    assert app.observer is not None
+    for number in range(ERRORS_MAX + 7):
+        app.observer.failed(app.registry.processors["price"], type(f"Error{number}\n", (Exception,), {})())
+    labels = {"app": "shop", "processor": "price", "error": OTHER}
+    assert registry.get_sample_value("streamworker_failures_total", labels) == 7
+    assert b"Error49" in generate_latest(registry)
+
+
+def test_an_app_is_measured_once_however_often_it_is_asked_for() -> None:
+    """Two apps share the registry of a process."""
+    first, second, registry = App("first"), App("second"), CollectorRegistry()
+    for app in (first, second, first):
+        measure(app, registry)
+    assert isinstance(first.observer, Meters)
+    assert first.observer is second.observer
+
+
+async def test_a_meter_provider_of_opentelemetry_gets_the_same_metrics(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names are the same, and the SDK takes the bounds."""
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    monkeypatch.setattr("opentelemetry.metrics.get_meter_provider", lambda: provider)
+    its = Measured(redis_url)
+    orders = its.app.stream("orders", Order, partitions=1)
+
+    @its.app.processor(orders, into=orders)
+    async def price(order: Order) -> None: ...
+
+    await orders.send(Order(1))
+    async with its.app.worker():
+        await its.until(1, "streamworker_records_total", processor="price")
+        read = reader.get_metrics_data()
+    assert read is not None
+    (resource,) = read.resource_metrics
+    points: dict[str, Any] = {
+        metric.name: metric.data.data_points[0]
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+    assert set(points) == {name for name in METERS if name in values(its)}
+    age = points["streamworker_record_age_seconds"]
+    assert (age.count, age.attributes) == (1, {"app": "shop", "processor": "price"})
+    assert tuple(age.explicit_bounds) == METERS["streamworker_record_age_seconds"].bounds
+    assert points["streamworker_sends_total"].value == 1
+    provider.shutdown()
+
+
+def test_without_a_provider_nothing_of_opentelemetry_is_told() -> None:
+    """The API alone counts nothing, so that nothing is called for it."""
+    app = App("shop")
+    measure(app, CollectorRegistry())
+    assert isinstance(app.observer, Meters)
