@@ -117,11 +117,17 @@ def _serve(app: "App", metrics_port: int | None, health_port: str | None) -> "He
     health = Health()
     if metrics_port is None and health_port is None and meter_provider() is None:
         return health
-    from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+    from prometheus_client import (
+        CollectorRegistry,
+        PlatformCollector,
+        ProcessCollector,
+        disable_created_metrics,
+    )
 
     from streamworker.cli.workers.probes import metrics_page, probes, serve
     from streamworker.metrics import measure
 
+    disable_created_metrics()  # Else there are twice as many series.
     registry = CollectorRegistry()
     for of_process in (ProcessCollector, PlatformCollector):
         of_process(registry=registry)
