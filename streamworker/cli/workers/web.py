@@ -62,7 +62,7 @@ def web(
     Examples:
       streamworker web shop:app
       streamworker web shop:app --port 8900 --show-values
-      STREAMWORKER_WEB_TOKEN=$(openssl rand -hex 24) streamworker web shop:app --port 0.0.0.0:8800
+      streamworker web shop:app --port 0.0.0.0:8800 --token "$WEB_TOKEN"
     """
     if not (find_spec("starlette") and find_spec("uvicorn")):
         raise ConfigurationError(
