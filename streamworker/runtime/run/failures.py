@@ -11,7 +11,7 @@ import anyio
 from streamworker.core.text import in_words, printable
 from streamworker.errors import ProcessingError
 from streamworker.records.codecs import short
-from streamworker.runtime.run.threads import name_of
+from streamworker.runtime.run.threads import name_of, settled
 
 TRACE_MAX = 16_000
 """Characters of a traceback in a log line: 40 frames have half as many. Of a longer one the middle is left
@@ -75,3 +75,13 @@ def untaken(function: Callable[..., Any], result: object) -> ProcessingError:
         remedy="Annotate what it returns or set into=, so that it goes somewhere; return None or set "
         "forward=False, if it should not.",
     )
+
+
+def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a function in a thread, as ``settled`` says; convert errors that a future cannot carry."""
+    try:
+        return settled(function(*args))
+    except BaseException as raised:
+        if (error := as_error(raised)) is raised:
+            raise
+        raise error from raised

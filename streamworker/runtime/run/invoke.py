@@ -32,9 +32,9 @@ from streamworker.records.rows import first_id
 from streamworker.records.types import copier, kept
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
-from streamworker.runtime.run.failures import as_error, untaken
+from streamworker.runtime.run.failures import returning_errors, untaken
 from streamworker.runtime.run.state import Changes, PartitionState
-from streamworker.runtime.run.threads import registered
+from streamworker.runtime.run.threads import registered, settled
 
 
 class Effects(NamedTuple):
@@ -436,27 +436,6 @@ def shared_limiter(threads: int) -> anyio.CapacityLimiter:
         limiter = anyio.CapacityLimiter(threads)
         _limiters.set(limiter)
     return limiter
-
-
-def settled(result: Any) -> Any:
-    """Return the result of a ``def`` function; wait in its thread for an awaitable, which the loop runs."""
-    if not hasattr(type(result), "__await__"):
-        return result
-
-    async def wait() -> Any:
-        return await result
-
-    return anyio.from_thread.run(wait)
-
-
-def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call a function in a thread, as ``settled`` says; convert errors that a future cannot carry."""
-    try:
-        return settled(function(*args))
-    except BaseException as raised:
-        if (error := as_error(raised)) is raised:
-            raise
-        raise error from raised
 
 
 def forwards_input(spec: ProcessorSpec) -> bool:

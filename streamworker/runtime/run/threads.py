@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import anyio.from_thread
+
 from streamworker.context import OwnedPartition
 from streamworker.core.data.entries import Entry
 from streamworker.runtime.clock import monotonic_ms
@@ -64,3 +66,14 @@ def name_of(function: Callable[..., Any]) -> str:
         return type(function).__name__
     file = code.co_filename.replace("\\", "/").split("/")[-1]
     return f"{code.co_name} in {file}"
+
+
+def settled(result: Any) -> Any:
+    """Return the result of a ``def`` function; wait in its thread for an awaitable, which the loop runs."""
+    if not hasattr(type(result), "__await__"):
+        return result
+
+    async def wait() -> Any:
+        return await result
+
+    return anyio.from_thread.run(wait)

@@ -41,10 +41,11 @@ from streamworker.redisio.data.ackedlog import AckedBatch, schema_fingerprint
 from streamworker.redisio.data.columns import alone, as_it_came, unpacked
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.commits import joined
-from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker, settled
+from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
 from streamworker.runtime.run.state import Changes
+from streamworker.runtime.run.threads import settled
 from streamworker.runtime.send.arrowtables import as_table
 
 CALL_ENTRIES_MAX = 1_000
