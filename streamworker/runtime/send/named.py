@@ -129,7 +129,7 @@ class NamedSends:
                     is_full = reply.code is AppendCode.FULL
                     trouble = refusal(self._spec, partition) if is_full else reply.error
                     if trouble is None:
-                        self._tell(call, reply, monotonic_s() - began_s, has_waited=when_full.failures > 0)
+                        self._observe(call, reply, monotonic_s() - began_s, has_waited=when_full.failures > 0)
                         return reply
                     if reply.code is AppendCode.REFUSED or (is_full and on_full == "raise"):
                         raise refused_later(self._spec, trouble) if may_be_done else trouble
@@ -144,7 +144,7 @@ class NamedSends:
             self._calls.discard(under_way)
             under_way.set_result(None)
 
-    def _tell(self, call: IdCall, reply: IdReply, seconds: float, *, has_waited: bool) -> None:
+    def _observe(self, call: IdCall, reply: IdReply, seconds: float, *, has_waited: bool) -> None:
         if (observer := self._declaration.observer) is None:
             return
         if reply.code is AppendCode.DUP:

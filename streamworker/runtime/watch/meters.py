@@ -129,7 +129,7 @@ class Meters(Observer):
         self._errors: set[str] = set()
         self._lock = Lock()
 
-    def _tell(self, name: str, value: float, *labels: str) -> None:
+    def _count(self, name: str, value: float, *labels: str) -> None:
         if (tell := self._tellers.get((name, *labels))) is None:
             tell = self._sink.teller(name, dict(zip(METERS[name].labels, labels, strict=True)))
             self._tellers[name, *labels] = tell
@@ -139,7 +139,7 @@ class Meters(Observer):
         """Let the counters that are told apart by one thing begin with 0: a rate needs a value before."""
         for name, meter in METERS.items():
             if meter.kind == "counter" and meter.by == (by,):
-                self._tell(name, 0, *labels)
+                self._count(name, 0, *labels)
 
     # -- once --------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class Meters(Observer):
 
     def called(self, spec: ProcessorSpec, seconds: float) -> None:
         """A call has ended."""
-        self._tell("streamworker_handler_seconds", seconds, spec.stream.app, spec.name)
+        self._count("streamworker_handler_seconds", seconds, spec.stream.app, spec.name)
 
     def failed(self, spec: ProcessorSpec, error: BaseException) -> None:
         """A call has failed."""
@@ -173,43 +173,43 @@ class Meters(Observer):
             if len(self._errors) < ERRORS_MAX:
                 self._errors.add(name)
         known = name if name in self._errors else OTHER
-        self._tell("streamworker_failures_total", 1, spec.stream.app, spec.name, known)
+        self._count("streamworker_failures_total", 1, spec.stream.app, spec.name, known)
 
     def retried(self, spec: ProcessorSpec) -> None:
         """A call is made again."""
-        self._tell("streamworker_retries_total", 1, spec.stream.app, spec.name)
+        self._count("streamworker_retries_total", 1, spec.stream.app, spec.name)
 
     def timer_ran(self, spec: ProcessorSpec, timer: str, late_ms: int) -> None:
         """A timer's function has succeeded."""
-        self._tell("streamworker_timer_runs_total", 1, spec.stream.app, timer)
-        self._tell("streamworker_timer_lateness_seconds", max(late_ms, 0) / 1000, spec.stream.app, timer)
+        self._count("streamworker_timer_runs_total", 1, spec.stream.app, timer)
+        self._count("streamworker_timer_lateness_seconds", max(late_ms, 0) / 1000, spec.stream.app, timer)
 
     def committed(
         self, spec: ProcessorSpec, seconds: float, records: int, size: int, oldest: EntryId | None, dead: int
     ) -> None:
         """A commit is confirmed."""
         of = spec.stream.app, spec.name
-        self._tell("streamworker_commit_seconds", seconds, *of)
+        self._count("streamworker_commit_seconds", seconds, *of)
         if oldest is None:
             return
-        self._tell("streamworker_records_total", records, *of)
-        self._tell("streamworker_record_bytes_total", size, *of)
-        self._tell("streamworker_batch_records", records, *of)
-        self._tell("streamworker_record_age_seconds", max(CLOCK.wall_s() - oldest.ms / 1000, 0), *of)
+        self._count("streamworker_records_total", records, *of)
+        self._count("streamworker_record_bytes_total", size, *of)
+        self._count("streamworker_batch_records", records, *of)
+        self._count("streamworker_record_age_seconds", max(CLOCK.wall_s() - oldest.ms / 1000, 0), *of)
         if dead:
-            self._tell("streamworker_records_dead_total", dead, *of)
+            self._count("streamworker_records_dead_total", dead, *of)
 
     def refused(self, spec: ProcessorSpec) -> None:
         """A commit was refused."""
-        self._tell("streamworker_commits_fenced_total", 1, spec.stream.app, spec.name)
+        self._count("streamworker_commits_fenced_total", 1, spec.stream.app, spec.name)
 
     def sent(self, spec: StreamSpec, seconds: float, records: int, waited: int) -> None:
         """Redis has confirmed some records."""
-        self._tell("streamworker_sends_total", records, spec.app, spec.name)
-        self._tell("streamworker_send_seconds", seconds, spec.app, spec.name)
+        self._count("streamworker_sends_total", records, spec.app, spec.name)
+        self._count("streamworker_send_seconds", seconds, spec.app, spec.name)
         if waited:
-            self._tell("streamworker_sends_waited_total", waited, spec.app, spec.name)
+            self._count("streamworker_sends_waited_total", waited, spec.app, spec.name)
 
     def repeated(self, spec: StreamSpec) -> None:
         """A record was not written again."""
-        self._tell("streamworker_sends_duplicate_total", 1, spec.app, spec.name)
+        self._count("streamworker_sends_duplicate_total", 1, spec.app, spec.name)
