@@ -115,13 +115,13 @@ def committed_by(raw: Any, partitions: int) -> Counter[str]:
 def test_what_prometheus_sums_is_what_was_sent_though_a_worker_was_killed(
     shop: Path, spawn: SpawnWorker, prometheus: Prometheus, ports: dict[str, int], redis_url: str
 ) -> None:
-    """Exactly; and it sees that a worker died."""
+    """Exactly, by the exporter and by each worker; of the killed one all that was scraped is true."""
     spawn("exporter", "shop:app", "--port", str(ports["exporter"]), cwd=shop)
     workers = {
         name: spawn("run", "shop:app", "--name", name, "--metrics-port", str(ports[name]), cwd=shop)
         for name in WORKERS
     }
-    active = 'streamworker_members{job="streamworker-exporter", state="active", processor="price"}'
+    active = 'streamworker_members{state="active", processor="price"}'
     wait_for(lambda: prometheus.ask(active) == {"": 3}, "Prometheus sees three workers")
     stream = resolve_stream("shop:orders")
     order, sent, until_s = stream.spec.record.python_type, 0, time.monotonic() + SECONDS
@@ -131,18 +131,25 @@ def test_what_prometheus_sums_is_what_was_sent_though_a_worker_was_killed(
         sent += len(batch)
         if workers["w1"].running and time.monotonic() > until_s - SECONDS / 2:
             workers["w1"].kill()
-        time.sleep(0.01)  # The load, not a wait.
-    total = 'sum(streamworker_committed_records_total{job="streamworker-exporter", processor="price"})'
+        time.sleep(0.05)  # The load, not a wait.
+    total = 'sum(streamworker_committed_records_total{processor="price"})'
     wait_for(lambda: prometheus.ask(total) == {"": sent}, "the exporter has counted what was sent, once")
     with redis.Redis.from_url(redis_url, protocol=2) as raw:
         truth = committed_by(raw, stream.spec.partitions)
     assert sum(truth.values()) == sent and set(truth) == set(WORKERS)
+    counted = 'last_over_time(streamworker_records_total{processor="price"}[1h])'
+    names = {f"127.0.0.1:{ports[name]}": name for name in WORKERS}
+
+    def by_worker() -> dict[str, float]:
+        return {names[at]: value for at, value in prometheus.ask(counted, "instance").items()}
+
+    others = {name: truth[name] for name in WORKERS[1:]}
+    wait_for(lambda: others.items() <= by_worker().items(), f"the living have counted {others}")
+    assert 0 < by_worker()["w1"] <= truth["w1"]
     gone = f"127.0.0.1:{ports['w1']}"
     wait_for(lambda: prometheus.ask("up", "instance")[gone] == 0, "Prometheus misses the killed worker")
-    died = prometheus.ask(
-        'streamworker_rebalances_total{job="streamworker-exporter", processor="price", cause="death"}'
-    )
-    print(json.dumps({"sent": sent, "committed": truth, "deaths": died}))
+    died = prometheus.ask('streamworker_rebalances_total{processor="price", cause="death"}')
+    print(json.dumps({"sent": sent, "committed": truth, "by workers": by_worker(), "deaths": died}))
     assert died == {"": 1}
     wrong, firing = prometheus.alerts()
     assert wrong == []
