@@ -74,8 +74,6 @@ class AckedLogs:
         self._keys = GroupKeys(options.app, options.stream, options.processor)
         self._partitions = 0
         """Number of partitions in the last answer."""
-        self._count = FIRST_COUNT
-        """Entries of the next range; those of one processor's logs have much the same size."""
         self.late_rows = 0
         """Rows that were trimmed before this reader began; kept in Redis with its position."""
         self.batch_ms = 0
@@ -257,14 +255,12 @@ class AckedLogs:
         position, before = part.start, _before(part)
         # Read from the entry that ends where the slice begins: it shows whether the log is still the one
         # that was read up to here, and the next entry must follow it. This costs one entry more.
-        next_id, identity = part.start, part.log
+        next_id, count, identity = part.start, FIRST_COUNT, part.log
         while position < part.end:
-            # Each entry has a row at least; one more ends where the slice begins.
-            count = min(self._count, part.end - next_id + 2)
             entries, identity = self._range(part.partition, next_id, count)
             if not entries:
                 break
-            self._count = _next_count(entries, self._count)
+            count = _next_count(entries, count)
             for entry_id, fields in entries:
                 next_id = entry_id.ms + 1
                 link = self._link(part, entry_id, fields, before)
