@@ -15,7 +15,7 @@ ROLES_IN_WORDS = {
         "Run a script, write a log or a table, read source entries, `ctx.state`, dead letters or members.",
     ),
     "viewer": (
-        "Shows: `status`, `lag`, `top`, `history`, `exporter`.",
+        "Shows: `status`, `size`, `lag`, `top`, `history`, `exporter`.",
         "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
     ),
     "lookup": (

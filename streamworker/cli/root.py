@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from streamworker.cli import acl, exporter, graph, health, requests, status, timers, top
-from streamworker.cli.data import dead, later, reset, schema, send, table, tail
+from streamworker.cli.data import dead, later, reset, schema, send, size, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.output import say
@@ -61,6 +61,7 @@ app.command()(health.health)
 app.command()(exporter.exporter)
 app.command()(status.lag)
 app.command()(graph.graph)
+app.command()(size.size)
 app.command()(status.history)
 app.command()(requests.pause)
 app.command()(requests.resume)

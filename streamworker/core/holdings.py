@@ -51,14 +51,21 @@ class Holding:
         if self.oldest_ms is None or self.is_early(now_ms):
             return Growth(self.size, 0.0, self.size)
         rate = self.size / (now_ms - self.oldest_ms) * 1000
+        return Growth(self.size, rate, max(self.size, self.stays_at(rate)))
+
+    def stays_at(self, rate: float) -> float:
+        """Return at how many bytes it stays if it gains so many in a second; infinite without a retention.
+
+        >>> Holding("stream", "orders", 10, 1_000, "1 hour, 5_000 records").stays_at(100)
+        360000.0
+        """
         kept = Retention.parse(self.retention) if self.retention else Retention()
         limits = [
             kept.ms and rate * kept.ms / 1000,
             kept.size,
             kept.records and self.size * kept.records / max(1, self.records),
         ]
-        most = min((limit for limit in limits if limit is not None), default=math.inf)
-        return Growth(self.size, rate, max(self.size, most))
+        return min((limit for limit in limits if limit is not None), default=math.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ SOON = ["--wait", "1 second"]
 LOOKS = {
     "status": [["shop:app"], ["shop:app", "--json"]],
     "lag": [["shop:app"], ["shop:app", "--json"]],
+    "size": [["shop:app", "--rate", "1"], ["shop:app", "--rate", "1", "--json"]],
     "history": [["shop:app"], ["shop:app", "--json"]],
     "top": [["shop:app", "--once"]],
     "wait": [["shop:app", "--timeout", "0"]],
@@ -143,7 +144,7 @@ LOOKS = {
 """What is run; those that change something come last."""
 
 SHOWS_NONE = {
-    *("send", "acl", "dead replay", "dead drop"),
+    *("send", "acl", "dead replay", "dead drop", "size"),
     *("table list", "later cancel", "timers run-now", "wait", "health"),
 }
 SHOWS_IT = LOOKS.keys() - SHOWS_NONE
