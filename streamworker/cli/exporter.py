@@ -32,7 +32,10 @@ def exporter(
     logs.configure()
     selection = resolve_processors(app, processor)
     stops = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # Before there is a thread that could take one.
-    shown = page(selection)
-    serve(port, {"/": shown, "/metrics": shown}, "--port")
-    signal.sigwait(stops)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)  # Before there is a thread that could take one.
+    try:
+        shown = page(selection)
+        serve(port, {"/": shown, "/metrics": shown}, "--port")
+        signal.sigwait(stops)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # Processes that are started inherit it.

@@ -75,6 +75,7 @@ def test_a_port_that_is_none_is_refused(invoke: Invoke) -> None:
     result = invoke("exporter", "shop:app", "--port", "all")
     assert result.exit_code == ExitCode.CONFIGURATION
     assert "--port is 'all'" in result.stderr
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "processes that are started would not end"
 
 
 def test_without_redis_the_exporter_says_that_and_nothing_else(streamworker: Invoke, shop: Path) -> None:

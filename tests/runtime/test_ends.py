@@ -262,8 +262,8 @@ def test_only_a_call_that_was_left_behind_ends_a_process_without_its_last_words(
     )
     assert done.returncode == FORCED
     assert ("goodbye" in done.stdout) is not is_left
-    assert ("threads_left_behind" in done.stdout) is is_left
-    assert ("processor price, partition 3, entry 7-1, for " in done.stdout) is is_left
+    assert ("threads_left_behind" in done.stderr) is is_left
+    assert ("processor price, partition 3, entry 7-1, for " in done.stderr) is is_left
 
 
 def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
