@@ -40,6 +40,7 @@ def test_a_wheel_has_the_files_of_the_package_and_no_other(tmp_path: Path) -> No
     (wheel,) = tmp_path.glob("streamworker-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
-    package = {path.relative_to(ROOT).as_posix() for path in (ROOT / "streamworker").rglob("*.*")}
+    found = (path for path in (ROOT / "streamworker").rglob("*") if path.is_file())
+    package = {path.relative_to(ROOT).as_posix() for path in found}
     assert files == {MOVED.get(path, path) for path in package if "__pycache__" not in path}
     assert {path for path in files if not MAINTAINERS.isdisjoint(Path(path).parent.parts)} == set()

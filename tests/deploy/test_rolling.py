@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from streamworker.errors import BackendUnavailable
 from streamworker.settings import Settings
 from tests.chaos.forked import Forge
 from tests.cli.test_probes import ask
@@ -82,7 +83,10 @@ class Roll:
                 wanted.unlink()
 
     def _look(self) -> None:
-        snapshot = self.scene.snapshot()
+        try:
+            snapshot = self.scene.snapshot()
+        except BackendUnavailable:  # The machine is busy: the next look tells.
+            return
         for view in snapshot.partitions:
             if view.owner:
                 self.without_owner.pop(view.partition, None)
