@@ -28,6 +28,7 @@ import json
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -112,7 +113,7 @@ class WholeResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OncePerBatch:
+class OncePerBatch(ABC):
     """A ``foreachBatch`` function that writes each batch once, though Spark repeats a batch after a crash.
 
     The table says which batch it got last of which query, and gets that together with the batch. So a table
@@ -149,17 +150,17 @@ class OncePerBatch:
         """Return what the other methods get as the table, for one batch."""
         return nullcontext(Path(self.path))
 
+    @abstractmethod
     def last(self, table: Any, query: str) -> int:
         """Return the number of the last batch that the table got of a query; -1 for none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def is_others(self, table: Any, query: str) -> bool:
         """Return whether a table that got no batch of this query was written by another."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, table: Any, result: Any, query: str, batch: int) -> None:
         """Write a batch that the table has not, with its number."""
-        raise NotImplementedError
 
     def _check(self, table: Any, query: str, planned: int) -> int:
         last = self.last(table, query)
