@@ -152,24 +152,21 @@ def inherited(actions: Mapping[signal.Signals, signal.Handlers]) -> Iterator[Non
             signal.signal(number, action)
 
 
-class WorkerProcess:
-    """A real ``python -m streamworker`` process whose output goes to a file.
-
-    It imports apps from ``cwd``; ``environ`` is added to this process's environment.
-    """
+class LoggedProcess:
+    """A process in a session of its own, whose output goes to a file."""
 
     def __init__(
-        self, arguments: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
+        self, command: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
     ) -> None:
         self.log_path = log_path
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "streamworker", *arguments],
+                command,
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+                env={"PYTHONUNBUFFERED": "1", **environ},
                 start_new_session=True,
             )
 
@@ -223,3 +220,16 @@ class WorkerProcess:
             except psutil.NoSuchProcess:
                 continue
         self.process.wait()
+
+
+class WorkerProcess(LoggedProcess):
+    """A real ``python -m streamworker`` process.
+
+    It imports apps from ``cwd``; ``environ`` is added to this process's environment.
+    """
+
+    def __init__(
+        self, arguments: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
+    ) -> None:
+        command = [sys.executable, "-m", "streamworker", *arguments]
+        super().__init__(command, cwd=cwd, log_path=log_path, environ={**os.environ, **environ})

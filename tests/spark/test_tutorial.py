@@ -1,10 +1,6 @@
 """docs/spark.md, followed word for word from an empty folder; pandas makes the same of the same flights."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from itertools import pairwise
@@ -14,14 +10,11 @@ import pandas as pd
 import pytest
 
 from streamworker.dev.flights import load_flights
-from tests.helpers import WorkerProcess, wait_for
+from tests.following import Reader
+from tests.helpers import wait_for
 from tests.spark.processes import START_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "spark.md"
-PART = re.compile(
-    r"(?:<!-- (?:save: (?P<file>\S+)|(?P<beside>beside)) -->\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```",
-    re.DOTALL | re.MULTILINE,
-)
 JANUARY = ("2013-02-01", "2013-02-02")
 """The days of the page. The first run of Spark reads what happened before the first of them; the second run
 reads the day after, and reports of flights before that come late."""
@@ -32,75 +25,38 @@ DELAY = pd.Timedelta(hours=2)
 """Of the watermarks."""
 
 
-class Reader:
-    """One who does what the page says in a folder, in a shell whose exported variables stay."""
+class FlightsReader(Reader):
+    """One who sends flights of other days than the page's."""
 
     def __init__(self, folder: Path, days: Sequence[str]) -> None:
-        self.folder = folder / "empty"
-        self.folder.mkdir()
-        self._days = days
-        self._kept = folder / "environment"
-        self._server: WorkerProcess | None = None
-        python = str(Path(sys.executable).parent)
-        self._environ = {**os.environ, "PATH": os.pathsep.join((python, os.environ["PATH"]))}
+        super().__init__(PAGE, folder)
+        self._days, self._ran = days, 0
 
-    def follow(self) -> Iterator[int]:
-        """Do all that the page says, with other days for its own; stop after each run of Spark for a look."""
-        printed, looks = "", 0
-        for part in PART.finditer(PAGE.read_text("utf-8")):
-            if part["file"]:
-                (self.folder / part["file"]).write_text(part["body"], "utf-8")
-            elif part["beside"]:
-                self._start(part["body"])
-            elif part["kind"] == "text":
-                assert self._days is not JANUARY or printed == part["body"]
-            elif "pip install" not in part["body"]:
-                printed = ""
-                for command in re.split(r"(?<!\\)\n", part["body"]):
-                    printed += self._run(self._with_days(command))
-                    if command.startswith(SPARK):
-                        for begin, end in pairwise(self._days[:-1] if not looks else ()):
-                            self._run(f"python reports.py {begin} {end}")
-                            self._run(SPARK)
-                        looks += 1
-                        yield looks
+    def looks(self) -> Iterator[int]:
+        """Follow the page; stop after each run of Spark for a look."""
+        for command in self.follow():
+            if command.startswith(SPARK):
+                for begin, end in pairwise(self._days[:-1] if not self._ran else ()):
+                    self.run(f"python reports.py {begin} {end}")
+                    self.run(SPARK)
+                self._ran += 1
+                yield self._ran
 
-    def end(self) -> None:
-        if self._server is not None:
-            self._server.end()
-
-    def _with_days(self, command: str) -> str:
+    def run(self, command: str) -> str:
+        """Run a command for the days of the test; Spark waits until the workers have done their part."""
         last = self._days[-2] if "late" in command else self._days[0]
         command = command.replace(" ".join(JANUARY), " ".join(self._days[-2:]))
-        return command.replace(f"2013-01-01 {JANUARY[0]}", f"2013-01-01 {last}")
-
-    def _start(self, command: str) -> None:
-        name, *arguments = command.split()
-        assert name == "streamworker"
-        self._server = WorkerProcess(
-            arguments, cwd=self.folder, log_path=self._kept.with_name("dev.log"), environ={}
-        )
-        wait_for((self.folder / ".streamworker-dev.json").exists, "the server runs", timeout_s=START_S)
-
-    def _run(self, command: str) -> str:
-        """Run a command, and return what it prints; Spark waits until the workers have done their part."""
         if command.startswith(SPARK):
             wait_for(self._has_no_lag, "the workers have processed what was sent", timeout_s=START_S)
-        done = subprocess.run(
-            ["bash", "-ec", f"{command}\nenv -0 > {self._kept}"],
-            cwd=self.folder,
-            env=self._environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr[-3000:]}"
-        self._environ = dict(line.split("=", 1) for line in self._kept.read_text().split("\0") if line)
-        return done.stdout
+        return super().run(command.replace(f"2013-01-01 {JANUARY[0]}", f"2013-01-01 {last}"))
+
+    def compare(self, printed: str, said: str) -> None:
+        """Compare what was printed, if the days are those of the page."""
+        if self._days is JANUARY:
+            super().compare(printed, said)
 
     def _has_no_lag(self) -> bool:
-        return not any(each["lag"] for each in json.loads(self._run("streamworker lag flights:app --json")))
+        return not any(each["lag"] for each in json.loads(super().run("streamworker lag flights:app --json")))
 
 
 class Flights:
@@ -181,10 +137,8 @@ def test_the_tutorial_does_what_it_says_and_its_tables_equal_pandas(
     days: Sequence[str], tmp_path: Path
 ) -> None:
     """Delays by carrier and hour, a join, the top routes; late reports count where they are not too late."""
-    flights, reader = Flights(days), Reader(tmp_path, days)
-    try:
-        for look in reader.follow():
+    flights = Flights(days)
+    with FlightsReader(tmp_path, days) as reader:
+        for look in reader.looks():
             print(flights.check(reader.folder, look))
-    finally:
-        reader.end()
     assert look == 2
