@@ -170,7 +170,7 @@ async def test_a_batch_has_links_to_the_sends_of_its_records(redis_url: str) -> 
 
 
 async def test_each_attempt_is_a_span_with_its_error(redis_url: str) -> None:
-    """The next attempt has its number. A record that is skipped is no error."""
+    """The next attempt has its number. A record that is skipped is no error. The log names both spans."""
     app = App("shop", redis_url=redis_url, tracing=True)
     orders = app.stream("orders", Order, key="n", partitions=1)
 
@@ -181,12 +181,13 @@ async def test_each_attempt_is_a_span_with_its_error(redis_url: str) -> None:
         if ctx.attempt == 1:
             raise ValueError("not yet")
 
-    async with local_worker(app, url=redis_url) as worker:
-        await orders.send(Order(1))
-        await worker.until_drained()
-        await orders.send(Order(2))
-        await worker.until_drained()
-        await ended("commit orders", 2)
+    with capture_logs() as logs:
+        async with local_worker(app, url=redis_url) as worker:
+            await orders.send(Order(1))
+            await worker.until_drained()
+            await orders.send(Order(2))
+            await worker.until_drained()
+            await ended("commit orders", 2)
     first, second, skipped = spans("process orders")
     assert parent_of(first) == parent_of(second) == id_of(spans("send orders")[0])
     assert (first.status.status_code, first.status.description) == (StatusCode.ERROR, "not yet")
@@ -194,6 +195,9 @@ async def test_each_attempt_is_a_span_with_its_error(redis_url: str) -> None:
     assert [event.name for event in first.events] == ["exception"]
     assert (second.attributes or {})["streamworker.attempt"] == 2
     assert [span.status.status_code for span in (second, skipped)] == [StatusCode.UNSET] * 2
+    told = {line["event"]: line for line in logs if line["event"] in {"handler_failed", "record_skipped"}}
+    assert int(told["handler_failed"]["span_id"], 16) == id_of(first)
+    assert int(told["record_skipped"]["span_id"], 16) == id_of(skipped)
 
 
 async def test_commits_of_several_calls_have_links_to_them(redis_url: str) -> None:

@@ -21,7 +21,7 @@ from streamworker.declaring.middleware import Layer
 from streamworker.declaring.parameters import Parameters
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.records.entries import each_headers, header_fields_of, may_have_headers
-from streamworker.runtime.tracing.ids import trace_ids
+from streamworker.runtime.tracing.ids import note_trace_ids, trace_ids
 
 LINKS_MAX = 128
 """Links of one span, which is also what the SDK keeps by default."""
@@ -196,6 +196,8 @@ class BegunCall:
             self._done[entries[-1].id if entries else ZERO] = at
             if not entries:
                 self._link_to_sent()
+        if error is not None:
+            note_trace_ids(error)
         contexts.detach(self._token)
         ended(self._span, error)
 

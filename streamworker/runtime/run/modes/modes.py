@@ -33,6 +33,7 @@ from streamworker.runtime.run.commits import Work, ids_of, span
 from streamworker.runtime.run.failures import describe_error, failure, traceback_of
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import NOT_OURS, Effects, Invoker, SetAside
+from streamworker.runtime.tracing.ids import noted_trace_ids
 
 SLICE_MS = 2
 """A mode handles records one after the other for this long before it yields to the event loop and a commit
@@ -204,10 +205,10 @@ class Mode(ABC):
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""
         if isinstance(failed.error, Skip | DeadLetter):
             return  # The function has decided so; `removed` logs it.
-        details = {}
+        details = noted_trace_ids(failed.error)
         if failed.attempts == 1:
             # As text: a renderer that gets the exception itself may show records from its local variables.
-            details["exception"] = traceback_of(failed.error)
+            details = {**details, "exception": traceback_of(failed.error)}
         self.log.warning(
             "handler_failed",
             entries=span(entries) if entries else "none",
@@ -233,7 +234,8 @@ class Mode(ABC):
         error = describe_error(failed.error)
         if policy.reason and policy is not failed.error:
             error = f"{error}: {policy.reason}"
-        details = {"entry": str(entry.id), "attempts": failed.attempts, "error": error}
+        details: dict[str, object] = {"entry": str(entry.id), "attempts": failed.attempts, "error": error}
+        details |= noted_trace_ids(failed.error)
         if isinstance(policy, Skip):
             self.log.warning("record_skipped", **details)
             return []
