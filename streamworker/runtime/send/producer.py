@@ -300,13 +300,15 @@ class ManySender(_Sender):
     def __init__(self, producer: Producer, lanes: Lanes, on_full: OnFull, timeout: float | None) -> None:
         super().__init__(lanes, on_full, timeout, CHUNKS_AHEAD)
         self._producer = producer
+        self.headers: Mapping[bytes, bytes] | None = None
+        """Of each record; an entry of columns has none."""
         self._entries: defaultdict[int, list[Encoded]] = defaultdict(list)
         self._sizes: defaultdict[int, int] = defaultdict(int)
         self._gathered = self._size = 0
 
     def add(self, record: Any) -> bool:
         """Add a record to the chunk; True if the chunk is to be sent."""
-        partition, entry, size = self._producer.prepared(record, None)
+        partition, entry, size = self._producer.prepared(record, self.headers)
         self._entries[partition].append(entry)
         self._sizes[partition] += size
         self._gathered += 1
@@ -323,7 +325,7 @@ class ManySender(_Sender):
         await self._send_part(records)
 
     async def _send_part(self, records: Sequence[Any]) -> None:
-        routed = None if self._gathered else self._producer.quick.routed(records)
+        routed = None if self._gathered or self.headers else self._producer.quick.routed(records)
         if routed is not None:
             await self.send(
                 [(partition, payloads, size, len(payloads)) for partition, payloads, size in routed]

@@ -12,7 +12,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.units import Duration
 from streamworker.runtime.send.lane import OnFull, Part
 from streamworker.runtime.send.named import Scheduled
-from streamworker.runtime.send.producer import Due, Headers, Producer, Sent, header_fields
+from streamworker.runtime.send.producer import Due, Headers, ManySender, Producer, Sent, header_fields
 from streamworker.runtime.tracing.spans import Spans, ended
 
 
@@ -24,16 +24,9 @@ class TracingProducer(Producer):
         self._spans = spans
 
     async def send(
-        self,
-        record: Any,
-        *,
-        id: str | None = None,
-        headers: Headers | None = None,
-        on_full: OnFull = "wait",
-        timeout: Duration | None = None,
+        self, record: Any, *, id: str | None = None, headers: Headers | None = None, **more: Any
     ) -> Sent:
         """Append one record; return when Redis has it."""
-        more: dict[str, Any] = {"on_full": on_full, "timeout": timeout}
         if id is None:  # ``begin`` makes its span.
             return await super().send(record, headers=headers, **more)
         with self._span("send") as span:
@@ -67,18 +60,21 @@ class TracingProducer(Producer):
         with self._span("schedule") as span:
             return await super().schedule(record, id, due, replace, _with(span, headers), timeout)
 
-    async def send_many(
-        self,
-        records: Iterable[Any] | AsyncIterable[Any],
-        *,
-        on_full: OnFull = "wait",
-        timeout: Duration | None = None,
-    ) -> int:
-        """Append many records; one span has them all, and they have no headers."""
-        with self._span("send") as span:
-            count = await super().send_many(records, on_full=on_full, timeout=timeout)
+    async def send_many(self, records: Iterable[Any] | AsyncIterable[Any], **more: Any) -> int:
+        """Append many records; one span has them all."""
+        # ``_span`` records what is raised.
+        quiet = {"record_exception": False, "set_status_on_exception": False}
+        with self._span("send") as span, trace.use_span(span, **quiet):
+            count = await super().send_many(records, **more)
             span.set_attribute("messaging.batch.message_count", count)
             return count
+
+    def many(self, on_full: OnFull, timeout: Duration | None) -> ManySender:
+        """Return what sends many records, whose headers name the current span if it is sampled."""
+        sender, span = super().many(on_full, timeout), trace.get_current_span()
+        if span.get_span_context().trace_flags.sampled:
+            sender.headers = header_fields(_with(span, None))
+        return sender
 
     def _start(self, operation: str) -> Span:
         name = self._spec.name
