@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -120,7 +121,7 @@ def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     for app in _apps(module).values():
         for group in (*app.timers_group(), *app.registry.processors.values()):
             for timer in group.timers:
-                if isinstance(found, Timer) and found.spec is timer:
+                if timer is (found.spec if isinstance(found, Timer) else found):
                     return with_override(app), group, timer
     raise _wrong(path, found, "not a timer", module, "timers")
 
@@ -161,7 +162,7 @@ def _resolve(path: str, kind: Kind = "") -> tuple[ModuleType, object]:
     for app in _apps(module).values():
         if (named := _named(app, kind).get(attribute)) is not None:
             # A processor is found by its name, even if its function has another name.
-            if isinstance(named, Stream | Table):
+            if isinstance(named, Stream | Table | TimerSpec):
                 return module, named
             return module, Processor(app, attribute, named.function)
     file = getattr(module, "__file__", None) or "a namespace package"
@@ -237,9 +238,12 @@ def _apps(module: ModuleType) -> dict[str, App]:
 
 
 def _named(app: App, kind: Kind) -> Mapping[str, Any]:
-    if kind == "timers":  # To list them: two processors may each have a timer of one name.
+    if kind == "timers":
         groups = (*app.timers_group(), *app.registry.processors.values())
-        return {timer.name: None for group in groups for timer in group.timers}
+        timers = [timer for group in groups for timer in group.timers]
+        names = Counter(timer.name for timer in timers)
+        # Two processors may each have a timer of one name, which then says too little.
+        return {timer.name: timer if names[timer.name] == 1 else None for timer in timers}
     return getattr(app.registry, kind) if kind else {}
 
 

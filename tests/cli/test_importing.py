@@ -11,6 +11,7 @@ from streamworker.importing import (
     resolve_processor,
     resolve_processors,
     resolve_stream,
+    resolve_timer,
     with_pipelines,
 )
 from streamworker.runtime.worker import Worker
@@ -162,6 +163,34 @@ def test_an_app_with_several_processors_is_not_one_processor(shop: Path) -> None
     """To replay or to reset one must say whose."""
     with pytest.raises(ConfigurationError, match=r"2 processors\. Name one of them: shop:audit, shop:price"):
         resolve_processor("shop:app")
+
+
+TIMERS = """
+import parts
+
+@parts.app.timer(every="1 hour")
+async def sweep() -> None: ...
+
+@parts.keep.timer(every="1 hour")
+async def flush() -> None: ...
+
+@parts.app.timer(every="1 hour")
+async def both() -> None: ...
+
+@parts.keep.timer(every="1 hour")
+async def both() -> None: ...
+"""
+
+
+def test_a_timer_of_an_included_module_is_found_by_its_name(shop: Path) -> None:
+    """As processors are, unless two timers have the name."""
+    parts = PARTS.replace('include_spark=["lake"]', 'include=["times"]').replace("FORWARD", "None")
+    (shop / "parts.py").write_text(parts, "utf-8")
+    (shop / "times.py").write_text(TIMERS, "utf-8")
+    found = [resolve_timer(f"parts:{name}") for name in ("sweep", "flush")]
+    assert [(group.name, timer.name) for _, group, timer in found] == [("timers", "sweep"), ("keep", "flush")]
+    with pytest.raises(ConfigurationError, match="has no 'both'"):
+        resolve_timer("parts:both")
 
 
 def test_the_server_of_dev_wins_over_the_one_that_an_app_names(
