@@ -25,7 +25,6 @@ from docs.logevents import table as log_events
 from docs.redis_keys import HOLDS, PACKED_ENTRY
 from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
-from streamworker.cli.exit_codes import MEANINGS, ExitCode
 from streamworker.cli.workers.exporter import METRICS
 from streamworker.core import events
 from streamworker.core.ownership.lifecycle import diagram
@@ -40,11 +39,9 @@ from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.runtime.watch.meters import METERS
 from streamworker.settings import LIMITS, RULES, Settings
 from tests.simulator.scenario import HAPPENINGS, play, read
-from streamworker.core.text import TEXT_MAX, storable
 from tests.callables import table as callables
 from tests.changes import table as changes
 from tests.core.vectors import VECTORS
-from tests.runtime.texts import ESCAPED, REFUSED, TEXTS
 from tests.records.cells import table as codecs_and_types
 from tests.spark import wrong
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
@@ -254,12 +251,6 @@ PAGES: dict[str, Callable[[], str]] = {
 # -- parts of pages --------------------------------------------------------------------------
 
 
-def exit_codes() -> str:
-    """Return the table of exit codes."""
-    rows = [f"| {code.value} | {MEANINGS[code]} |" for code in ExitCode]
-    return "\n".join(["| code | means |", "|---|---|", *rows])
-
-
 def exporter_metrics() -> str:
     """Return the table of the metrics of the exporter."""
     rows = [f"| `{name}` | {kind} | {text} |" for name, (kind, text) in METRICS.items()]
@@ -382,23 +373,6 @@ def happenings() -> str:
     return "\n".join(["```text", *forms, "```"])
 
 
-def kinds_of_text() -> str:
-    """Return what is stored in place of each kind of text, by the function that stores it."""
-    rows = []
-    for kind, (text, _) in TEXTS.items():
-        kept = storable(text)
-        kept = f"its first {TEXT_MAX:,} characters" if len(kept) == TEXT_MAX else f"`{kept}`"
-        rows.append(f"| {kind} | {kept} |")
-    return "\n".join(["| text | is kept as |", "|---|---|", *rows])
-
-
-def ways_of_text() -> str:
-    """Return where text comes from, and where it goes or is refused; a test runs each line."""
-    rows = [f"| {way} | {place} |" for way, place in ESCAPED.items()]
-    rows += [f"| {way} | refused, if UTF-8 cannot hold it: {error} |" for way, error in REFUSED.items()]
-    return "\n".join(["| text | goes to |", "|---|---|", *rows])
-
-
 def parts() -> dict[str, str]:
     """Return everything that stands in a page between marks, by name."""
     told = {f"transcript of {name}": text for name, text in transcripts().items()}
@@ -406,7 +380,6 @@ def parts() -> dict[str, str]:
         "words of the transcripts": words(),
         "happenings": happenings(),
         "lifecycle": f"```mermaid\n{diagram()}\n```",
-        "exit codes": exit_codes(),
         "log events": log_events(),
         "metrics of a process": metrics_of_a_process(),
         "exporter metrics": exporter_metrics(),
@@ -415,8 +388,6 @@ def parts() -> dict[str, str]:
         "vectors": vectors(),
         "codecs and types": codecs_and_types(),
         "rights": rights(),
-        "kinds of text": kinds_of_text(),
-        "ways of text": ways_of_text(),
         "lines of the ACL": acl_lines(),
         "decisions": decisions(),
         "callables": callables(),

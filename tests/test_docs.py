@@ -71,7 +71,7 @@ def test_pages_that_are_made_from_the_code_are_current(rendered: dict[Path, str]
         "docs/cli.md",
         "docs/protocol.md",
         "docs/spark-reference.md",
-        "docs/operations.md",
+        "docs/monitoring.md",
         "docs/security.md",
         "docs/decisions/README.md",
     }

@@ -77,7 +77,7 @@ def test_workers_get_more_time_to_stop_than_they_take() -> None:
 
 
 def test_a_unit_is_not_started_again_where_that_does_not_help() -> None:
-    """As docs/operations.md says below the table of exit codes."""
+    """As docs/deploy.md says of systemd."""
     shared = dict(settings_of(SHARED))
     assert shared["Restart"] == "on-failure"
     assert shared["RestartPreventExitStatus"] == f"{ExitCode.USAGE:d} {ExitCode.CONFIGURATION:d}"
