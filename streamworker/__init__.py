@@ -1,5 +1,7 @@
 """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
 
+from importlib.metadata import PackageNotFoundError, version
+
 from streamworker.app import App
 from streamworker.context import Context, Records
 from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
@@ -54,4 +56,7 @@ __all__ = [
     "Table",
 ]
 
-__version__ = "0.1.0"
+try:
+    __version__ = version("streamworker")
+except PackageNotFoundError:  # Modules on the path that nobody installed.
+    __version__ = "0.0.0"

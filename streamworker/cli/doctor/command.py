@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from streamworker import __version__
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, fail, ok, warn
 from streamworker.cli.doctor.groups import app_checks
@@ -75,6 +76,7 @@ def _print(checks: list[Check]) -> None:
 def packages() -> Iterator[Check]:
     """Check Python and the installed packages."""
     yield ok("python", sys.version.split()[0])
+    yield ok("streamworker", __version__)
     for name in PACKAGES:
         yield ok(name, version(name))
     try:
