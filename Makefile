@@ -14,6 +14,7 @@
 #   make lint           ruff: rules and format
 #   make types          mypy --strict
 #   make docs           write the generated pages of docs/ anew
+#   make site           build the site of docs/ into build/site, strictly; `python -m http.server -d build/site` shows it
 #   make bench          the table of docs/performance.md, and benchmarks/ratios.json, on a quiet machine
 #   make bench-check    compare ratios with benchmarks/ratios.json, a minute
 #   make clean          remove .venv and whatever tools left behind
@@ -22,7 +23,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help demo check check-here check-3.13 ready ready-3.13 test test-full test-no-spark soak nightly simulate \
-	lint types docs bench bench-check clean
+	lint types docs site bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -142,6 +143,10 @@ docs: $(READY)
 	$(PY) docs/picture.py tests/tui/recorded/top.json docs/images/top.svg
 	$(PY) docs/picture.py tests/tui/recorded/overview.json docs/images/overview.svg
 
+site: $(READY)
+	$(PIP) install --no-compile -c constraints.txt -e '.[site]'
+	$(PY) docs/site/build.py
+
 # The reference and the check have one size: ratios of short runs are not those of long ones.
 GUARD := process --runs 5 --records 60000
 
@@ -163,7 +168,7 @@ $(BYTECODE): $(READY) tests/spark/bytecode.py
 	@$(PY) -m tests.spark.bytecode && touch $@ || true
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .cache spark-warehouse
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The last two are copied into the environment.

@@ -27,7 +27,7 @@ from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
 from streamworker.cli.workers.exporter import METRICS
 from streamworker.core import events
-from streamworker.core.ownership.lifecycle import diagram
+from streamworker.core.ownership.lifecycle import as_table
 from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
 from streamworker.core.data.retention import RetentionLike
@@ -379,7 +379,7 @@ def parts() -> dict[str, str]:
     return {
         "words of the transcripts": words(),
         "happenings": happenings(),
-        "lifecycle": f"```mermaid\n{diagram()}\n```",
+        "lifecycle": as_table(),
         "log events": log_events(),
         "metrics of a process": metrics_of_a_process(),
         "exporter metrics": exporter_metrics(),

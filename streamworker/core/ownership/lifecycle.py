@@ -1,7 +1,7 @@
 """The states of one partition at one worker, and the transitions between them.
 
-``TRANSITIONS`` lists every change of a partition's state, and nothing else changes a state; the diagram in
-docs/protocol.md is drawn from it. A trigger that it does not list for a state is a bug in streamworker: it
+``TRANSITIONS`` lists every change of a partition's state, and nothing else changes a state; docs/protocol.md
+shows it. A trigger that it does not list for a state is a bug in streamworker: it
 raises ``InternalError``, which no code catches.
 
 Two sources decide about a partition, and they may disagree. The *assignment* says which member should own it:
@@ -149,9 +149,10 @@ def step(state: State, trigger: Trigger) -> State:
     return after
 
 
-def diagram() -> str:
-    """Return the table as a Mermaid state diagram, for docs/protocol.md."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.IDLE.value}"]
+def as_table() -> str:
+    """Return the transitions in Markdown, for docs/protocol.md."""
+    lines = ["| state | what happens, and the state after it |", "|---|---|"]
     for state, row in TRANSITIONS.items():
-        lines += [f"    {state.value} --> {after.value}: {trigger.value}" for trigger, after in row.items()]
+        after = ", ".join(f"{trigger.value} → `{then.value}`" for trigger, then in row.items())
+        lines.append(f"| `{state.value}` | {after} |")
     return "\n".join(lines)
