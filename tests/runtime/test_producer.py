@@ -12,6 +12,7 @@ import redis
 
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
+from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import (
     BackendUnavailable,
     ConfigurationError,
@@ -217,6 +218,31 @@ async def test_a_refusal_after_a_try_without_an_answer_is_not_taken_for_a_no(red
         with redis.Redis.from_url(redis_url) as direct:
             key = desk.stream_keys.events(0)
             await wait_for_async(lambda: direct.xlen(key) == 2, "the first try has arrived")
+
+
+@pytest.mark.parametrize("id", [None, "once"])
+async def test_a_refused_connection_after_a_try_without_an_answer_is_no_no_either(
+    id: str | None, own_server: EmbeddedServer
+) -> None:
+    """The server has another password by then."""
+    async with proxied(own_server.url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
+        await desk.producer.send(Order(0))
+        with redis.Redis.from_url(own_server.url) as direct:
+            proxy.strand()
+            direct.config_set("requirepass", "another")
+            with pytest.raises(ProducerError, match=r"may or may not.*password"):
+                await desk.producer.send(Order(1), id=id)
+
+
+async def test_a_full_partition_after_a_try_without_an_answer_is_no_no_either(redis_url: str) -> None:
+    """The first try of a send with an id may still come, and find room."""
+    limits: dict[str, Any] = {"stream": {"records_max": 1}, "call_timeout_ms": 200}
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, **limits) as desk:
+        await desk.producer.send(Order(0))
+        proxy.strand()
+        with pytest.raises(ProducerError, match="may or may not") as raised:
+            await desk.producer.send(Order(1), id="once", timeout=1.5)
+        assert "limit of 1 records" in str(raised.value) and not isinstance(raised.value, StreamFull)
 
 
 async def test_a_stream_that_is_declared_otherwise_is_named_after_an_outage_too(redis_url: str) -> None:

@@ -12,7 +12,13 @@ from typing import NamedTuple
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
-from streamworker.errors import BackendUnavailable, ProducerError, RecordError, StreamworkerError
+from streamworker.errors import (
+    BackendError,
+    BackendUnavailable,
+    ProducerError,
+    RecordError,
+    StreamworkerError,
+)
 from streamworker.log import get_logger
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import IdCall, IdReply
@@ -139,7 +145,7 @@ class NamedSends:
                         warn(_log, "send_unanswered", trouble, stream=self._spec.name, retry_in_ms=pause_ms)
                     await asyncio.sleep(pause_ms / 1000)
         except TimeoutError:
-            raise self._not_in_time(trouble, timeout) from None
+            raise self._not_in_time(trouble, timeout, may_be_done) from None
         finally:
             self._calls.discard(under_way)
             under_way.set_result(None)
@@ -157,14 +163,17 @@ class NamedSends:
             async with self._turns:
                 await self._declaration.make()
                 return await call.run(self._backend, self._durability)
-        except BackendUnavailable as error:
-            return IdReply(AppendCode.UNKNOWN, error=error)
+        except BackendError as error:
+            is_unknown = isinstance(error, BackendUnavailable)
+            return IdReply(AppendCode.UNKNOWN if is_unknown else AppendCode.REFUSED, error=error)
 
-    def _not_in_time(self, trouble: StreamworkerError | None, timeout: float | None) -> ProducerError:
+    def _not_in_time(
+        self, trouble: StreamworkerError | None, timeout: float | None, may_be_done: bool
+    ) -> ProducerError:
         if not self._declaration.is_made:
             return not_begun(self._spec, timeout, self._declaration.trouble)
         if isinstance(trouble, ProducerError):
-            return trouble
+            return refused_later(self._spec, trouble) if may_be_done else trouble
         return ProducerError(
             f"Stream {self._spec.name!r}: a call with an id was not confirmed within {timeout} s; it may or "
             "may not have been done.",
