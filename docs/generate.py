@@ -43,6 +43,7 @@ from tests.callables import table as callables
 from tests.changes import table as changes
 from tests.core.vectors import VECTORS
 from tests.records.cells import table as codecs_and_types
+from tests.sends import table as errors_of_sends
 from tests.spark import wrong
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
 from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
@@ -392,6 +393,7 @@ def parts() -> dict[str, str]:
         "decisions": decisions(),
         "callables": callables(),
         "changes": changes(),
+        "errors of sends": errors_of_sends(),
         **told,
     }
 

@@ -13,9 +13,14 @@ from streamworker.declaring.processors import Processor
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
     ConfigurationError,
     DecodeError,
     ProcessDied,
+    ProducerError,
     RecordError,
     StreamFull,
     StreamworkerError,
@@ -27,6 +32,10 @@ from streamworker.settings import Settings
 
 __all__ = [
     "App",
+    "AuthenticationFailed",
+    "BackendError",
+    "BackendRefused",
+    "BackendUnavailable",
     "Claim",
     "ConfigurationError",
     "Context",
@@ -40,6 +49,7 @@ __all__ = [
     "Precision",
     "ProcessDied",
     "Processor",
+    "ProducerError",
     "RecordCodec",
     "RecordError",
     "Records",

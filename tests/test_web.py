@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 
 from tests.helpers import PATIENCE_S, wait_for
 from tests.raw import opened
+from tests.runtime.workbench import full_memory
+from tests.test_docs import ROOT, blocks
 
-WEB = Path(__file__).parent / "target" / "web.py"
-SHOP = Path(__file__).parents[1] / "examples" / "shop" / "shop.py"
+WEB = ROOT / "tests" / "target" / "web.py"
+SHOP = ROOT / "examples" / "shop" / "shop.py"
 ORDER = {"order_id": 7, "customer": "ann", "sku": "tea", "quantity": 2, "placed_at": "2026-11-02T05:00:00Z"}
 
 
@@ -81,6 +84,33 @@ def test_a_web_service_takes_orders_once_asks_later_and_ends_quietly(
     log = (tmp_path / "log").read_text("utf-8")
     assert "Application shutdown complete" in log
     assert not any(word in log for word in ("ERROR", "Traceback", "destroyed"))
+
+
+@pytest.mark.anyio
+async def test_the_service_of_the_page_tells_its_clients_what_to_do(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/sending.md, word for word: once by its key, 422 for what is no order, 503 where Redis refuses."""
+    for name, code in blocks(ROOT / "docs" / "sending.md"):
+        if name:
+            (tmp_path / name).write_text(code, "utf-8")
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("shop", "web"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    web = import_module("web")
+    transport = httpx.ASGITransport(web.api)
+    async with web.app.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://web") as client:
+        ids, order = {"idempotency-key": "17"}, {"customer": "ann", "amount": 5.0}
+        first, again = [await client.post("/orders", json=order, headers=ids) for _ in range(2)]
+        assert (first.status_code, again.json()) == (202, first.json() | {"seen_before": True})
+        assert (await client.post("/orders", json={"customer": "ann"})).status_code == 422
+        wrong = await client.post("/orders", json=order, headers={"idempotency-key": "x" * 2_000})
+        assert wrong.status_code == 422 and "An id has 2000 bytes" in wrong.text
+        with full_memory(redis_url):
+            refused = await client.post("/orders", json=order)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    assert len(entries(redis_url, "orders", 16)) == 1
 
 
 def test_a_script_imports_without_an_event_loop(redis_url: str, tmp_path: Path) -> None:
