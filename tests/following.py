@@ -104,7 +104,7 @@ class Reader:
 
     def compare(self, printed: str, said: str) -> None:
         """Compare what a block printed with what the page says of it."""
-        pattern = re.escape(said).replace("\n…\n", "\n(?:.*\n)*").replace("…", ".*")
+        pattern = re.escape(said).replace("\\\n…\\\n", "\n(?:.*\n)*").replace("…", ".*")
         assert re.fullmatch(pattern, printed), f"{self.page.name} says:\n{said}\nAnd it printed:\n{printed}"
 
     def _start(self, name: str, body: str) -> None:
