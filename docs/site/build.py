@@ -68,6 +68,7 @@ class Pages:
             target.write_text(f"# {path.relative_to(ROOT)}\n\n" + "\n".join(rows) + "\n", "utf-8")
         elif path.suffix == ".md":
             text = SAVED.sub(r'```\2 title="\1"\n', path.read_text("utf-8"))
+            text = f"---\nhide: [navigation, toc]\n---\n{text}" if path == DOCS / "index.md" else text
             target.write_text(LINK.sub(lambda link: self._linked(path, link[1]), text), "utf-8")
         elif path.is_relative_to(DOCS):
             shutil.copy(path, target)

@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import json
 import shutil
 import subprocess
 import sys
@@ -60,7 +61,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def start(browser: Browser, url: str) -> Iterator[Page]:
+def start(browser: Browser, url: str, site: Path) -> Iterator[Page]:
     """The start page. At the end nothing was asked of another host, and nothing stands in the console."""
     with browser.new_context(viewport={"width": 1280, "height": 900}) as context:
         said: list[str] = []
@@ -68,16 +69,17 @@ def start(browser: Browser, url: str) -> Iterator[Page]:
         context.on("console", lambda message: said.append(message.text))
         context.on("weberror", lambda error: said.append(str(error.error)))
         page = context.new_page()
-        page.goto(url)
-        page.wait_for_selector("h1")
+        page.goto(f"{url}{site.name}/")
         yield page
         assert [what for what in said if not what.startswith((url, "data:", "blob:"))] == []
 
 
 def test_the_address_of_the_site_leads_to_the_newest_version(start: Page, url: str, site: Path) -> None:
     """A version is a folder of its own, so that an older one stays where it is."""
-    assert start.url == f"{url}{site.name}/"
     assert start.locator(".md-version__current").inner_text() == site.name
+    newest = json.loads((site.parent / "versions.json").read_text("utf-8"))[0]["version"]
+    start.goto(url)
+    start.wait_for_url(f"{url}{newest}/")
 
 
 def test_a_request_to_another_host_is_refused_by_the_browser(browser: Browser, url: str, site: Path) -> None:
