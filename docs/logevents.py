@@ -138,6 +138,7 @@ MEANINGS = {
     "timers_wait": "Timers could not be read or committed; they wait.",
     "tracing_is_off": "`tracing=True`, and nobody would get the spans: the process has no TracerProvider.",
     "trim_failed": "Entries that nobody needs were not dropped; it is tried again.",
+    "using_server_of_dev": "The app names no Redis, and uses that of the `streamworker dev` in its folder.",
     "watchdog_failed": "The task that looks for stalls failed, and begins anew.",
     "worker_ended_untold": "The worker ends without a signal, because code of the program ended it.",
     "worker_forced_to_end": "The time to shut down is over; the line names what held the process.",

@@ -25,7 +25,8 @@ its name or its function stands behind the colon: `shop:orders`, `shop:price`.
 **Settings** come from the app and from `STREAMWORKER_*` variables; see [settings](settings.md).
 `STREAMWORKER_DEV_REDIS_URL` wins over both: `streamworker dev` sets it for the processes that it
 starts, so that an app which names another Redis runs on the embedded server. While a `dev` runs,
-other commands in the same folder find its server by the file `.streamworker-dev.json`, and say so.
+other commands in the same folder, and programs whose app names no Redis, find its server by the file
+`.streamworker-dev.json`, and say so.
 
 **Output.** What was asked for goes to stdout, everything else to stderr. On a terminal tables are
 drawn and long work shows its progress; anywhere else the same comes as plain aligned text. Every

@@ -17,6 +17,7 @@ from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import checked
 from streamworker.declaring import data, pipelines, processors, resources, timers
 from streamworker.declaring.registry import DeclaringApp
+from streamworker.dev.rendezvous import url_for
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.keys import check_name
 from streamworker.settings import Settings
@@ -33,7 +34,8 @@ class App(DeclaringApp):
     name
         Part of every key in Redis: letters, digits, ``_ . -``.
     redis_url
-        ``redis://``, ``rediss://`` or ``unix://``; ``STREAMWORKER_REDIS_URL`` if None.
+        ``redis://``, ``rediss://`` or ``unix://``; ``STREAMWORKER_REDIS_URL`` if None, and without it the
+        server of the ``streamworker dev`` that runs in the current folder.
     coordination
         The protocol by which workers share partitions, by its name or with its own settings; see
         docs/protocols.md. ``STREAMWORKER_COORDINATION`` if None, and without it ``membership``.
@@ -105,7 +107,7 @@ class App(DeclaringApp):
         **settings: Any,
     ) -> None:
         check_name("app", name)
-        chosen = Settings.from_env(redis_url=redis_url, coordination=coordination, **settings)
+        chosen = Settings.from_env(redis_url=url_for(redis_url), coordination=coordination, **settings)
         super().__init__(name, chosen, include, include_spark)
         Membership.empty(1, assignment)
         if assignment == "weighted" and not PROTOCOLS[chosen.coordination.name].has_document:

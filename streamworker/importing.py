@@ -14,22 +14,20 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from streamworker.app import App
 from streamworker.declaring.processors import Processor
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
-from streamworker.declaring.stream import Stream, StreamApp
+from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.declaring.timers import Timer
 from streamworker.errors import ConfigurationError, StreamworkerError
-from streamworker.variables import REDIS_URL_OVERRIDE
 
-A = TypeVar("A", bound=StreamApp)
 Kind = Literal["", "streams", "processors", "tables", "timers"]
 """What a path names beside an app."""
 
@@ -46,7 +44,7 @@ def resolve_app(path: str) -> App:
     """Return the app that a path names; an error says which part of the path is wrong, and lists the apps."""
     module, found = _resolve(path)
     if isinstance(found, App):
-        return with_override(found)
+        return found
     remedy = _apps_hint(module)
     if callable(found) and not isinstance(found, type | Processor):
         remedy += " If it makes the App, call it in the module and name the result."
@@ -60,11 +58,9 @@ def resolve_stream(path: str, stream: str | None = None) -> Stream[Any]:
     """
     module, found = _resolve(path, "streams")
     if isinstance(found, Stream):
-        with_override(found.app)
         return found
     if not isinstance(found, App):
         raise _wrong(path, found, "not a Stream", module, "streams")
-    with_override(found)
     if stream is None and len(found.registry.streams) == 1:
         return next(iter(found.registry.streams.values()))
     if stream in found.registry.streams:
@@ -79,7 +75,6 @@ def resolve_table(path: str) -> Table[Any, Any]:
     module, found = _resolve(path, "tables")
     if not isinstance(found, Table):
         raise _wrong(path, found, "not a Table", module, "tables")
-    with_override(found.app)
     return found
 
 
@@ -90,7 +85,7 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     """
     module, found = _resolve(path, "processors")
     if isinstance(found, App):
-        app = with_override(found)
+        app = found
         for name in names or ():
             if name not in app.registry.processors:
                 raise ConfigurationError(
@@ -107,7 +102,7 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     if isinstance(found, Processor):
         for app in _apps(module).values():
             if app.registry.processors.get(found.name) is found.spec:
-                return Selection(with_override(app), (found.spec,))
+                return Selection(app, (found.spec,))
         raise ConfigurationError(
             f"{path} is a processor of an app that is not in that module.",
             remedy="Give the module in which the App is.",
@@ -122,7 +117,7 @@ def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
         for group in (*app.timers_group(), *app.registry.processors.values()):
             for timer in group.timers:
                 if timer is (found.spec if isinstance(found, Timer) else found):
-                    return with_override(app), group, timer
+                    return app, group, timer
     raise _wrong(path, found, "not a timer", module, "timers")
 
 
@@ -212,14 +207,6 @@ def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
         # "<" begins the names of generated or frozen code, which has no file to show.
         if not frame.filename.startswith((ours, "<")) and "importlib" not in frame.filename
     ]
-
-
-def with_override(app: A) -> A:
-    """Use the server of ``streamworker dev``, if it is set, instead of the one that the app names."""
-    url = os.environ.get(REDIS_URL_OVERRIDE)
-    if url and app.settings.redis_url != url:
-        app.settings = replace(app.settings, redis_url=url)
-    return app
 
 
 def with_pipelines(app: App) -> App:

@@ -1,5 +1,6 @@
 """All commands, in the order in which a new user needs them."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -12,7 +13,8 @@ from streamworker.cli.doctor import repair
 from streamworker.cli.output import say
 from streamworker.cli.support import Commands
 from streamworker.cli.workers import dev, run, spark, web
-from streamworker.cli.workers.rendezvous import use_running_dev
+from streamworker.dev import rendezvous
+from streamworker.variables import REDIS_URL_OVERRIDE
 
 app = typer.Typer(
     cls=Commands,
@@ -42,7 +44,15 @@ def root(
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
     if context.invoked_subcommand not in ("acl", "dev", "demo"):
-        use_running_dev()
+        _use_running_dev()
+
+
+def _use_running_dev() -> None:
+    """Use the server of the ``dev`` that runs in this folder, if one does, and print that."""
+    found = None if REDIS_URL_OVERRIDE in os.environ else rendezvous.find()
+    if found is not None:
+        rendezvous.export(found[1])
+        say(f"Using the server of `streamworker dev` (process {found[0]}) in this folder.", error=True)
 
 
 app.command()(dev.demo)

@@ -6,6 +6,7 @@ members, rebalances and readers; in a very small terminal members and rebalances
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -85,7 +86,7 @@ def render_overview(models: Sequence[Model], width: int, height: int, tabs: Tabs
 
 def waiting(text: str, width: int, height: int, tabs: Tabs) -> RenderableType:
     """Draw the frame that is shown until the first snapshot has been taken."""
-    lines = [Text(text, style="yellow"), *(Text(notice, style="bold red") for notice in tabs.notices)]
+    lines = [Text(text, style="yellow"), *_warned(tabs, width - 4)]
     return Group(_box("streamworker", lines, width, height - 1), _footer(tabs, width))
 
 
@@ -116,7 +117,11 @@ def _tab_line(tabs: Tabs, width: int) -> Text:
 
 
 def _warned(tabs: Tabs, width: int) -> list[Text]:
-    return [_fit(Text(f" {notice}", style="bold red"), width) for notice in tabs.notices]
+    return [
+        Text(f" {line}", style="bold red")
+        for notice in tabs.notices
+        for line in wrap(printable(notice), width - 1)
+    ]
 
 
 def _outage(model: Model, width: int) -> list[Text]:

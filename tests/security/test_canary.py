@@ -19,7 +19,7 @@ import redis
 from typer.testing import Result
 
 from streamworker import App
-from streamworker.cli.workers import rendezvous
+from streamworker.dev import rendezvous
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.client import Backend

@@ -29,7 +29,6 @@ from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
-from streamworker.spark.source.connection import URL_VARIABLE
 from streamworker.spark.source.declared import find_columns, find_stream
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
@@ -37,6 +36,7 @@ from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
 from streamworker.spark.source.statetables import TableReader
 from streamworker.testing import local_worker
+from streamworker.variables import URL_VARIABLE
 from tests.security.conftest import UrlOf, refusals
 
 pytestmark = pytest.mark.anyio

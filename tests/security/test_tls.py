@@ -20,7 +20,8 @@ from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import tls_remedy
 from streamworker.settings import Settings
-from streamworker.spark.source.connection import URL_VARIABLE, Connection, resolve
+from streamworker.spark.source.connection import Connection, resolve
+from streamworker.variables import URL_VARIABLE
 from tests.certificates import make_certificates, tls_config
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for

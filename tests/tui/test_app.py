@@ -10,6 +10,7 @@ from rich.console import Console
 
 from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.errors import BackendUnavailable
+from streamworker.spark.driver.java import REMEDY
 from streamworker.tui import app
 from tests.tui.groups import group
 
@@ -33,14 +34,14 @@ def test_before_the_first_snapshot_it_says_what_it_waits_for_and_why() -> None:
 
 
 def test_what_failed_beside_the_groups_stands_above_them() -> None:
-    """Before the first snapshot and after it, in one line."""
+    """Before the first snapshot and after it, whole: what to do about it comes last."""
     failures: list[str] = []
     viewer = app.Viewer(TARGETS, lambda: failures)
-    failures.append("spark ended with 1. pipeline revenue failed")
-    assert "spark ended with 1. pipeline revenue failed" in text_of(viewer)
+    failures.append(f"spark ended with 3. Error: There is no Java. {REMEDY}")
+    assert failures[0] in " ".join(text_of(viewer).replace("│", "").split())
     viewer.arrived(TARGETS[0], group(partitions=4, workers=2), now_ms=1_000)
     shown = text_of(viewer)
-    assert "spark ended with 1. pipeline revenue failed" in shown
+    assert failures[0] in " ".join(shown.split())
     assert "A w1" in shown
     assert len(shown.splitlines()) == 24
 

@@ -22,7 +22,7 @@ from streamworker.cli.support import connected, give_up, run_async
 from streamworker.core.text import printable
 from streamworker.core.words import counted
 from streamworker.errors import StreamworkerError
-from streamworker.importing import resolve_app, with_override
+from streamworker.importing import resolve_app
 
 PYSPARK_MIN = (4, 2)
 PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typer", "rich")
@@ -133,7 +133,7 @@ async def in_redis(app: App | None, path: str) -> list[Check]:
     """Check the server, and the app's keys on it."""
     checks: list[Check] = []
     try:
-        asking = app or with_override(App("doctor"))
+        asking = app or App("doctor")
         checks += await sentinel_checks(asking.settings.redis_url)
         async with connected(asking) as backend:
             checks += await redis_checks(backend, asking.name)

@@ -16,6 +16,7 @@ from streamworker.core.text import printable_lines
 from streamworker.dev.children import Child
 from streamworker.handlers import handle
 
+OURS = (sys.executable, "-m", "streamworker")
 POLL_S = 0.1
 KILL_AFTER_S = 5.0
 """How long a child may run after the second signal before it is killed."""
@@ -48,12 +49,13 @@ class Children:
         waited_for = self._children.values() if self._stopping else self._workers
         return not self._forced and any(child.running for child in waited_for)
 
-    def start(self, name: str, arguments: Sequence[str], *, is_worker: bool = True) -> Child:
-        """Start ``streamworker ARGUMENTS`` as a child. All children stop once no worker runs."""
+    def start(
+        self, name: str, arguments: Sequence[str], *, is_worker: bool = True, runs: Sequence[str] = OURS
+    ) -> Child:
+        """Start a program, ``streamworker`` by default, as a child. All children stop once no worker runs."""
         # Lines of several children may alternate in the log, but none is cut: each process appends a line
         # in one write.
-        command = [sys.executable, "-m", "streamworker", *arguments]
-        child = self._children[name] = Child(command, log_path=self._log_file, private=False)
+        child = self._children[name] = Child([*runs, *arguments], log_path=self._log_file, private=False)
         if is_worker:
             self._workers.append(child)
         if self._stopping:
@@ -100,7 +102,7 @@ class Children:
                 say(f"{name} {_ended(code)}.{where}", error=True)
 
     def failures(self) -> Sequence[str]:
-        """Return a line for each child that has failed, with the last error in the log at that time."""
+        """Return a text for each child that has failed, with the last error in the log at that time."""
         for name, child in self._children.items():
             if name not in self._failures and (code := self._code(child)):
                 self._failures[name] = f"{name} {_ended(code)}. {self._last_error()}"
@@ -109,10 +111,12 @@ class Children:
     def _last_error(self) -> str:
         if self._log_file is None or not self._log_file.exists():
             return ""
-        lines = printable_lines(self._log_file.read_text("utf-8", "replace"))
-        return next(
-            (line.strip() for line in reversed(lines) if "error" in line), f"The log: {self._log_file}"
-        )
+        lines = list(map(str.strip, printable_lines(self._log_file.read_text("utf-8", "replace"))))
+        at = next((at for at in reversed(range(len(lines))) if "error" in lines[at].lower()), None)
+        if at is None:
+            return f"The log: {self._log_file}"
+        # A command says what is wrong, and in the next line what to do.
+        return " ".join(lines[at : at + 2 if lines[at].startswith("Error: ") else at + 1])
 
     @property
     def failed(self) -> bool:

@@ -1,9 +1,10 @@
 """``streamworker dev`` and ``demo``: run server, workers and Spark on one machine."""
 
 import contextlib
-import os
+import shlex
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,19 +12,18 @@ from typing import Annotated
 import typer
 
 from streamworker.app import App
-from streamworker.cli.options import AppPath, Yes, option
+from streamworker.cli.options import AppPath, Yes, argument, option
 from streamworker.cli.output import confirm, say
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
 from streamworker.cli.workers.probes import LOOPBACK, url_of
-from streamworker.cli.workers.rendezvous import announced, find
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.core.text import printable_lines
 from streamworker.core.words import counted
+from streamworker.dev.rendezvous import announced, find
 from streamworker.errors import ConfigurationError
 from streamworker.importing import Selection, resolve_processors, with_pipelines
 from streamworker.spark.driver.checks import CONTROL_FOLDER, checkpoint_of, is_local, local
-from streamworker.variables import REDIS_URL_OVERRIDE
 
 LOG = "streamworker.log"
 TAIL_LINES = 20
@@ -32,6 +32,10 @@ TAIL_LINES = 20
 
 def dev(
     app: AppPath,
+    program: Annotated[
+        list[str] | None,
+        argument("[-- PROGRAM...]", "A program to run beside it, on the same server: -- python feed.py."),
+    ] = None,
     workers: Annotated[int, option("--workers -w N", "Worker processes.", min=1, max=64)] = 3,
     no_spark: Annotated[bool, option("--no-spark", "Do not run the app's pipelines.")] = False,
     no_tui: Annotated[bool, option("--no-tui", "Print log lines instead of the live view.")] = False,
@@ -54,9 +58,10 @@ def dev(
     The whole system on one machine, in one command.
 
     The command starts an embedded server, and stops it at its end. The app uses this server even if
-    it names another Redis, and so do `send`, `status` and all other commands in this folder while
-    `dev` runs. `q` or Ctrl-C stops everything: workers drain first. A second Ctrl-C ends all
-    processes at once.
+    it names another Redis, and so do PROGRAM, and `send`, `status` and all other commands in this
+    folder while `dev` runs. A program that you start in this folder yourself uses it, too, unless its
+    app or STREAMWORKER_REDIS_URL names another. `q` or Ctrl-C stops everything: workers drain first. A
+    second Ctrl-C ends all processes at once.
 
     The data stays for the next run, as Spark's checkpoints and tables do. With `--fresh` the command
     deletes all of them and begins anew.
@@ -65,19 +70,21 @@ def dev(
     Examples:
       streamworker dev shop:app
       streamworker dev shop:app --workers 5 --no-spark --web
+      streamworker dev shop:app -- python feed.py
       streamworker dev shop:app --fresh
     """
     from streamworker.dev.server import EmbeddedServer
 
-    found = resolve_processors(app).app
-    if fresh or not no_spark:
-        with_pipelines(found)
-    folder = data or Path(CONTROL_FOLDER) / f"{found.name}.dev"
     if running := find():
         raise ConfigurationError(
             f"`streamworker dev` already runs in this folder (process {running[0]}).",
             remedy="Other commands in this folder use its server. For a second one, use another folder.",
         )
+    selection = resolve_processors(app)
+    found = selection.app
+    if fresh or not no_spark:
+        with_pipelines(found)
+    folder = data or Path(CONTROL_FOLDER) / f"{found.name}.dev"
     if fresh:
         _clear(found, folder, yes=yes)
     elif found.registry.pipelines and not no_spark:
@@ -86,18 +93,18 @@ def dev(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / LOG).unlink(missing_ok=True)
         server = stack.enter_context(EmbeddedServer(data_dir=folder / "redis"))
-        # The children and this process's live view use the embedded server.
-        os.environ["STREAMWORKER_REDIS_URL"] = os.environ[REDIS_URL_OVERRIDE] = server.url
         stack.enter_context(announced(server.url))
-        selection = resolve_processors(app)
+        # This process's live view. The children find it in their environment.
+        found.settings = replace(found.settings, redis_url=server.url)
         options = ["--log-level", log_level, "--log-format", log_format]
         raise typer.Exit(
             _run_all(
                 app,
                 selection,
                 options,
+                program or [],
                 workers=workers,
-                spark=bool(selection.app.registry.pipelines) and not no_spark,
+                spark=bool(found.registry.pipelines) and not no_spark,
                 web=web,
                 log_file=folder / LOG if sys.stdout.isatty() and not no_tui else None,
             )
@@ -108,6 +115,7 @@ def _run_all(
     path: str,
     selection: Selection,
     options: list[str],
+    program: list[str],
     *,
     workers: int,
     spark: bool,
@@ -126,6 +134,8 @@ def _run_all(
             port = free_port()
             children.start("web", ["web", path, "--port", str(port)], is_worker=False)
             shown = [f"The web view: {url_of(LOOPBACK, port)}"]
+        if program:
+            children.start(shlex.join(program), program, is_worker=False, runs=())
         say(f"Started {counted(workers, 'worker')}{' and Spark' if spark else ''}.", *shown, error=True)
         if log_file is not None:
             notices = partial(_notices, shown, children)

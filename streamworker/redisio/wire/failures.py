@@ -69,6 +69,8 @@ _TLS_ALERTS = (
 """Words in OpenSSL's messages, and their remedies; the first match counts."""
 
 _UNKNOWN_OUTCOME = "Is it running, and can this machine reach it?"
+_DEFAULT_ADDRESS = "localhost:6379"
+_DEFAULT = "It is the default: STREAMWORKER_REDIS_URL names another, and `streamworker dev` starts one."
 _MAX_CLIENTS = "max number of clients reached"
 _NO_ROOM = "has no room for another connection"
 
@@ -158,7 +160,8 @@ def translate(error: BaseException, address: str) -> BackendError:
     if cause is not None and cause.errno and said.startswith("Connect call failed"):
         said = os.strerror(cause.errno)  # asyncio has put the address in its place.
     reason = _OPENSSL_PLACE.sub("", said)
-    return BackendUnavailable(f"Redis at {address} cannot be reached: {reason}.", remedy=_UNKNOWN_OUTCOME)
+    remedy = f"{_UNKNOWN_OUTCOME} {_DEFAULT}" if address == _DEFAULT_ADDRESS else _UNKNOWN_OUTCOME
+    return BackendUnavailable(f"Redis at {address} cannot be reached: {reason}.", remedy=remedy)
 
 
 def look_at_error(done: "asyncio.Future[Any]") -> None:

@@ -69,12 +69,12 @@ from streamworker.variables import (
     CONNECTION_VARIABLE,
     CONNECTIONS_VARIABLE,
     CREDENTIALS_VARIABLE,
+    URL_VARIABLE,
     plaintext_allowed,
     provider_of,
 )
 
 DEFAULT_NAME = "default"
-URL_VARIABLE = "STREAMWORKER_REDIS_URL"
 
 CALL_TIMEOUT_S = 5.0
 """Timeout of a call. A range of 4 MB takes about ten milliseconds."""
