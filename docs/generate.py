@@ -278,10 +278,10 @@ def spark_options() -> str:
 
 
 def wrong_spark_options() -> str:
-    """Return options that the source refuses, each with its error."""
+    """Return options that the source refuses, with their errors."""
     lines: list[str] = []
     for given, error in wrong.listed():
-        lines += [given, *textwrap.wrap(error, 110, initial_indent="    ", subsequent_indent="    ")]
+        lines += [*given, *textwrap.wrap(error, 110, initial_indent="    ", subsequent_indent="    ")]
     return "\n".join(["```text", *lines, "```"])
 
 

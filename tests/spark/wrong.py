@@ -1,12 +1,14 @@
 """Options of the source that are refused; tests try each, and docs/spark-reference.md shows the errors."""
 
+import re
+
 from streamworker.errors import ConfigurationError
 from streamworker.spark.source.options import NAMES, parse_options
 
 NEEDED = {"app": "shop", "stream": "orders", "processor": "price"}
 
 VALUES = {
-    **dict.fromkeys(("app", "stream", "processor", "connection", "reader"), ("a{b}", "a:b")),
+    **dict.fromkeys(("app", "stream", "processor", "connection", "reader", "siblings"), ("a{b}", "a:b")),
     **dict.fromkeys(
         ("startingOffsets", "endingOffsets"), ("oldest", "[1]", '{"0": -3}', '{"0": true}', '{"x": 1}')
     ),
@@ -15,7 +17,6 @@ VALUES = {
         ("maxRowsPerTrigger", "minPartitions", "maxPartitions", "parallelism"), ("0", "-1", "ten")
     ),
     **dict.fromkeys(("failOnDataLoss", "includeMetadata", "includeHeaders"), ("yes", "1")),
-    "siblings": ("a:b",),
     "otherColumns": ("keep",),
     **dict.fromkeys(("retryTimeout", "idleWait"), ("soon", "-1", "nan")),
 }
@@ -50,10 +51,15 @@ def refusal(given: dict[str, str], *, streaming: bool | None = None) -> str:
     raise AssertionError(f"{given} is taken")
 
 
-def listed() -> list[tuple[str, str]]:
-    """Return what is refused, as one would write it, each with its error."""
+def listed() -> list[tuple[list[str], str]]:
+    """Return what is refused, as one would write it; what gets one error stands together."""
     first = [{name: VALUES[name][0]} for name in NAMES if name in VALUES]
     found = [(given, refusal(given)) for given in (*first, *TOGETHER)]
     found += [({name: value}, refusal({name: value}, streaming=True)) for name, value in OF_A_BATCH.items()]
     found += [({name: value}, refusal({name: value}, streaming=False)) for name, value in OF_A_STREAM.items()]
-    return [(" ".join(f"{name}={value}" for name, value in given.items()), text) for given, text in found]
+    same: dict[str, tuple[list[str], str]] = {}
+    for given, text in found:
+        without_names = re.sub("|".join(NAMES), "", text)
+        lines, _ = same.setdefault(without_names, ([], text))
+        lines.append(" ".join(f"{name}={value}" for name, value in given.items()))
+    return list(same.values())
