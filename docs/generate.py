@@ -1,6 +1,6 @@
 """Writes the parts of docs/ that are made from the code: `make docs`, or `python docs/generate.py`.
 
-Whole pages: settings.md, redis-keys.md, cli.md and api.md. In other pages, what stands between
+Whole pages: settings.md, cli.md and api.md. In other pages, what stands between
 `<!-- generated: NAME -->` and `<!-- end of NAME -->`. tests/test_docs.py fails when a page is not
 what this would write.
 """
@@ -22,7 +22,7 @@ sys.path.insert(0, str(DOCS.parent))
 
 from docs.api import render as render_api
 from docs.logevents import table as log_events
-from docs.redis_keys import HOLDS, PACKED_ENTRY
+from docs.redis_keys import HOLDS
 from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
 from streamworker.cli.workers.exporter import METRICS
@@ -33,7 +33,6 @@ from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
 from streamworker.core.data.retention import RetentionLike
 from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, kind_of
 from streamworker.core.units import Duration
-from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.runtime.watch.meters import METERS
@@ -164,92 +163,19 @@ def rule_row(rule: Rule, values: dict[str, Any]) -> str:
     )
 
 
-def keys_page() -> str:
-    """Return docs/redis-keys.md, from the table of keys."""
-    lines = [
-        "# Keys in Redis",
-        "",
-        MADE_BY.format(source="docs/redis_keys.py"),
-        "",
-        "Everything that streamworker keeps is in these keys. `app`, `stream` and `GROUP` (the",
-        "processor) are names of 1 to 64 letters, digits, `_`, `.` and `-`; `P` is a partition,",
-        "counted from 0. What stands in braces is the hash tag: all keys of one partition are on",
-        "one node of a Cluster, and so are all keys of one group.",
-        "",
-        "| key | type | holds | example |",
-        "|---|---|---|---|",
-    ]
-    lines += [
-        f"| `{row.key}` | {row.type} | {HOLDS[row.key]} | `{row.named('shop', 'orders', 'price', 3, '4f1c2a')}` |"
-        for row in KEY_TABLE
-    ]
-    lines += [
-        "",
-        "No key but `producer` and `seen` expires. To remove an app for good, stop its workers and delete what",
-        "matches `sw:{app.*`; to remove one group, for which trimming waits as long as it is there,",
-        "[`streamworker repair APP --forget-group NAME`](operations.md#doctor-and-repair).",
-        "",
-        "[Security](security.md#users) has the least rights of a Redis user.",
-        "",
-        "## An entry of the source",
-        "",
-        "Field `v` holds the payload (JSON or MessagePack) and `h.<name>` the headers; a stream",
-        'with `codec="fields"` has the record\'s own fields instead. A producer in another language',
-        "appends with `XADD key * v '{...}'`. It must pick the partition by the rule in",
-        "[protocol](protocol.md#which-partition), or records with one key lose their order.",
-        "",
-        f"An entry whose first field is `{REPLAYED_FOR.decode()}` was a dead letter of the group that this field",
-        "names, and was replayed: that group handles it, and all others pass over it. A program that",
-        "reads the stream by itself should pass over it, too: it has read the record before. A worker of a",
-        "version that does not know the field handles the entry as any other.",
-        "",
-        *PACKED_ENTRY.splitlines(),
-        "",
-        'With `codec="arrow"` an entry holds many rows ([columns](columns.md)), in these fields, in this order. An',
-        "entry of several rows begins with `sw:first` and `extra`, as above, and has the id of its last row. Where",
-        "the first entry of an append has several rows, the script chooses its id: the server's milliseconds, and a",
-        "sequence number from (microsecond within the millisecond + 1) · 10⁹ on. The field `chosen` of the hash",
-        "`counts` holds the last id that was chosen so.",
-        "",
-        "| field | holds |",
-        "|---|---|",
-        "| `n` | rows in this entry |",
-        "| `codec`, `size` | `none`, `lz4` or `zstd`, and the size of `v` before compression |",
-        "| `crc` | CRC-32 of `v`, decimal |",
-        "| `v` | the Arrow record batch, serialised without its schema |",
-        "| `name`, `schema` | the fingerprint of the Arrow schema, and the schema, serialised |",
-        "",
-        "## An entry of the acked log",
-        "",
-        "The id is `<rows>-0`, where `rows` counts all rows that the log has ever held, up to the",
-        "last one of this entry. So lag, limits and gaps are subtractions on ids, and Redis itself",
-        "refuses an entry that comes out of order.",
-        "",
-        "| field | holds |",
-        "|---|---|",
-        "| `rows` | rows in this entry |",
-        "| `first`, `last` | ids of the first and last source entry of the commit |",
-        "| `prev` | the checkpoint before: `last` of the commit before this one |",
-        "| `schema` | fingerprint of the Arrow schema, a field of `schemas` |",
-        "| `epoch`, `owner` | who committed |",
-        "| `at` | when, in ms by the server's clock |",
-        "| `crc` | CRC-32 of `batch`, decimal |",
-        "| `codec`, `size` | `none`, `lz4`, `zstd`, or [`dense`](decisions/README.md) for a batch of less than 1 KB or "
-        "so, and the size before compression |",
-        "| `batch` | the Arrow record batch, serialised without its schema. With `log_metadata` its "
-        "last columns are `sw:key`, `sw:sent_at` and `sw:headers`. |",
-    ]
-    return "\n".join(lines) + "\n"
-
-
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
-    "redis-keys.md": keys_page,
     "cli.md": render_cli,
     "api.md": render_api,
 }
 
 # -- parts of pages --------------------------------------------------------------------------
+
+
+def keys() -> str:
+    """Return the table of keys."""
+    rows = [f"| `{row.key}` | {row.type} | {HOLDS[row.key]} |" for row in KEY_TABLE]
+    return "\n".join(["| key | type | holds |", "|---|---|---|", *rows])
 
 
 def exporter_metrics() -> str:
@@ -380,6 +306,7 @@ def parts() -> dict[str, str]:
     return {
         "words of the transcripts": words(),
         "happenings": happenings(),
+        "keys": keys(),
         "lifecycle": as_table(),
         "log events": log_events(),
         "metrics of a process": metrics_of_a_process(),

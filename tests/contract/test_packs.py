@@ -3,12 +3,12 @@
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from docs.redis_keys import PACKED_ENTRY
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import Entries, StoredEntry, as_stored, origin_at
 from streamworker.records.packs import ENTRY_BYTES_MAX, FIRST, pack, pack_headers
@@ -23,6 +23,7 @@ from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, reque
 pytestmark = pytest.mark.anyio
 
 KEY = STREAM.events(0)
+KEYS_PAGE = Path(__file__).parents[2] / "docs" / "redis-keys.md"
 
 
 class Sender:
@@ -121,14 +122,15 @@ async def test_headers_count_for_the_bytes_of_an_entry(group: Group, raw: Raw) -
 
 async def test_the_reader_and_the_writer_of_the_docs_are_right(group: Group, send: Sender, raw: Raw) -> None:
     """They read what a producer wrote, and write what a worker reads; the test vectors are right, too."""
+    page = KEYS_PAGE.read_text("utf-8")
     for headers in ({}, {1: pack_headers({b"trace": b"x"})}):
         flat = pack([b'{"n":1}', b'{"n":2}'], headers, is_json=True)
         of = {
             name.decode(): value.decode("latin1") for name, value in zip(flat[::2], flat[1::2], strict=True)
         }
-        assert f"`size` {of['size']}" in PACKED_ENTRY and f"`crc` {of['crc']}" in PACKED_ENTRY
+        assert f"`size` {of['size']}" in page and f"`crc` {of['crc']}" in page
     names: dict[str, Any] = {}
-    exec(PACKED_ENTRY.partition("```python\n")[2].partition("```")[0], names)
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
     await send(200)
     headed: list[Any] = [(b'{"n":%d}' % n, {b"trace": b"%d" % n} if n % 3 else None) for n in range(200, 300)]
     await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, headed, pack="json")])
