@@ -1,4 +1,8 @@
-"""Docstrings on the site: a role such as :class:`App` becomes a link where the reference has that name, else code."""
+"""Docstrings on the site: what they name becomes a link.
+
+A role such as :class:`App` leads to the reference if the name is public, and is code otherwise. docs/retention.md
+leads to that page.
+"""
 
 import re
 
@@ -6,6 +10,7 @@ import griffe
 
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?\.?([^`]+)`")
 CODE = re.compile(r"``(.+?)``")
+PAGE = re.compile(r"\bdocs/([\w/-]+\.md)\b")
 
 
 class Roles(griffe.Extension):
@@ -23,5 +28,6 @@ class Roles(griffe.Extension):
         while waiting:
             thing = waiting.pop()
             if thing.docstring:
-                thing.docstring.value = CODE.sub(r"`\1`", ROLE.sub(written, thing.docstring.value))
+                text = CODE.sub(r"`\1`", ROLE.sub(written, thing.docstring.value))
+                thing.docstring.value = PAGE.sub(r"[docs/\1](../\1)", text)
             waiting += (member for member in thing.members.values() if not member.is_alias)
