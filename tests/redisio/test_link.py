@@ -108,6 +108,13 @@ def test_each_answer_of_the_server_becomes_an_error_with_a_remedy(
     assert words in str(error)
 
 
+def test_an_address_that_nobody_chose_is_called_the_default() -> None:
+    """One who has just saved a first program learns how to get a server, or to name one."""
+    refused = ConnectionRefusedError(111, "Connection refused")
+    assert "It is the default: STREAMWORKER_REDIS_URL" in str(translate(refused, "localhost:6379"))
+    assert "default" not in str(translate(refused, "db.example:6379"))
+
+
 def test_no_answer_says_that_nobody_knows() -> None:
     """The outcome is open, and the message says so."""
     error = no_answer("db.example:6379", 2_500)
