@@ -1,0 +1,28 @@
+"""Tutorials without Spark, followed word for word on a machine that has no server of Redis."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.following import Reader
+
+DOCS = Path(__file__).parents[1] / "docs"
+TOOLS = ("awk", "bash", "env", "grep", "sh", "sleep")
+"""All that a reader needs beside Python."""
+
+
+@pytest.mark.full("starts a server, workers and each command as a process")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", ["getting-started.md"])
+def test_a_reader_gets_what_the_tutorial_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command succeeds, and prints what stands below it."""
+    path = tmp_path / "path"
+    path.mkdir()
+    for tool in TOOLS:
+        (path / tool).symlink_to(str(shutil.which(tool)))
+    monkeypatch.setenv("PATH", str(path))
+    with Reader(DOCS / page, tmp_path) as reader:
+        assert list(reader.follow())
