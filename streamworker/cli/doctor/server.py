@@ -81,7 +81,7 @@ async def _server_checks(backend: Backend, app_name: str) -> list[Check]:
         _settings(info),
         _memory(info),
         _role(info),
-        persistence(info, await health.configuration(backend)),
+        persistence(info, await health.configuration(backend), loaded=await health.loads_commits(backend)),
         _clock(server_ms, took_ms),
         await _client_list(backend),
         _scripts(await health.cached_scripts(backend)),
@@ -123,14 +123,25 @@ def _role(info: ServerInfo) -> Check:
     return ok("role", f"primary, followed by {counted(info.replicas, 'replica')}")
 
 
-def persistence(info: ServerInfo, settings: Mapping[str, str] | None) -> Check:
-    """Say which data the server can lose with its configuration, as far as this user may read that."""
+def persistence(info: ServerInfo, settings: Mapping[str, str] | None, *, loaded: bool = True) -> Check:
+    """Say which data the server can lose with its configuration, as far as this user may read that.
+
+    ``loaded`` says whether it loads all that its append-only file has.
+    """
     if info.aof_enabled and not info.aof_written:
         return fail(
             "persistence",
             "The append-only file cannot be written, so all writes are refused: its disk is full, or broken.",
             "Make room. Then run BGREWRITEAOF before the server ends: Redis 7.0 and Valkey 9.1 may leave a "
             "file that they do not load again (docs/durability.md).",
+        )
+    if info.aof_enabled and not loaded:
+        return fail(
+            "persistence",
+            "The user default may not write, and some servers load their append-only file as that user: at "
+            "their next start they lose all sends and commits.",
+            "ACL SETUSER default ~* +@all, and ACL SAVE; the user may stay off. Redis 7.0 needs that, and "
+            "Valkey 9.1.2 does not (docs/durability.md).",
         )
     lost, remedy = _lost_in_a_crash(info, settings)
     writes = (settings or {}).get("min-replicas-to-write", "0")

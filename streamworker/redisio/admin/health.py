@@ -109,6 +109,19 @@ async def configuration(backend: Backend) -> dict[str, str] | None:
     return {name.decode(): value.decode() for name, value in pairs_of(flat).items()}
 
 
+async def loads_commits(backend: Backend) -> bool:
+    """Return whether the user ``default`` may write: as that user some servers load their append-only file.
+
+    They leave out what this user may not do, of transactions alone; each call of a script is one. True if
+    this connection's user may not ask.
+    """
+    try:
+        reply = await backend.execute("ACL", "DRYRUN", "default", "XADD", "sw:", *SAMPLES["xadd"][1:])
+    except BackendError:
+        return True
+    return bool(reply == b"OK")
+
+
 async def connection_names(backend: Backend) -> frozenset[str] | None:
     """Return the names of all connections to the server or Cluster; None if this user may not list them.
 
