@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from streamworker import App, Stream
 from streamworker.errors import BackendUnavailable
@@ -53,6 +54,16 @@ async def test_a_block_within_a_block_of_the_app_has_the_same_server() -> None:
             await orders.send_many(Order(n) for n in range(10))
         await first.until_drained()
         assert sorted(row["amount"] for row in await first.rows("keep")) == list(range(10))
+
+
+def test_a_test_without_an_event_loop_has_a_worker_in_a_thread() -> None:
+    """As with the test client of a web framework, whose service runs on a loop of its own."""
+    app, orders = shop()
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(local_worker(app)) as worker:
+        for amount in range(10):
+            orders.sync.send(Order(amount))
+        portal.call(worker.until_drained)
+        assert len(portal.call(worker.rows, "keep")) == 10
 
 
 async def test_two_apps_in_memory_do_not_meet_unless_they_share_a_server() -> None:
