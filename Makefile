@@ -9,6 +9,8 @@
 #   make test-no-spark  what of `make test` needs no Spark, on Python 3.13 and without PySpark
 #   make soak           faults of all kinds at random for two minutes, and on a Cluster for one and a half
 #   make nightly        what CI leaves out: all soak tests, and `make test-no-spark`; takes hours
+#   make release-check  install the built wheel on Python 3.11 to 3.13, with the oldest and newest dependencies
+#   make dist           build the sdist and the wheel into dist/, as the tag says
 #   make simulate SEED=0 SCHEDULES=1000
 #                       run the protocols on virtual time, with faults of all kinds (OPTIONS="--help" says more)
 #   make lint           ruff: rules and format
@@ -22,8 +24,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo check check-here check-3.13 ready ready-3.13 test test-full test-no-spark soak nightly simulate \
-	lint types docs site bench bench-check clean
+.PHONY: help demo check check-here check-3.13 ready ready-3.13 test test-full test-no-spark soak nightly release-check \
+	dist simulate lint types docs site bench bench-check clean
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -123,6 +125,14 @@ nightly: $(READY) $(CLASSES)
 	$(PYTEST) -m soak -n 6 $(FILES) tests/contract || status=$$?; \
 	$(MAKE) test-no-spark || status=$$?; \
 	exit $$status
+
+# What is not there is an error, as it is in CI: a release is tried on each Python and by both type checkers.
+release-check: $(READY)
+	CI=true $(PY) -m pytest -m "soak or not soak" -rP --durations=0 tests/test_wheel.py
+
+dist: $(READY)
+	rm -rf dist
+	$(PY) -m build --outdir dist
 
 SEED ?= 0
 SCHEDULES ?= 1000

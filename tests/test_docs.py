@@ -29,7 +29,7 @@ from streamworker.variables import ENV_PREFIX
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = sorted(
-    [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")), *DOCS.rglob("*.md")]
+    [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")), *DOCS.rglob("*.md")]
 )
 BLOCK = re.compile(
     r"(?:<!-- runnable: (?P<name>[\w.]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
@@ -194,9 +194,23 @@ def test_files_and_targets_that_a_page_names_exist(path: Path) -> None:
     """A reader finds each file of the repository, and each target of the Makefile, by its name."""
     text = path.read_text("utf-8")
     missing = {name for name in FILE.findall(text) if not any(ROOT.glob(name))}
-    known = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    missing |= {name for names in TARGETS.findall(text) for name in names.split()} - set(known)
+    missing |= {name for names in TARGETS.findall(text) for name in names.split()} - made()
     assert not missing, f"{name_of(path)} names what is not there"
+
+
+def made() -> set[str]:
+    """Return the targets of the Makefile."""
+    return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=name_of)
+def test_a_forge_runs_targets_of_the_makefile_and_each_action_at_one_version(path: Path) -> None:
+    """What it does can be done here, and nobody changes it from outside."""
+    text = path.read_text("utf-8")
+    targets = set(re.findall(r"run: make ([\w-]+)$", text, re.MULTILINE))
+    assert targets <= made()
+    assert targets or "run: .ci/run\n" in text
+    assert all(re.fullmatch(r"[\w/-]+@v\d+\.\d+\.\d+", used) for used in re.findall(r"uses: (.+)", text))
 
 
 @pytest.mark.parametrize("path", [page for page in PAGES if blocks(page)], ids=name_of)
