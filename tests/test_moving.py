@@ -19,6 +19,7 @@ pytestmark = pytest.mark.full("starts programs of other libraries, and workers")
 @pytest.mark.parametrize(
     ("page", "needs", "billed"),
     [
+        ("celery", "celery", {"shop": range(100)}),
         ("xreadgroup", "redis", {"before": range(100), "trial": range(100), "shop": range(100, 150)}),
         ("faststream", "faststream", {"before": range(100), "shop": range(100)}),
     ],
