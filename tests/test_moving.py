@@ -1,8 +1,10 @@
 """The pages of docs/moving, followed word for word: what one had, and streamworker beside it."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +18,21 @@ PAGES = Path(__file__).parent.parent / "docs" / "moving"
 pytestmark = pytest.mark.full("starts programs of other libraries, and workers")
 
 
+def topic_of_orders(kafka: Any) -> Any:
+    """Return a client that is a broker for others, too, with 100 orders in its topic."""
+    client = kafka.Producer({"test.mock.num.brokers": 1})
+    for n in range(100):
+        customer = f"customer-{n % 3}"
+        client.produce("orders", json.dumps({"customer": customer, "amount": n}), key=customer)
+    assert client.flush(START_S) == 0
+    return client
+
+
 @pytest.mark.parametrize(
     ("page", "needs", "billed"),
     [
         ("celery", "celery", {"shop": range(100)}),
+        ("kafka", "confluent_kafka", {"before": range(100), "shop": range(100)}),
         ("xreadgroup", "redis", {"before": range(100), "trial": range(100), "shop": range(100, 150)}),
         ("faststream", "faststream", {"before": range(100), "shop": range(100)}),
     ],
@@ -33,7 +46,7 @@ def test_what_one_had_runs_beside_ours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each program has billed its orders, each once, when the page ends."""
-    pytest.importorskip(needs)
+    peer = pytest.importorskip(needs)
 
     def numbers(program: str) -> list[int]:
         lines = re.findall(r"billed .* (\d+)", (tmp_path / "logs" / program).read_text("utf-8"))
@@ -41,6 +54,10 @@ def test_what_one_had_runs_beside_ours(
 
     with EmbeddedServer(port=0) as server:
         monkeypatch.setenv("STREAMWORKER_REDIS_URL", server.url)
+        if needs == "confluent_kafka":
+            producer = topic_of_orders(peer)
+            (broker,) = producer.list_topics().brokers.values()
+            monkeypatch.setenv("KAFKA_BROKERS", f"{broker.host}:{broker.port}")
         with Reader(PAGES / f"{page}.md", tmp_path) as reader:
             for _ in reader.follow():
                 pass
