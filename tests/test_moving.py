@@ -32,6 +32,7 @@ def topic_of_orders(kafka: Any) -> Any:
     ("page", "needs", "billed"),
     [
         ("celery", "celery", {"shop": range(100)}),
+        ("faust", "streamworker", {"shop": sorted([*range(1, 34)] * 3)}),
         ("kafka", "confluent_kafka", {"before": range(100), "shop": range(100)}),
         ("xreadgroup", "redis", {"before": range(100), "trial": range(100), "shop": range(100, 150)}),
         ("faststream", "faststream", {"before": range(100), "shop": range(100)}),
