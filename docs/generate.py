@@ -1,6 +1,6 @@
 """Writes the parts of docs/ that are made from the code: `make docs`, or `python docs/generate.py`.
 
-Whole pages: settings.md, cli.md and api.md. In other pages, what stands between
+Whole pages: settings.md and cli.md. In other pages, what stands between
 `<!-- generated: NAME -->` and `<!-- end of NAME -->`. tests/test_docs.py fails when a page is not
 what this would write.
 """
@@ -20,7 +20,6 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
 
-from docs.api import render as render_api
 from docs.logevents import table as log_events
 from docs.redis_keys import HOLDS
 from docs.roles import ROLES_IN_WORDS
@@ -166,7 +165,6 @@ def rule_row(rule: Rule, values: dict[str, Any]) -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "cli.md": render_cli,
-    "api.md": render_api,
 }
 
 # -- parts of pages --------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from importlib.metadata import PackageNotFoundError, version
 
 from streamworker.app import App
-from streamworker.context import Context, Records
+from streamworker.context import Context
+from streamworker.core.data.entries import EntryId
 from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.protocols.claim.settings import Claim
 from streamworker.core.protocols.lease.settings import Lease
@@ -12,6 +13,7 @@ from streamworker.declaring.parameters import Override, Resource
 from streamworker.declaring.processors import Processor
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
+from streamworker.declaring.timers import Timer
 from streamworker.errors import (
     AuthenticationFailed,
     BackendError,
@@ -25,6 +27,7 @@ from streamworker.errors import (
     StreamFull,
     StreamworkerError,
 )
+from streamworker.feed import Records
 from streamworker.records import Precision, RecordCodec
 from streamworker.runtime.send.named import Scheduled
 from streamworker.runtime.send.producer import Sent
@@ -42,6 +45,7 @@ __all__ = [
     "DeadLetter",
     "DecodeError",
     "Duration",
+    "EntryId",
     "Halt",
     "Lease",
     "Override",
@@ -64,6 +68,7 @@ __all__ = [
     "StreamFull",
     "StreamworkerError",
     "Table",
+    "Timer",
 ]
 
 try:

@@ -37,11 +37,11 @@ class App(DeclaringApp):
         ``redis://``, ``rediss://`` or ``unix://``; ``STREAMWORKER_REDIS_URL`` if None, and without it the
         server of the ``streamworker dev`` that runs in the current folder.
     coordination
-        The protocol by which workers share partitions, by its name or with its own settings; see
-        docs/protocols.md. ``STREAMWORKER_COORDINATION`` if None, and without it ``membership``.
+        The protocol by which workers share partitions, by its name or with its own settings
+        (docs: protocols). ``STREAMWORKER_COORDINATION`` if None, and without it ``membership``.
     assignment
         How partitions are assigned: ``range`` (each worker gets one contiguous range), ``sticky`` (as
-        few moves as possible) or ``weighted`` (by measured load and capacity); see docs/assignments.md.
+        few moves as possible) or ``weighted`` (by measured load and capacity; docs: assignments).
     include
         Modules that declare more of the app, such as ``["shop.mail"]``. They import the app, so they are
         imported after it: when a command or a worker loads it.
@@ -49,7 +49,7 @@ class App(DeclaringApp):
         Modules that declare pipelines, such as ``["shop.lake"]``. Only what needs pipelines imports them, so
         that workers need no pyspark: ``streamworker spark``, ``graph``, ``schema check`` and ``dev``.
     **settings
-        Any setting of ``Settings`` by name; see docs/settings.md.
+        Any setting by its name, such as ``hold_ms=60_000`` (docs: settings).
 
     Raises
     ------
@@ -134,6 +134,20 @@ class App(DeclaringApp):
             The worker's name; made up if None.
         processors
             Names of the processors to run; all if None.
+
+        Raises
+        ------
+        ConfigurationError
+            If the app has no processors and no timers, or Redis holds other declarations of it.
+        BackendRefused, AuthenticationFailed
+            If Redis refuses, or does not accept the user or password. While it does not answer, this waits.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> async def main(app: App) -> None:
+        ...     async with app.worker(name="embedded"):
+        ...         await asyncio.Event().wait()
         """
         # It needs pyarrow, which who only sends should not load.
         from streamworker.runtime.worker import Worker, running

@@ -1,22 +1,20 @@
-"""``Context``, which a processor function gets with its records, and ``Records``.
+"""``Context``, which a processor function gets with its records.
 
 Nothing here does I/O. Rows that a function forwards and state that it sets through its context take
 effect with the commit of its records, all or nothing. They are discarded if the function fails.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.policies import DeadLetter, Policy, Skip
-from streamworker.core.rules import checked
-from streamworker.core.units import Duration, duration_ms
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.entries import headers_of
 from streamworker.records.packs import HEADER_PREFIX
@@ -309,6 +307,13 @@ class Context:
     def header(self, name: str, default: str | None = None) -> str | None:
         """Return a header, if the call has one entry.
 
+        Parameters
+        ----------
+        name
+            The header's name, as it was sent.
+        default
+            What is returned if the record has no such header.
+
         Raises
         ------
         ConfigurationError
@@ -321,7 +326,12 @@ class Context:
         """Forward a row, after the rows that this call has forwarded before.
 
         The commit of the call's records writes the row to the acked log, before the rows that the
-        function returns. The row has the processor's output type.
+        function returns. If the call fails or the worker dies, the row is discarded.
+
+        Parameters
+        ----------
+        row
+            A value of the processor's output type.
 
         Raises
         ------
@@ -337,7 +347,17 @@ class Context:
         """Send a record to a stream of the same app once, with the commit of the call's records.
 
         Records for one partition of that stream arrive in the order in which they were sent. If the call has
-        one record, the new one carries its headers, beside and after those in ``headers``.
+        one record, the new one carries its headers, beside and after those in ``headers``. If the call fails
+        or the worker dies, nothing is sent.
+
+        Parameters
+        ----------
+        stream
+            A stream of this app.
+        record
+            A record of that stream's type.
+        headers
+            Stored with the record.
 
         Raises
         ------
@@ -382,7 +402,17 @@ class Context:
     def dead_letter(self, record: object, reason: str = "") -> None:
         """Send one record of the call to the dead letters, with the commit of the others.
 
-        Parameters and errors are those of :meth:`skip`.
+        Parameters
+        ----------
+        record
+            The record as the function received it; in columns, the number of its row, from 0.
+        reason
+            Why, for the letter.
+
+        Raises
+        ------
+        RecordError
+            As :meth:`skip`.
         """
         self._set_aside(record, DeadLetter(reason))
 
@@ -431,69 +461,3 @@ def take_forwarded(contexts: Sequence[Context]) -> list[Any]:
 def is_set_aside(contexts: Sequence[Context], record: object) -> bool:
     """Return whether the function has named a record by ``ctx.skip`` or ``ctx.dead_letter``."""
     return any(context._call.index_of(record) in context._call.removed for context in contexts)  # noqa: SLF001
-
-
-class Feed(Protocol):
-    """The source of ``Records``: a partition's runner."""
-
-    async def next(self, count: int, within_ms: int) -> list[Any]:
-        """Ack the records returned last, and return the next ones; an empty list at the end."""
-        ...
-
-
-class Records(Generic[T]):
-    """The records of a partition as a stream, for a processor that iterates over them.
-
-    A record is acked when the loop asks for the next one, or when the function returns. If the
-    function raises, the worker calls it again from the first record that is not acked. When the
-    worker gives up the partition, the stream ends: the loop ends, and the function should return.
-
-    Examples
-    --------
-    >>> import msgspec
-    >>> class Order(msgspec.Struct):
-    ...     customer: str
-    >>> async def totals(records: Records[Order]) -> None:
-    ...     async for order in records:
-    ...         print(order)
-
-    In lists of at most 100 records, each of which waits at most a second for more:
-
-    >>> async def prices(records: Records[Order]) -> None:
-    ...     async for batch in records.take(100, within=1):
-    ...         print(len(batch))
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        records = await self._feed.next(1, 0)
-        if not records:
-            raise StopAsyncIteration
-        record: T = records[0]
-        return record
-
-    @checked("records.take")
-    async def take(self, count: int, *, within: Duration | None = None) -> AsyncIterator[list[T]]:
-        """Iterate over lists of records; all records of a list are acked together.
-
-        Parameters
-        ----------
-        count
-            Maximum records in one list.
-        within
-            How long a list waits for more records once it has one. None uses the processor's
-            own ``within``, which is 0 by default.
-
-        Raises
-        ------
-        ConfigurationError
-            If ``count`` is no positive number.
-        """
-        within_ms = -1 if within is None else duration_ms(within, "within")
-        while records := await self._feed.next(count, within_ms):
-            yield records

@@ -49,10 +49,18 @@ RULES = (
 class Settings:
     """Settings of one application; checked when they are made.
 
+    ``App`` makes them from its arguments and the environment: ``App("shop", hold_ms=60_000)``.
+
     Raises
     ------
     ConfigurationError
-        If an inequality does not hold; the error names the setting and the inequality.
+        If a value has another type, or an inequality does not hold; the error names the setting and the
+        inequality.
+
+    Examples
+    --------
+    >>> Settings.from_env({"STREAMWORKER_HOLD_MS": "60000"}, trim_interval_ms=5_000).hold_ms
+    60000
     """
 
     # -- connection --------------------------------------------------------------------------
@@ -210,6 +218,13 @@ class Settings:
 
         A protocol that is named gets its own settings from arguments and variables, too. One that is given
         with its settings has them all.
+
+        Parameters
+        ----------
+        environ
+            The variables; those of the process if None.
+        **given
+            Settings by their names.
 
         Raises
         ------

@@ -45,10 +45,13 @@ MAY_IMPORT = {
     "records": {"core"},
     "redisio": {"core", "records", "urls"},
     "context": {"core", "records"},
+    "feed": {"core"},
     "declared": {"context", "core", "records"},
-    "runtime": {"core", "redisio", "records", "declared", "context", "settings", "log", "handlers"},
+    "runtime": {"core", "redisio", "records", "declared", "context", "feed", "settings", "log", "handlers"},
     "spark": {"core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers"},
-    "declaring": {"context", "core", "declared", "records", "redisio", "runtime", "settings", "spark"},
+    "declaring": {
+        "context", "core", "declared", "feed", "records", "redisio", "runtime", "settings", "spark",
+    },
     "tui": {"core"},
     "web": {"core", "tui"},
 }  # fmt: skip

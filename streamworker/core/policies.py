@@ -14,43 +14,103 @@ from streamworker.errors import ConfigurationError, DecodeError, ProcessDied, Pr
 
 
 class Policy(Exception):
-    """What is done about a record whose handling fails; its subclasses are the choices.
+    """What is done about a record whose handling fails: ``Retry``, ``DeadLetter``, ``Skip`` or ``Halt``.
 
-    It is an exception, so that a function can raise one about its record: ``raise Skip("a test order")``.
+    ``errors=`` of a processor takes one, or a mapping from exception types to policies. A function of one
+    record may raise one about that record, which comes before the mapping.
+
+    Parameters
+    ----------
+    reason
+        Why, for the log, the dead letter or the halted partition; it may be empty.
+
+    Examples
+    --------
+    >>> def price(sku: str, catalogue: dict[str, float]) -> float:
+    ...     if sku not in catalogue:
+    ...         raise Skip(f"there is no {sku!r}")
+    ...     return catalogue[sku]
+    >>> price("tea", {})
+    Traceback (most recent call last):
+    ...
+    streamworker.core.policies.Skip: there is no 'tea'
     """
 
     def __init__(self, reason: str = "") -> None:
         self.reason = storable(reason)
+        """Why it was raised; it may be empty."""
         super().__init__(self.reason)
-        """Why, for the log, the dead letter or the halted partition; it may be empty."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.reason!r})" if self.reason else f"{type(self).__name__}()"
 
 
 class DeadLetter(Policy):
-    """The record goes to the dead letters, with its error; the others go on in order."""
+    """The record goes to the dead letters, with its error; the others go on in order.
+
+    The letter is stored with the commit of the records beside it, and stays until ``streamworker dead
+    replay`` or ``dead drop`` removes it.
+
+    Parameters
+    ----------
+    reason
+        Why, for the letter.
+
+    Examples
+    --------
+    >>> errors = {ValueError: DeadLetter(), TimeoutError: Retry(attempts=5, then=DeadLetter())}
+    """
 
 
 class Skip(Policy):
-    """The record is logged and passed over; the others go on in order."""
+    """The record is logged and passed over; the others go on in order.
+
+    Nothing else keeps the record: the log line ``record_skipped`` names its entry.
+
+    Parameters
+    ----------
+    reason
+        Why, for the log.
+
+    Examples
+    --------
+    >>> errors = {LookupError: Skip()}
+    """
 
 
 class Halt(Policy):
-    """The partition stops at the record and reports it; the other partitions go on."""
+    """The partition stops at the record and reports it; the other partitions go on.
+
+    What came before the record is committed. The partition stands until ``streamworker retry``, through
+    restarts and rebalances.
+
+    Parameters
+    ----------
+    reason
+        Why, for ``status`` and the log.
+
+    Examples
+    --------
+    >>> errors = {ZeroDivisionError: Halt()}
+    """
 
 
 class Retry(Policy):
     """The function is called again, with exponential backoff and jitter; the order is kept.
+
+    Records after it in the partition wait; with ``concurrency`` only those of its key. The wait ends at once
+    when the partition drains. Without ``attempts`` nothing is written for a retry; with it, each further call
+    is first counted in the partition's lock, so that the next owner of the partition goes on counting.
 
     Parameters
     ----------
     attempts
         How many calls there may be, the first included, whichever workers make them. None has no limit.
     backoff
-        The pause before the second call; it doubles with each further one.
+        The pause before the second call, in seconds; it doubles with each further one. Each pause is drawn
+        from its upper half.
     backoff_max
-        The longest pause.
+        The longest pause, in seconds.
     then
         What is done after the last attempt: ``DeadLetter()``, ``Skip()`` or ``Halt()``; None halts.
 
@@ -87,7 +147,9 @@ class Retry(Policy):
             )
         self.attempts = attempts
         self.backoff_ms = duration_ms(backoff, "backoff")
+        """The pause before the second call, in milliseconds."""
         self.backoff_max_ms = duration_ms(backoff_max, "backoff_max")
+        """The longest pause, in milliseconds."""
         self.then = then or Halt()
 
     def __repr__(self) -> str:

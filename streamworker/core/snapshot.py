@@ -19,10 +19,15 @@ class MemberView:
     """One member of the group."""
 
     id: str
+    """Its id in the group, which no other member ever has."""
     name: str
+    """The worker's name."""
     host: str
+    """The machine that it runs on."""
     pid: int
+    """Its process there."""
     joined_ms: int
+    """When it joined."""
     beat_age_ms: int | None
     """Time since the last heartbeat; None if there was none."""
     state: MemberState
@@ -61,15 +66,19 @@ class PartitionView:
     """One partition and its lock."""
 
     partition: int
+    """Its number, from 0 on."""
     owner: str | None
     """Member id that holds the lock."""
     assigned: str | None
     """Member id that the assignment names."""
     epoch: int
+    """The number of this ownership, which grows with each new owner."""
     state: PartitionState
+    """What its owner does with it; ``unowned`` if nobody holds its lock."""
     reason: str
     """Why the partition is halted or held up; the error, while a record is tried again."""
     checkpoint: str
+    """The id of the last entry that the group has committed."""
     records: int
     """Source records committed by this group."""
     gone: int
@@ -146,21 +155,38 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class GroupSnapshot:
-    """One processor's group at one moment."""
+    """One processor's group at one moment: what ``status``, ``top``, metrics and tests read.
+
+    Times are those of the Redis server, in milliseconds since 1970.
+
+    Examples
+    --------
+    >>> def furthest_behind(now: GroupSnapshot) -> int:
+    ...     return max(now.partitions, key=lambda view: view.lag).partition
+    """
 
     app: str
+    """The app's name."""
     stream: str
+    """The name of the processor's stream."""
     processor: str
+    """The processor's name."""
     generation: int
+    """How often the membership has changed."""
     taken_ms: int
+    """When the snapshot was taken."""
     members: tuple[MemberView, ...]
+    """The workers of the group."""
     partitions: tuple[PartitionView, ...]
+    """The partitions of the stream, in order."""
     readers: tuple[ReaderView, ...]
+    """The Spark queries that read the acked log."""
     rebalances: tuple[Rebalance, ...]
-    """Oldest first."""
+    """The last changes of the membership, oldest first."""
     problems: tuple[str, ...] = ()
     """Keys of the group that another program overwrote; the snapshot lacks their contents."""
     tables: tuple[TableView, ...] = ()
+    """The tables that the processor writes."""
 
     @property
     def alive(self) -> tuple[MemberView, ...]:

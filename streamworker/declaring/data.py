@@ -47,7 +47,7 @@ def stream(
         The stream's name.
     record
         A msgspec.Struct, dataclass, TypedDict, NamedTuple, attrs class or pydantic model; or a union
-        of Structs with tags, such as ``Order | Refund``. See docs/types.md.
+        of Structs with tags, such as ``Order | Refund`` (docs: types).
     key
         A field, several fields, or a function of the record. Records with the same key keep
         their order. None spreads the records over all partitions.
@@ -56,7 +56,7 @@ def stream(
     codec
         ``json``, ``msgpack``, ``fields``, ``arrow``, or a codec of your own; see ``RecordCodec``. With
         ``fields`` an entry's fields are the record's fields, as programs without streamworker write
-        them. With ``arrow`` an entry holds many rows in columns; see docs/columns.md.
+        them. With ``arrow`` an entry holds many rows in columns (docs: columns).
     max_records
         Records that a partition may hold that a group has not read, before senders wait;
         ``partition_records_max`` if None. With ``arrow`` each entry counts as one.
@@ -73,7 +73,22 @@ def stream(
         How long the id of a record is known that was sent with one; see ``Stream.send``.
     source
         The key of a Redis stream that other programs fill. Workers take each of its entries into this
-        stream once, in order by key; see docs/sending.md.
+        stream once, in order by key (docs: sending).
+
+    Raises
+    ------
+    ConfigurationError
+        If an argument is wrong, the type has no such field or form, or the app has a stream of this name.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> from streamworker import App
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    ...     amount: float
+    >>> app = App("shop")
+    >>> orders = app.stream("orders", Order, key="customer", partitions=16, retention=["7 days", "20 GB"])
     """
     check_name("stream", name)
     app.registry.check_new("streams", name)
@@ -135,6 +150,11 @@ def table(
         Type of the keys; or the names of their parts, of which the first are the stream's key.
     ttl
         How long a value lives after it was last written, by the server's clock; None for ever.
+
+    Raises
+    ------
+    ConfigurationError
+        If a type cannot be stored, or the app has a table of this name.
 
     Examples
     --------

@@ -12,7 +12,6 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamworker.context import Records
 from streamworker.core.rules import UNIONS, check_arguments
 from streamworker.declaring.callables import look, refused
 from streamworker.declaring.options import ProcessorOptions
@@ -27,6 +26,7 @@ from streamworker.declaring.specs import (
     rows_of_several_types,
 )
 from streamworker.errors import ConfigurationError
+from streamworker.feed import Records
 from streamworker.records import RecordType
 from streamworker.redisio.keys import check_name
 

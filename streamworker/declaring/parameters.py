@@ -62,22 +62,40 @@ class Parameters:
 
 
 class Resource(Wrapper[P, AsyncIterator[R]]):
-    """What ``@app.resource`` makes of an async generator; calling it calls the generator itself."""
+    """What ``@app.resource`` makes of an async generator; calling it calls the generator itself.
+
+    Examples
+    --------
+    >>> from streamworker import App
+    >>> class Prices: ...
+    >>> @App("shop").resource
+    ... async def prices() -> AsyncIterator[Prices]:
+    ...     yield Prices()
+    >>> prices.name, prices.yields is Prices, prices.each
+    ('prices', True, 'worker')
+    """
 
     def __init__(
         self, name: str, function: Callable[P, AsyncIterator[R]], yields: Any, each: Scope, needs: Parameters
     ) -> None:
         super().__init__(function)
         self.name = name
+        """The function's name."""
         self.yields = yields
-        """The type that it yields."""
+        """The type that it yields, by which functions take it."""
         self.each = each
+        """How often it is made: once for each ``worker``, or for each ``partition`` that a worker runs."""
         self.parameters = needs
 
     def override(self, value: R) -> "Override":
         """Return a value for tests to use in place of this resource: ``local_worker(app, resources=[...])``.
 
         The generator is not called then, and nobody closes the value.
+
+        Parameters
+        ----------
+        value
+            What functions get, of the type that the resource yields.
         """
         return Override(self, value)
 
@@ -87,10 +105,22 @@ class Resource(Wrapper[P, AsyncIterator[R]]):
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A value in place of a resource; ``Resource.override`` makes it."""
+    """A value for tests in place of a resource; ``Resource.override`` makes it.
+
+    Examples
+    --------
+    >>> from streamworker import App
+    >>> @App("shop").resource
+    ... async def rate() -> AsyncIterator[float]:
+    ...     yield 1.1
+    >>> rate.override(2.0).value
+    2.0
+    """
 
     resource: Resource[..., Any]
+    """What the value replaces."""
     value: Any
+    """What functions get in its place."""
 
 
 def read_parameters(

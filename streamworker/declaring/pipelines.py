@@ -54,8 +54,29 @@ def pipeline(
     checkpoint
         Spark's checkpoint directory; beside ``path`` if None.
     options
-        Options of the source, named as in docs/spark-reference.md, and of the writer. With several
-        processors, those of the source hold for each.
+        Options of the source (docs: spark-reference) and of the writer. With several processors, those of the
+        source hold for each.
+
+    Raises
+    ------
+    ConfigurationError
+        If the function does not take a DataFrame of each processor, or what is written, and where, is not
+        clear.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> from streamworker import App
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    ...     amount: float
+    >>> app = App("shop")
+    >>> @app.processor(app.stream("orders", Order, key="customer"))
+    ... async def price(order: Order) -> Order:
+    ...     return order
+    >>> @app.pipeline(price, path="lake/orders")
+    ... def lake(orders):
+    ...     return orders.where("amount > 100")
     """
     inputs = (processor, *others)
     for each in others:

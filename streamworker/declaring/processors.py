@@ -27,7 +27,7 @@ R2 = TypeVar("R2")
 
 
 class Processor(Wrapper[P, R]):
-    """A decorated processor function; calling it calls the function itself."""
+    """A decorated processor function, as ``App.processor`` makes it; calling it calls the function itself."""
 
     def __init__(self, app: DeclaringApp, name: str, function: Callable[P, R]) -> None:
         super().__init__(function)
@@ -51,7 +51,14 @@ class Processor(Wrapper[P, R]):
         sent
             What a send to the stream of this processor returned.
         timeout
-            A duration.
+            How long to wait at most; 0 looks once.
+
+        Raises
+        ------
+        BackendRefused, AuthenticationFailed
+            If Redis refuses, or does not accept the user or password. While it does not answer, this waits.
+        ConfigurationError
+            If ``timeout`` is no duration.
 
         Examples
         --------
@@ -187,7 +194,7 @@ def processor(
     into
         Where what the function returns goes, each row once: a stream of this app, or one for each type
         of row. The target's key decides the partition. None and an empty list send nothing, and a list
-        sends each of its rows in order. See docs/chains.md.
+        sends each of its rows in order (docs: chains).
     tables
         The tables that the function writes; no other processor may write them.
     name
@@ -204,8 +211,7 @@ def processor(
         ``Skip()``, ``Halt()``), or a mapping from exception types to policies, of which the nearest
         class wins. None is ``Retry()``: for ever, with backoff up to a minute, in order. An entry that
         cannot be decoded goes to the dead letters, unless the mapping names ``DecodeError``; one that
-        kills its process halts its partition, unless it names ``ProcessDied``. See
-        docs/errors.md.
+        kills its process halts its partition, unless it names ``ProcessDied`` (docs: errors).
     timeout
         How long one call may take; a longer call counts as failed. None sets no limit: a call
         that hangs is only reported, after ``max_processing_time_ms``. A ``def`` function cannot be
@@ -230,6 +236,36 @@ def processor(
     start
         Where the group begins when it is new: with the oldest record that the stream still has
         (``earliest``), or with the next (``latest``).
+
+    Raises
+    ------
+    ConfigurationError
+        If the function cannot be run as it is declared, takes what nothing fills, or returns what ``into``
+        does not take; or if an option is wrong, or the app has a processor of this name.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> from streamworker import App, DeadLetter, Retry
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    ...     amount: float
+    >>> app = App("shop")
+    >>> orders = app.stream("orders", Order, key="customer")
+    >>> large = app.stream("large", Order, key="customer")
+    >>> @app.processor(orders, into=large, errors={TimeoutError: Retry(attempts=5, then=DeadLetter())})
+    ... async def pick(order: Order) -> Order | None:
+    ...     return order if order.amount > 100 else None
+
+    In batches, with a table that is committed with them:
+
+    >>> totals = app.table("totals", float)
+    >>> @app.processor(large, batch=500, within="200 milliseconds", tables=[totals])
+    ... async def sum_up(batch: list[Order]) -> None:
+    ...     known = await totals.get_many({order.customer for order in batch})
+    ...     for order in batch:
+    ...         known[order.customer] = known.get(order.customer, 0.0) + order.amount
+    ...     totals.set_many(known)
     """
     if not isinstance(stream, Stream):
         raise ConfigurationError(
@@ -250,7 +286,7 @@ def processor(
 
 
 def _with_each_option(function: Any) -> inspect.Signature:
-    """Return its signature with each option by its name and default, for ``help()`` and docs/api.md."""
+    """Return its signature with each option by its name and default, for ``help()`` and the reference."""
     signature = inspect.signature(function)
     *own, _ = signature.parameters.values()
     return signature.replace(parameters=[*own, *inspect.signature(ProcessorOptions).parameters.values()])

@@ -76,7 +76,8 @@ class StreamApp:
     async def aclose(self) -> None:
         """Close the producers and connections of this event loop; a later send opens new ones.
 
-        Waits up to ``call_timeout_ms`` for sends in progress; then they fail.
+        Waits up to ``call_timeout_ms`` for sends in progress; then they fail with ``ProducerError``.
+        ``async with app:`` does so at the end of the block.
         """
         opened = self._opened.pop(asyncio.get_running_loop(), None)
         if opened is None:
@@ -125,7 +126,7 @@ class Stream(Generic[T]):
     """A logical stream of records, split into partitions; ``App.stream`` makes it.
 
     Records with the same key go to the same partition and keep their order. Records whose key is
-    None are spread over the partitions in turn.
+    None are spread over the partitions in turn. Connections are opened by the first send, in each event loop.
     """
 
     def __init__(self, app: StreamApp, spec: StreamSpec) -> None:
@@ -133,6 +134,7 @@ class Stream(Generic[T]):
         """The app that the stream belongs to."""
         self.spec = spec
         self.name = spec.name
+        """The stream's name."""
 
     @cached_property
     def sync(self) -> "SyncStream[T]":
@@ -186,11 +188,29 @@ class Stream(Generic[T]):
             If the partition has no room, or gets none within ``timeout``. Nothing was written.
         ProducerError
             If Redis does not answer in time, or refuses after a try without an answer: the record may or
-            may not have been written.
-        BackendRefused
-            If Redis refuses. Nothing was written.
+            may not have been written. With an ``id`` a repeat writes it once.
+        BackendRefused, AuthenticationFailed
+            If Redis refuses, or does not accept the user or password. Nothing was written.
         ConfigurationError
-            If the stream was declared with other partitions or another codec.
+            If an argument is wrong, or the stream was declared with other partitions or another codec.
+
+        Examples
+        --------
+        >>> import msgspec
+        >>> from streamworker import App
+        >>> from streamworker.testing import MemoryServer
+        >>> class Order(msgspec.Struct):
+        ...     customer: str
+        >>> async def order_twice(url: str) -> None:
+        ...     async with App("shop", redis_url=url) as app:
+        ...         orders = app.stream("orders", Order, key="customer")
+        ...         for _ in range(2):
+        ...             sent = await orders.send(Order("ann"), id="17", timeout="2 seconds")
+        ...             print(sent.partition, sent.duplicate)
+        >>> with MemoryServer() as server:
+        ...     asyncio.run(order_twice(server.url))
+        3 False
+        3 True
         """
         producer = self.app.producer(self)
         if timeout is not None or id is not None:
@@ -228,16 +248,17 @@ class Stream(Generic[T]):
             Whether this one is scheduled although an earlier one of its id and key waits, whose place it
             takes, or was sent.
         headers, timeout
-            As ``send``.
+            As :meth:`send`.
 
         Raises
         ------
         ConfigurationError
-            If neither or both times are given, or ``at`` is no time with a zone.
+            If neither or both times are given, or ``at`` is no time with a zone; and as :meth:`send`.
         StreamFull
-            If the partition has as many scheduled records as it may hold records.
-        StreamworkerError
-            As ``send``.
+            If the partition has as many scheduled records as it may hold records. Nothing was written.
+        RecordError, ProducerError, BackendRefused, AuthenticationFailed
+            As :meth:`send`. After a ``ProducerError`` call it again with the same id: the record is there
+            once.
 
         Examples
         --------
@@ -250,8 +271,29 @@ class Stream(Generic[T]):
     async def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
         """Cancel a record that was scheduled, and return whether it will never be sent.
 
-        False means that it was sent, was cancelled before, or is unknown. ``key`` is the key of the record,
-        by which its partition is found; None for a record without a key.
+        False means that it was sent, was cancelled before, or is unknown. The call may be repeated: after one
+        without an answer, the next says the same.
+
+        Parameters
+        ----------
+        id
+            The id with which it was scheduled.
+        key
+            The key of the record, by which its partition is found; None for a record without a key.
+        timeout
+            A duration, for which it waits at most; None waits without limit.
+
+        Raises
+        ------
+        RecordError
+            If the id or the key is none.
+        ProducerError, BackendRefused, AuthenticationFailed, ConfigurationError
+            As :meth:`send`.
+
+        Examples
+        --------
+        >>> async def do_not_ask(order):
+        ...     return await questions.cancel(f"ask-{order.id}", key=order.customer)
         """
         return await self.app.producer(self).cancel(id, key, timeout)
 
@@ -264,10 +306,26 @@ class Stream(Generic[T]):
     ) -> int:
         """Append many records in few round trips, in order, and return their number.
 
-        The iterable may be endless: only a bounded number of records is in memory at a time. If a record is
-        wrong, the records before it have been written. If Redis refuses or does not answer, the records
-        before the failed chunk (at most 2,000) have been written. ``timeout`` applies to each chunk, and
-        errors are those of ``send``.
+        The iterable may be endless: only a bounded number of records is in memory at a time.
+
+        Parameters
+        ----------
+        records
+            Records of the stream's type: a list, or what yields them.
+        on_full, timeout
+            As :meth:`send`, for each chunk of records (2,000 at most).
+
+        Raises
+        ------
+        RecordError
+            If a record is wrong. The records before it have been written.
+        StreamFull, ProducerError, BackendRefused, AuthenticationFailed, ConfigurationError
+            As :meth:`send`. The records before the failed chunk have been written.
+
+        Examples
+        --------
+        >>> async def load(rows):
+        ...     return await orders.send_many(Order(row["customer"]) for row in rows)
         """
         return await self.app.producer(self).send_many(records, on_full=on_full, timeout=timeout)
 
@@ -283,8 +341,7 @@ class Stream(Generic[T]):
         """Append the rows of a table to a stream with ``codec="arrow"``, and return their number.
 
         Each row goes to the partition that ``send`` would choose, and rows with the same key keep
-        their order. If it raises, the rows before the failed part (about 64 MB) have been written.
-        ``timeout`` applies to each part.
+        their order. The table is sent in parts of about 64 MB.
 
         Parameters
         ----------
@@ -295,6 +352,8 @@ class Stream(Generic[T]):
             Maximum rows of one partition in one entry; ``entry_bytes_max`` limits an entry, too.
         compression
             How each entry is compressed; an entry that does not get smaller is left uncompressed.
+        on_full, timeout
+            As :meth:`send`, for each part.
 
         Raises
         ------
@@ -302,8 +361,13 @@ class Stream(Generic[T]):
             If a column is missing, has another type, or holds a value that its field cannot.
         ConfigurationError
             If the stream has another codec.
-        StreamworkerError
-            As ``send``.
+        StreamFull, ProducerError, BackendRefused, AuthenticationFailed
+            As :meth:`send`. The rows before the failed part have been written.
+
+        Examples
+        --------
+        >>> async def load(table):  # such as polars.read_parquet("orders.parquet")
+        ...     return await orders.send_table(table)
         """
         return await self.app.producer(self).send_table(
             table, rows_per_entry=rows_per_entry, compression=compression, on_full=on_full, timeout=timeout

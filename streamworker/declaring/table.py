@@ -45,6 +45,7 @@ class Table(Generic[K, V]):
         self.app = app
         """The app that the table belongs to."""
         self.name = name
+        """The table's name."""
         self._form = form
         self._ttl_ms = ttl_ms
         self._spec: TableSpec | None = None
@@ -54,10 +55,17 @@ class Table(Generic[K, V]):
     async def get(self, key: K) -> V | None:
         """Return a copy of the value of a key; None if there is none, or it has expired.
 
+        Parameters
+        ----------
+        key
+            A key of the table's type.
+
         Raises
         ------
         RecordError
             If the key is not of the table's type, or in a call belongs to another partition.
+        BackendError
+            Outside of a call, if Redis does not answer or refuses.
         """
         return (await self.get_many((key,))).get(key)
 
@@ -66,10 +74,15 @@ class Table(Generic[K, V]):
 
         A changed copy changes nothing until it is set. In a call, one that is changed and not set fails it.
 
+        Parameters
+        ----------
+        keys
+            Keys of the table's type.
+
         Raises
         ------
-        RecordError
-            If a key is not of the table's type, or in a call belongs to another partition.
+        RecordError, BackendError
+            As :meth:`get`.
         """
         call = self._call()
         if call is not None:
@@ -102,6 +115,23 @@ class Table(Generic[K, V]):
         """Iterate over all committed keys and values, each key once, one partition after the other.
 
         Each partition is read at one moment, with one command; the partitions are read at different moments.
+
+        Parameters
+        ----------
+        partition
+            Only this one; None reads all.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such partition.
+        BackendError
+            If Redis does not answer within a minute, or refuses.
+
+        Examples
+        --------
+        >>> async def all_totals(totals: Table[str, int]) -> dict[str, int]:
+        ...     return {customer: total async for customer, total in totals.scan()}
         """
         settings, name = self.app.settings, f"{self.app.name}:scan"
         for each in self._partitions(partition):
@@ -112,7 +142,18 @@ class Table(Generic[K, V]):
                 yield self._form.key_of(field, body), self._form.value_of(field, body)
 
     async def count(self, *, partition: int | None = None) -> int:
-        """Return the number of committed keys that have not expired, in all partitions or in one."""
+        """Return the number of committed keys that have not expired, in all partitions or in one.
+
+        Parameters
+        ----------
+        partition
+            Only this one; None counts all.
+
+        Raises
+        ------
+        ConfigurationError, BackendError
+            As :meth:`scan`.
+        """
         partitions = self._partitions(partition)
         return sum((await count_values(self.app.backend(), self._keys, self.name, partitions)).values())
 
@@ -120,6 +161,15 @@ class Table(Generic[K, V]):
 
     def set(self, key: K, value: V) -> None:
         """Set the value of a key, with the commit of this call's records; its ``ttl`` begins anew.
+
+        If the call fails or the worker dies, nothing is set.
+
+        Parameters
+        ----------
+        key
+            The key of a record of this call, or one that begins with it.
+        value
+            A value of the table's type.
 
         Raises
         ------
@@ -131,7 +181,18 @@ class Table(Generic[K, V]):
         self.set_many({key: value})
 
     def set_many(self, values: Mapping[K, V]) -> None:
-        """Set the values of some keys; see :meth:`set`."""
+        """Set the values of some keys; see :meth:`set`.
+
+        Parameters
+        ----------
+        values
+            The values by their keys.
+
+        Raises
+        ------
+        RecordError, ConfigurationError
+            As :meth:`set`.
+        """
         call = self._call() or self._refuse()
         form, fields = self._form, self._fields(call, values)
         bodies = {field: form.body(key, values[key]) for field, key in fields.items()}
@@ -142,7 +203,18 @@ class Table(Generic[K, V]):
             call.watched.append(Watched(form, fields, given, before, True))
 
     def delete(self, key: K) -> None:
-        """Remove a key, with the commit of this call's records; see :meth:`set`."""
+        """Remove a key, with the commit of this call's records; see :meth:`set`.
+
+        Parameters
+        ----------
+        key
+            The key; that it has no value is no error.
+
+        Raises
+        ------
+        RecordError, ConfigurationError
+            As :meth:`set`.
+        """
         call = self._call() or self._refuse()
         fields = self._fields(call, (key,))
         call.write(self.name, dict.fromkeys(fields))
@@ -235,30 +307,9 @@ class Table(Generic[K, V]):
             ttl_ms=self._ttl_ms,
             stream=stream,
             processor=processor.name,
-            leading=self._leading(processor),
+            leading=_leading(self.name, self._form, processor),
         )
         return self._spec
-
-    def _leading(self, processor: ProcessorSpec) -> int:
-        """Return how many of the parts of a key are the stream's key; 0 if the whole key is."""
-        stream, parts, kind = processor.stream, self._form.names, self._form.kind
-        names = (stream.key_fields,) if isinstance(stream.key_fields, str) else stream.key_fields
-        needed = len(names) if names is not None else 1
-        if parts:
-            fits = len(parts) >= needed and (names is None or parts[:needed] == names)
-            leading = needed if len(parts) > needed or needed == 1 else 0
-        else:
-            types = [read_hint(stream.record.hints[name]).base for name in names or ()]
-            fits = needed == 1 and not any(isinstance(its, type) and its is not kind for its in types)
-            leading = 0
-        if not fits:
-            said = repr(parts) if parts else kind.__name__
-            wanted = "what its function returns" if names is None else ", ".join(names)
-            raise ConfigurationError(
-                f"Table {self.name!r} has key={said}, and stream {stream.name!r} has the key {wanted}.",
-                remedy="Use the type of the stream's key, or the names of a key that begins with it.",
-            )
-        return leading
 
 
 def written(tables: object, processor: ProcessorSpec) -> tuple[TableSpec, ...]:
@@ -269,3 +320,25 @@ def written(tables: object, processor: ProcessorSpec) -> tuple[TableSpec, ...]:
             remedy="Write tables=[totals], with what app.table() has returned.",
         )
     return tuple(table.written_by(processor) for table in tables)
+
+
+def _leading(table: str, form: TableForm, processor: ProcessorSpec) -> int:
+    """Return how many of the parts of a key are the stream's key; 0 if the whole key is."""
+    stream, parts, kind = processor.stream, form.names, form.kind
+    names = (stream.key_fields,) if isinstance(stream.key_fields, str) else stream.key_fields
+    needed = len(names) if names is not None else 1
+    if parts:
+        fits = len(parts) >= needed and (names is None or parts[:needed] == names)
+        leading = needed if len(parts) > needed or needed == 1 else 0
+    else:
+        types = [read_hint(stream.record.hints[name]).base for name in names or ()]
+        fits = needed == 1 and not any(isinstance(its, type) and its is not kind for its in types)
+        leading = 0
+    if not fits:
+        said = repr(parts) if parts else kind.__name__
+        wanted = "what its function returns" if names is None else ", ".join(names)
+        raise ConfigurationError(
+            f"Table {table!r} has key={said}, and stream {stream.name!r} has the key {wanted}.",
+            remedy="Use the type of the stream's key, or the names of a key that begins with it.",
+        )
+    return leading

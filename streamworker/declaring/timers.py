@@ -25,12 +25,23 @@ O = TypeVar("O")  # noqa: E741 - what goes out
 
 
 class Timer(Wrapper[P, R]):
-    """A function that is called by time; calling it calls the function itself."""
+    """A function that is called by time, as ``App.timer`` and others make it; calling it calls the function.
+
+    Examples
+    --------
+    >>> from streamworker import App
+    >>> @App("shop").timer(every="1 hour")
+    ... def hourly() -> str:
+    ...     return "done"
+    >>> hourly.name, hourly()
+    ('hourly', 'done')
+    """
 
     def __init__(self, spec: TimerSpec, function: Callable[P, R]) -> None:
         super().__init__(function)
         self.spec = spec
         self.name = spec.name
+        """The function's name, which commands take: ``streamworker timers run-now shop:hourly``."""
 
 
 class TimerInto(Protocol[O]):

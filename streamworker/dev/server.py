@@ -134,6 +134,7 @@ class EmbeddedServer:
     ) -> None:
         self._binary = find_server(binary)
         self.version = server_version(self._binary)
+        """The name and version of the server."""
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
         self.appendonly = (data_dir is not None) if appendonly is None else appendonly
         self._maxmemory = maxmemory
@@ -184,7 +185,13 @@ class EmbeddedServer:
         return f"{self.version} on {address}; {fate}"
 
     def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of the server's log."""
+        """Return the last lines of the server's log.
+
+        Parameters
+        ----------
+        lines
+            How many.
+        """
         return "" if self._process is None else self._process.log_tail(lines)
 
     # -- start and stop ------------------------------------------------------------------------

@@ -31,11 +31,23 @@ class RecordCodec(Protocol):
     """1 to 64 letters, digits, ``_ . -``; none of the names of streamworker's own codecs."""
 
     def encode(self, record: Any) -> bytes:
-        """Return the payload of a record, which is of the stream's type."""
+        """Return the payload of a record; it runs on the event loop, once a record.
+
+        Parameters
+        ----------
+        record
+            A record of the stream's type.
+        """
         ...
 
     def decode(self, payload: bytes) -> Any:
-        """Return the record of a payload; raise any error if it holds none."""
+        """Return the record of a payload; raise any error if it holds none.
+
+        Parameters
+        ----------
+        payload
+            What :meth:`encode` returned, or another program wrote.
+        """
         ...
 
 

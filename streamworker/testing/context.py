@@ -47,6 +47,24 @@ class FakeContext(Context):
 
     In its ``with`` block the processor's tables are in memory. What the function forwards stands in
     ``forwarded``, and what it stores in ``state``.
+
+    Examples
+    --------
+    >>> import asyncio
+    >>> import msgspec
+    >>> from streamworker import App
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    >>> app = App("shop")
+    >>> seen = app.table("seen", int)
+    >>> @app.processor(app.stream("orders", Order, key="customer"), tables=[seen])
+    ... async def count(order: Order, ctx: Context) -> None:
+    ...     seen.set(order.customer, (await seen.get(order.customer) or 0) + 1)
+    >>> with fake_context(count) as ctx:
+    ...     ctx.put(seen, {"ann": 2})
+    ...     asyncio.run(count(Order("ann"), ctx))
+    ...     ctx.table(seen)
+    {'ann': 3}
     """
 
     __slots__ = ("_stored", "_token")
@@ -77,14 +95,28 @@ class FakeContext(Context):
         return self._call.outputs
 
     def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
-        """Set values of a table before the call."""
+        """Set values of a table before the call.
+
+        Parameters
+        ----------
+        table
+            A table that the processor writes.
+        values
+            Values by their keys.
+        """
         form = table.spec.form
         self._stored.write(
             table.name, {form.field(key): form.body(key, value) for key, value in values.items()}
         )
 
     def table(self, table: Table[K, V]) -> Mapping[K, V]:
-        """Return what a table holds."""
+        """Return what a table holds.
+
+        Parameters
+        ----------
+        table
+            A table that the processor writes.
+        """
         form, values = table.spec.form, self._stored.values.get(table.name, {})
         return {form.key_of(field, body): form.value_of(field, body) for field, body in values.items()}
 

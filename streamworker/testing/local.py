@@ -20,24 +20,15 @@ import anyio.abc
 import structlog
 
 from streamworker.app import App
-from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.units import Duration, duration_ms
 from streamworker.declaring.parameters import Override
-from streamworker.declaring.processors import Processor
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.declaring.stream import Stream
-from streamworker.declaring.table import Table
 from streamworker.declaring.timers import Timer
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
-from streamworker.records.entries import REPLAYED_FOR, readable_fields
-from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
-from streamworker.redisio.data.dead import StoredLetter, list_dead
-from streamworker.redisio.data.schemas import stored_schemas
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
-from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.group.requests import make_request
-from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected
@@ -45,6 +36,7 @@ from streamworker.runtime.worker import Worker
 from streamworker.testing.clock import LOOK_S
 from streamworker.testing.home import Home, home_of
 from streamworker.testing.memory import changes_at
+from streamworker.testing.stored import Stored
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -52,31 +44,52 @@ V = TypeVar("V")
 
 POLL_S = 0.02
 """Interval between snapshots of a group. A snapshot takes two round trips, about 1 ms on a local server."""
-READ_ENTRIES = 1_000
-DEAD_LETTERS_MAX = 10_000
-
-ProcessorName = str | Processor[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The groups of a worker's processors as they were a moment ago."""
+    """The groups of a worker's processors as they were a moment ago.
+
+    Examples
+    --------
+    >>> def all_done(now: Snapshot) -> bool:  # for LocalWorker.until
+    ...     return now.processors["price"].committed >= 200
+    """
 
     processors: Mapping[str, GroupSnapshot]
-    """By the processor's name: members, partitions, lag, committed entries."""
+    """By the processor's name: members, partitions, lag, committed records."""
 
 
-class LocalWorker:
+class LocalWorker(Stored):
     """A worker that runs in this process, and access to its results.
 
     :func:`local_worker` creates it. Methods take a processor as its function or its name.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> class Order(msgspec.Struct):
+    ...     customer: str
+    ...     amount: float
+    >>> app = App("shop")
+    >>> orders = app.stream("orders", Order, key="customer")
+    >>> @app.processor(orders)
+    ... async def price(order: Order) -> Order:
+    ...     return Order(order.customer, order.amount * 2)
+    >>> async def test_prices() -> list[dict[str, Any]]:
+    ...     async with local_worker(app) as worker:
+    ...         await orders.send(Order("ann", 5.0))
+    ...         await worker.until_drained()
+    ...         return await worker.rows(price)
+    >>> quiet_logs()
+    >>> asyncio.run(test_prices())
+    [{'customer': 'ann', 'amount': 10.0}]
     """
 
     def __init__(self, worker: Worker, specs: Sequence[ProcessorSpec], backend: Backend, home: Home) -> None:
         self._worker = worker
         self._clock, self._url, self._app = home.clock, home.url, home.app
-        self._specs = {spec.name: spec for spec in specs}
-        self._backend = backend
+        super().__init__(specs, backend)
         self._running = anyio.CancelScope()
         self._ended = anyio.Event()
 
@@ -186,6 +199,11 @@ class LocalWorker:
 
         That includes the records that these send to other streams.
 
+        Parameters
+        ----------
+        timeout
+            Timeout in seconds, of real time.
+
         Raises
         ------
         ProcessingError
@@ -213,6 +231,11 @@ class LocalWorker:
     async def advance(self, by: Duration) -> None:
         """Let time pass, with ``clock="virtual"``: what is due meanwhile runs, each at its time.
 
+        Parameters
+        ----------
+        by
+            A duration, such as ``"30 minutes"``.
+
         Raises
         ------
         ConfigurationError
@@ -224,54 +247,6 @@ class LocalWorker:
             )
         await anyio.sleep(duration_ms(by, "advance") / 1000)
         await self._clock.look(self._clock.jumps - 1)
-
-    async def sent(self, stream: Stream[T]) -> list[T]:
-        """Return the records of a stream, in the order in which the server got them.
-
-        Workers trim records that every group has passed. With ``retention`` the stream keeps them, and the
-        result holds all of its time.
-
-        Raises
-        ------
-        DecodeError
-            If an entry holds no record of the stream's type.
-        ConfigurationError
-            For a stream of columns.
-        """
-        spec = stream.spec
-        if spec.codec == "arrow":
-            raise ConfigurationError(
-                f"Entries of stream {spec.name!r} are columns, not records.",
-                remedy="Look at worker.rows(processor).",
-            )
-        keys, decode = StreamKeys(spec.app, spec.name), spec.record.decoder(spec.codec)
-        found: list[tuple[EntryId, int, T]] = []
-        for partition in range(spec.partitions):
-            found += [
-                (entry.id, partition, decode(readable_fields(entry)))
-                for entry in await self._entries(keys.events(partition))
-                if REPLAYED_FOR not in entry.fields
-            ]
-        return [record for _, _, record in sorted(found, key=lambda each: each[:2])]
-
-    async def rows(self, processor: ProcessorName) -> list[dict[str, Any]]:
-        """Return the rows that a processor has forwarded, in order within each partition.
-
-        Workers may have trimmed rows that every reader has read.
-        """
-        keys, partitions = self._group_of(processor)
-        schemas = await stored_schemas(self._backend, keys)
-        rows: list[dict[str, Any]] = []
-        for partition in partitions:
-            for entry in await self._entries(keys.acked(partition)):
-                found = decode_entry(entry.id, entry.fields, schemas)
-                rows += without_metadata(found).to_pylist()
-        return rows
-
-    async def dead_letters(self, processor: ProcessorName) -> list[StoredLetter]:
-        """Return the records that a processor gave up on, by partition, oldest first."""
-        keys, partitions = self._group_of(processor)
-        return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
 
     async def run(self, timer: Timer[..., Any], *, at: datetime | None = None) -> None:
         """Let a timer run now, whatever its schedule says, and wait until its results are committed and sent.
@@ -304,53 +279,12 @@ class LocalWorker:
 
         await self._wait(has_run, 30, lambda: f"Timer {timer.name} has not run in each partition.")
 
-    async def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
-        """Set values of a table, as if its processor had committed them.
-
-        Do so before the processor handles records of these keys: it may have kept what it read.
-        """
-        spec = table.spec
-        keys = StreamKeys(spec.stream.app, spec.stream.name)
-        now_ms = await self._backend.time_ms()
-        for key, value in values.items():
-            partition = spec.partition_of(key)
-            if partition is None:
-                raise ConfigurationError(
-                    f"The key {key!r} of table {table.name!r} belongs to no partition.",
-                    remedy="Use a key that begins with the stream's.",
-                )
-            fields, expiries = keys.tables(partition, [table.name])
-            field, body = spec.form.field(key), spec.form.body(key, value)
-            expiry = str(now_ms + spec.ttl_ms) if spec.ttl_ms else ""
-            await self._backend.execute("HSET", fields, field, expiry.encode() + b" " + body)
-            if expiry:
-                await self._backend.execute("ZADD", expiries, expiry, field)
-
-    async def _entries(self, key: str) -> list[Entry]:
-        found: list[Entry] = []
-        start = ZERO
-        while entries := await range_entries(self._backend, key, start, None, READ_ENTRIES):
-            found += entries
-            start = entries[-1].id.successor()
-        return found
-
     async def _run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         try:
             with self._running:
                 await self._worker.run(task_status.started)
         finally:
             self._ended.set()
-
-    def _group_of(self, processor: ProcessorName) -> tuple[GroupKeys, range]:
-        """Return the keys of a processor's group, and the partitions of its stream."""
-        name = processor if isinstance(processor, str) else processor.name
-        if name not in self._specs:
-            raise ConfigurationError(
-                f"This worker does not run a processor {name!r}.",
-                remedy=f"It runs: {', '.join(self._specs)}.",
-            )
-        stream = self._specs[name].stream
-        return GroupKeys(stream.app, stream.name, name), range(stream.partitions)
 
 
 @asynccontextmanager
@@ -426,6 +360,15 @@ def quiet_logs(level: str = "error") -> None:
 
     Without this call structlog prints every line to stdout, between the output of a test or an example.
     It changes structlog's configuration for the whole process.
+
+    Parameters
+    ----------
+    level
+        The least level that is logged: ``debug``, ``info``, ``warning`` or ``error``.
+
+    Examples
+    --------
+    >>> quiet_logs()  # in conftest.py
     """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -52,6 +52,7 @@ class MemoryServer:
             ) from None
         self._server = Server()
         self.url = f"{SCHEME}://{secrets.token_hex(4)}"
+        """Leads to it in this process: ``App("shop", redis_url=server.url)``."""
 
     def __enter__(self) -> Self:
         _servers[self.url] = self._server

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 from streamworker import DeadLetter, DecodeError, Halt, Policy, Retry, Skip
-from streamworker.context import Context, Records
+from streamworker.context import Context
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ConfigurationError
+from streamworker.feed import Records
 from streamworker.redisio.data.columns import Packer, unpacked
 from streamworker.redisio.data.dead import list_dead, replay_dead
 from streamworker.redisio.data.streams import Append, append_many, register

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from streamworker import DeadLetter, Retry, Skip
-from streamworker.context import Context, Records
+from streamworker.context import Context
+from streamworker.feed import Records
 from streamworker.runtime.run.runner import StopReason
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import MODES, OVERLAPPING, Bench, Each, Order, Priced, bench, handling, start

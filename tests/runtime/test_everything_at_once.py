@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from streamworker import DeadLetter, Retry
-from streamworker.context import Context, Records
+from streamworker.context import Context
+from streamworker.feed import Records
 from tests.chaos.proxy import proxied
 from tests.runtime.workbench import Bench, Order, Priced, bench, handler
 

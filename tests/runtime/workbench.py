@@ -13,7 +13,7 @@ import msgspec
 import redis
 import structlog
 
-from streamworker.context import Context, Records
+from streamworker.context import Context
 from streamworker.core.data.entries import EntryId
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
@@ -21,6 +21,7 @@ from streamworker.core.policies import Halt
 from streamworker.declaring.functions import describe
 from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.feed import Records
 from streamworker.records import RecordType
 from streamworker.records.entries import Entries
 from streamworker.redisio.data.ackedlog import (

@@ -20,6 +20,8 @@ _ID = re.compile("([0-9]{1,20})(?:-([0-9]{1,20}))?")
 class EntryId(NamedTuple):
     """The id of one entry in a Redis stream; ordered by time, then by sequence.
 
+    Examples
+    --------
     >>> EntryId.parse("10-1") > EntryId.parse("9-1")
     True
     >>> str(EntryId(5, 0).successor())
@@ -27,11 +29,24 @@ class EntryId(NamedTuple):
     """
 
     ms: int
+    """The server's time when it took the entry, in milliseconds since 1970."""
     seq: int
+    """Numbers the entries of one millisecond."""
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Read an id as Redis prints it, or raise ConfigurationError; ``"5"`` means ``"5-0"``."""
+        """Read an id as Redis prints it; ``"5"`` means ``"5-0"``.
+
+        Parameters
+        ----------
+        text
+            Such as ``"1732186412345-0"``.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is no id.
+        """
         if isinstance(text, bytes):
             text = text.decode("ascii", "replace")
         found = _ID.fullmatch(text)

@@ -17,16 +17,20 @@ _FIELD = b"f."
 
 @dataclass(frozen=True, slots=True)
 class StoredLetter:
-    """A stored dead letter."""
+    """A dead letter: a record that its processor gave up on, with the error."""
 
     partition: int
+    """The partition of the record."""
     id: EntryId
     """Id of the letter, as the other functions take it."""
     entry_id: EntryId
     """Id of the source entry."""
     error: str
+    """The class and the message of the last error."""
     attempts: int
+    """How many calls the record had."""
     at_ms: int
+    """When the processor gave up, in ms by the server's clock."""
     by: str
     """Member that gave up on the entry."""
     fields: Mapping[bytes, bytes]

@@ -39,9 +39,16 @@ _log = get_logger("streamworker.producer")
 
 
 class Scheduled(NamedTuple):
-    """A record that is sent later."""
+    """A record that is sent later; ``Stream.schedule`` returns it.
+
+    Examples
+    --------
+    >>> Scheduled("ask-17", dt.datetime(2026, 12, 24, 8, tzinfo=dt.UTC)).duplicate
+    False
+    """
 
     id: str
+    """The id that it was given, by which ``Stream.cancel`` names it."""
     due: dt.datetime
     """When it is due, in UTC; that of the first one if it is a duplicate."""
     duplicate: bool = False

@@ -54,10 +54,18 @@ Due = tuple[Literal["after", "at"], int]
 
 
 class Sent(NamedTuple):
-    """The partition and entry id of a record that was sent."""
+    """Where a record is that was sent; ``Stream.send`` returns it.
+
+    Examples
+    --------
+    >>> Sent(3, EntryId(1732186412345, 0)).entry_id.ms
+    1732186412345
+    """
 
     partition: int
+    """The partition that its key led to."""
     entry_id: EntryId
+    """The id of its entry in Redis."""
     duplicate: bool = False
     """Whether a record of the same id and key was sent before; the entry is that of the first one."""
 

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from streamworker.context import Call, Context, Records
+from streamworker.context import Call, Context
 from streamworker.core.data.batching import BatchLimits, Halving
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.policies import Halt, Retry
 from streamworker.errors import RecordError
+from streamworker.feed import Records
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
 from streamworker.runtime.run.failures import failure, untaken

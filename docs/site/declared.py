@@ -1,0 +1,58 @@
+"""The reference on the site: what a reader of the text alone does not see, and what he should not see.
+
+Griffe reads modules without importing them. So `stream = data.stream` in a class is no method to it.
+"""
+
+import copy
+import re
+
+import griffe
+
+PAGE = re.compile(r"docs: ([a-z-]+)")
+
+
+class Declared(griffe.Extension):
+    """Makes methods of what ``App`` takes from other modules, and leaves out what nobody calls."""
+
+    def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
+        """Change what was read before it is shown."""
+        for thing in _all(pkg):
+            if thing.docstring:  # in an error and in `help()` a page has its name, and here a link
+                thing.docstring.value = PAGE.sub(r"docs: [\1](../\1.md)", thing.docstring.value)
+            if thing.is_function:
+                if thing.overloads:
+                    thing.returns = thing.overloads[-1].returns
+                thing.overloads = []
+            elif thing.is_attribute and "instance-attribute" in thing.labels:
+                thing.value = None  # how ``__init__`` makes it
+            elif thing.is_class and "Parameters\n" not in (thing.docstring.value if thing.docstring else ""):
+                thing.members.pop("__init__", None)  # streamworker makes its objects
+        app = pkg["app.App"]
+        for name, member in list(app.members.items()):
+            if member.is_attribute and isinstance(member.value, griffe.ExprAttribute):
+                app.set_member(name, _method(pkg[f"declaring.{member.value}"], pkg))
+
+
+def _method(function: griffe.Function, pkg: griffe.Module) -> griffe.Function:
+    """Return a function whose first parameter is the app as a method, with each option by its name."""
+    method = copy.copy(function)
+    given = list(function.parameters)[1:]
+    if given and given[-1].kind is griffe.ParameterKind.var_keyword:
+        kind = griffe.ParameterKind.keyword_only
+        options = pkg["declaring.options.ProcessorOptions"].attributes.values()
+        given[-1:] = [
+            griffe.Parameter(option.name, annotation=option.annotation, kind=kind, default=str(option.value))
+            for option in options
+            if "property" not in option.labels
+        ]
+    method.parameters = griffe.Parameters(*given)
+    if text := function.docstring:
+        parsed = {"parser": text.parser, "parser_options": text.parser_options}
+        method.docstring = griffe.Docstring(text.value, lineno=text.lineno, parent=method, **parsed)
+    return method
+
+
+def _all(thing: griffe.Object) -> list[griffe.Object]:
+    """Return all that a module or class has, and it."""
+    found = [member for member in thing.members.values() if not member.is_alias]
+    return [thing, *(inner for member in found for inner in _all(member))]

@@ -1,0 +1,152 @@
+"""What Redis holds for the processors of a worker under test."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.declaring.processors import Processor
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.stream import Stream
+from streamworker.declaring.table import Table
+from streamworker.errors import ConfigurationError
+from streamworker.records.entries import REPLAYED_FOR, readable_fields
+from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
+from streamworker.redisio.data.dead import StoredLetter, list_dead
+from streamworker.redisio.data.schemas import stored_schemas
+from streamworker.redisio.data.streams import range_entries
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+
+READ_ENTRIES = 1_000
+DEAD_LETTERS_MAX = 10_000
+
+ProcessorName = str | Processor[..., Any]
+
+
+class Stored:
+    """Records, rows, dead letters and tables, as they are now."""
+
+    def __init__(self, specs: Sequence[ProcessorSpec], backend: Backend) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._backend = backend
+
+    async def sent(self, stream: Stream[T]) -> list[T]:
+        """Return the records of a stream, in the order in which the server got them.
+
+        Workers trim records that every group has passed. With ``retention`` the stream keeps them, and the
+        result holds all of its time.
+
+        Parameters
+        ----------
+        stream
+            A stream of the app.
+
+        Raises
+        ------
+        DecodeError
+            If an entry holds no record of the stream's type.
+        ConfigurationError
+            For a stream of columns.
+        """
+        spec = stream.spec
+        if spec.codec == "arrow":
+            raise ConfigurationError(
+                f"Entries of stream {spec.name!r} are columns, not records.",
+                remedy="Look at worker.rows(processor).",
+            )
+        keys, decode = StreamKeys(spec.app, spec.name), spec.record.decoder(spec.codec)
+        found: list[tuple[EntryId, int, T]] = []
+        for partition in range(spec.partitions):
+            found += [
+                (entry.id, partition, decode(readable_fields(entry)))
+                for entry in await self._entries(keys.events(partition))
+                if REPLAYED_FOR not in entry.fields
+            ]
+        return [record for _, _, record in sorted(found, key=lambda each: each[:2])]
+
+    async def rows(self, processor: ProcessorName) -> list[dict[str, Any]]:
+        """Return the rows that a processor has forwarded, in order within each partition.
+
+        Workers may have trimmed rows that every reader has read.
+
+        Parameters
+        ----------
+        processor
+            The processor, or its name.
+        """
+        keys, partitions = self._group_of(processor)
+        schemas = await stored_schemas(self._backend, keys)
+        rows: list[dict[str, Any]] = []
+        for partition in partitions:
+            for entry in await self._entries(keys.acked(partition)):
+                found = decode_entry(entry.id, entry.fields, schemas)
+                rows += without_metadata(found).to_pylist()
+        return rows
+
+    async def dead_letters(self, processor: ProcessorName) -> list[StoredLetter]:
+        """Return the records that a processor gave up on, by partition, oldest first.
+
+        Parameters
+        ----------
+        processor
+            The processor, or its name.
+        """
+        keys, partitions = self._group_of(processor)
+        return await list_dead(self._backend, keys, partitions, count=DEAD_LETTERS_MAX)
+
+    async def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
+        """Set values of a table, as if its processor had committed them.
+
+        Do so before the processor handles records of these keys: it may have kept what it read.
+
+        Parameters
+        ----------
+        table
+            A table of the app.
+        values
+            Values by their keys.
+
+        Raises
+        ------
+        ConfigurationError
+            If a key belongs to no partition.
+        """
+        spec = table.spec
+        keys = StreamKeys(spec.stream.app, spec.stream.name)
+        now_ms = await self._backend.time_ms()
+        for key, value in values.items():
+            partition = spec.partition_of(key)
+            if partition is None:
+                raise ConfigurationError(
+                    f"The key {key!r} of table {table.name!r} belongs to no partition.",
+                    remedy="Use a key that begins with the stream's.",
+                )
+            fields, expiries = keys.tables(partition, [table.name])
+            field, body = spec.form.field(key), spec.form.body(key, value)
+            expiry = str(now_ms + spec.ttl_ms) if spec.ttl_ms else ""
+            await self._backend.execute("HSET", fields, field, expiry.encode() + b" " + body)
+            if expiry:
+                await self._backend.execute("ZADD", expiries, expiry, field)
+
+    async def _entries(self, key: str) -> list[Entry]:
+        found: list[Entry] = []
+        start = ZERO
+        while entries := await range_entries(self._backend, key, start, None, READ_ENTRIES):
+            found += entries
+            start = entries[-1].id.successor()
+        return found
+
+    def _group_of(self, processor: ProcessorName) -> tuple[GroupKeys, range]:
+        """Return the keys of a processor's group, and the partitions of its stream."""
+        name = processor if isinstance(processor, str) else processor.name
+        if name not in self._specs:
+            raise ConfigurationError(
+                f"This worker does not run a processor {name!r}.",
+                remedy=f"It runs: {', '.join(self._specs)}.",
+            )
+        stream = self._specs[name].stream
+        return GroupKeys(stream.app, stream.name, name), range(stream.partitions)
