@@ -34,6 +34,10 @@ LEADS = """<!doctype html>
 """
 IN_NO_SECTION = re.compile(r"index\.md|decisions/\d.*|source/.*")
 """The start; and pages that others lead to."""
+NOT_FOUND = re.compile(r"api/testing/#streamworker\.(?:core\.snapshot|testing\.GroupSnapshot)\.\w")
+"""What the search leaves out: fields of snapshots, which are named like what readers look for."""
+WORD = re.compile(r"^\| (?!word \|)([^|-][^|]*) \| (.*) \|$", re.MULTILINE)
+"""A row of the glossary."""
 FOREIGN = re.compile(r"https://(?:unpkg\.com|cdn\.jsdelivr\.net|api\.github\.com)[^\"'`$]*")
 
 
@@ -68,6 +72,8 @@ class Pages:
             target.write_text(f"# {path.relative_to(ROOT)}\n\n" + "\n".join(rows) + "\n", "utf-8")
         elif path.suffix == ".md":
             text = SAVED.sub(r'```\2 title="\1"\n', path.read_text("utf-8"))
+            if path == DOCS / "glossary.md":
+                text = WORD.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[1]} | {row[2]} |', text)
             text = f"---\nhide: [navigation, toc]\n---\n{text}" if path == DOCS / "index.md" else text
             target.write_text(LINK.sub(lambda link: self._linked(path, link[1]), text), "utf-8")
         elif path.is_relative_to(DOCS):
@@ -118,10 +124,30 @@ def build() -> Path:
     (here / "404.html").unlink()  # its links hold only at the root of a host
     for script in here.rglob("*.js"):
         script.write_text(FOREIGN.sub("", script.read_text("utf-8")), "utf-8")
+    improve_search(here / "search.json")
     list_versions()
     if problems := [*crawl(here), *pages.in_no_section(here)]:
         raise SystemExit("\n".join([f"the site has {len(problems)} faults:", *problems]))
     return here
+
+
+def improve_search(index: Path) -> None:
+    """Let each word of the glossary be found by itself, and leave out what hides better hits."""
+    found = json.loads(index.read_text("utf-8"))
+    found["items"] = [item for item in found["items"] if not NOT_FOUND.match(item["location"])]
+    for word, meaning in WORD.findall((DOCS / "glossary.md").read_text("utf-8")):
+        item = {"location": f"glossary/#{anchor(word)}", "level": 2, "title": word, "text": meaning}
+        found["items"].append(item | {"path": ["Reference", "Glossary"], "tags": []})
+    index.write_text(json.dumps(found), "utf-8")
+
+
+def anchor(word: str) -> str:
+    """Return the anchor of a word of the glossary.
+
+    >>> anchor("acquire, release")
+    'acquire-release'
+    """
+    return re.sub(r"\W+", "-", word)
 
 
 def list_versions() -> None:

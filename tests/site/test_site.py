@@ -3,20 +3,25 @@
 import functools
 import http.server
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.conftest import CI
 from tests.web.browser import CHROMIUM, NO_SANDBOX
 
 ROOT = Path(__file__).parent.parent.parent
+PICTURES = os.environ.get("STREAMWORKER_TEST_PICTURES", "")
 
 pytestmark = pytest.mark.full("builds the site, and needs Chromium")
 
@@ -89,3 +94,71 @@ def test_a_request_to_another_host_is_refused_by_the_browser(browser: Browser, u
         page.goto(f"{url}{site.name}/")
         with page.expect_console_message(lambda message: "Content Security Policy" in message.text):
             page.evaluate("fetch('http://127.0.0.2:9/').catch(() => null)")
+
+
+@pytest.mark.parametrize(
+    ("words", "pages"),
+    [
+        ("exactly once", {"guarantees/"}),
+        ("retry", {"api/policies/", "errors/"}),
+        ("partition", {"glossary/"}),
+        ("watermark", {"spark/", "recipes/late-data/"}),
+        ("rebalance", {"glossary/", "protocol/"}),
+    ],
+)
+def test_the_search_finds_the_right_page_among_the_first_three(
+    start: Page, url: str, site: Path, words: str, pages: set[str]
+) -> None:
+    """With titles before text, and each word of the glossary by itself."""
+    start.click(".md-search__button")
+    start.get_by_role("combobox", name="Search").fill(words)
+    first = start.get_by_role("option").first
+    expect(first).to_contain_text(re.compile(words, re.IGNORECASE))
+    hits = [hit.get_attribute("href") or "" for hit in start.get_by_role("option").all()[:3]]
+    assert pages & {hit.partition("?")[0].removeprefix(f"{url}{site.name}/") for hit in hits}
+
+
+@pytest.mark.parametrize(
+    ("word", "heading"),
+    [
+        ("rebalances", "A rebalance, line by line"),
+        ("checkpoints", "Commit"),
+        ("retention", "What is kept, and for how long"),
+        ("exactly once", "Guarantees"),
+        ("scaling", "How large a group can be"),
+    ],
+)
+def test_a_reader_who_knows_kafka_is_there_with_one_click(start: Page, word: str, heading: str) -> None:
+    """For offsets, the link is named by our word."""
+    start.get_by_role("article").get_by_role("link", name=word, exact=True).click()
+    expect(start.get_by_role("heading", name=heading, exact=True)).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["", "getting-started/", "settings/", "redis-keys/"])
+def test_pages_keep_the_rules_of_accessibility(start: Page, path: str, scheme: Any) -> None:
+    """Axe finds nothing serious or critical, in either colours, on a small and on a large screen.
+
+    With ``STREAMWORKER_TEST_PICTURES`` set to a folder, the test leaves its pictures there.
+    """
+    start.emulate_media(color_scheme=scheme)
+    start.goto(start.url + path)
+    for width in (390, 1280):
+        start.set_viewport_size({"width": width, "height": 900})
+        if PICTURES:
+            start.screenshot(path=f"{PICTURES}/{path.strip('/') or 'start'}-{width}-{scheme}.png")
+        found = Axe().run(start).response
+        bad = [each for each in found["violations"] if each["impact"] in ("serious", "critical")]
+        assert len(found["passes"]) > 15
+        assert [(each["id"], each["nodes"][0]["html"]) for each in bad] == []
+
+
+def test_no_page_is_wider_than_a_phone(start: Page, url: str, site: Path) -> None:
+    """What is wider, such as a table, is scrolled by itself."""
+    start.set_viewport_size({"width": 390, "height": 900})
+    wide = []
+    for page in sorted(site.rglob("index.html")):
+        start.goto(f"{url}{site.name}/{page.parent.relative_to(site)}/")
+        if start.evaluate("document.documentElement.scrollWidth") > 390:
+            wide.append(page.parent.relative_to(site))
+    assert wide == []
