@@ -178,18 +178,17 @@ def keys() -> str:
 
 def exporter_metrics() -> str:
     """Return the table of the metrics of the exporter."""
-    rows = [f"| `{name}` | {kind} | {text} |" for name, (kind, text) in METRICS.items()]
-    return "\n".join(["| metric | type | says |", "|---|---|---|", *rows])
+    rows = [f"| `{name}` | {text} |" for name, (_, text) in METRICS.items()]
+    return "\n".join(["| metric | says |", "|---|---|", *rows])
 
 
 def metrics_of_a_process() -> str:
     """Return the table of the metrics that each process has of itself."""
     rows = [
-        f"| `{name}` | {meter.kind} | {', '.join(f'`{label}`' for label in meter.labels)} | {meter.text} | "
-        f"{meter.series} for each {meter.by[0] if meter.by else 'app'} |"
+        f"| `{name}` | {', '.join(meter.by)} | {meter.text}{' A histogram.' if meter.bounds else ''} |"
         for name, meter in METERS.items()
     ]
-    return "\n".join(["| metric | type | labels | says | series |", "|---|---|---|---|---|", *rows])
+    return "\n".join(["| metric | labels | says |", "|---|---|---|", *rows])
 
 
 def spark_options() -> str:

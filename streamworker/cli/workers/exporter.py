@@ -28,15 +28,15 @@ Sample = tuple[str, dict[str, str], float]
 
 METRICS = {
     "streamworker_up": ("gauge", "1 if Redis answered this scrape."),
-    "streamworker_generation": ("gauge", "Version of the membership."),
+    "streamworker_generation": ("gauge", "Version of the list of members."),
     "streamworker_members": ("gauge", "Members by state."),
     "streamworker_lag_records": ("gauge", "Records of a partition that are not committed."),
     "streamworker_oldest_uncommitted_seconds": (
         "gauge",
-        "At most so long the oldest record waits that is not committed; 0 if none waits.",
+        "How long at most the oldest uncommitted record has waited; 0 if none waits.",
     ),
     "streamworker_desired_workers": ("gauge", "Workers that the group wants, at most its partitions."),
-    "streamworker_committed_records_total": ("counter", "Records of a partition that were committed."),
+    "streamworker_committed_records_total": ("counter", "Committed records of a partition."),
     "streamworker_deleted_records_total": (
         "counter",
         "Entries of a partition that another program deleted before they were committed.",
@@ -48,7 +48,7 @@ METRICS = {
     "streamworker_partition_retrying": ("gauge", "1 while a failing record of the partition is tried again."),
     "streamworker_partition_deaths": (
         "gauge",
-        "Workers that died in a row in the call of the partition's next record.",
+        "Workers that died in a row while they handled the partition's next record.",
     ),
     "streamworker_partition_held_up": (
         "gauge",
@@ -58,35 +58,35 @@ METRICS = {
     "streamworker_reader_lag_rows": ("gauge", "Acked rows that a Spark reader has not read."),
     "streamworker_reader_lag_seconds": (
         "gauge",
-        "So long the oldest row waits that a Spark reader has not read, since the exporter started.",
+        "How long the oldest row that a Spark reader has not read has waited, since the exporter started.",
     ),
     "streamworker_reader_batch_seconds": (
         "gauge",
-        "From a Spark reader's last plan of a micro-batch to the next plan; at least its trigger interval.",
+        "Time between a Spark reader's last two micro-batches; at least its trigger interval.",
     ),
     "streamworker_reader_failed": ("gauge", "1 if a Spark reader's query failed and has not read on since."),
     "streamworker_table_keys": ("gauge", "Keys of a table that have not expired."),
     "streamworker_table_memory": ("gauge", "Bytes of a table in Redis, by estimate."),
     "streamworker_rebalances_total": (
         "counter",
-        "Changes of the membership since the exporter started, by cause; orders of operators count, too.",
+        "Rebalances and requests of operators since the exporter started, by cause.",
     ),
-    "streamworker_outbox_messages": ("gauge", "Messages for other streams that these have not taken yet."),
+    "streamworker_outbox_messages": ("gauge", "Messages for other streams that are not forwarded yet."),
     "streamworker_timer_last_run_timestamp_seconds": (
         "gauge",
-        "The last planned time of a timer that is done; of several partitions the newest.",
+        "Planned time of a timer's last run; of several partitions the newest.",
     ),
     "streamworker_timer_next_run_timestamp_seconds": (
         "gauge",
-        "The next planned time of a timer, past while it waits; of several partitions the oldest.",
+        "Planned time of a timer's next run, past while it is late; of several partitions the oldest.",
     ),
     "streamworker_memory_bytes": (
         "gauge",
-        "Memory by kind and name, by estimate; of ids at most, by the number of keys that expire.",
+        "Estimated memory by kind and name; for ids an upper bound, from the number of keys that expire.",
     ),
     "streamworker_full_seconds": (
         "gauge",
-        "In so long the memory is full at today's rate; missing without maxmemory, or too early to tell.",
+        "Time until the memory is full at today's rate; missing without maxmemory, or if it is too early.",
     ),
 }
 """The type and description of each metric."""

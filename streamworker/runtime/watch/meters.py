@@ -45,11 +45,6 @@ class Meter(NamedTuple):
         """All its labels."""
         return ("app", *self.by)
 
-    @property
-    def series(self) -> int:
-        """How many series Prometheus has of it at most, for one value of its labels but ``error``."""
-        return (len(self.bounds) + 3 if self.bounds else 1) * (ERRORS_MAX + 1 if "error" in self.by else 1)
-
 
 METERS = {
     "streamworker_records_total": Meter("counter", ("processor",), "Records that were committed."),
@@ -58,8 +53,7 @@ METERS = {
     "streamworker_handler_seconds": Meter(
         "histogram",
         ("processor",),
-        "Time of a call; of a function of one record, the time of its calls in a row, which ends after 2 ms "
-        "(5 ms in a thread).",
+        "Time of a call; calls of one record each are measured together, for 2 ms (5 ms in a thread).",
         SECONDS,
     ),
     "streamworker_commit_seconds": Meter(
@@ -99,10 +93,10 @@ METERS = {
         "counter", ("stream",), "Records among them that waited, because their partition was full."
     ),
     "streamworker_sends_duplicate_total": Meter(
-        "counter", ("stream",), "Sends and schedules of an id that was known, which wrote nothing."
+        "counter", ("stream",), "Sends and schedules of a known id, which wrote nothing."
     ),
     "streamworker_event_loop_lag_seconds": Meter(
-        "gauge", (), "How late the event loop of the worker ran what was due, at the last look: one a second."
+        "gauge", (), "How late the worker's event loop ran what was due, at the last look: one a second."
     ),
 }
 """All metrics by name."""
