@@ -8,7 +8,7 @@ import re
 
 import griffe
 
-PAGE = re.compile(r"docs: ([a-z-]+)")
+PAGE = re.compile(r"docs: ([a-z/-]+)")
 
 
 class Declared(griffe.Extension):

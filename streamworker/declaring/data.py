@@ -52,7 +52,8 @@ def stream(
         A field, several fields, or a function of the record. Records with the same key keep
         their order. None spreads the records over all partitions.
     partitions
-        Their number: the most workers that can share the stream. It cannot be changed later.
+        Their number: the most workers that can share the stream. It cannot be changed later
+        (docs: recipes/more-partitions).
     codec
         ``json``, ``msgpack``, ``fields``, ``arrow``, or a codec of your own; see ``RecordCodec``. With
         ``fields`` an entry's fields are the record's fields, as programs without streamworker write
