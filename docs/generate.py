@@ -25,9 +25,7 @@ from docs.redis_keys import HOLDS
 from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
 from streamworker.cli.workers.exporter import METRICS
-from streamworker.core import events
 from streamworker.core.ownership.lifecycle import as_table
-from streamworker.core.protocols.membership import events as membership_events
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
 from streamworker.core.data.retention import RetentionLike
 from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, kind_of
@@ -211,10 +209,10 @@ def wrong_spark_options() -> str:
 def vectors() -> str:
     """Return the test vectors of the partitioner."""
     rows = [
-        f"| `{key!r}` | `{data.hex(' ') or '(none)'}` | `{crc:08x}` | {partition} |"
+        f"| `{key!r}` | `{data!r}` | `{crc:08x}` | {partition} |"
         for key, data, crc, partition in VECTORS
     ]
-    head = ["| key, as Python writes it | bytes | CRC-32 | partition of 16 |", "|---|---|---|---|"]
+    head = ["| key, as Python writes it | its bytes | CRC-32 | partition of 16 |", "|---|---|---|---|"]
     return "\n".join([*head, *rows])
 
 
@@ -272,20 +270,6 @@ def transcripts() -> dict[str, str]:
     return told
 
 
-def words() -> str:
-    """Return the table of events and effects that occur in the story, from their docstrings."""
-    told = "\n".join(transcripts().values())
-    rows = []
-    known = (*vars(events).values(), *vars(membership_events).values())
-    for kind, base in (("event", events.Event), ("effect", events.Effect)):
-        for cls in known:
-            if inspect.isclass(cls) and issubclass(cls, base) and re.search(rf"\b{cls.__name__}\b", told):
-                says = inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0]
-                says = says.replace("\n", " ").replace("``", "`")
-                rows.append(f"| `{cls.__name__}` | {kind} | {says} |")
-    return "\n".join(["| word | is an | says |", "|---|---|---|", *rows])
-
-
 def happenings() -> str:
     """Return what may happen in a scenario, as it is written."""
     forms = []
@@ -301,7 +285,6 @@ def parts() -> dict[str, str]:
     """Return everything that stands in a page between marks, by name."""
     told = {f"transcript of {name}": text for name, text in transcripts().items()}
     return {
-        "words of the transcripts": words(),
         "happenings": happenings(),
         "keys": keys(),
         "lifecycle": as_table(),
