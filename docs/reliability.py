@@ -31,44 +31,24 @@ SCENES = "tests/chaos/test_rows_"
 BEGIN, END = "<!-- measured by docs/reliability.py -->\n", "<!-- end of what was measured -->\n"
 
 
-def _ms(value: float | None) -> str:
-    if value is None:
-        return ""
+def _ms(value: float) -> str:
     return f"{value / 1000:.2f} s" if value >= 1_000 else f"{value:.0f} ms"
 
 
-def _when(figure: Mapping[str, Any]) -> str:
-    return str(figure.get("of") or figure.get("on", ""))
-
-
 def table() -> str:
-    """Return the table as Markdown, and below it why a target was missed."""
+    """Return the table as Markdown."""
     results = json.loads(RESULTS.read_text("utf-8"))
-    lines = [
-        "| row | what happens | how | times | target | p50 | p99 | load | of | verdict |",
-        "|---|---|---|---:|---|---:|---:|---:|---|---|",
-    ]
-    reasons = []
+    lines = ["| | what happens | times | target | p50, p99 | result |", "|---|---|---:|---|---|---|"]
     for name, row in ROWS.items():
-        figures = results.get(name)
-        if not figures:
-            lines.append(f"| {name} | {row.fault} | {row.how} | 0 | | | | | | **not measured** |")
-        for figure in figures or ():
-            verdict = figure["verdict"] if figure["verdict"] != "missed" else "**missed**"
-            said = f"; {figure['said']}" if figure.get("said") else ""
-            lines.append(
-                f"| {name} | {row.fault} | {row.how}: {figure['what']} | {figure['times']:,} | {figure['target']} "
-                f"| {_ms(figure.get('p50_ms'))} | {_ms(figure.get('p99_ms'))} | {figure.get('load', '')} | {_when(figure)} | {verdict}{said} |"
-            )
-            behind = [figure["why"]] if figure.get("why") else []
-            behind += [f"not from the run of a test: {figure['from']}"] if figure.get("from") else []
-            if behind:
-                reasons.append(f"- {name}, {figure['what']}: {'; '.join(behind)}.")
-    lines += ["", "What stands behind single figures:", "", *reasons] if reasons else []
-    lines += ["", "| row | shown by |", "|---|---|"]
-    for name, row in ROWS.items():
-        shown = "<br>".join(f"`{test}`" for test in row.tests)
-        lines.append(f"| {name} | {shown or 'see its verdict'} |")
+        head, target = f"{name} | {row.fault}:{f' {row.how};' if row.how else ''}", ""
+        for figure in results[name]:
+            times = f"{_ms(figure['p50_ms'])}, {_ms(figure['p99_ms'])}" if "p50_ms" in figure else ""
+            said = [f"**{figure['verdict']}**"] if figure["verdict"] == "missed" else []
+            said += [figure[key] for key in ("said", "why") if key in figure]
+            wanted = figure["target"] if figure["target"] != target else ""
+            what = f"{head} {figure['what']} | {figure['times']:,} | {wanted}"
+            lines.append(f"| {what} | {times} | {'; '.join(said)} |")
+            head, target = "|", figure["target"]
     return "\n".join([*lines, ""])
 
 

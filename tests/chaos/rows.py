@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """One row of the fault matrix: what happens, how it is made to happen, and which tests show it."""
+    """One row of the fault matrix: what happens, how if no figure says so, and which tests show it."""
 
     fault: str
     how: str
@@ -34,56 +34,56 @@ ROWS: dict[str, Row] = {
         _sized("workers", "a_rolling_restart_hands_over_in_half_a_second_and_executes_no_record_twice")),
     "F3": Row("a worker sleeps and wakes", "SIGSTOP until others have committed to its partitions, SIGCONT",
         _sized("workers", "nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes")),
-    "F4": Row("the event loop is blocked", "a handler",
+    "F4": Row("the event loop is blocked", "",
         _sized("workers", "a_handler_that_blocks_or_computes_for_six_sessions_moves_nothing")),
-    "F5": Row("the interpreter is held", "a handler",
+    "F5": Row("the interpreter is held", "",
         _rows("workers", "a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_nothing_else")),
-    "F6": Row("heartbeats alone fail", "a proxy",
+    "F6": Row("heartbeats alone fail", "",
         _rows("network", "a_worker_whose_heartbeats_alone_are_lost_begins_nothing_before_it_is_removed")),
-    "F7": Row("no time to run", "all in one session",
+    "F7": Row("no time to run", "",
         _sized("workers", "workers_that_hardly_get_to_run_lose_nothing_for_it")),
-    "F8": Row("Redis restarts with its data", "SIGKILL and SIGTERM in turn, start",
+    "F8": Row("Redis restarts with its data", "",
         _sized("server", "a_restart_with_its_data_moves_loses_and_repeats_nothing")),
-    "F9": Row("Redis loses all data", "two workers",
+    "F9": Row("Redis loses all data", "",
         _sized("server", "workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_the_former_life")),
-    "F10": Row("loss of power", "SIGKILL, start",
+    "F10": Row("loss of power", "",
         _sized("server", "what_is_left_after_a_loss_of_power_fits_together")),
-    "F11": Row("the append-only file is damaged", "64 bytes",
+    "F11": Row("the append-only file is damaged", "",
         _rows("server", "a_server_that_does_not_come_back_is_not_hammered")),
-    "F12": Row("Redis hangs", "SIGSTOP, SIGCONT",
+    "F12": Row("Redis hangs", "",
         _sized("server", "a_server_that_hangs_is_waited_for_and_nothing_moves")),
-    "F13": Row("a worker is cut off", "a proxy",
+    "F13": Row("a worker is cut off", "",
         _sized("network", "a_worker_that_is_cut_off_is_taken_over_from_and_what_it_sends_late_is_refused")),
-    "F14": Row("answers are lost", "a proxy drops them and hangs up", (
+    "F14": Row("answers are lost", "", (
         *_sized("network", "answers_that_are_lost_duplicate_nothing"),
         f"{AT_ONCE}every_good_record_comes_out_once_in_order_and_every_bad_one_is_a_dead_letter",
     )),
-    "F15": Row("connections break", "a proxy", (
+    "F15": Row("connections break", "", (
         *_sized("network", "no_answer_is_taken_for_another_calls_however_connections_break"),
         f"{CLIENT}no_reply_is_ever_taken_for_another_calls",
     )),
-    "F16": Row("a slow network", "a proxy",
+    "F16": Row("a slow network", "",
         _sized("network",
             "a_slow_network_moves_nothing", *(f"full_{rtt_ms}_ms" for rtt_ms in (20, 200, 500, 1_000)))),
-    "F17": Row("failover to a replica", "Sentinel, Cluster, and two plain servers", (
+    "F17": Row("failover to a replica", "", (
         "tests/sentinel/test_failovers.py::test_no_failover_makes_two_owners_or_loses_anything_in_silence",
         "tests/sentinel/test_failovers.py::test_many_failovers",
         "tests/cluster/test_failovers.py::test_failovers_again_and_again",
         "tests/durability/test_failover.py::test_failovers_to_a_replica_lose_nothing_that_was_acknowledged",
     )),
-    "F18": Row("scripts are forgotten", "two workers", (
+    "F18": Row("scripts are forgotten", "", (
         *_rows("server", "scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody"),
         "tests/contract/test_append.py::test_two_appends_of_one_producer_keep_their_order_when_scripts_are_lost",
     )),
-    "F19": Row("memory is full", "two workers", (
+    "F19": Row("memory is full", "", (
         *_sized("server", "full_memory_refuses_who_sends_and_loses_nothing_that_was_confirmed"),
         "tests/contract/test_commit.py::test_a_commit_under_full_memory_is_all_or_nothing",
     )),
-    "F20": Row("no room for connections", "two workers", (
+    "F20": Row("no room for connections", "", (
         *_rows("server", "a_server_without_room_for_connections_keeps_who_is_in_and_is_not_hammered"),
         f"{CLIENT}a_server_at_its_limit_of_connections_is_unavailable",
     )),
-    "F21": Row("the disk is full", "two workers",
+    "F21": Row("the disk is full", "",
         _sized("server", "a_full_disk_stops_all_and_loses_nothing")),
     "F22": Row("somebody's script runs on", "EVAL, SCRIPT KILL", (
         *_rows("server", "a_server_busy_with_a_script_of_somebody_is_waited_for"),
@@ -132,25 +132,25 @@ ROWS: dict[str, Row] = {
         *_sized("data", "a_source_that_is_deleted_or_made_anew_lower_is_noticed_and_named"),
         "tests/runtime/test_fetcher.py::test_a_deleted_stream_is_noticed",
     )),
-    "F35": Row("Spark's driver is killed", "SIGKILL in the middle of a batch", (
+    "F35": Row("Spark's driver is killed", "", (
         "tests/spark/test_driver_killed.py::test_a_driver_killed_in_mid_batch_leaves_no_trace",
     )),
-    "F36": Row("Spark's Python worker is killed", "SIGKILL of the process of a task", (
+    "F36": Row("Spark's Python worker is killed", "", (
         "tests/spark/test_python_killed.py::test_a_killed_python_process_costs_a_restart_and_no_row",
     )),
-    "F37": Row("Spark's checkpoint is lost", "removed between two runs", (
+    "F37": Row("Spark's checkpoint is lost", "", (
         "tests/spark/test_checkpoint_lost.py::test_a_table_of_files_is_not_written_on_from_another_checkpoint",
     )),
     "F38": Row("the log is trimmed under Spark", "XTRIM and XDEL beyond its offset", (
         "tests/spark/test_trimmed.py::test_rows_that_were_trimmed_are_never_left_out_in_silence",
         "tests/spark/test_source.py::test_a_loss_ends_the_query_by_its_name",
     )),
-    "F39": Row("two queries on one log", "one stands still for long", (
+    "F39": Row("two queries on one log", "", (
         "tests/spark/test_trimmed.py::test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so",
         "tests/contract/test_trim.py::test_the_slowest_reader_decides_about_the_acked_log",
         "tests/spark/test_source.py::test_a_reader_holds_its_place_before_it_has_read_anything",
     )),
-    "F40": Row("cut off one by one", "proxies",
+    "F40": Row("cut off one by one", "",
         _sized("network", "workers_that_are_cut_off_and_back_in_any_order_end_up_at_work")),
 }
 # fmt: on
