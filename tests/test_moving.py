@@ -34,6 +34,7 @@ def topic_of_orders(kafka: Any) -> Any:
         ("celery", "celery", {"shop": range(100)}),
         ("faust", "streamworker", {"shop": sorted([*range(1, 34)] * 3)}),
         ("kafka", "confluent_kafka", {"before": range(100), "shop": range(100)}),
+        ("runnel", "benchmarks.runnel", {"before": range(100), "shop": range(100)}),
         ("xreadgroup", "redis", {"before": range(100), "trial": range(100), "shop": range(100, 150)}),
         ("faststream", "faststream", {"before": range(100), "shop": range(100)}),
     ],
@@ -60,6 +61,9 @@ def test_what_one_had_runs_beside_ours(
             (broker,) = producer.list_topics().brokers.values()
             monkeypatch.setenv("KAFKA_BROKERS", f"{broker.host}:{broker.port}")
         with Reader(PAGES / f"{page}.md", tmp_path) as reader:
+            if needs == "benchmarks.runnel":
+                python = peer.runnel_python() or pytest.skip("there is no Python 3.8 here")
+                (reader.folder / "old").symlink_to(python.parent.parent)
             for _ in reader.follow():
                 pass
             wait_for(

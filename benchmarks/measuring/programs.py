@@ -53,6 +53,7 @@ class Program:
     """Each program defines its modes."""
     entries: str = "events"
     """Name of the stream that it reads or fills."""
+    python: str = sys.executable
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class Bench:
                 url=self.ground.url,
             )
             child = Child(
-                [sys.executable, *program.command], log_path=Path(folder) / "log", environ=task.environ
+                [program.python, *program.command], log_path=Path(folder) / "log", environ=task.environ
             )
             try:
                 yield BenchProcess(program.name, task, child, self.ground)

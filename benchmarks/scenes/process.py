@@ -4,9 +4,11 @@ from benchmarks.contest import Contest, Peer
 from benchmarks.figures import LOOP, Row, Target, rows_against
 from benchmarks.filling import fill, fill_records
 from benchmarks.measuring.figures import figures_of
+from benchmarks.measuring.ground import BenchGround
 from benchmarks.measuring.programs import Program
 from benchmarks.measuring.scenes import BATCH, FORWARDING, PACKED, RECORD, handling
 from benchmarks.measuring.task import payloads
+from benchmarks.runnel import runnel_python
 
 HANDWRITTEN = Program(LOOP, ("-m", "benchmarks.peers.handwritten"))
 FASTSTREAM = Peer(
@@ -22,8 +24,24 @@ TASKIQ = Peer(
     entries="taskiq",
     needs="taskiq_redis",
 )
-FASTSTREAM_MAX, TASKIQ_MAX = 50_000, 10_000
+FASTSTREAM_MAX, TASKIQ_MAX, RUNNEL_MAX = 50_000, 10_000, 10_000
 """Records of programs that would need minutes for all records; their rate does not depend on the number."""
+
+
+def with_runnel(contest: Contest) -> list[Program]:
+    """Return runnel's program; where it cannot run here, none, and say so in ``left_out``."""
+    python = runnel_python()
+    if python is None:
+        contest.left_out.append("runnel: there is no Python 3.8 here, which it needs.")
+        return []
+    return [
+        Program("runnel", ("-m", "benchmarks.peers.runnel_batches"), entries="runnel", python=str(python))
+    ]
+
+
+def runnel_key(ground: BenchGround) -> str:
+    """Return the key of runnel's partition 0: it reads the number from the end of the key."""
+    return f"sw:{{{ground.name}.runnel}}.0"
 
 
 async def process(contest: Contest) -> list[Row]:
@@ -43,7 +61,10 @@ async def process(contest: Contest) -> list[Row]:
 
         keys["taskiq"] = ground.keys("taskiq", 1)
         await fill(ground, keys["taskiq"][0], messages(min(contest.records, TASKIQ_MAX)), "data")
-    found = await handling(contest, [BATCH, HANDWRITTEN, FORWARDING, RECORD, *peers], keys)
+    if runnel := with_runnel(contest):
+        keys["runnel"] = [runnel_key(ground)]
+        await fill(ground, keys["runnel"][0], payloads(min(contest.records, RUNNEL_MAX)), "data")
+    found = await handling(contest, [BATCH, HANDWRITTEN, FORWARDING, RECORD, *peers, *runnel], keys)
     speed, cpu = figures_of(found, "per_s", "events/s"), figures_of(found, "server_us", "µs")
     rows = []
     for scene, what, ours, theirs, target in (
@@ -52,6 +73,7 @@ async def process(contest: Contest) -> list[Row]:
         ("record", "record handler", RECORD, HANDWRITTEN, Target(0.5)),
         ("faststream", "batch handler (1,000), no forwarding", BATCH, FASTSTREAM, Target(8)),
         ("taskiq", "record handler, forwarding nothing", RECORD, TASKIQ, None),
+        *(("runnel", "batch handler (1,000), no forwarding", BATCH, each, None) for each in runnel),
     ):
         rows += rows_against(scene, what, speed, ours.name, {theirs.name: target})
     what = "server CPU for an event: read and commit"

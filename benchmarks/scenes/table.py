@@ -41,11 +41,6 @@ SCENES: dict[str, Scene] = {
 }
 """The scenes by their name on the command line, in the order in which ``all`` runs them."""
 
-RUNNEL = (
-    "runnel: it needs Python 3.8, and does not run here. It was measured once, on a machine of this kind "
-    "with small JSON records: 2,300 to 4,000 events/s on one core."
-)
-
 
 async def run_contests(
     url: str,
@@ -65,7 +60,7 @@ async def run_contests(
     messages, and warnings about the figures. ``profile`` profiles a worker in a separate run.
     """
     rows: list[Row] = []
-    left_out, failed = [RUNNEL], list[str]()
+    left_out, failed = list[str](), list[str]()
     async with open_ground(url, warn=warn) as ground:
         for each in names:
             contest = Contest(ground, runs, records, partitions, prefixed(say, each))

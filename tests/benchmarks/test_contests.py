@@ -26,7 +26,7 @@ from benchmarks.scenes import table as scenes
 from benchmarks.scenes import upkeep
 from benchmarks.scenes.columns import columns
 from benchmarks.scenes.limits import limits
-from benchmarks.scenes.process import FASTSTREAM, HANDWRITTEN, TASKIQ
+from benchmarks.scenes.process import FASTSTREAM, HANDWRITTEN, TASKIQ, runnel_key, with_runnel
 from benchmarks.scenes.sending import latency, produce
 from benchmarks.scenes.stored import stored
 from benchmarks.scenes.upkeep import LOADS, idle, memory, partitions
@@ -127,6 +127,22 @@ async def test_peers_acknowledge_all_records(redis_url: str, peer: Peer, field: 
         assert 0 < timing.per_s < 1_000_000
     with redis.Redis.from_url(redis_url) as client:
         assert client.dbsize() == 0
+
+
+@pytest.mark.full("installs a package of 2020, and waits until its worker has joined")
+@pytest.mark.anyio
+async def test_runnel_acknowledges_all_records_where_there_is_its_python(redis_url: str) -> None:
+    """And leaves nothing behind, though it names its keys itself."""
+    async with open_ground(redis_url) as ground:
+        contest = Contest(ground, runs=1)
+        for program in with_runnel(contest):
+            await fill(ground, key := runnel_key(ground), payloads(RECORDS), "data")
+            timing = await contest.handled(program, [key])
+            assert 0 < timing.per_s < 1_000_000
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.dbsize() == 0
+    if contest.left_out:
+        pytest.skip(contest.left_out[0])
 
 
 def test_who_is_not_installed_is_left_out_with_what_to_install() -> None:
@@ -308,7 +324,8 @@ def test_the_command_prints_json_and_writes_ratios_and_a_picture(redis_url: str,
     assert set(first) == {"against", "is_met", "ours", "pairs", "ratio", "scene", "target", "what"}
     assert first["ratio"] == pytest.approx(first["ours"]["median"] / first["against"]["median"])
     assert {"cores", "cpu", "python", "server", "redis"} <= set(report["machine"])
-    assert any("runnel" in reason for reason in report["left_out"])
+    named = [*report["left_out"], *(row["against"]["name"] for row in report["rows"])]
+    assert any("runnel" in name for name in named)
     assert json.loads(ratios.read_text())["batch"] == pytest.approx(first["ratio"], abs=0.001)
     assert bars.read_text().startswith("<svg")
     with redis.Redis.from_url(redis_url) as client:
