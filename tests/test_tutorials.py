@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from streamworker.dev.server import free_port
 from tests.following import Reader
 
 DOCS = Path(__file__).parents[1] / "docs"
-TOOLS = ("awk", "bash", "env", "grep", "sh", "sleep")
+TOOLS = ("awk", "bash", "date", "env", "grep", "mkdir", "sh", "sleep")
 """All that a reader needs beside Python."""
 
 
 @pytest.mark.full("starts a server, workers and each command as a process")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", ["getting-started.md"])
+@pytest.mark.parametrize("page", ["getting-started.md", "tutorials/on-call.md"])
 def test_a_reader_gets_what_the_tutorial_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -24,5 +25,7 @@ def test_a_reader_gets_what_the_tutorial_says(
     for tool in TOOLS:
         (path / tool).symlink_to(str(shutil.which(tool)))
     monkeypatch.setenv("PATH", str(path))
-    with Reader(DOCS / page, tmp_path) as reader:
+    followed = tmp_path / Path(page).name
+    followed.write_text((DOCS / page).read_text("utf-8").replace("8321", str(free_port())), "utf-8")
+    with Reader(followed, tmp_path) as reader:
         assert list(reader.follow())
