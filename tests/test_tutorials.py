@@ -14,7 +14,7 @@ TOOLS = ("awk", "bash", "date", "env", "grep", "mkdir", "sh", "sleep")
 
 
 @pytest.mark.full("starts a server, workers and each command as a process")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ["getting-started.md", "tutorials/on-call.md"])
 def test_a_reader_gets_what_the_tutorial_says(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
