@@ -75,17 +75,17 @@ async def _server_checks(backend: Backend, app_name: str) -> list[Check]:
     started = time.monotonic()
     await backend.execute("PING")
     ping_ms = (time.monotonic() - started) * 1000
-    info = await backend.info()
+    info, rights = await backend.info(), await health.rights(backend, app_name)
     return [
         ok("redis", f"{info.name} at {backend.server.address}, {ping_ms:.1f} ms a round trip"),
         _settings(info),
         _memory(info),
         _role(info),
-        persistence(info, await health.configuration(backend), loaded=await health.loads_commits(backend)),
+        persistence(info, await health.configuration(backend), loaded=rights is None or rights.loads),
         _clock(server_ms, took_ms),
         await _client_list(backend),
         _scripts(await health.cached_scripts(backend)),
-        user_rights(await health.rights(backend, app_name)),
+        user_rights(rights),
     ]
 
 

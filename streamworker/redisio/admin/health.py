@@ -109,19 +109,6 @@ async def configuration(backend: Backend) -> dict[str, str] | None:
     return {name.decode(): value.decode() for name, value in pairs_of(flat).items()}
 
 
-async def loads_commits(backend: Backend) -> bool:
-    """Return whether the user ``default`` may write: as that user some servers load their append-only file.
-
-    They leave out what this user may not do, of transactions alone; each call of a script is one. True if
-    this connection's user may not ask.
-    """
-    try:
-        reply = await backend.execute("ACL", "DRYRUN", "default", "XADD", "sw:", *SAMPLES["xadd"][1:])
-    except BackendError:
-        return True
-    return bool(reply == b"OK")
-
-
 async def connection_names(backend: Backend) -> frozenset[str] | None:
     """Return the names of all connections to the server or Cluster; None if this user may not list them.
 
@@ -186,6 +173,9 @@ class Rights:
 
     user: str
     missing: Mapping[str, tuple[str, ...]]
+    loads: bool = True
+    """Whether the user ``default`` may write: as that user some servers load the transactions, and so all
+    calls of scripts, that are in their append-only file. They leave out what this user may not do."""
 
 
 async def rights(backend: Backend, app: str) -> Rights | None:
@@ -193,6 +183,7 @@ async def rights(backend: Backend, app: str) -> Rights | None:
     questions = [(role, *question) for role in ROLES for question in _questions(role, app)]
     try:
         user: bytes = await backend.execute("ACL", "WHOAMI")
+        loads = await backend.execute("ACL", "DRYRUN", "default", "XADD", "sw:", *SAMPLES["xadd"][1:])
         asked = await in_pieces(backend, [("ACL", "DRYRUN", user, *command) for _, command, _ in questions])
     except BackendError:
         return None
@@ -202,7 +193,7 @@ async def rights(backend: Backend, app: str) -> Rights | None:
     for (role, _, label), reply in zip(questions, asked, strict=True):
         if reply != b"OK" and label not in missing[role.name]:
             missing[role.name] += (label,)
-    return Rights(user.decode("utf-8", "replace"), missing)
+    return Rights(user.decode("utf-8", "replace"), missing, loads == b"OK")
 
 
 def _questions(role: Role, app: str) -> Iterable[tuple[tuple[str, ...], str]]:
