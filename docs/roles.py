@@ -2,7 +2,8 @@
 
 ROLES_IN_WORDS = {
     "worker": (
-        "Runs processors: reads, commits, shares partitions, forwards, sends, trims what all are past.",
+        "Runs processors, and `schema check`: reads, commits, shares partitions, forwards, sends, trims what all "
+        "groups have committed.",
         "Delete a group, a dead letter, or a key but the membership document and the heartbeats; overwrite "
         "a stream; touch another app.",
     ),
@@ -11,11 +12,12 @@ ROLES_IN_WORDS = {
         "Read a record but a scheduled one, trim, commit, see a group, a lock, state or a dead letter.",
     ),
     "reader": (
-        "Runs Spark's queries: reads acked logs, tables and their schemas, and keeps its own position.",
+        "Runs Spark's queries and `streamworker spark`: reads acked logs, tables and their schemas, and keeps its "
+        "own position.",
         "Run a script, write a log or a table, read source entries, `ctx.state`, dead letters or members.",
     ),
     "viewer": (
-        "Shows: `status`, `size`, `lag`, `top`, `history`, `exporter`.",
+        "Shows: `status`, `size`, `lag`, `top`, `wait`, `history`, `exporter`, `web`.",
         "Write anything, run a script, read a record, a forwarded row, state or a dead letter.",
     ),
     "lookup": (

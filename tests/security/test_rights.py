@@ -15,6 +15,8 @@ import redis
 from typer.testing import Result
 
 from streamworker import App, Context, DeadLetter
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.workers.spark import _told_why
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Membership
@@ -406,3 +408,16 @@ def test_a_reader_has_all_that_it_needs(
     assert admin.hexists(f"{GROUP_TAG}:holds", "batch-1")
     for opened in clients.values():
         opened.client.close()
+
+
+def test_a_run_of_spark_by_a_reader_succeeds_without_a_look_at_partitions(
+    url_of: UrlOf, admin: "redis.Redis", capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A viewer may look, a reader only reads rows: what it could not see is said, and is no failure."""
+    for user, said in (("viewer", ""), ("reader", "Whether partitions stand still is not known.")):
+        app = App("shop", redis_url=url_of(user))
+        price = app.processor(app.stream("orders", Order, key="customer"), name="price")(lambda order: order)
+        app.pipeline(price, name="prices", path="lake")(lambda rows: rows)
+        assert _told_why(app, None, True) == ExitCode.OK
+        assert said in capsys.readouterr().err
+    admin.execute_command("ACL", "LOG", "RESET")

@@ -15,7 +15,7 @@ from streamworker.cli.requests import FAILING
 from streamworker.cli.support import connected, group_keys, run_async, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
-from streamworker.errors import ConfigurationError
+from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.importing import Selection, resolve_app, with_pipelines
 from streamworker.redisio.group import readers
 from streamworker.tui.figures import held_up
@@ -122,10 +122,15 @@ def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     chosen = (spec for spec in app.registry.pipelines.values() if pipeline in (None, spec.name))
     read = {name for spec in chosen for name in spec.reads}
     selection = Selection(app, tuple(spec for spec in app.registry.processors.values() if spec.name in read))
+    try:
+        snapshots = run_async(take_all, selection)
+    except BackendRefused as refused:  # The rights of a reader are enough to read, and not for this look.
+        say(f"Whether partitions stand still is not known. {refused}", error=True)
+        return ExitCode.OK
     standing = [
         f"Partition {view.partition} of {snapshot.processor} stands still, {view.state}: "
         f"{held_up(view, snapshot.taken_ms)}"
-        for snapshot in run_async(take_all, selection)
+        for snapshot in snapshots
         for view in snapshot.partitions
         if view.state in FAILING or view.pause is not None
     ]
