@@ -23,7 +23,7 @@ class Declared(griffe.Extension):
                 if thing.overloads:
                     thing.returns = thing.overloads[-1].returns
                 thing.overloads = []
-            elif thing.is_attribute and "instance-attribute" in thing.labels:
+            elif thing.is_attribute and thing.labels == {"instance-attribute"}:
                 thing.value = None  # how ``__init__`` makes it
             elif thing.is_class and "Parameters\n" not in (thing.docstring.value if thing.docstring else ""):
                 thing.members.pop("__init__", None)  # streamworker makes its objects

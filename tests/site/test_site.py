@@ -1,7 +1,9 @@
 """The site as `make site` builds it, read in Chromium."""
 
 import functools
+import html
 import http.server
+import inspect
 import json
 import os
 import re
@@ -17,6 +19,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from streamworker import App
 from tests.conftest import CI
 from tests.web.browser import CHROMIUM, NO_SANDBOX
 
@@ -162,3 +165,15 @@ def test_no_page_is_wider_than_a_phone(start: Page, url: str, site: Path) -> Non
         if start.evaluate("document.documentElement.scrollWidth") > 390:
             wide.append(page.parent.relative_to(site))
     assert wide == []
+
+
+def test_the_reference_has_the_decorators_with_each_option(site: Path) -> None:
+    """Which the class `App` takes from other modules, and a processor's options from a dataclass."""
+    page = (site / "api" / "app" / "index.html").read_text("utf-8")
+    signatures = re.findall(r'<div class="language-python doc-signature.*?</div>', page, re.DOTALL)
+    shown = [html.unescape(re.sub(r"<[^>]+>", "", signature)).strip() for signature in signatures]
+    for decorator in ("stream", "table", "processor", "timer", "cron", "resource", "middleware", "pipeline"):
+        function = inspect.unwrap(getattr(App, decorator))
+        [text] = [text for text in shown if text.startswith(f"{decorator}(") and "when" not in text]
+        assert all(f"{name}:" in text for name in [*inspect.signature(function).parameters][1:]), text
+    assert not any(text.startswith("Processor(") for text in shown), "nobody makes one"
