@@ -53,6 +53,8 @@ OF_UNITS: dict[Any, str] = {
     RetentionLike | None: "a duration, a size, a number of records, or a list of these, or None",
 }
 """What ``duration_ms`` and others check, in words."""
+LEADS = re.compile(r"docs: ([a-z-]+)")
+"""How docstrings and messages name a page, which an installation does not have."""
 NOT_USERS = {"timer", "function", "resources"}
 """Arguments that the decorators pass on."""
 
@@ -132,7 +134,9 @@ def settings_of(kind: type, prefix: str) -> list[str]:
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     reasons = {
-        field.target.id: inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
+        field.target.id: LEADS.sub(
+            r"[docs: \1](\1.md)", inspect.cleandoc(text.value.value).replace("\n", " ").replace("``", "`")
+        )
         for field, text in pairwise(body.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)

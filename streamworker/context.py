@@ -249,7 +249,7 @@ class Context:
     def key(self) -> str | None:
         """The key of the record as text, if the call has one record; None for a record without a key.
 
-        Several fields are joined by the rule of docs/protocol.md, "Which partition".
+        Several fields are joined by one rule (docs: protocol, "Which partition").
 
         Raises
         ------

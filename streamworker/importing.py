@@ -163,7 +163,7 @@ def _resolve(path: str, kind: Kind = "") -> tuple[ModuleType, object]:
     file = getattr(module, "__file__", None) or "a namespace package"
     remedy = _apps_hint(module)
     if inside := _inside(module, kind):
-        remedy += f" {_list('Names in them', inside)}"
+        remedy += f" {_list(f'{kind.capitalize()} in them', inside)}"
     raise ConfigurationError(f"Module {module_name!r} ({file}) has no {attribute!r}.", remedy=remedy)
 
 

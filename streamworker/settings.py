@@ -67,15 +67,15 @@ class Settings:
     redis_url: str = field(default="redis://localhost:6379/0", repr=False)
     """Where Redis is. ``redis://``, ``rediss://`` (TLS) or ``unix://`` for one server;
     ``redis+sentinel://`` or ``rediss+sentinel://`` for the primary that sentinels name
-    (docs/sentinel.md); ``redis+cluster://`` or ``rediss+cluster://`` for a Cluster
-    (docs/clusters.md). Never logged."""
+    (docs: sentinel); ``redis+cluster://`` or ``rediss+cluster://`` for a Cluster
+    (docs: clusters). Never logged."""
     allow_plaintext: bool = False
     """Whether ``redis://`` may leave this machine. Without TLS whoever is on the way reads and changes
     passwords and records, so another host is refused unless you say that the network is trusted."""
     credential_provider: Any = None
     """What gives each new connection its user and password, in place of the URL: a
     ``redis.credentials.CredentialProvider``, or where one is, as ``module:name``. For tokens of managed
-    Redis that expire (docs/security.md)."""
+    Redis that expire (docs: security)."""
     call_timeout_ms: int = 2_500
     """Deadline of one call to Redis. Below ``session_timeout_ms / 3``, so that a worker can
     miss one call and still renew in time."""
@@ -83,8 +83,8 @@ class Settings:
     # -- durability --------------------------------------------------------------------------
     durability: Literal["memory", "aof", "replicas"] = "memory"
     """How safe a send or a commit must be before it counts. ``memory``: Redis has it. ``aof``: it is
-    on the server's disk. ``replicas``: it is at ``durability_replicas`` replicas. docs/durability.md
-    says what each survives, and what it asks of the server."""
+    on the server's disk. ``replicas``: it is at ``durability_replicas`` replicas. What each
+    survives, and asks of the server, is another page (docs: durability)."""
     durability_replicas: int = 1
     """How many replicas must have it, with ``durability="replicas"``."""
     durability_timeout_ms: int = 2_000
@@ -185,7 +185,7 @@ class Settings:
     ``status``, with what it waits for. It loses nothing by it. Longer than an ordinary batch takes."""
     tracing: bool = False
     """Whether sends and calls make spans of OpenTelemetry, if the process has a TracerProvider
-    (docs/tracing.md)."""
+    (docs: tracing)."""
     handler_threads: int = 16
     """Threads for ``def`` processors of one worker process; calls of theirs that overlap
     (``concurrency``) are bounded by it too."""

@@ -127,6 +127,8 @@ def lacking(shown: Shown) -> Iterator[str]:
     made = told(thing)
     for name, member in shown.members():
         text = member if isinstance(member, str) else inspect.getdoc(getattr(member, "func", member) or "")
+        if "docs/" in (text or ""):
+            yield f"{name}: names a file, which the site does not have"
         if member is None or not text:
             if name not in made:
                 yield f"{name}: no docstring"

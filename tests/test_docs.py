@@ -317,3 +317,19 @@ def test_each_event_of_the_log_has_a_meaning() -> None:
     assert logged.keys() == MEANINGS.keys()
     assert logged["record_dead"] == ("error", "runtime/run/modes/modes")
     assert logged["heartbeats_late"][0] == logged["partitions_started"][0] == "info"
+
+
+def test_messages_name_pages_and_no_files_that_an_installation_lacks() -> None:
+    """`docs: errors` is a page of the site; only docstrings for maintainers name files of docs/."""
+    named, files = set(), []
+    for path in sorted((ROOT / "streamworker").rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                named |= {f"{page}.md" for page in re.findall(r"docs: ([\w-]+)", node.value)}
+                files += [name_of(path)] * ("docs/" in node.value and id(node) not in docstrings)
+    assert len(named) > 10
+    assert named <= {page.name for page in DOCS.glob("*.md")}
+    assert files == []
+    assert not FILE.findall((DOCS / "cli.md").read_text("utf-8"))

@@ -10,7 +10,7 @@ from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import LOOK_S, ask, run_async, take, take_all
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.core.words import ranges
+from streamworker.core.words import checkpoint_text, ranges
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
@@ -236,7 +236,8 @@ def _print_status(snapshot: GroupSnapshot) -> None:
     sends = any(view.outbox for view in snapshot.partitions)
     rows = []
     for view in snapshot.partitions:
-        owned = [view.partition, _name(snapshot, view.owner), view.epoch, state_of(view), view.checkpoint]
+        owned = [view.partition, _name(snapshot, view.owner), view.epoch, state_of(view)]
+        owned.append(checkpoint_text(view.checkpoint))
         counts = [view.lag, view.rows, view.dead, *([view.outbox] if sends else [])]
         rows.append([*owned, *counts, held_up(view, snapshot.taken_ms)])
     names = ["partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"]

@@ -5,6 +5,8 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import TypeVar, dataclass_transform
 
+from streamworker.core.data.entries import SEQUENCE_MAX
+
 T = TypeVar("T")
 
 
@@ -32,6 +34,16 @@ def counted(number: int, one: str, many: str = "") -> str:
     ('1 record', '1,200 records', '0 entries')
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def checkpoint_text(checkpoint: object) -> str:
+    """Write a checkpoint for people: one that a time gave has the last id that its millisecond could hold.
+
+    >>> checkpoint_text("1769860800000-18446744073709551615"), checkpoint_text("1769860800000-2")
+    ('before 1769860800001-0', '1769860800000-2')
+    """
+    ms, _, seq = str(checkpoint).partition("-")
+    return f"before {int(ms) + 1}-0" if seq == str(SEQUENCE_MAX) and ms.isdecimal() else str(checkpoint)
 
 
 def name_of(owner: str) -> str:

@@ -282,5 +282,5 @@ def unreadable(why: str, entry: str = "entry") -> DecodeError:
     """Return the error for an entry of many records that cannot be read."""
     return DecodeError(
         f"The {entry} holds many records and cannot be read: {why.rstrip('.')}.",
-        remedy="Only streamworker's producers, and programs that follow docs/redis-keys.md, may write such.",
+        remedy="Only what writes as streamworker's producers do may write such (docs: redis-keys).",
     )

@@ -392,7 +392,7 @@ def _refuse_halted(snapshot: GroupSnapshot) -> None:
         if view.state == "halted":
             raise ProcessingError(
                 f"Partition {view.partition} of processor {snapshot.processor!r} halted: {view.reason}",
-                remedy="Let the function handle the record, or give its error a policy: docs/errors.md.",
+                remedy="Let the function handle the record, or give its error a policy (docs: errors).",
             )
 
 

@@ -323,7 +323,10 @@ def trim(redis_url: str, *, leave: int = 0) -> None:
 
 def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: None, streamworker: Invoke) -> None:
     """A time in the past is the earliest, one in the future the latest: no entry to come is left out."""
-    assert streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "-y").exit_code == ExitCode.OK
+    past = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "-y")
+    assert past.exit_code == ExitCode.OK
+    assert "before 1577836800000-0" in past.stdout and "18446744073709551615" not in past.stdout
+    assert "before 1577836800000-0" in streamworker("status", "shop:price").stdout
     assert lag(streamworker) == 12
     assert streamworker("reset", "shop:price", "--to", "2200-01-01T00:00Z", "-y").exit_code == ExitCode.OK
     assert lag(streamworker) == 0

@@ -137,7 +137,7 @@ def test_an_unknown_stream_lists_those_there_are(shop: Path) -> None:
     """By their paths: of the commands only send has --stream."""
     with pytest.raises(ConfigurationError, match=r"no stream 'order'\. Name one of its streams: shop:orders"):
         resolve_stream("shop:app", "order")
-    with pytest.raises(ConfigurationError, match="Names in them: orders"):
+    with pytest.raises(ConfigurationError, match="Streams in them: orders"):
         resolve_stream("shop:order")
     with pytest.raises(ConfigurationError, match=r"is a Processor, not a Stream\. Streams there: orders"):
         resolve_stream("shop:audit")
@@ -155,7 +155,7 @@ def test_an_unknown_processor_lists_those_there_are(shop: Path) -> None:
     """By --processor, or behind the colon."""
     with pytest.raises(ConfigurationError, match=r"no processor 'prize'\. Its processors: audit, price"):
         resolve_processors("shop:app", ["prize"])
-    with pytest.raises(ConfigurationError, match="Names in them: audit, price"):
+    with pytest.raises(ConfigurationError, match="Processors in them: audit, price"):
         resolve_processor("shop:prize")
 
 

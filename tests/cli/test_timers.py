@@ -94,7 +94,7 @@ def test_what_is_no_timer_is_named_with_those_that_are_there(shop: Path, streamw
     assert "Timers there: flush, greet" in " ".join(wrong.output.split())
     misspelt = streamworker("timers", "run-now", "shop:gret")
     assert misspelt.exit_code == ExitCode.CONFIGURATION
-    assert "Names in them: flush, greet." in " ".join(misspelt.output.split())
+    assert "Timers in them: flush, greet." in " ".join(misspelt.output.split())
 
 
 def test_an_app_without_timers_says_so(streamworker: Invoke) -> None:

@@ -14,7 +14,7 @@ from streamworker.cli.requests import Partition
 from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async, take
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
-from streamworker.core.words import counted, ranges
+from streamworker.core.words import checkpoint_text, counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
@@ -95,7 +95,7 @@ def reset(
     or stop all workers of the processor. Records that run
     again are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
     processor's own tables keep what was counted since, unless --clear-tables empties them. A time or an
-    entry from which on records are gone is refused; docs/retention.md says what is kept.
+    entry from which on records are gone is refused (docs: retention).
 
     \b
     Examples:
@@ -146,7 +146,10 @@ async def _reset(
             give_up("Nothing would run again and nothing would be skipped. Nothing was changed.")
         print_table(
             ("partition", "checkpoint", "new checkpoint", "effect"),
-            [(move.partition, str(move.before), str(move.after), move.effect) for move in moves],
+            [
+                (move.partition, checkpoint_text(move.before), checkpoint_text(move.after), move.effect)
+                for move in moves
+            ],
         )
         tables = [table.name for table in spec.tables]
         say(*_told("Moves", moves), *await _stays(backend, spec, moves, clear_tables))

@@ -239,7 +239,7 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
             name,
             f"{len(halted)} halted: partition {halted[0].partition}: {halted[0].reason}",
             "Correct the function or the record, then run `streamworker retry`: "
-            "docs/operations.md, a halted partition.",
+            "docs: operations, a halted partition.",
         )
     failing = [view for view in snapshot.partitions if view.retry is not None]
     if failing:
@@ -247,14 +247,14 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
         return warn(
             name,
             f"{len(failing)} retrying: {first}",
-            "What heals goes on by itself; `streamworker retry` tries now: docs/errors.md.",
+            "What heals goes on by itself; `streamworker retry` tries now: docs: errors.",
         )
     slow = [view for view in snapshot.partitions if view.reason and view.state != "unowned"]
     if slow:
         return warn(
             name,
             f"{len(slow)} held up: partition {slow[0].partition}: {slow[0].reason}",
-            "The log of its worker has the stack: docs/operations.md, a partition that stands still.",
+            "The log of its worker has the stack: docs: operations, a partition that stands still.",
         )
     waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
     if waiting and any(member.state == "active" for member in snapshot.members):
@@ -297,7 +297,7 @@ async def _outbox(
     if times := sum(len(each.lost) for each in heads.values()):
         lost = sum(each.lost_records for each in heads.values())
         text = f"targets lost {counted(lost, 'record')} that they had confirmed, {times} times"
-        checks.append(warn(name, text, "docs/chains.md: `durability` keeps a failover from losing any."))
+        checks.append(warn(name, text, "`durability` keeps a failover from losing any (docs: chains)."))
     if not checks and any(each.last for each in heads.values()):
         checks.append(ok(name, f"{waiting} wait"))
     return checks
@@ -364,7 +364,7 @@ def _history(holdings: Holdings) -> Iterator[Check]:
     if full_s is None or full_s > FULL_WARN_S:
         yield ok("memory forecast", told)
     else:
-        yield warn("memory forecast", told, "Shorten the retention, or raise maxmemory: docs/retention.md.")
+        yield warn("memory forecast", told, "Shorten the retention, or raise maxmemory: docs: retention.")
 
 
 def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:

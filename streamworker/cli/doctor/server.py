@@ -133,7 +133,7 @@ def persistence(info: ServerInfo, settings: Mapping[str, str] | None, *, loaded:
             "persistence",
             "The append-only file cannot be written, so all writes are refused: its disk is full, or broken.",
             "Make room. Then run BGREWRITEAOF before the server ends: Redis 7.0 and Valkey 9.1 may leave a "
-            "file that they do not load again (docs/durability.md).",
+            "file that they do not load again (docs: durability).",
         )
     if info.aof_enabled and not loaded:
         return fail(

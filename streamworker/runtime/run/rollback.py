@@ -183,7 +183,7 @@ class Witness:
             log_replaced=rollback.is_new_log,
             source=await self._source(partition, rollback),
             remedy="Redis lost what it had confirmed: it was restored, emptied, or failed over. "
-            "docs/durability.md says how to lose less.",
+            "`durability` lets it lose less (docs: durability).",
         )
 
     async def _source(self, partition: int, rollback: Rollback) -> str:

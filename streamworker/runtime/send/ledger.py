@@ -128,7 +128,7 @@ class Losses:
                 records=lost.records if lost.is_all else f"{lost.records} or more",
                 first=str(lost.first),
                 last=str(lost.last),
-                remedy="Redis lost what it had confirmed. Send these again; docs/durability.md says how to "
-                "lose less.",
+                remedy="Redis lost what it had confirmed. Send these again. `durability` lets it "
+                "lose less (docs: durability).",
             )
         return losses

@@ -83,7 +83,7 @@ class ReadTask(InputPartition):
 
 
 class StreamworkerDataSource(DataSource):
-    """The rows that a processor forwarded, or a table's state; docs/spark-reference.md lists the options."""
+    """The rows that a processor forwarded, or a table's state (docs: spark-reference)."""
 
     _stream = ""
     """The stream that was found. Spark sends this object, and so the name, from one planner to the next."""
