@@ -22,41 +22,34 @@ sys.path.insert(0, str(DOCS.parent))
 
 from docs.logevents import table as log_events
 from docs.redis_keys import HOLDS
-from docs.roles import ROLES_IN_WORDS
 from docs.reference import render as render_cli
+from docs.roles import ROLES_IN_WORDS
 from streamworker.cli.workers.exporter import METRICS
 from streamworker.core.ownership.lifecycle import as_table
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
-from streamworker.core.data.retention import RetentionLike
 from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, kind_of
-from streamworker.core.units import Duration
 from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.runtime.watch.meters import METERS
 from streamworker.settings import LIMITS, RULES, Settings
-from tests.simulator.scenario import HAPPENINGS, play, read
+from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
+from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 from tests.callables import table as callables
 from tests.changes import table as changes
 from tests.core.vectors import VECTORS
 from tests.records.cells import table as codecs_and_types
 from tests.sends import table as errors_of_sends
+from tests.simulator.scenario import HAPPENINGS, play, read
 from tests.spark import wrong
-from streamworker.spark.source.options import NAMES as SPARK_OPTIONS
-from streamworker.variables import ENV_PREFIX, OTHER_VARIABLES
 
 MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
 
 
-OF_UNITS: dict[Any, str] = {
-    Duration: "a duration: a number of seconds, a `timedelta`, or text",
-    Duration | None: "a duration, or None",
-    RetentionLike | None: "a duration, a size, a number of records, or a list of these, or None",
-}
-"""What ``duration_ms`` and others check, in words."""
+ANY = "a whole number from 1 to 10**12"
+NUMBER = "a number"
+"""What most settings take, and how the page calls it."""
 LEADS = re.compile(r"docs: ([a-z-]+)")
 """How docstrings and messages name a page, which an installation does not have."""
-NOT_USERS = {"timer", "function", "resources"}
-"""Arguments that the decorators pass on."""
 
 # -- whole pages -----------------------------------------------------------------------------
 
@@ -69,13 +62,12 @@ def settings_page() -> str:
         "",
         MADE_BY.format(source="streamworker/settings.py and core/protocols/*/settings.py"),
         "",
-        "Each setting is an argument of `App(...)` and an environment variable; the argument wins.",
-        f'`App("shop", trim_interval_ms=5_000)` and `{ENV_PREFIX}TRIM_INTERVAL_MS=5000` say the same.',
-        "A name that does not exist, a value of the wrong type, and values that contradict each",
-        "other are refused when the `App` is made, with the inequality that does not hold.",
-        "A variable that is like one of these and is none is warned about, with the name that is near.",
+        "Each setting is an argument of `App(...)`, and an environment variable: its name in capitals after",
+        f'`{ENV_PREFIX}`. `App("shop", trim_interval_ms=5_000)` and `{ENV_PREFIX}TRIM_INTERVAL_MS=5000` say the',
+        "same; the argument wins. A name that does not exist, a value of the wrong type, and values that contradict",
+        "each other are refused when the `App` is made. A variable that is almost one of these is warned about.",
         "",
-        "Times are in milliseconds, sizes in bytes.",
+        f"Times are in milliseconds, sizes in bytes. {NUMBER.capitalize()} is whole, from 1 to 10**12.",
         "",
         *settings_of(Settings, ""),
     ]
@@ -85,20 +77,18 @@ def settings_page() -> str:
             "",
             f"## With coordination {kind.name}",
             "",
-            f'Only this protocol reads these. With `App("shop", coordination="{kind.name}")` each is an argument',
-            "and a variable, like those above. After `from streamworker import "
-            f"{kind.__name__}` one may also write",
-            f'`App("shop", coordination={kind.__name__}({example.name}={example.default:_}))`: the others then have '
-            "their",
-            "defaults, and the variables are not read.",
+            f'Only this protocol reads these, with `App("shop", coordination="{kind.name}")`. With',
+            f"`coordination={kind.__name__}({example.name}={example.default:_})` it has the settings that stand there, "
+            "and no variable is read.",
             "",
             *settings_of(kind, prefix),
         ]
-    lines += ["", "## Variables", "", "| variable | sets |", "|---|---|"]
-    for kind, prefix in [(Settings, ""), *own]:
-        names = [prefix + field.name for field in fields(kind)]
-        lines += [f"| `{ENV_PREFIX}{name.upper()}` | `{name}` |" for name in names]
     lines += [
+        "",
+        "## Other variables",
+        "",
+        "| variable | holds |",
+        "|---|---|",
         *(f"| `{name}` | {purpose} |" for name, purpose in OTHER_VARIABLES.items()),
         "",
         "## What must hold",
@@ -116,17 +106,23 @@ def settings_page() -> str:
         "",
         "## Arguments",
         "",
-        "Arguments of functions are checked in the same way, where they are declared. `True` is no number, and neither",
-        'is `nan`, `2.0` or `"2"`.',
+        "Arguments of functions are checked in the same way, where they are declared, by the types that the",
+        '[reference](api/app.md) shows. `True` is no number, and neither is `nan`, `2.0` or `"2"`. These have limits',
+        "of their own:",
         "",
         "| what | argument | takes |",
         "|---|---|---|",
     ]
     for what, kinds in sorted(CHECKED.items()):
-        told = {name: OF_UNITS.get(kind.annotation) or kind.words for name, kind in kinds.items()}
-        shown = {name: takes for name, takes in told.items() if takes and name not in NOT_USERS}
+        limited = {name: kind.words for name, kind in kinds.items() if "number from" in (kind.words or "")}
+        shown = {name: takes for name, takes in limited.items() if takes == words_of(takes)}
         lines += [f"| `{what}` | `{name}=` | {takes} |" for name, takes in shown.items()]
     return "\n".join(lines) + "\n"
+
+
+def words_of(takes: str) -> str:
+    """Return what a setting or an argument takes, with the usual number as the page calls it."""
+    return takes.replace(ANY, NUMBER)
 
 
 def settings_of(kind: type, prefix: str) -> list[str]:
@@ -148,7 +144,7 @@ def settings_of(kind: type, prefix: str) -> list[str]:
     for field in fields(kind):
         default = f"{field.default:,}" if type(field.default) is int else str(field.default)
         default = f"`{default}`" if default else "none"
-        takes = kind_of(field.type, LIMITS.get(field.name, ANY_NUMBER)).words or "see there"
+        takes = words_of(kind_of(field.type, LIMITS.get(field.name, ANY_NUMBER)).words or "see there")
         lines.append(f"| `{prefix}{field.name}` | {default} | {takes} | {reasons[field.name]} |")
     return lines
 

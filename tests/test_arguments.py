@@ -1,6 +1,6 @@
 """Settings and arguments are checked by their types, by one table, before anything runs.
 
-The table is made of annotations (``streamworker.core.rules``); docs/settings.md shows it. Each cell is tried:
+The table is made of annotations (``streamworker.core.rules``). Each cell is tried:
 each setting and each argument, with each value that it does not take.
 """
 

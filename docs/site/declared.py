@@ -4,11 +4,8 @@ Griffe reads modules without importing them. So `stream = data.stream` in a clas
 """
 
 import copy
-import re
 
 import griffe
-
-PAGE = re.compile(r"docs: ([a-z/-]+)")
 
 
 class Declared(griffe.Extension):
@@ -17,8 +14,6 @@ class Declared(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: object) -> None:
         """Change what was read before it is shown."""
         for thing in _all(pkg):
-            if thing.docstring:  # in an error and in `help()` a page has its name, and here a link
-                thing.docstring.value = PAGE.sub(r"docs: [\1](../\1.md)", thing.docstring.value)
             if thing.is_function:
                 if thing.overloads:
                     thing.returns = thing.overloads[-1].returns

@@ -1,7 +1,7 @@
 """Docstrings on the site: what they name becomes a link.
 
-A role such as :class:`App` leads to the reference if the name is public, and is code otherwise. docs/retention.md
-leads to that page.
+A role such as :class:`App` leads to the reference if the name is public, and is code otherwise. "docs:
+retention" leads to that page.
 """
 
 import re
@@ -10,7 +10,7 @@ import griffe
 
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?\.?([^`]+)`")
 CODE = re.compile(r"``(.+?)``")
-PAGE = re.compile(r"\bdocs/([\w/-]+\.md)\b")
+PAGE = re.compile(r"docs: ([a-z-]+)")
 
 
 class Roles(griffe.Extension):
@@ -29,5 +29,5 @@ class Roles(griffe.Extension):
             thing = waiting.pop()
             if thing.docstring:
                 text = CODE.sub(r"`\1`", ROLE.sub(written, thing.docstring.value))
-                thing.docstring.value = PAGE.sub(r"[docs/\1](../\1)", text)
+                thing.docstring.value = PAGE.sub(r"docs: [\1](../\1.md)", text)
             waiting += (member for member in thing.members.values() if not member.is_alias)

@@ -141,7 +141,7 @@ def persistence(info: ServerInfo, settings: Mapping[str, str] | None, *, loaded:
             "The user default may not write, and some servers load their append-only file as that user: at "
             "their next start they lose all sends and commits.",
             "ACL SETUSER default ~* +@all, and ACL SAVE; the user may stay off. Redis 7.0 needs that, and "
-            "Valkey 9.1.2 does not (docs/durability.md).",
+            "Valkey 9.1.2 does not (docs: durability).",
         )
     lost, remedy = _lost_in_a_crash(info, settings)
     writes = (settings or {}).get("min-replicas-to-write", "0")
