@@ -10,7 +10,7 @@ import griffe
 
 ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`~?\.?([^`]+)`")
 CODE = re.compile(r"``(.+?)``")
-PAGE = re.compile(r"docs: ([a-z-]+)")
+PAGE = re.compile(r"docs: ([a-z/-]+)")
 
 
 class Roles(griffe.Extension):
