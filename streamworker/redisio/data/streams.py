@@ -137,7 +137,7 @@ async def provision(
         raise ConfigurationError(
             f"Stream {keys.stream!r} has {count} partitions in Redis and {partitions} in the app.",
             remedy=f"Declare it with partitions={count}. Another number would send the records of a key to "
-            "another partition; for that, move to a new stream: docs: recipes/more-partitions.",
+            "another partition; for that, move to a new stream (docs: recipes/more-partitions).",
         )
     if used_codec != codec:
         raise ConfigurationError(
