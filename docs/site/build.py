@@ -26,6 +26,8 @@ SITE = ROOT / "build" / "site"
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)")
 SAVED = re.compile(r"^<!-- (?:save|runnable): (\S+) -->\n```(\w+)\n", re.MULTILINE)
+OPTIONS = {"index.md": "hide: [navigation, toc]", "changelog.md": "search: {exclude: true}"}
+"""What a forge would show as a table."""
 TOP = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 LANGUAGES = {".py": "python", ".sh": "sh", ".json": "json", ".yml": "yaml", ".yaml": "yaml", ".lua": "lua"}
 LEADS = """<!doctype html>
@@ -34,8 +36,8 @@ LEADS = """<!doctype html>
 """
 IN_NO_SECTION = re.compile(r"index\.md|decisions/\d.*|source/.*")
 """The start; and pages that others lead to."""
-NOT_FOUND = re.compile(r"api/testing/#streamworker\.(?:core\.snapshot|testing\.GroupSnapshot)\.\w")
-"""What the search leaves out: fields of snapshots, which are named like what readers look for."""
+FIELD = re.compile(r'doc-attribute">\s*<h[3-6] id="([^"]+)"')
+"""A field of a class in the reference."""
 WORD = re.compile(r"^\| (?!word \|)([^|-][^|]*) \| (.*) \|$", re.MULTILINE)
 """A row of the glossary."""
 FOREIGN = re.compile(r"https://(?:unpkg\.com|cdn\.jsdelivr\.net|api\.github\.com)[^\"'`$]*")
@@ -74,7 +76,8 @@ class Pages:
             text = SAVED.sub(r'```\2 title="\1"\n', path.read_text("utf-8"))
             if path == DOCS / "glossary.md":
                 text = WORD.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[1]} | {row[2]} |', text)
-            text = f"---\nhide: [navigation, toc]\n---\n{text}" if path == DOCS / "index.md" else text
+            if option := OPTIONS.get(self.made[path]):
+                text = f"---\n{option}\n---\n{text}"
             target.write_text(LINK.sub(lambda link: self._linked(path, link[1]), text), "utf-8")
         elif path.is_relative_to(DOCS):
             shutil.copy(path, target)
@@ -132,9 +135,10 @@ def build() -> Path:
 
 
 def improve_search(index: Path) -> None:
-    """Let each word of the glossary be found by itself, and leave out what hides better hits."""
+    """Let each word of the glossary be found by itself, and no field of a class: these have the same names."""
     found = json.loads(index.read_text("utf-8"))
-    found["items"] = [item for item in found["items"] if not NOT_FOUND.match(item["location"])]
+    fields = {name for page in index.parent.glob("api/*/index.html") for name in FIELD.findall(page.read_text("utf-8"))}
+    found["items"] = [item for item in found["items"] if item["location"].partition("#")[2] not in fields]
     for word, meaning in WORD.findall((DOCS / "glossary.md").read_text("utf-8")):
         item = {"location": f"glossary/#{anchor(word)}", "level": 2, "title": word, "text": meaning}
         found["items"].append(item | {"path": ["Reference", "Glossary"], "tags": []})
