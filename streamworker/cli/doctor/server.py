@@ -139,7 +139,7 @@ def persistence(info: ServerInfo, settings: Mapping[str, str] | None, *, loaded:
         return fail(
             "persistence",
             "The user default may not write, and some servers load their append-only file as that user: at "
-            "their next start they lose all sends and commits.",
+            "their next start they lose all sends and commits since it was last rewritten.",
             "ACL SETUSER default ~* +@all, and ACL SAVE; the user may stay off. Redis 7.0 needs that, and "
             "Valkey 9.1.2 does not (docs: durability).",
         )
