@@ -5,7 +5,7 @@ docs/errors.md prints :func:`table`. ``test_callables.py`` runs every cell of it
 
 import functools
 import types
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -220,10 +220,14 @@ def made(kind: Kind, place: Place, noted: list[Any]) -> Any:
 
 def table() -> str:
     """Return the kinds and places as a table."""
+    cells = {kind.label: tuple(outcome(kind, place) for place in PLACES) for kind in KINDS}
+    return merged(["", *(place.label for place in PLACES)], cells)
 
-    def row(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cells)} |"
 
-    lines = [row(["", *(place.label for place in PLACES)]), row(["---"] * (len(PLACES) + 1))]
-    lines += [row([kind.label, *(outcome(kind, place) for place in PLACES)]) for kind in KINDS]
-    return "\n".join(lines)
+def merged(head: Sequence[str], cells: Mapping[str, tuple[str, ...]]) -> str:
+    """Return a table of Markdown, in which equal rows are one."""
+    labels: dict[tuple[str, ...], list[str]] = {}
+    for label, row in cells.items():
+        labels.setdefault(row, []).append(label)
+    rows = [head, ["---"] * len(head), *(["; ".join(names), *row] for row, names in labels.items())]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from streamworker import App, ConfigurationError, Context, DeadLetter, Records, Stream
+from tests.callables import merged
 
 
 class Order(msgspec.Struct):
@@ -89,6 +90,4 @@ def table() -> str:
         "`ctx.state[key]` changed in place",
         "a table's value changed, and not set",
     )
-    rows = [head, ("---",) * 4]
-    rows += [(f"`{way}`", "as it was", in_state(way), in_table(way)) for way in WAYS]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return merged(head, {f"`{way}`": ("as it was", in_state(way), in_table(way)) for way in WAYS})

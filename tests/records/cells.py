@@ -19,6 +19,7 @@ import pydantic
 from streamworker import App, ConfigurationError, RecordError
 from streamworker.core.data.partitioner import RoundRobin
 from streamworker.runtime.send.arrowtables import TablePacker
+from tests.callables import merged
 
 CODECS: tuple[Literal["json", "msgpack", "fields", "arrow"], ...] = ("json", "msgpack", "fields", "arrow")
 
@@ -224,7 +225,8 @@ def outcome(kind: Any, record: Any, codec: Literal["json", "msgpack", "fields", 
 
 def table() -> str:
     """Return the table for docs/types.md."""
-    lines = [f"| the record has | {' | '.join(f'`{codec}`' for codec in CODECS)} |", "|---|---|---|---|---|"]
-    for name, (kind, record) in CELLS.items():
-        lines.append(f"| {name} | {' | '.join(outcome(kind, record, codec) for codec in CODECS)} |")
-    return "\n".join(lines)
+    rows = {
+        name: tuple(outcome(kind, record, codec) for codec in CODECS)
+        for name, (kind, record) in CELLS.items()
+    }
+    return merged(["the record has", *(f"`{codec}`" for codec in CODECS)], rows)
