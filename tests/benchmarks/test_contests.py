@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import sys
 from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree as ET
@@ -143,6 +144,21 @@ async def test_runnel_acknowledges_all_records_where_there_is_its_python(redis_u
         assert client.dbsize() == 0
     if contest.left_out:
         pytest.skip(contest.left_out[0])
+
+
+def test_runnel_is_left_out_where_there_is_no_python_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Python that does not run counts as none; and one line says so."""
+    broken = tmp_path / "python3.8"
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    contest = Contest(BenchGround.__new__(BenchGround))
+    assert with_runnel(contest) == []
+    assert contest.left_out == ["runnel: there is no Python 3.8 here, which it needs."]
 
 
 def test_who_is_not_installed_is_left_out_with_what_to_install() -> None:
