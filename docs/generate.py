@@ -48,7 +48,7 @@ MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test c
 ANY = "a whole number from 1 to 10**12"
 NUMBER = "a number"
 """What most settings take, and how the page calls it."""
-LEADS = re.compile(r"docs: ([a-z-]+)")
+LEADS = re.compile(r"docs: ([a-z/-]+)")
 """How docstrings and messages name a page, which an installation does not have."""
 
 # -- whole pages -----------------------------------------------------------------------------

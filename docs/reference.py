@@ -1,6 +1,8 @@
 """Renders docs/cli.md from the commands themselves; docs/generate.py writes it."""
 
 import inspect
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -18,23 +20,22 @@ INTRODUCTION = """\
 
 `streamworker --help` and `streamworker COMMAND --help` say the same as this page.
 
-**Paths.** An app is named as uvicorn does it: `shop:app` is the attribute `app` of the module
-`shop`, looked for in the current folder first. Where a command is about a stream or a processor,
-its name or its function stands behind the colon: `shop:orders`, `shop:price`.
+**Paths.** An app is named as uvicorn does it: `shop:app` is the attribute `app` of the module `shop`, looked for in
+the current folder first. Behind the colon of a stream, processor, table or timer stands its name or its function.
 
-**Settings** come from the app and from `STREAMWORKER_*` variables; see [settings](settings.md).
-`STREAMWORKER_DEV_REDIS_URL` wins over both: `streamworker dev` sets it for the processes that it
-starts, so that an app which names another Redis runs on the embedded server. While a `dev` runs,
-other commands in the same folder, and programs whose app names no Redis, find its server by the file
-`.streamworker-dev.json`, and say so.
+**Settings** come from the app and from `STREAMWORKER_*` variables; see [settings](settings.md). While a
+`streamworker dev` runs, what it starts uses its server whatever the app names. Other commands in the same folder, and
+programs whose app names no Redis, find that server by the file `.streamworker-dev.json`, and say so.
 
-**Output.** What was asked for goes to stdout, everything else to stderr. On a terminal tables are
-drawn and long work shows its progress; anywhere else the same comes as plain aligned text. Every
-command that lists something takes `--json`.
+**Output.** What was asked for goes to stdout, everything else to stderr; tables are plain text where there is no
+terminal. Every command that lists something takes `--json`.
 
-**Errors.** An error that a user can correct is two sentences on stderr: what is wrong, and what
-to do. A Python traceback means a bug.
+**Errors.** An error that a user can correct is two sentences on stderr: what is wrong, and what to do. A Python
+traceback means a bug.
 """
+
+
+HEAD = "| argument | means |\n|---|---|"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,11 @@ def render() -> str:
         contents.append(f"| [`{command.path}`](#{anchor}) | {summary} |")
     codes = ["## Exit codes", "", "| code | means |", "|---|---|"]
     codes += [f"| {code.value} | {MEANINGS[code]} |" for code in ExitCode]
-    sections = [line for command in commands for line in _section(command)]
-    return "\n".join([INTRODUCTION, *contents, "", *codes, "", *sections]).rstrip() + "\n"
+    times = Counter(row for command in commands for row in _rows(command))
+    shared = {row for row, count in times.items() if count > 2}
+    common = ["## Arguments of several commands", "", HEAD, *sorted(shared)]
+    sections = [line for command in commands for line in _section(command, shared)]
+    return "\n".join([INTRODUCTION, *contents, "", *codes, "", *common, "", *sections]).rstrip() + "\n"
 
 
 def _commands(group: typer.Typer, prefix: str) -> Iterator[Command]:
@@ -75,7 +79,7 @@ def _commands(group: typer.Typer, prefix: str) -> Iterator[Command]:
             yield from _commands(inner.typer_instance, f"{inner.name} ")
 
 
-def _section(command: Command) -> Iterator[str]:
+def _section(command: Command, shared: set[str]) -> Iterator[str]:
     yield f"## streamworker {command.path}"
     yield ""
     for paragraph in command.paragraphs:
@@ -87,14 +91,18 @@ def _section(command: Command) -> Iterator[str]:
         else:
             yield paragraph
         yield ""
+    rows = _rows(command)
+    if own := [row for row in rows if row not in shared]:
+        yield from (HEAD, *own, "")
+    if others := [re.split(r"[, ]", row.split("`")[1])[0] for row in rows if row in shared]:
+        named = ", ".join(f"`{name}`" for name in others).replace("\\|", "|")
+        yield from (f"{'And' if own else 'Takes'} [{named}](#arguments-of-several-commands).", "")
+
+
+def _rows(command: Command) -> list[str]:
     parameters = inspect.signature(command.function).parameters.values()
     # What is not annotated with an option or argument, a typer.Context, is not the user's to give.
-    rows = [_row(parameter) for parameter in parameters if get_args(parameter.annotation)]
-    if rows:
-        yield "| argument | means |"
-        yield "|---|---|"
-        yield from rows
-        yield ""
+    return [_row(parameter) for parameter in parameters if get_args(parameter.annotation)]
 
 
 def _row(parameter: inspect.Parameter) -> str:
@@ -114,7 +122,7 @@ def _row(parameter: inspect.Parameter) -> str:
         value = "|".join(str(choice.value) for choice in kind)
     if parameter.default is inspect.Parameter.empty:
         text += " Required."
-    elif default is not None:
+    elif default not in (None, ""):
         text += f" Default: `{default}`."
     return _line(f"{names} {value}", text)
 

@@ -47,12 +47,11 @@ def acl(
 ) -> None:
     """Print ACL SETUSER commands that create Redis users with the least rights.
 
-    Each command is one line: paste it into redis-cli or valkey-cli, or pipe it there. It replaces
-    the rights of an existing user and keeps its passwords.
+    Pipe them to redis-cli or valkey-cli. Each replaces the rights of an existing user and keeps its
+    passwords.
 
-    The password is read from stdin or from STREAMWORKER_ACL_PASSWORD, never from the command line,
-    and is printed as the SHA-256 hash that Redis stores. Without a password the commands set none,
-    and nobody can log in as a new user.
+    The password is read from stdin or from STREAMWORKER_ACL_PASSWORD, and is printed as the SHA-256
+    hash that Redis stores. Without one nobody can log in as a new user.
 
     \b
     Examples:

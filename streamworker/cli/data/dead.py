@@ -164,12 +164,11 @@ def replay_letters(
     """Send dead letters through the processor once more.
 
     Each letter becomes a new entry at the end of its partition, after records of the same key that
-    were sent meanwhile. Other processors of the stream skip it. One step adds the entry and removes
-    the letter, so a letter that is replayed twice runs once.
+    were sent meanwhile; other processors skip it. A letter that is replayed twice runs once.
 
-    With --from the field "record" of each line may have been edited. The letters of a partition are
-    replayed oldest first, in whatever order the lines are. If a line holds no record of the stream, or
-    one whose key belongs to another partition, nothing is replayed.
+    With --from the field "record" of each line may have been edited. Letters are replayed oldest first.
+    If a line holds no record of the stream, or one whose key belongs to another partition, nothing is
+    replayed.
 
     \b
     Examples:

@@ -75,10 +75,9 @@ def repair(
 
     Without an option the command loses no data. It repairs acked logs that refuse commits because
     another program wrote to them, even while workers run. In groups without a living worker it removes
-    dead members and releases their locks; living workers do this themselves, and sooner. Steps that
-    drop unread data need the option that names them. Each step is done only if its keys have not
-    changed since the plan was made, may be repeated, and is recorded in `history`. The command exits
-    with 1 if a step was not done for that reason.
+    dead members and releases their locks. Steps that drop unread data need the option that names them.
+    Each step is done only if its keys have not changed since the plan was made, and is recorded in
+    `history`; the command exits with 1 if one was not done.
 
     \b
     Examples:

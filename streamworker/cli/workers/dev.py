@@ -55,16 +55,12 @@ def dev(
 ) -> None:
     """Run server, workers, Spark and live view together.
 
-    The whole system on one machine, in one command.
-
     The command starts an embedded server, and stops it at its end. The app uses this server even if
-    it names another Redis, and so do PROGRAM, and `send`, `status` and all other commands in this
-    folder while `dev` runs. A program that you start in this folder yourself uses it, too, unless its
-    app or STREAMWORKER_REDIS_URL names another. `q` or Ctrl-C stops everything: workers drain first. A
-    second Ctrl-C ends all processes at once.
+    it names another Redis, and so do PROGRAM and all other commands in this folder meanwhile. A program
+    that you start in this folder yourself does, too, unless its app or STREAMWORKER_REDIS_URL names
+    another. `q` or Ctrl-C stops everything: workers drain first. A second Ctrl-C ends all at once.
 
-    The data stays for the next run, as Spark's checkpoints and tables do. With `--fresh` the command
-    deletes all of them and begins anew.
+    The data stays for the next run, as Spark's checkpoints and tables do.
 
     \b
     Examples:
@@ -194,9 +190,9 @@ def demo(
 ) -> None:
     """Run the whole system on real data, and check it.
 
-    336,776 flights go through workers that join, leave and are killed, into Spark tables. Then
-    the command compares the tables with the data set, and checks the order for each aircraft. It
-    starts its own server and needs Java, or the extra `java`. It exits with 0 only if all checks pass.
+    336,776 flights go through workers that join, leave and are killed, into Spark tables. Then the
+    command compares the tables with the data set. It starts its own server and needs Java, or the extra
+    `java`. It exits with 0 only if all checks pass.
 
     \b
     Examples:
