@@ -36,6 +36,8 @@ LEADS = """<!doctype html>
 """
 IN_NO_SECTION = re.compile(r"index\.md|decisions/\d.*|source/.*")
 """The start; and pages that others lead to."""
+SAYS = re.compile(r'"""(.+)')
+"""The first line of a program."""
 FIELD = re.compile(r'doc-attribute">\s*<h[3-6] id="([^"]+)"')
 """A field of a class in the reference."""
 WORD = re.compile(r"^\| (?!word \|)([^|-][^|]*) \| (.*) \|$", re.MULTILINE)
@@ -70,7 +72,11 @@ class Pages:
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if not file.name.startswith(("__", ".")))
-            rows = [f"- [{file.name}]({os.path.relpath(PAGES / self.place(file), target.parent)})" for file in files]
+            rows = []
+            for file in files:
+                link = os.path.relpath(PAGES / self.place(file), target.parent)
+                says = SAYS.match(file.read_text("utf-8")) if file.suffix == ".py" else None
+                rows.append(f"- [{file.name}]({link})" + (f": {says[1]}" if says else ""))
             target.write_text(f"# {path.relative_to(ROOT)}\n\n" + "\n".join(rows) + "\n", "utf-8")
         elif path.suffix == ".md":
             text = SAVED.sub(r'```\2 title="\1"\n', path.read_text("utf-8"))
@@ -94,7 +100,8 @@ class Pages:
 
     def in_no_section(self, here: Path) -> list[str]:
         """Return the pages that the navigation does not have."""
-        linked = set(re.findall(r'<a href="\./([^"#]+)" class="md-nav__link', (here / "index.html").read_text("utf-8")))
+        start = (here / "index.html").read_text("utf-8")
+        linked = set(re.findall(r'<a href="\./([^"#]+)" class="md-nav__link', start))
         return [
             f"{place}: is in no section of docs/.nav.yml"
             for place in sorted(self.made.values())
@@ -137,7 +144,8 @@ def build() -> Path:
 def improve_search(index: Path) -> None:
     """Let each word of the glossary be found by itself, and no field of a class: these have the same names."""
     found = json.loads(index.read_text("utf-8"))
-    fields = {name for page in index.parent.glob("api/*/index.html") for name in FIELD.findall(page.read_text("utf-8"))}
+    pages = (page.read_text("utf-8") for page in index.parent.glob("api/*/index.html"))
+    fields = {name for page in pages for name in FIELD.findall(page)}
     found["items"] = [item for item in found["items"] if item["location"].partition("#")[2] not in fields]
     for word, meaning in WORD.findall((DOCS / "glossary.md").read_text("utf-8")):
         item = {"location": f"glossary/#{anchor(word)}", "level": 2, "title": word, "text": meaning}
