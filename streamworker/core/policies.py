@@ -37,7 +37,7 @@ class Policy(Exception):
     """
 
     def __init__(self, reason: str = "") -> None:
-        self.reason = storable(reason)
+        self.reason: str = storable(reason)
         """Why it was raised; it may be empty."""
         super().__init__(self.reason)
 
@@ -146,9 +146,9 @@ class Retry(Policy):
                 f"Retry has then={then!r}.", remedy="Use DeadLetter(), Skip() or Halt()."
             )
         self.attempts = attempts
-        self.backoff_ms = duration_ms(backoff, "backoff")
+        self.backoff_ms: int = duration_ms(backoff, "backoff")
         """The pause before the second call, in milliseconds."""
-        self.backoff_max_ms = duration_ms(backoff_max, "backoff_max")
+        self.backoff_max_ms: int = duration_ms(backoff_max, "backoff_max")
         """The longest pause, in milliseconds."""
         self.then = then or Halt()
 

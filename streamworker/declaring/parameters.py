@@ -79,11 +79,11 @@ class Resource(Wrapper[P, AsyncIterator[R]]):
         self, name: str, function: Callable[P, AsyncIterator[R]], yields: Any, each: Scope, needs: Parameters
     ) -> None:
         super().__init__(function)
-        self.name = name
+        self.name: str = name
         """The function's name."""
-        self.yields = yields
+        self.yields: Any = yields
         """The type that it yields, by which functions take it."""
-        self.each = each
+        self.each: Scope = each
         """How often it is made: once for each ``worker``, or for each ``partition`` that a worker runs."""
         self.parameters = needs
 

@@ -32,7 +32,7 @@ class Processor(Wrapper[P, R]):
     def __init__(self, app: DeclaringApp, name: str, function: Callable[P, R]) -> None:
         super().__init__(function)
         self._app = app
-        self.name = name
+        self.name: str = name
         """The processor's name, which is the name of its group."""
 
     @property

@@ -133,7 +133,7 @@ class Stream(Generic[T]):
         self.app = app
         """The app that the stream belongs to."""
         self.spec = spec
-        self.name = spec.name
+        self.name: str = spec.name
         """The stream's name."""
 
     @cached_property

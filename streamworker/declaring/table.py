@@ -44,7 +44,7 @@ class Table(Generic[K, V]):
     def __init__(self, app: StreamApp, name: str, form: TableForm, ttl_ms: int) -> None:
         self.app = app
         """The app that the table belongs to."""
-        self.name = name
+        self.name: str = name
         """The table's name."""
         self._form = form
         self._ttl_ms = ttl_ms

@@ -40,7 +40,7 @@ class Timer(Wrapper[P, R]):
     def __init__(self, spec: TimerSpec, function: Callable[P, R]) -> None:
         super().__init__(function)
         self.spec = spec
-        self.name = spec.name
+        self.name: str = spec.name
         """The function's name, which commands take: ``streamworker timers run-now shop:hourly``."""
 
 

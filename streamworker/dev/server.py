@@ -133,7 +133,7 @@ class EmbeddedServer:
         appendonly: bool | None = None,
     ) -> None:
         self._binary = find_server(binary)
-        self.version = server_version(self._binary)
+        self.version: ServerVersion = server_version(self._binary)
         """The name and version of the server."""
         self.data_dir = None if data_dir is None else Path(data_dir).absolute()
         self.appendonly = (data_dir is not None) if appendonly is None else appendonly

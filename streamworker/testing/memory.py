@@ -51,7 +51,7 @@ class MemoryServer:
                 remedy="pip install 'streamworker[testing]'; or name a real server: local_worker(app, url=).",
             ) from None
         self._server = Server()
-        self.url = f"{SCHEME}://{secrets.token_hex(4)}"
+        self.url: str = f"{SCHEME}://{secrets.token_hex(4)}"
         """Leads to it in this process: ``App("shop", redis_url=server.url)``."""
 
     def __enter__(self) -> Self:

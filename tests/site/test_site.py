@@ -172,3 +172,14 @@ def test_the_reference_has_the_decorators_with_each_option(site: Path) -> None:
         [text] = [text for text in shown if text.startswith(f"{decorator}(") and "when" not in text]
         assert all(f"{name}:" in text for name in [*inspect.signature(function).parameters][1:]), text
     assert not any(text.startswith("Processor(") for text in shown), "nobody makes one"
+
+
+def test_each_attribute_in_the_reference_has_its_type(site: Path) -> None:
+    """But `app`, which is the app."""
+    pages = [page.read_text("utf-8") for page in (site / "api").rglob("index.html")]
+    shown = [
+        each for page in pages for each in re.findall(r"doc-signature.*?<code>(.*?)</code>", page, re.DOTALL)
+    ]
+    texts = {html.unescape(re.sub(r"<[^>]+>", "", each)).strip() for each in shown}
+    assert len(texts) > 100
+    assert {text for text in texts if text.isidentifier()} <= {"app"}
