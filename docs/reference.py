@@ -18,20 +18,19 @@ INTRODUCTION = """\
 
 <!-- Made by `make docs` from the commands; edit those, not this. A test compares them. -->
 
-`streamworker --help` and `streamworker COMMAND --help` say the same as this page.
+`streamworker COMMAND --help` says the same.
 
 **Paths.** An app is named as uvicorn does it: `shop:app` is the attribute `app` of the module `shop`, looked for in
-the current folder first. Behind the colon of a stream, processor, table or timer stands its name or its function.
+the current folder first; `shop:orders` is a stream, processor, table or timer, by its name or its function.
 
 **Settings** come from the app and from `STREAMWORKER_*` variables; see [settings](settings.md). While a
 `streamworker dev` runs, what it starts uses its server whatever the app names. Other commands in the same folder, and
 programs whose app names no Redis, find that server by the file `.streamworker-dev.json`, and say so.
 
 **Output.** What was asked for goes to stdout, everything else to stderr; tables are plain text where there is no
-terminal. Every command that lists something takes `--json`.
+terminal. Commands that list something take `--json`.
 
-**Errors.** An error that a user can correct is two sentences on stderr: what is wrong, and what to do. A Python
-traceback means a bug.
+**Errors.** What is wrong, and what to do, are two sentences on stderr. A Python traceback means a bug.
 """
 
 

@@ -63,8 +63,8 @@ def retry(
 ) -> None:
     """Try again now what has failed: end the wait between two attempts, or restart a halted partition.
 
-    Calls that run are finished and committed before. Records that were handled and not committed may
-    be handled again, as after a rebalance.
+    Calls that run are finished and committed before. Records that were not committed may be handled
+    again.
 
     \b
     Examples:
