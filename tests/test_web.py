@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,8 +18,8 @@ import pytest
 from tests.helpers import PATIENCE_S, wait_for
 from tests.raw import opened
 from tests.runtime.workbench import full_memory
-from tests.test_docs import ROOT, blocks
 
+ROOT = Path(__file__).parents[1]
 WEB = ROOT / "tests" / "target" / "web.py"
 SHOP = ROOT / "examples" / "shop" / "shop.py"
 ORDER = {"order_id": 7, "customer": "ann", "sku": "tea", "quantity": 2, "placed_at": "2026-11-02T05:00:00Z"}
@@ -91,9 +92,11 @@ async def test_the_service_of_the_page_tells_its_clients_what_to_do(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/sending.md, word for word: once by its key, 422 for what is no order, 503 where Redis refuses."""
-    for name, code in blocks(ROOT / "docs" / "sending.md"):
-        if name:
-            (tmp_path / name).write_text(code, "utf-8")
+    page = (ROOT / "docs" / "sending.md").read_text("utf-8")
+    for name, code in re.findall(
+        r"<!-- \w+: (\w+\.py) -->\n```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    ):
+        (tmp_path / name).write_text(code, "utf-8")
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("shop", "web"):
