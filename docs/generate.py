@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent))
@@ -27,7 +26,7 @@ from docs.roles import ROLES_IN_WORDS
 from streamworker.cli.workers.exporter import METRICS
 from streamworker.core.ownership.lifecycle import as_table
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
-from streamworker.core.rules import ANY_NUMBER, CHECKED, Rule, kind_of
+from streamworker.core.rules import ANY_NUMBER, CHECKED, NUMBER_MAX, Rule
 from streamworker.redisio.admin.rights import ROLES, acl_rules
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.runtime.watch.meters import METERS
@@ -46,8 +45,7 @@ MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test c
 
 
 ANY = "a whole number from 1 to 10**12"
-NUMBER = "a number"
-"""What most settings take, and how the page calls it."""
+"""What most numbers are, which the page says once."""
 LEADS = re.compile(r"docs: ([a-z/-]+)")
 """How docstrings and messages name a page, which an installation does not have."""
 
@@ -64,10 +62,10 @@ def settings_page() -> str:
         "",
         "Each setting is an argument of `App(...)`, and an environment variable: its name in capitals after",
         f'`{ENV_PREFIX}`. `App("shop", trim_interval_ms=5_000)` and `{ENV_PREFIX}TRIM_INTERVAL_MS=5000` say the',
-        "same; the argument wins. A name that does not exist, a value of the wrong type, and values that contradict",
-        "each other are refused when the `App` is made. A variable that is almost one of these is warned about.",
+        "same; the argument wins. Unknown names, wrong types and values that contradict each other are refused when",
+        "the `App` is made. A variable that is almost one of these is warned about.",
         "",
-        f"Times are in milliseconds, sizes in bytes. {NUMBER.capitalize()} is whole, from 1 to 10**12.",
+        "Times are in milliseconds, sizes in bytes. A number is whole, from 1 to 10**12 where nothing else is said.",
         "",
         *settings_of(Settings, ""),
     ]
@@ -77,9 +75,7 @@ def settings_page() -> str:
             "",
             f"## With coordination {kind.name}",
             "",
-            f'Only this protocol reads these, with `App("shop", coordination="{kind.name}")`. With',
-            f"`coordination={kind.__name__}({example.name}={example.default:_})` it has the settings that stand there, "
-            "and no variable is read.",
+            f"With `coordination={kind.__name__}({example.name}={example.default:_})` no variable is read.",
             "",
             *settings_of(kind, prefix),
         ]
@@ -93,36 +89,28 @@ def settings_page() -> str:
         "",
         "## What must hold",
         "",
-        "| setting | must be at least | |",
-        "|---|---|---|",
+        "| setting | must be at least |",
+        "|---|---|",
     ]
     for entry in PROTOCOLS.values():
-        settings = Settings(coordination=entry.settings())
-        values = {field.name: getattr(settings, field.name) for field in fields(Settings)}
-        values |= settings.coordination.values()
         rules = RULES if entry.settings is type(DEFAULT) else entry.settings.RULES
-        lines += [rule_row(rule, values) for rule in rules]
+        lines += map(rule_row, rules)
     lines += [
         "",
         "## Arguments",
         "",
-        "Arguments of functions are checked in the same way, where they are declared, by the types that the",
-        '[reference](api/app.md) shows. `True` is no number, and neither is `nan`, `2.0` or `"2"`. These have limits',
-        "of their own:",
+        "Arguments of functions are checked by the types that the [reference](api/app.md) shows. `True` is no number,",
+        'and neither is `nan`, `2.0` or `"2"`. These have limits:',
         "",
         "| what | argument | takes |",
         "|---|---|---|",
     ]
     for what, kinds in sorted(CHECKED.items()):
         limited = {name: kind.words for name, kind in kinds.items() if "number from" in (kind.words or "")}
-        shown = {name: takes for name, takes in limited.items() if takes == words_of(takes)}
-        lines += [f"| `{what}` | `{name}=` | {takes} |" for name, takes in shown.items()]
+        lines += [
+            f"| `{what}` | `{name}=` | {takes} |" for name, takes in limited.items() if ANY not in takes
+        ]
     return "\n".join(lines) + "\n"
-
-
-def words_of(takes: str) -> str:
-    """Return what a setting or an argument takes, with the usual number as the page calls it."""
-    return takes.replace(ANY, NUMBER)
 
 
 def settings_of(kind: type, prefix: str) -> list[str]:
@@ -140,24 +128,22 @@ def settings_of(kind: type, prefix: str) -> list[str]:
         and isinstance(text.value, ast.Constant)
         and isinstance(text.value.value, str)
     }
-    lines = ["| setting | default | takes | for |", "|---|---|---|---|"]
+    lines = ["| setting | default | for |", "|---|---|---|"]
     for field in fields(kind):
         default = f"{field.default:,}" if type(field.default) is int else str(field.default)
         default = f"`{default}`" if default else "none"
-        takes = words_of(kind_of(field.type, LIMITS.get(field.name, ANY_NUMBER)).words or "see there")
-        lines.append(f"| `{prefix}{field.name}` | {default} | {takes} | {reasons[field.name]} |")
+        low, high = LIMITS.get(field.name, ANY_NUMBER)
+        limits = f", from {low:,} to {high:,}" if field.name in LIMITS and high != NUMBER_MAX else ""
+        lines.append(f"| `{prefix}{field.name}` | {default}{limits} | {reasons[field.name]} |")
     return lines
 
 
-def rule_row(rule: Rule, values: dict[str, Any]) -> str:
-    """Return a rule as a row, with the defaults."""
+def rule_row(rule: Rule) -> str:
+    """Return a rule as a row."""
     times = f"{rule.factor} x " if rule.factor > 1 else ""
     more = "more than " if rule.relation == ">" else ""
     unless = ", unless `{}` is `{}`".format(*rule.unless) if rule.unless else ""
-    return (
-        f"| `{rule.name}` | {more}{times}`{rule.other}`{unless} | "
-        f"{values[rule.name]:,} {rule.relation} {times}{values[rule.other]:,} |"
-    )
+    return f"| `{rule.name}` | {more}{times}`{rule.other}`{unless} |"
 
 
 PAGES: dict[str, Callable[[], str]] = {
@@ -209,8 +195,7 @@ def wrong_spark_options() -> str:
 def vectors() -> str:
     """Return the test vectors of the partitioner."""
     rows = [
-        f"| `{key!r}` | `{data!r}` | `{crc:08x}` | {partition} |"
-        for key, data, crc, partition in VECTORS
+        f"| `{key!r}` | `{data!r}` | `{crc:08x}` | {partition} |" for key, data, crc, partition in VECTORS
     ]
     head = ["| key, as Python writes it | its bytes | CRC-32 | partition of 16 |", "|---|---|---|---|"]
     return "\n".join([*head, *rows])

@@ -65,46 +65,40 @@ class Settings:
 
     # -- connection --------------------------------------------------------------------------
     redis_url: str = field(default="redis://localhost:6379/0", repr=False)
-    """Where Redis is. ``redis://``, ``rediss://`` (TLS) or ``unix://`` for one server;
-    ``redis+sentinel://`` or ``rediss+sentinel://`` for the primary that sentinels name
-    (docs: sentinel); ``redis+cluster://`` or ``rediss+cluster://`` for a Cluster
-    (docs: clusters). Never logged."""
+    """Where Redis is, never logged: ``redis://``, ``rediss://`` (TLS) or ``unix://``;
+    ``redis+sentinel://`` or ``rediss+sentinel://`` (docs: sentinel); ``redis+cluster://`` or
+    ``rediss+cluster://`` (docs: clusters)."""
     allow_plaintext: bool = False
-    """Whether ``redis://`` may leave this machine. Without TLS whoever is on the way reads and changes
-    passwords and records, so another host is refused unless you say that the network is trusted."""
+    """Whether ``redis://`` may leave this machine, over a network that you trust (docs: security)."""
     credential_provider: Any = None
-    """What gives each new connection its user and password, in place of the URL: a
-    ``redis.credentials.CredentialProvider``, or where one is, as ``module:name``. For tokens of managed
-    Redis that expire (docs: security)."""
+    """A ``redis.credentials.CredentialProvider``, or ``module:name`` of one, for tokens that expire
+    (docs: security)."""
     call_timeout_ms: int = 2_500
     """Deadline of one call to Redis. Below ``session_timeout_ms / 3``, so that a worker can
     miss one call and still renew in time."""
 
     # -- durability --------------------------------------------------------------------------
     durability: Literal["memory", "aof", "replicas"] = "memory"
-    """How safe a send or a commit must be before it counts. ``memory``: Redis has it. ``aof``: it is
-    on the server's disk. ``replicas``: it is at ``durability_replicas`` replicas. What each
-    survives, and asks of the server, is another page (docs: durability)."""
+    """Where a send or a commit must be before it counts: in Redis' ``memory``, on its disk (``aof``), or at
+    ``replicas`` (docs: durability)."""
     durability_replicas: int = 1
-    """How many replicas must have it, with ``durability="replicas"``."""
+    """How many replicas must have it, with ``replicas``."""
     durability_timeout_ms: int = 2_000
     """How long one wait for the disk or for replicas takes at most. What is not confirmed by then is
-    sent again, and is confirmed to nobody until it is. Longer than the second of ``everysec``."""
+    sent again. Longer than the second of ``everysec``."""
     appendfsync_always: bool = False
-    """Say that the server has ``appendfsync always``, where ``durability="aof"`` needs that and this
-    user may not ask for it (``CONFIG GET``)."""
+    """Say that the server has ``appendfsync always``, where this user may not ask (``CONFIG GET``)."""
 
     # -- who shares partitions how -----------------------------------------------------------
     coordination: Coordination = DEFAULT
-    """The protocol by which workers share partitions: its name, or one with its own settings. A variable
-    names it. See [the protocols](protocols.md)."""
+    """[The protocol](protocols.md) by which workers share partitions: its name, or one with its own
+    settings. A variable names it."""
 
     # -- liveness ----------------------------------------------------------------------------
     heartbeat_interval_ms: int = 1_000
     """One command a worker and group at this pace."""
     dead_after_ms: int = 2_000
-    """A silent member whose connection is gone is removed after this long. At least two
-    heartbeats: one may be late."""
+    """A silent member whose connection is gone is removed after this long. One heartbeat may be late."""
     session_timeout_ms: int = 10_000
     """A silent member is removed after this long where the server does not tell whether its
     connection lives (CLIENT LIST forbidden, or a server that restarted)."""
@@ -113,60 +107,55 @@ class Settings:
 
     # -- seats of static members ------------------------------------------------------------
     static_id: str = ""
-    """A name under which this worker comes back after a restart, for instance its number in a
-    set of pods. Its partitions then wait for it. Each worker needs one of its own: set it in the
-    worker's environment or by ``run --static-id``. Empty: its seat is not kept."""
+    """A name under which this worker, and no other, comes back after a restart to its partitions, which
+    wait for it. Set it in the worker's environment or by ``run --static-id``. Empty: its seat is not
+    kept."""
     hold_ms: int = 30_000
     """How long the seat of a static member that left or died is kept; nobody works on its
     partitions meanwhile. Longer than a restart takes."""
 
     # -- handover ----------------------------------------------------------------------------
     founding_pause_ms: int = 80
-    """How long a worker waits before it takes partitions in a group that began a moment ago: others
-    are about to join, and would be given most of them. 0: not at all. Paid once, when an app starts."""
+    """How long a worker waits before it takes partitions in a group that began a moment ago, since others
+    are about to join. 0: not at all."""
     grace_period_ms: int = 8_000
     """How long a revoked partition may take to finish the batch in hand before its handler is
     cancelled."""
     drain_deadline_ms: int = 12_000
-    """How long the next owner waits, by the server's clock, for one that does not release.
-    Longer than the grace period, so that a healthy owner is never overtaken."""
+    """How long the next owner waits, by the server's clock, for one that does not release. A healthy
+    owner is never overtaken."""
     acquire_retry_ms: int = 200
     """Pause before a lock that was held is tried again without having been told."""
     shutdown_timeout_ms: int = 30_000
-    """A worker that was told to stop ends by now, whatever its handlers do; then with a
-    non-zero exit code. Longer than the grace period."""
+    """A worker that was told to stop ends after this long, whatever its handlers do, with exit code 5."""
 
     # -- sharing by load (assignment="weighted") -----------------------------------------------
     capacity: int = 1
-    """What this worker can carry, beside the others of its group: one with 2 is given about twice
-    the load of one with 1. Set it in the worker's environment where machines differ."""
+    """What this worker can carry: one with 2 is given about twice the load of one with 1. Set it in the
+    worker's environment."""
     balance_interval_ms: int = 5_000
-    """How often load is measured and looked at. A look costs a worker one round trip. Longer than
-    a heartbeat, which carries it, and than most batches, so that a look sees several."""
+    """How often load is measured, for one round trip of a worker. Longer than most batches."""
     balance_threshold_percent: int = 20
-    """Only a worker that stands so much above the mean gives partitions away, and only if whoever
-    takes one then stands lower than the giver did by as much. The larger, the less moves; up to
-    about half of it may be noise without any harm. Less than 100."""
+    """Only a worker so much above the mean gives partitions away, and only if whoever takes one then
+    stands lower than the giver did by as much. Noise of up to about half of it does no harm."""
     balance_looks: int = 3
     """In so many looks in a row it must have been too much: a burst moves nothing."""
     balance_damping_percent: int = 50
-    """The part of what is too much that one step may move: the next step sees what it led to. At
-    most 100."""
+    """The part of what is too much that one step may move."""
     balance_moves_per_minute: int = 10
-    """The most partitions of a group that load moves in a minute, whatever it does."""
+    """The most partitions of a group that load moves in a minute."""
 
     # -- data --------------------------------------------------------------------------------
     prefetch_bytes: int = 32 * 1024 * 1024
     """Bytes that one processor may hold fetched but not committed, over all its partitions."""
     table_cache_bytes: int = 64 * 1024 * 1024
-    """Bytes of tables that one processor may keep in a worker, over all its partitions, so that it reads
-    them from Redis once."""
+    """Bytes of tables that one processor may keep in a worker, over all its partitions."""
     fetch_count: int = 1_000
     """Entries that one read may bring for one partition."""
     fetch_block_ms: int = 2_000
     """How long a read waits at the server for new entries before it asks again."""
     entry_bytes_max: int = 1024 * 1024
-    """The largest record that ``send`` takes. Redis holds it in memory, and so do workers."""
+    """The largest record that ``send`` takes."""
     partition_records_max: int = 1_000_000
     """Records in one partition that a group has not read, at which ``send`` waits or raises ``StreamFull``;
     nothing unread is ever dropped."""
@@ -174,21 +163,19 @@ class Settings:
     """Entries in one acked log that a reader has not read, at which commits wait. Of a log without readers
     the oldest go instead."""
     outbox_messages_max: int = 10_000
-    """Messages for other streams in one partition's outbox at which commits wait until those streams have
-    taken some. A commit makes one or more for each partition that it sends to."""
+    """Messages for other streams in one partition's outbox at which commits wait. A commit makes one or
+    more for each partition that it sends to."""
     trim_interval_ms: int = 2_000
     """How often an owner drops what every group and every reader has committed."""
 
     # -- handlers ----------------------------------------------------------------------------
     max_processing_time_ms: int = 30_000
-    """A partition that has entries and commits none for this long is named in the log and in
-    ``status``, with what it waits for. It loses nothing by it. Longer than an ordinary batch takes."""
+    """A partition that has entries and commits none for this long is named in the log and in ``status``,
+    with what it waits for. Longer than an ordinary batch takes."""
     tracing: bool = False
-    """Whether sends and calls make spans of OpenTelemetry, if the process has a TracerProvider
-    (docs: tracing)."""
+    """Whether sends and calls make spans of OpenTelemetry (docs: tracing)."""
     handler_threads: int = 16
-    """Threads for ``def`` processors of one worker process; calls of theirs that overlap
-    (``concurrency``) are bounded by it too."""
+    """Threads for ``def`` processors of one worker process, also for overlapping calls (``concurrency``)."""
 
     def __post_init__(self) -> None:
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}

@@ -28,9 +28,8 @@ class Claim(Coordination):
     """A worker renews its claims, and claims at most one partition more, once in this time. The
     shorter, the sooner load is balanced, and the more calls: three or four a worker and cycle."""
     expiry_ms: int = 10_000
-    """A claim that was not renewed for this long is nobody's. At least two cycles and three calls,
-    so that one that fails loses nothing; the rest is how long a worker may be slow. A dead one is
-    noticed no sooner."""
+    """A claim that was not renewed for this long is nobody's: how long a worker may be slow, and how long
+    a dead one is not noticed. One cycle or call may fail."""
 
     @property
     def pause_after_ms(self) -> int:

@@ -30,24 +30,21 @@ class Lease(Coordination):
     )
 
     normal_ms: int = 5_000
-    """How long a partition is held, as a rule, before it is challenged: the pace at which load
-    is balanced. The author of the algorithm uses 60,000; each challenge costs each worker one
-    call, and 5 seconds are long beside the wait of a race and short for who watches."""
+    """How long a partition is held, as a rule, before it is challenged: the pace at which load is
+    balanced. Each challenge costs each worker one call."""
     max_ms: int = 20_000
-    """How long a challenge may stay undecided before it is cleared away: a worker that died
-    between winning and starting is noticed after this. Significantly longer than the normal
-    lease, and than a shutdown, which is waited for while nothing may be challenged."""
+    """How long a challenge may stay undecided before it is cleared away: a worker that died between
+    winning and starting is noticed after this."""
     max_shutdown_ms: int = 10_000
-    """How long the winner waits for the former owner's shutdown before it starts anyway; its
-    lock then refuses the former owner's commits. At least the grace period, so that a healthy
-    owner is never overtaken."""
+    """How long the winner waits for the former owner's shutdown before it starts anyway; its lock then
+    refuses the former owner's commits. A healthy owner is never overtaken."""
     min_grab_ms: int = 4_000
     """How long after its start a winner cannot be challenged. Less than the normal lease, and
     long enough for every worker's wait to be over."""
     held_delay_ms: int = 100
     """How much longer a worker waits for each partition that it has, before it tries to take a
-    challenged one. The author uses 100 to 500. Shorter, and jitter decides instead of load; it
-    is shortened for streams of more than ``lease_min_grab_ms / lease_held_delay_ms`` partitions."""
+    challenged one. If it is short, jitter decides instead of load; it is shortened for streams of more
+    than ``lease_min_grab_ms / lease_held_delay_ms`` partitions."""
 
     def delay_step_ms(self, partitions: int) -> int:
         """Return the held delay for a stream of this many partitions.
