@@ -26,7 +26,11 @@ from tests.web.browser import CHROMIUM, NO_SANDBOX
 ROOT = Path(__file__).parent.parent.parent
 PICTURES = os.environ.get("STREAMWORKER_TEST_PICTURES", "")
 
-pytestmark = pytest.mark.full("builds the site, and needs Chromium")
+pytestmark = [
+    pytest.mark.full("builds the site, and needs Chromium"),
+    pytest.mark.slow,
+    pytest.mark.timeout(300),  # the first waits for the build
+]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
