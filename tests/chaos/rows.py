@@ -134,6 +134,7 @@ ROWS: dict[str, Row] = {
     )),
     "F35": Row("Spark's driver is killed", "", (
         "tests/spark/test_driver_killed.py::test_a_driver_killed_in_mid_batch_leaves_no_trace",
+        "tests/spark/test_killed_in_turn.py::test_whatever_is_killed_in_turn_each_table_equals_the_log",
     )),
     "F36": Row("Spark's Python worker is killed", "", (
         "tests/spark/test_python_killed.py::test_a_killed_python_process_costs_a_restart_and_no_row",
