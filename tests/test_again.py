@@ -86,6 +86,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text("utf-8").splitlines() if path.exists() else []
 
 
+@pytest.mark.full("starts pytest nine times")
 def test_what_fails_once_is_run_three_times_more_each_by_itself_and_named(run: Run, tmp_path: Path) -> None:
     """Whatever its parameters are called, and as it was selected: the deselected test would fail."""
     done = run(ODD, arguments=("-k", "not deselected"))
@@ -98,6 +99,7 @@ def test_what_fails_once_is_run_three_times_more_each_by_itself_and_named(run: R
     assert done.stdout.count("1 passed") == 6
 
 
+@pytest.mark.full("starts pytest again after a crash")
 def test_a_test_whose_process_died_is_run_again(run: Run, tmp_path: Path) -> None:
     done = run(CRASHES_ONCE, arguments=("-n", "1"))
     assert done.returncode == 0, done.stdout

@@ -20,6 +20,7 @@ class Order(msgspec.Struct):
     number: int
 
 
+@pytest.mark.full("waits for a server that hangs")
 async def test_calls_that_get_no_answer_are_told_once_a_kind_and_not_by_each_partition(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
