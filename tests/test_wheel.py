@@ -61,7 +61,6 @@ def wheel(built: Path) -> Path:
     return path
 
 
-@pytest.mark.full("builds the wheel in an environment of its own")
 def test_the_wheel_is_made_of_the_package_alone() -> None:
     """tests/test_layers.py says of each of its modules that users need it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
