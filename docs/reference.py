@@ -18,14 +18,14 @@ INTRODUCTION = """\
 
 <!-- Made by `make docs` from the commands; edit those, not this. A test compares them. -->
 
-`streamworker COMMAND --help` says the same.
+`streamworker --help` says in a sentence what each command does, `streamworker COMMAND --help` the same as this page.
 
 **Paths.** An app is named as uvicorn does it: `shop:app` is the attribute `app` of the module `shop`, looked for in
 the current folder first; `shop:orders` is a stream, processor, table or timer, by its name or its function.
 
-**Settings** come from the app and from `STREAMWORKER_*` variables; see [settings](settings.md). While a
-`streamworker dev` runs, what it starts uses its server whatever the app names. Other commands in the same folder, and
-programs whose app names no Redis, find that server by the file `.streamworker-dev.json`, and say so.
+**Settings** come from the app and from [variables](settings.md). While `streamworker dev` runs, what it starts uses its
+server whatever the app names. Other commands in this folder, and programs whose app names no Redis, find that server by
+the file `.streamworker-dev.json`, and say so.
 
 **Output.** What was asked for goes to stdout, everything else to stderr; tables are plain text where there is no
 terminal. Commands that list something take `--json`.
@@ -55,11 +55,8 @@ def render() -> str:
     from streamworker.cli.root import app
 
     commands = list(_commands(app, ""))
-    contents = ["| command | does |", "|---|---|"]
-    for command in commands:
-        summary = command.paragraphs[0].replace("\n", " ").rstrip(".")
-        anchor = f"streamworker-{command.path.replace(' ', '-')}"
-        contents.append(f"| [`{command.path}`](#{anchor}) | {summary} |")
+    links = (f"[`{each.path}`](#streamworker-{each.path.replace(' ', '-')})" for each in commands)
+    contents = ["## Commands", "", ",\n".join(links) + "."]
     codes = ["## Exit codes", "", "| code | means |", "|---|---|"]
     codes += [f"| {code.value} | {MEANINGS[code]} |" for code in ExitCode]
     times = Counter(row for command in commands for row in _rows(command))

@@ -16,9 +16,8 @@ def exporter(
 ) -> None:
     """Serve the facts of groups as Prometheus metrics, until a signal stops it.
 
-    It needs no worker: it reads lag, owners, halted partitions, dead letters, memory, Spark readers, timers
-    and the workers that a group wants from Redis, with the rights of a viewer. Run one for each app. What
-    workers measure themselves is at run --metrics-port.
+    It needs no worker, and the rights of a viewer. Run one for each app. What workers measure
+    themselves is at run --metrics-port.
 
     \b
     Examples:

@@ -49,14 +49,13 @@ Declared = Annotated[bool, option("--declared", "Only what the program declares;
 def graph(app: AppPath, declared: Declared = False, json: AsJson = False) -> None:
     """Show how streams, processors and pipelines hang together, with rate and lag on each edge.
 
-    The command looks twice, a second apart. Streams that a function sends to by `ctx.send` are shown
-    once it has sent to them. Cycles are named.
+    Streams that a function sends to by `ctx.send` are shown once it has sent to them. Cycles are
+    named.
 
     \b
     Examples:
       streamworker graph shop:app
       streamworker graph shop:app --declared
-      streamworker graph shop:app --json
     """
     found = with_pipelines(resolve_app(app))
     edges, tables = (_declared(found), None) if declared else ask(found, _edges, found)

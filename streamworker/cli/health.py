@@ -57,8 +57,8 @@ def wait(
 ) -> None:
     """Wait until enough workers have joined, and each partition has one of them as its owner.
 
-    A deploy script waits so between two workers that it replaces: those that leave, or whose heartbeats are
-    late, do not count. At the timeout the command ends with 1, and says what is missing.
+    Workers that leave, or whose heartbeats are late, do not count. At the timeout the command ends
+    with 1, and says what is missing.
 
     \b
     Examples:

@@ -21,15 +21,13 @@ from streamworker.tui.figures import duration, failure, held_up, local_time, mem
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
     """Show the members of a group, the owner of each partition, and what Redis holds.
 
-    If the app has several processors, the command looks twice, a second apart, and begins with a line for
-    each. It prints owner, epoch, state, checkpoint and lag of each partition. Of streams, acked logs, state
-    and dead letters it prints the memory, the oldest record that can be read again, and when the memory is
-    full at today's rate.
+    Of several processors it prints a line each first, from two looks a second apart. Of streams,
+    acked logs, state and dead letters it prints the memory, the oldest record that can be read
+    again, and when the memory is full at today's rate.
 
     \b
     Examples:
       streamworker status shop:app
-      streamworker status shop:price --json
     """
     selection = resolve_processors(app, processor)
     seen, holdings = ask(selection.app, _status, selection)
@@ -130,13 +128,12 @@ def _as_json(shown: model.Model, holdings: Holdings) -> dict[str, object]:
 def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
     """Show the lag of each processor.
 
-    The command prints the lag of each processor and of each partition that is behind, the number of
-    dead letters, and the rows that Spark readers have not read yet.
+    It also shows each partition that is behind, the number of dead letters, and the rows that Spark
+    readers have not read yet.
 
     \b
     Examples:
       streamworker lag shop:app
-      streamworker lag shop:app --json
     """
     taken = run_async(take_all, resolve_processors(app, processor))
     facts = [_lag_of(snapshot) for snapshot in taken]
@@ -172,9 +169,8 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
 def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, json: AsJson = False) -> None:
     """Show rebalances: time, cause, moved partitions and duration.
 
-    The duration of a rebalance ends when every moved partition runs again, by the server's clock.
-    With coordination="claim" each claim is one line; with coordination="lease" a line holds the
-    races of one second that a worker won.
+    A rebalance ends when every moved partition runs again. With coordination="claim" each claim is
+    one line; with coordination="lease" a line holds the races of one second that a worker won.
 
     \b
     Examples:

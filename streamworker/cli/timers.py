@@ -43,14 +43,11 @@ def root() -> None:
 def list_timers(path: AppPath, json: AsJson = False) -> None:
     """Show the timers of an app: when each ran last, for how long and by whom, and when it runs next.
 
-    A timer of the app runs once in the whole application, and a timer of a processor in each partition; of
-    such a timer the table shows the newest call. The last column has the error of a timer that fails.
-    `timers shop:app` does the same.
+    Of a timer of each partition the table shows the newest call. `timers shop:app` does the same.
 
     \b
     Examples:
       streamworker timers list shop:app
-      streamworker timers list shop:app --json
     """
     app = resolve_app(path)
     found = ask(app, timers_of, app)
@@ -66,8 +63,8 @@ def run_now(
 ) -> None:
     """Let a timer run now, once, whatever its schedule says.
 
-    It gets the present time as its planned time. The workers that own the partitions call it, and the
-    command ends when the call is committed. If no worker runs, the next one calls it.
+    It gets the present time as its planned time. The command ends when the call is committed. If no
+    worker runs, the next one calls it.
 
     \b
     Examples:

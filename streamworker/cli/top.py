@@ -22,9 +22,8 @@ def top(
 ) -> None:
     """Show a live view of a group.
 
-    The view shows workers, partitions, lag, rates, rebalances and Spark readers. It reads from Redis
-    once a second and writes nothing. Keys: q quits, the arrows or tab switch the processor, o
-    shows all processors with a line for each, p pauses.
+    It reads from Redis once a second and writes nothing. Keys: q quits, the arrows or tab switch
+    the processor, o shows all processors with a line for each, p pauses.
 
     \b
     Examples:

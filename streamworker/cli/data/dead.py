@@ -230,9 +230,9 @@ def put_record(
 ) -> None:
     """Set one record aside, on a group that runs.
 
-    The owner of the partition makes the record a dead letter, without calling the function for it, and
-    goes on. This works for a record that halts its partition, for one that is tried again and again,
-    for one that was not reached yet, and for one of many in an entry.
+    The owner of the partition makes the record a dead letter, without calling the function for it,
+    and goes on: whether the record halts its partition, is tried again and again, was not reached
+    yet, or is one of many in an entry.
 
     \b
     Examples:

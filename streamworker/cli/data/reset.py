@@ -91,10 +91,10 @@ def reset(
 
     Move it back to run records again, or ahead to skip records.
 
-    The command refuses while a worker runs the partitions: pause them first, and resume them after it.
-    Records that run again are forwarded again, so the acked log and Spark's tables hold their rows a
-    second time. The processor's own tables keep what was counted since, unless --clear-tables empties
-    them. A position from which on records are gone is refused (docs: retention).
+    The command refuses while a worker runs the partitions: pause them first. Records that run again
+    are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
+    processor's own tables keep what was counted since, unless --clear-tables empties them. A
+    position from which on records are gone is refused (docs: retention).
 
     \b
     Examples:

@@ -52,10 +52,9 @@ def root() -> None:
 def check(path: AppPath, json: AsJson = False) -> None:
     """Compare the program's record types with what is stored, before a deploy.
 
-    It compares each stream's record type with the one of the workers that ran last, decodes stored entries
-    with the new type, and compares the rows that processors forward with those in their acked logs. It
-    decodes some values of each table. It changes nothing, and ends with an error if a change breaks
-    something.
+    It compares record types with those of the workers that ran last, and forwarded rows with the
+    acked logs, and decodes stored entries and some values of each table. It changes nothing, and
+    ends with an error if a change breaks something.
 
     \b
     Examples:

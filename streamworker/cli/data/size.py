@@ -67,11 +67,10 @@ def size(
 ) -> None:
     """Compute how much memory streams, acked logs, tables and ids need at a rate.
 
-    The bytes of a record are those that it has in Redis now, or those that the records of a sample take
-    in a server that the command starts for them (extra dev). A log has as many rows for each record as so
-    far. What has a retention stays at a size. All else is dropped as soon as every group and reader has
-    passed it; it gains the memory of an hour while they stand still for an hour. The command writes
-    nothing to the app's Redis.
+    The bytes of a record are those that it has in Redis now, or those that the records of a sample
+    take in a server that the command starts for them (extra dev). A log has as many rows for each
+    record as so far. What has a retention stays at a size; all else grows only while a group or
+    reader stands still. The command writes nothing to the app's Redis.
 
     \b
     Examples:

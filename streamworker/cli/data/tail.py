@@ -45,8 +45,7 @@ def tail(
 ) -> None:
     """Show the newest records of a stream.
 
-    Each line has the record's partition and id, its time and the record. With --json each line is a
-    JSON object.
+    Each line has the record's partition and id, its time and the record.
 
     \b
     Examples:

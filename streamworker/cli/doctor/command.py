@@ -36,10 +36,9 @@ def doctor(
 ) -> None:
     """Check the server, the app's groups, Java and what is installed.
 
-    Without an app the command checks the server of STREAMWORKER_REDIS_URL, or of localhost. With an
-    app it also checks the app's keys, groups, locks, acked logs and their readers. It changes
-    nothing, reads no keys but the app's, and prints a remedy for each problem. It exits with 1 if
-    a check fails; warnings do not count.
+    Without an app the command checks the server of STREAMWORKER_REDIS_URL, or of localhost. It
+    changes nothing, reads no keys but the app's, and prints a remedy for each problem. It exits
+    with 1 if a check fails; warnings do not count.
 
     \b
     Examples:

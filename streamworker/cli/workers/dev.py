@@ -55,10 +55,10 @@ def dev(
 ) -> None:
     """Run server, workers, Spark and live view together.
 
-    The command starts an embedded server, and stops it at its end. The app uses this server even if
-    it names another Redis, and so do PROGRAM and all other commands in this folder meanwhile. A program
-    that you start in this folder yourself does, too, unless its app or STREAMWORKER_REDIS_URL names
-    another. `q` or Ctrl-C stops everything: workers drain first. A second Ctrl-C ends all at once.
+    The command starts an embedded server, which the app, PROGRAM and all other commands in this
+    folder use even if the app names another Redis. A program that you start in this folder yourself
+    uses it, too, unless its app or STREAMWORKER_REDIS_URL names another. `q` or Ctrl-C stops
+    everything: workers drain first. A second Ctrl-C ends all at once.
 
     The data stays for the next run, as Spark's checkpoints and tables do.
 
@@ -190,14 +190,13 @@ def demo(
 ) -> None:
     """Run the whole system on real data, and check it.
 
-    336,776 flights go through workers that join, leave and are killed, into Spark tables. Then the
-    command compares the tables with the data set. It starts its own server and needs Java, or the extra
-    `java`. It exits with 0 only if all checks pass.
+    336,776 flights go through workers that join, leave and are killed, into Spark tables, which are
+    then compared with the data set. The command starts its own server and needs Java, or the extra
+    `java`.
 
     \b
     Examples:
       streamworker demo
-      streamworker demo --json
       streamworker demo --cluster
     """
     from streamworker.dev.demo import run_demo

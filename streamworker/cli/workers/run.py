@@ -68,9 +68,8 @@ def run(
 ) -> None:
     """Run a worker until a signal stops it.
 
-    The worker joins the group of each processor, takes its share of the partitions and gives them
-    back when it leaves. At the first SIGTERM or Ctrl-C it finishes the batches under way, commits
-    and leaves; a second one ends it at once with code 5.
+    At the first SIGTERM or Ctrl-C it finishes the batches under way, commits and leaves; a second
+    one ends it at once with code 5.
 
     \b
     Examples:

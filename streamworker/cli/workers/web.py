@@ -51,9 +51,7 @@ def web(
 ) -> None:
     """Serve a page with a live view of the whole app, which only reads.
 
-    The page shows workers and partitions, lag, rate and age of the last hour, rebalances and orders of
-    operators, the graph, timers, Spark readers, dead letters and what holds partitions up. It
-    reads from Redis once a second, however many tabs are open.
+    It reads from Redis once a second, however many tabs are open.
 
     Without a token only this machine gets the page. With one, open it once with `?token=TEXT` at the end of
     the address. The page is sent without encryption: for other machines put a proxy with TLS before it.
