@@ -39,7 +39,6 @@ from tests.core.vectors import VECTORS
 from tests.records.cells import table as codecs_and_types
 from tests.sends import table as errors_of_sends
 from tests.simulator.scenario import HAPPENINGS, play, read
-from tests.spark import wrong
 
 MADE_BY = "<!-- Made by `make docs` from {source}; edit that, not this. A test compares them. -->"
 
@@ -184,14 +183,6 @@ def spark_options() -> str:
     return "\n".join(["| option | takes | default | means |", "|---|---|---|---|", *rows])
 
 
-def wrong_spark_options() -> str:
-    """Return options that the source refuses, with their errors."""
-    lines: list[str] = []
-    for given, error in wrong.listed():
-        lines += [*given, *textwrap.wrap(error, 110, initial_indent="    ", subsequent_indent="    ")]
-    return "\n".join(["```text", *lines, "```"])
-
-
 def vectors() -> str:
     """Return the test vectors of the partitioner."""
     rows = [
@@ -277,7 +268,6 @@ def parts() -> dict[str, str]:
         "metrics of a process": metrics_of_a_process(),
         "exporter metrics": exporter_metrics(),
         "spark options": spark_options(),
-        "wrong spark options": wrong_spark_options(),
         "vectors": vectors(),
         "codecs and types": codecs_and_types(),
         "rights": rights(),

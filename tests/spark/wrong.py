@@ -1,9 +1,7 @@
-"""Options of the source that are refused; tests try each, and docs/spark-reference.md shows the errors."""
-
-import re
+"""Options of the source that are refused; tests try each."""
 
 from streamworker.errors import ConfigurationError
-from streamworker.spark.source.options import NAMES, parse_options
+from streamworker.spark.source.options import parse_options
 
 NEEDED = {"app": "shop", "stream": "orders", "processor": "price"}
 
@@ -49,17 +47,3 @@ def refusal(given: dict[str, str], *, streaming: bool | None = None) -> str:
     except ConfigurationError as error:
         return str(error)
     raise AssertionError(f"{given} is taken")
-
-
-def listed() -> list[tuple[list[str], str]]:
-    """Return what is refused, as one would write it; what gets one error stands together."""
-    first = [{name: VALUES[name][0]} for name in NAMES if name in VALUES]
-    found = [(given, refusal(given)) for given in (*first, *TOGETHER)]
-    found += [({name: value}, refusal({name: value}, streaming=True)) for name, value in OF_A_BATCH.items()]
-    found += [({name: value}, refusal({name: value}, streaming=False)) for name, value in OF_A_STREAM.items()]
-    same: dict[str, tuple[list[str], str]] = {}
-    for given, text in found:
-        without_names = re.sub("|".join(NAMES), "", text)
-        lines, _ = same.setdefault(without_names, ([], text))
-        lines.append(" ".join(f"{name}={value}" for name, value in given.items()))
-    return list(same.values())
