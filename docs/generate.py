@@ -229,7 +229,7 @@ given: membership, 4 partitions, entries every 100 ms
   1505 ms  w3 starts
   5105 ms  w2 is killed
   8000 ms  end"""
-CHAPTERS = {"first-worker": (0, 100), "join": (505, 700), "leave": (1105, 1300), "death": (5105, 8000)}
+CHAPTERS = {"join": (505, 700), "death": (5105, 8000)}
 """When each part of the story begins and ends; the parts on the page are its transcripts."""
 
 
