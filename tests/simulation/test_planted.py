@@ -14,7 +14,7 @@ PAGE = Path(__file__, "../../../docs/protocols/simulated.md").resolve()
 
 def rows_of_the_table() -> dict[str, int]:
     """Return how many schedules each mistake needed when ``python docs/planted.py`` was run."""
-    rows = re.findall(r"^\| (.+?) \| [a-z,]+ \| (\d+) \| \w+ \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+?) \| (\d+) \| \w+ \|$", PAGE.read_text("utf-8"), re.MULTILINE)
     return {name: int(schedules) for name, schedules in rows}
 
 
