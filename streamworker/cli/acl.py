@@ -47,8 +47,7 @@ def acl(
 ) -> None:
     """Print ACL SETUSER commands that create Redis users with the least rights.
 
-    Pipe them to redis-cli or valkey-cli. Each replaces the rights of an existing user and keeps its
-    passwords.
+    Pipe them to redis-cli. Each replaces the rights of an existing user and keeps its passwords.
 
     The password is read from stdin or from STREAMWORKER_ACL_PASSWORD, and is printed as the SHA-256
     hash that Redis stores. Without one nobody can log in as a new user.

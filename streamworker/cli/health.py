@@ -33,8 +33,6 @@ def health(
 ) -> None:
     """Ask a worker on this machine a probe, for orchestrators that run a command.
 
-    It ends with 0 if all is well, and else with 1 and what is wrong.
-
     \b
     Examples:
       streamworker health readyz --health-port 8080

@@ -35,8 +35,8 @@ def pause(
 ) -> None:
     """Let a processor start no more calls, until `resume`.
 
-    Calls that run are finished and committed. Partitions keep their owners, and a pause survives
-    restarts and rebalances. The command ends when the owner of each partition has confirmed it.
+    Calls that run are finished and committed. A pause survives restarts and rebalances. The command
+    ends when the owner of each partition has confirmed it.
 
     \b
     Examples:

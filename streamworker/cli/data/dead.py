@@ -163,12 +163,11 @@ def replay_letters(
 ) -> None:
     """Send dead letters through the processor once more.
 
-    Each letter becomes a new entry at the end of its partition, after records of the same key that
-    were sent meanwhile; other processors skip it. A letter that is replayed twice runs once.
+    Each letter becomes a new entry at the end of its partition; other processors skip it. A letter
+    that is replayed twice runs once.
 
-    With --from the field "record" of each line may have been edited. Letters are replayed oldest first.
-    If a line holds no record of the stream, or one whose key belongs to another partition, nothing is
-    replayed.
+    Letters are replayed oldest first. If a line of --from holds no record of the stream, or one
+    whose key belongs to another partition, nothing is replayed.
 
     \b
     Examples:

@@ -87,9 +87,7 @@ def reset(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Move a processor's checkpoint.
-
-    Move it back to run records again, or ahead to skip records.
+    """Move a processor's checkpoint: back, to run records again, or ahead, to skip them.
 
     The command refuses while a worker runs the partitions: pause them first. Records that run again
     are forwarded again, so the acked log and Spark's tables hold their rows a second time. The

@@ -50,11 +50,11 @@ def send(
 ) -> None:
     """Send records from a file or a pipe.
 
-    Each line is one JSON object, which the command checks against the stream's record type. Records are
-    sent in the order of the lines. While a partition is full the command waits.
+    Each line is one JSON object, which is checked against the stream's record type. Records are
+    sent in order. While a partition is full the command waits.
 
-    The first line of a .csv file names the fields; an empty value counts as not given. The columns
-    of a .parquet or .arrow file are the fields; a stream with codec="arrow" gets them as columns.
+    The first line of a .csv file names the fields; an empty value counts as not given. A stream
+    with codec="arrow" gets those of a .parquet or .arrow file as columns.
 
     \b
     Examples:

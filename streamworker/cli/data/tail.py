@@ -62,8 +62,6 @@ def peek(
 ) -> None:
     """Show the newest rows of the acked log as JSON, as Spark reads them: of one partition or of all.
 
-    Of all partitions it shows the rows that were committed last, with the partition of each.
-
     \b
     Examples:
       streamworker peek shop:price

@@ -29,9 +29,7 @@ PACKAGES = ("redis", "hiredis", "anyio", "msgspec", "pyarrow", "structlog", "typ
 
 
 def doctor(
-    app: Annotated[
-        str | None, argument("APP", "MODULE:ATTRIBUTE of an App, to check it and its server.")
-    ] = None,
+    app: Annotated[str | None, argument("APP", "The App, to check it and its server.")] = None,
     json: AsJson = False,
 ) -> None:
     """Check the server, the app's groups, Java and what is installed.

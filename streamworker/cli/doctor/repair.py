@@ -74,10 +74,10 @@ def repair(
     """Remove what dead workers and readers left behind; shows the plan and asks.
 
     Without an option the command loses no data. It repairs acked logs that refuse commits because
-    another program wrote to them, even while workers run. In groups without a living worker it removes
-    dead members and releases their locks. Steps that drop unread data need the option that names them.
-    Each step is done only if its keys have not changed since the plan was made, and is recorded in
-    `history`; the command exits with 1 if one was not done.
+    another program wrote to them, even while workers run. In groups without a living worker it
+    removes dead members and releases their locks. Each step is done only if its keys have not
+    changed since the plan was made, and is recorded in `history`; the command exits with 1 if one
+    was not done.
 
     \b
     Examples:

@@ -49,9 +49,8 @@ def spark(
 ) -> None:
     """Run the app's pipelines on Spark.
 
-    The command runs until a signal stops it: at the first each query finishes its micro-batch, a
-    second one ends the process at once. A restart goes on from Spark's checkpoint directory, and the
-    table holds each row once.
+    At the first signal each query finishes its micro-batch, a second one ends the process at once.
+    A restart goes on from Spark's checkpoint directory.
 
     Acked logs keep the rows that a reader has not read. Forget a reader that will not come back:
     otherwise the logs fill up and commits wait.

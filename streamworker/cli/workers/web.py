@@ -53,8 +53,8 @@ def web(
 
     It reads from Redis once a second, however many tabs are open.
 
-    Without a token only this machine gets the page. With one, open it once with `?token=TEXT` at the end of
-    the address. The page is sent without encryption: for other machines put a proxy with TLS before it.
+    With a token, open the page once with `?token=TEXT` at the end of the address. The page is sent
+    without encryption: for other machines put a proxy with TLS before it.
 
     \b
     Examples:
