@@ -1,12 +1,11 @@
-"""Counts how many schedules each planted fault needs, and writes the table: ``python docs/planted.py``.
+"""Counts how many schedules each planted fault needs, and writes them down: ``python docs/planted.py``.
 
-Takes some minutes on two cores. tests/simulation/test_planted.py compares the names in the table
+Takes some minutes on two cores. tests/simulation/test_planted.py compares the names in docs/planted.json
 with the faults that there are.
 """
 
-import re
+import json
 import sys
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -16,8 +15,7 @@ sys.path.insert(0, str(DOCS.parent))
 from tests.planting import PLANTS, planted  # noqa: E402
 from tests.simulator.simulation import Schedule, run  # noqa: E402
 
-PAGE = DOCS / "protocols" / "simulated.md"
-BEGIN, END = "<!-- made by docs/planted.py -->\n", "<!-- end of planted -->\n"
+RESULTS = DOCS / "planted.json"
 MOST = 1_000
 FAULTS = {
     name: plant.found_by["schedules with"]
@@ -37,19 +35,12 @@ def needed(name: str) -> tuple[int, str]:
     raise SystemExit(f"Not found in {MOST} schedules: {name}")
 
 
-def table(found: Mapping[str, tuple[int, str]]) -> str:
-    """Return the table as Markdown."""
-    rows = [f"| {name} | {schedules} | {promise} |" for name, (schedules, promise) in found.items()]
-    return "\n".join(["| planted fault | schedules | seen as |", "|---|---:|---|", *rows, ""])
-
-
 def main() -> None:
-    """Write the table anew."""
+    """Write the results anew."""
     with ProcessPoolExecutor() as pool:
         found = dict(zip(FAULTS, pool.map(needed, FAULTS), strict=True))
-    text = PAGE.read_text("utf-8")
-    made = re.sub(f"{BEGIN}.*{END}", lambda _: BEGIN + table(found) + END, text, flags=re.DOTALL)
-    PAGE.write_text(made, "utf-8")
+    results = {name: {"schedules": after, "promise": promise} for name, (after, promise) in found.items()}
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
