@@ -199,16 +199,11 @@ def rights() -> str:
 
 
 def acl_lines() -> str:
-    """Return the rules for two roles, as commands in short lines."""
-    lines: list[str] = []
-    for role in ROLES[:2]:
-        lines += textwrap.wrap(
-            " ".join(["ACL SETUSER", f"shop-{role.name}", "on", *acl_rules("shop", role.name)]),
-            90,
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
+    """Return the rules for a worker, as a command in short lines."""
+    command = " ".join(["ACL SETUSER", "shop-worker", "on", *acl_rules("shop", "worker")])
+    lines = textwrap.wrap(
+        command, 90, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
     return "\n".join(["```text", *lines, "```"])
 
 

@@ -139,7 +139,7 @@ async def check(order: Order, ctx: Context) -> Order:
 async def test_the_documented_rights_are_enough_for_a_worker(own_server: EmbeddedServer) -> None:
     """They are applied as they stand in docs/security.md; Redis logs whatever they forbid."""
     page = (DOCS / "security.md").read_text("utf-8")
-    rules = re.search(r"ACL SETUSER (shop-worker on .*?)ACL", page, re.DOTALL)
+    rules = re.search(r"ACL SETUSER (shop-worker on .*?)```", page, re.DOTALL)
     assert rules
     names: dict[str, Any] = {"__name__": "shop"}
     exec(compile(ORDERS, "shop.py", "exec"), names)
