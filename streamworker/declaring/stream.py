@@ -172,7 +172,7 @@ class Stream(Generic[T]):
             ``Sent.duplicate`` is true, and its entry is that of the first. Such sends do not wait for one
             another: await one before the next to keep their order.
         headers
-            Stored with the record; a processor reads them from ``ctx.headers``.
+            Stored with the record; a processor reads one by ``ctx.header(name)``.
         on_full
             What to do when the partition is at its limit because a group lags: ``wait`` for room,
             or ``raise`` StreamFull. Unread entries are never dropped.
