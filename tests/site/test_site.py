@@ -134,11 +134,12 @@ def test_the_search_finds_the_right_page_among_the_first_three(
 @pytest.mark.parametrize(
     ("word", "page"),
     [
-        ("rebalance", "protocol/"),
-        ("offset", "glossary/"),
+        ("rebalance", "guarantees/#i7"),
+        ("offset", "protocol/#commit"),
+        ("resetting offsets", "operations/#reset"),
         ("retention", "retention/"),
         ("exactly-once", "guarantees/"),
-        ("scaling", "scale/"),
+        ("scaling", "deploy/#how-many"),
     ],
 )
 def test_a_reader_who_knows_kafka_is_there_with_two_clicks(
