@@ -18,6 +18,8 @@ pytestmark = pytest.mark.anyio
 PAGES = sorted((Path(__file__).parent.parent / "docs" / "recipes").glob("*.md"))
 SAVED = re.compile(r"<!-- save: ([\w.]+) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
+SENT = re.compile(r"^echo '(.+)' \| streamworker send (\w+):(\w+) -$", re.MULTILINE)
+
 
 @pytest.fixture
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
@@ -31,6 +33,14 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     for name in set(sys.modules) - before:
         if (tmp_path / f"{name}.py").exists():
             del sys.modules[name]
+
+
+def test_a_record_that_a_reader_is_told_to_send_is_one_of_its_stream(saved: Callable[[str], Any]) -> None:
+    """With the tag of its class, where the stream has several."""
+    sent = [each for page in PAGES for each in SENT.findall(page.read_text("utf-8"))]
+    assert sent
+    for record, module, stream in sent:
+        getattr(saved(module), stream).spec.record.decoder("json")({b"v": record.encode()})
 
 
 @pytest.mark.full("a minute of virtual time, and a death")
