@@ -76,8 +76,8 @@ def _print_holdings(holdings: Holdings, unread: set[str]) -> None:
     for each in holdings.held:
         if each.kind == "acked log" and each.records and each.name in unread:
             say(
-                f"No reader has registered for the acked log of {each.name!r}, {memory(each.size)}: "
-                "forward=False ends it, log_retention= says how long rows stay."
+                f"Nobody reads the acked log of {each.name!r} ({memory(each.size)}). If nobody will, declare "
+                "the processor with forward=False; log_retention= says how long rows stay."
             )
     say("", memory_forecast(holdings))
 
@@ -87,9 +87,8 @@ def kept(holding: Holding, now_ms: int) -> str:
     if holding.is_endless:
         return "everything: no group reads it"
     if not holding.retention:
-        return {"stream": "what a group has not read", "acked log": "what a reader has not read"}.get(
-            holding.kind, ""
-        )
+        by = {"stream": "groups", "acked log": "readers"}.get(holding.kind)
+        return f"trimmed once all {by} have read it" if by else ""
     if holding.is_early(now_ms):
         return f"{holding.retention}, too early to tell how it grows"
     growth = holding.growth(now_ms)

@@ -41,10 +41,10 @@ def test_status_and_top_show_a_group_at_work(worker: WorkerProcess, streamworker
     rows = [line.split() for line in lines]
     assert [row[:2] for row in rows if row and row[0].isdigit()] == [[str(p), "w1"] for p in range(4)]
     (stream,) = [line for line in lines if line.startswith("stream ")]
-    assert stream.endswith("what a group has not read")
+    assert stream.endswith("trimmed once all groups have read it")
     (log,) = [line for line in lines if line.startswith("acked log")]
     assert log.split()[2:4] == ["price", "50"]
-    (unread,) = [line for line in lines if "No reader has registered for the acked log of 'price'" in line]
+    (unread,) = [line for line in lines if "Nobody reads the acked log of 'price'" in line]
     assert "forward=False" in unread and "log_retention=" in unread
     assert "Full at today's rate: never" in lines[-1]
 
