@@ -108,11 +108,12 @@ def test_each_answer_of_the_server_becomes_an_error_with_a_remedy(
     assert words in str(error)
 
 
-def test_an_address_that_nobody_chose_is_called_the_default() -> None:
-    """One who has just saved a first program learns how to get a server, or to name one."""
+def test_at_the_address_of_the_default_one_learns_how_to_get_a_server() -> None:
+    """The app may have named that address itself, and then neither hint helps."""
     refused = ConnectionRefusedError(111, "Connection refused")
-    assert "It is the default: STREAMWORKER_REDIS_URL" in str(translate(refused, "localhost:6379"))
-    assert "default" not in str(translate(refused, "db.example:6379"))
+    hint = "If the app names no redis_url, run `streamworker dev` or set STREAMWORKER_REDIS_URL."
+    assert hint in str(translate(refused, "localhost:6379"))
+    assert "`streamworker dev`" not in str(translate(refused, "db.example:6379"))
 
 
 def test_no_answer_says_that_nobody_knows() -> None:

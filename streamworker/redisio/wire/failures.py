@@ -70,7 +70,7 @@ _TLS_ALERTS = (
 
 _UNKNOWN_OUTCOME = "Is it running, and can this machine reach it?"
 _DEFAULT_ADDRESS = "localhost:6379"
-_DEFAULT = "It is the default: STREAMWORKER_REDIS_URL names another, and `streamworker dev` starts one."
+_DEFAULT = "If the app names no redis_url, run `streamworker dev` or set STREAMWORKER_REDIS_URL."
 _MAX_CLIENTS = "max number of clients reached"
 _NO_ROOM = "has no room for another connection"
 
