@@ -107,23 +107,23 @@ class Retry(Policy):
     attempts
         How many calls there may be, the first included, whichever workers make them. None has no limit.
     backoff
-        The pause before the second call, in seconds; it doubles with each further one. Each pause is drawn
-        from its upper half.
+        The pause before the second call: seconds, or a text such as ``"1 second"``. It doubles with each
+        further one. Each pause is drawn from its upper half.
     backoff_max
-        The longest pause, in seconds.
+        The longest pause, likewise.
     then
         What is done after the last attempt: ``DeadLetter()``, ``Skip()`` or ``Halt()``; None halts.
 
     Raises
     ------
     ConfigurationError
-        If ``then`` is given without ``attempts``, or one of them is invalid.
+        If ``then`` is given without ``attempts``, ``backoff`` is above ``backoff_max``, or one is invalid.
 
     Examples
     --------
     >>> from streamworker import DeadLetter, Retry
     >>> Retry(attempts=5, backoff="1 second", then=DeadLetter())
-    Retry(attempts=5, then=DeadLetter())
+    Retry(attempts=5, backoff='1 second', then=DeadLetter())
     """
 
     @checked("Retry")
@@ -150,10 +150,21 @@ class Retry(Policy):
         """The pause before the second call, in milliseconds."""
         self.backoff_max_ms: int = duration_ms(backoff_max, "backoff_max")
         """The longest pause, in milliseconds."""
+        if self.backoff_ms > self.backoff_max_ms:
+            raise ConfigurationError(
+                f"Retry has backoff={backoff!r}, which is above backoff_max={backoff_max!r}.",
+                remedy="Raise backoff_max, or lower backoff.",
+            )
         self.then = then or Halt()
+        given = {"attempts": attempts, "backoff": backoff, "backoff_max": backoff_max, "then": then}
+        defaults = (None, 0.2, 60, None)
+        said = zip(given.items(), defaults, strict=True)
+        self._told = ", ".join(f"{name}={value!r}" for (name, value), default in said if value != default)
 
     def __repr__(self) -> str:
-        return "Retry()" if self.attempts is None else f"Retry(attempts={self.attempts}, then={self.then!r})"
+        return f"Retry({self._told})"
+
+    __str__ = __repr__
 
 
 CHOICES = (Retry, DeadLetter, Skip, Halt)

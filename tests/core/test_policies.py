@@ -99,6 +99,7 @@ def test_a_record_that_kills_its_process_halts_unless_a_policy_says_otherwise(
         ({"attempts": 2, "then": DeadLetter}, "then=<class"),
         ({"backoff": "soon"}, "backoff='soon' is no duration"),
         ({"backoff_max": -1}, "backoff_max=-1"),
+        ({"backoff": "2 minutes"}, "backoff='2 minutes', which is above backoff_max=60"),
     ],
 )
 def test_a_retry_that_makes_no_sense_is_refused_at_import(given: dict[str, Any], said: str) -> None:
@@ -113,3 +114,5 @@ def test_a_policy_shows_itself_as_it_is_written() -> None:
         repr(Retry(attempts=5, then=Skip("no such thing"))) == "Retry(attempts=5, then=Skip('no such thing'))"
     )
     assert repr(Retry()) == "Retry()"
+    slow = Retry(attempts=5, backoff="1 second", backoff_max=90)
+    assert repr(slow) == str(slow) == "Retry(attempts=5, backoff='1 second', backoff_max=90)"
