@@ -56,6 +56,20 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: APP.processor(named_nowhere),  # type: ignore[call-overload]
         "@app.processor was used without a stream. Write @app.processor(orders).",
     ),
+    "an option that a policy has": (
+        lambda: APP.processor(ORDERS, retries=3),  # type: ignore[call-overload]
+        (
+            "@app.processor has no option 'retries'. Write errors=Retry(attempts=3). "
+            "`help(streamworker.App.processor)` lists them."
+        ),
+    ),
+    "an option that is misspelt": (
+        lambda: APP.processor(ORDERS, time_out=3),  # type: ignore[call-overload]
+        (
+            "@app.processor has no option 'time_out'. Did you mean 'timeout'? "
+            "`help(streamworker.App.processor)` lists them."
+        ),
+    ),
     "an annotation that is nowhere": (
         lambda: APP.processor(ORDERS)(named_nowhere),
         (

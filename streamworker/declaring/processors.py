@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -271,6 +272,8 @@ def processor(
         raise ConfigurationError(
             "@app.processor was used without a stream.", remedy="Write @app.processor(orders)."
         )
+    for name in options.keys() - Options.__annotations__.keys():
+        raise _unknown(name)
     told = ProcessorOptions(**options)
 
     def bind(function: Callable[P, R]) -> Processor[P, R]:
@@ -283,6 +286,17 @@ def processor(
         return Processor(app, spec.name, function)
 
     return bind
+
+
+def _unknown(name: str) -> ConfigurationError:
+    near = get_close_matches(name, ["into", "tables", *Options.__annotations__], n=1)
+    meant = f"Did you mean {near[0]!r}? " if near else ""
+    if name in ("retry", "retries", "max_retries", "attempts"):
+        meant = "Write errors=Retry(attempts=3). "
+    return ConfigurationError(
+        f"@app.processor has no option {name!r}.",
+        remedy=f"{meant}`help(streamworker.App.processor)` lists them.",
+    )
 
 
 def _with_each_option(function: Any) -> inspect.Signature:
