@@ -196,6 +196,7 @@ class Stream(Generic[T]):
 
         Examples
         --------
+        >>> import asyncio
         >>> import msgspec
         >>> from streamworker import App
         >>> from streamworker.testing import MemoryServer
@@ -318,7 +319,7 @@ class Stream(Generic[T]):
         Raises
         ------
         RecordError
-            If a record is wrong. The records before it have been written.
+            If a record is wrong, and the records before it have been written; or if it is given one record.
         StreamFull, ProducerError, BackendRefused, AuthenticationFailed, ConfigurationError
             As :meth:`send`. The records before the failed chunk have been written.
 

@@ -79,6 +79,21 @@ async def test_records_before_a_bad_one_are_sent(redis_url: str) -> None:
         assert await desk.numbers() == [0, 1]
 
 
+async def test_one_record_for_send_many_is_refused_with_the_call_to_use(redis_url: str) -> None:
+    """An error of the program's own iterable stays its own."""
+
+    def failing() -> Iterator[Order]:
+        yield Order(0)
+        raise TypeError("of the program")
+
+    one: Any = Order(0)
+    async with bench(redis_url, run=False) as desk:
+        with pytest.raises(RecordError, match=r"^send_many takes several records\. Use send for one\.$"):
+            await desk.producer.send_many(one)
+        with pytest.raises(TypeError, match="of the program"):
+            await desk.producer.send_many(failing())
+
+
 async def test_a_record_that_is_too_large_is_refused_by_name_and_setting(redis_url: str) -> None:
     """The message names the size, the setting and its value; nothing is sent."""
     async with bench(redis_url, run=False, entry_bytes_max=100) as desk:

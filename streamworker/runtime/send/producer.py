@@ -158,6 +158,8 @@ class Producer:
             await sender.finish()
         except BaseException as error:
             await sender.end(error)
+            if isinstance(error, TypeError) and not isinstance(records, Iterable | AsyncIterable):
+                raise RecordError("send_many takes several records.", remedy="Use send for one.") from None
             raise
         return sender.count
 
