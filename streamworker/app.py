@@ -7,6 +7,7 @@ driver (``streamworker spark``) or a send connects to Redis when it first needs 
 ``App`` lists the decorators. The file of ``declaring`` that a line names has their arguments and examples.
 """
 
+import inspect
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
@@ -153,3 +154,16 @@ class App(DeclaringApp):
         from streamworker.runtime.worker import Worker, running
 
         return running(Worker(self, name=name, processors=processors))
+
+
+def _show_as_method(function: Any) -> None:
+    """Name its first parameter ``self`` in ``help()``."""
+    signature = inspect.signature(function)
+    app, *others = signature.parameters.values()
+    own = app.replace(name="self", annotation=inspect.Parameter.empty)
+    function.__signature__ = signature.replace(parameters=[own, *others])
+
+
+for _verb in vars(App).values():
+    if inspect.isfunction(_verb) and _verb.__module__ != __name__:
+        _show_as_method(_verb)

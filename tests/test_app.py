@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import inspect
 import threading
 from collections import Counter
 from dataclasses import dataclass, fields
@@ -188,3 +189,9 @@ def test_variables_that_are_not_misspelt_are_not_warned_about() -> None:
     for name in ours:
         with contextlib.suppress(ConfigurationError):
             Settings.from_env({name: "1"})
+
+
+def test_help_shows_the_decorators_of_an_app_as_methods() -> None:
+    """They are functions of other modules, which take the app."""
+    for name in ("stream", "table", "processor", "timer", "cron", "resource", "middleware", "pipeline"):
+        assert str(inspect.signature(getattr(App, name))).startswith("(self, "), name

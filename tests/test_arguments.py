@@ -172,7 +172,7 @@ def test_what_is_declared_is_named() -> None:
 
 def test_a_checked_function_keeps_its_signature() -> None:
     """Editors and the docs show it."""
-    assert list(inspect.signature(App.stream).parameters)[:3] == ["app", "name", "record"]
+    assert list(inspect.signature(App.stream).parameters)[:3] == ["self", "name", "record"]
     assert App.stream.__doc__ is not None
 
 
