@@ -55,7 +55,7 @@ def test_stdin_is_read_to_its_end_with_or_without_a_last_newline(
 def test_a_bad_line_stops_the_sending_and_is_named_by_its_number(
     streamworker: Invoke, shop: Path, redis_url: str
 ) -> None:
-    """What was before it is sent, nothing behind it is."""
+    """What was before it is sent, nothing behind it is, and the command for the rest sends nothing twice."""
     lines = [*orders(10), '{"order_id": "ten"}', *orders(3)]
     (shop / "orders.jsonl").write_text(lines_of(lines), "utf-8")
     result = streamworker("send", "shop:orders", "orders.jsonl")
@@ -63,6 +63,10 @@ def test_a_bad_line_stops_the_sending_and_is_named_by_its_number(
     assert "Line 11: " in result.stderr
     assert "Sent 10 records" in result.stdout
     assert len(stored(redis_url)) == 10
+    assert "tail -n +11 orders.jsonl | streamworker send shop:orders -" in result.stderr
+    rest = streamworker("send", "shop:orders", "-", "--on-error", "skip", input=lines_of(lines[10:]))
+    assert "1 were left out" in rest.stderr
+    assert len(stored(redis_url)) == 13
 
 
 def test_bad_lines_can_be_left_out(streamworker: Invoke, shop: Path, redis_url: str) -> None:

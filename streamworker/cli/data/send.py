@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
@@ -85,8 +86,22 @@ def send(
     seconds = time.monotonic() - started
     say(f"Sent {counted(sent, 'record')} to {target.app.name}:{target.name} in {seconds:.1f} s.")
     if lines.bad:
-        rest = "nothing after it was sent" if on_error is OnError.STOP else f"{lines.bad:,} were left out"
-        give_up(f"Bad lines: {rest}.")
+        if on_error is OnError.SKIP:
+            give_up(f"Bad lines: {lines.bad:,} were left out.")
+        to = f"{quote(stream)} -" + (f" --stream {quote(name)}" if name else "")
+        give_up(
+            f"Stopped at line {lines.number}, and sent nothing from it on.",
+            _how_to_go_on(to, file, lines),
+        )
+
+
+def _how_to_go_on(to: str, file: str, lines: "Lines") -> str:
+    """Return what to do after a bad line; the whole file would send twice what was before it."""
+    if lines.is_csv or file == "-":
+        header = ", after the line that names the fields" if lines.is_csv else ""
+        return f"Correct it, and send only what begins with it{header}. --on-error skip leaves out bad lines."
+    rest = f"tail -n +{lines.number} {quote(file)} | streamworker send {to}"
+    return f"To go on once it is corrected: {rest}. There, --on-error skip leaves out bad lines."
 
 
 @dataclass
