@@ -10,15 +10,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.dev.server import EmbeddedServer
+from streamworker.dev.server import EmbeddedServer, free_port
 from tests.cli.conftest import SHOP, Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess
+from tests.helpers import WorkerProcess, wait_for
 
 REFUSED = "redis://127.0.0.1:1/0"
 """Nobody listens at port 1."""
@@ -53,6 +54,14 @@ def test_no_redis(refused: Callable[..., str], invoke: Invoke) -> None:
     for command in ("status", "lag", "history", "top"):
         result = invoke(command, "shop:app", env=nobody)
         assert (result.exit_code, "127.0.0.1:1" in result.stderr) == (ExitCode.REDIS, True), command
+
+
+def test_no_redis_for_the_page(spawn: SpawnWorker, shop: Path) -> None:
+    """It is served and waits, and the terminal says for what."""
+    url = f"127.0.0.1:{free_port()}"
+    web = spawn("web", "shop:app", "--port", url, cwd=shop, environ={"STREAMWORKER_REDIS_URL": REFUSED})
+    wait_for(lambda: "Warning: Redis at 127.0.0.1:1 cannot be reached" in web.log(), "it is told")
+    assert httpx.get(f"http://{url}", timeout=60).status_code == 200
 
 
 def test_no_redis_while_sending(refused: Callable[..., str], shop: Path) -> None:

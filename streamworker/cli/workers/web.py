@@ -19,7 +19,7 @@ from streamworker.cli.timers import timers_of
 from streamworker.cli.workers.probes import cannot_use, parse_address, url_of
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import BackendRefused, ConfigurationError
+from streamworker.errors import BackendRefused, ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
 from streamworker.redisio.wire.client import Backend
@@ -104,6 +104,10 @@ def _checked(token: str, host: str) -> str:
 async def _serve(backend: Backend, app: App, listening: socket.socket, token: str, show_values: bool) -> None:
     from streamworker.web.server import serve
 
+    try:
+        await backend.time_ms()
+    except StreamworkerError as error:
+        say(f"Warning: {error}", "The page shows the app once it answers.", error=True)
     await serve(Broadcast(app.name, _Looks(backend, app, show_values).look), [listening], token)
 
 
