@@ -12,6 +12,7 @@ from pyarrow import parquet
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.redisio.data.columns import unpacked
 from tests.cli.conftest import Invoke, OpenTerminal, lines_of
+from tests.helpers import wait_for
 from tests.raw import records_in
 
 
@@ -50,6 +51,17 @@ def test_stdin_is_read_to_its_end_with_or_without_a_last_newline(
     result = streamworker("send", "shop:app", "-", input=lines_of(orders(5)).rstrip())
     assert result.exit_code == ExitCode.OK, result.output
     assert len(stored(redis_url)) == 5
+
+
+def test_ctrl_c_ends_the_input_of_a_terminal(terminal: OpenTerminal, redis_url: str) -> None:
+    """The first one: the record before it is sent and counted, and the exit code is that of Ctrl-C."""
+    sending = terminal("send", "shop:orders", "-", "--on-error", "skip")
+    sending.press(f"{orders(1)[0]}\nbad\n")
+    wait_for(lambda: "Line 2:" in sending.read(), "it has read both lines")
+    sending.press("\x03")
+    assert sending.wait() == ExitCode.INTERRUPTED
+    assert "Sent 1 record to shop:orders" in sending.text
+    assert stored(redis_url) == [0]
 
 
 def test_a_bad_line_stops_the_sending_and_is_named_by_its_number(

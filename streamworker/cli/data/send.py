@@ -1,5 +1,7 @@
 """``streamworker send``: sends records from a file or another program to a stream."""
 
+import asyncio
+import contextlib
 import csv
 import os
 import sys
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import argument, option
 from streamworker.cli.output import progress_bar, say
 from streamworker.cli.support import connected, give_up, run_async
@@ -52,7 +55,8 @@ def send(
     """Send records from a file or a pipe.
 
     Each line is one JSON object, which is checked against the stream's record type. Records are
-    sent in order. While a partition is full the command waits.
+    sent in order. While a partition is full the command waits. Ctrl-C ends the input: what came
+    before it is sent and counted.
 
     The first line of a .csv file names the fields; an empty value counts as not given. A stream
     with codec="arrow" gets those of a .parquet or .arrow file as columns.
@@ -85,6 +89,8 @@ def send(
             sent = run_async(_send_lines, target, lines, source, os.fstat(source.fileno()).st_size)
     seconds = time.monotonic() - started
     say(f"Sent {counted(sent, 'record')} to {target.app.name}:{target.name} in {seconds:.1f} s.")
+    if lines.interrupted:
+        raise typer.Exit(ExitCode.INTERRUPTED)
     if lines.bad:
         if on_error is OnError.SKIP:
             give_up(f"Bad lines: {lines.bad:,} were left out.")
@@ -114,6 +120,8 @@ class Lines:
     """Whether the first line names the fields, and each other line has their values."""
     bad: int = 0
     number: int = 0
+    interrupted: bool = False
+    """Whether Ctrl-C has ended the input."""
     _names: list[bytes] = field(default_factory=list)
 
     @property
@@ -169,7 +177,7 @@ async def _send_lines(stream: Stream[Any], lines: Lines, source: BinaryIO, size:
         task = progress.add_task("sending", total=size, note="0")
 
         async def records() -> AsyncIterator[Any]:
-            async for chunk, length in _chunks(source):
+            async for chunk, length in _chunks(source, lines):
                 for record in lines.records(chunk):
                     yield record
                 progress.update(task, advance=length, note=f"{lines.number:,}")
@@ -181,16 +189,29 @@ async def _send_lines(stream: Stream[Any], lines: Lines, source: BinaryIO, size:
             return await stream.send_many(records())
 
 
-async def _chunks(source: BinaryIO) -> AsyncIterator[tuple[list[bytes], int]]:
+async def _chunks(source: BinaryIO, lines: Lines) -> AsyncIterator[tuple[list[bytes], int]]:
     """Yield whole lines as they arrive, and the bytes read. A thread reads, so the event loop does not block.
 
-    Lines from a pipe are yielded at once, so that a line does not wait until the program writes more.
+    Lines from a pipe are yielded at once, so that a line does not wait until the program writes more. The
+    thread does not wait for them, because nothing ends a thread that does.
     """
-    from anyio import to_thread
+    import anyio
 
     read = getattr(source, "read1", source.read)
     rest = b""
-    while chunk := await to_thread.run_sync(read, READ_BYTES, abandon_on_cancel=True):
+    while True:
+        try:
+            with contextlib.suppress(OSError):  # A file, which never waits, cannot be waited for.
+                await anyio.wait_readable(source)
+            chunk = await anyio.to_thread.run_sync(read, READ_BYTES, abandon_on_cancel=True)
+        except asyncio.CancelledError:
+            # The first Ctrl-C cancels this task: the records before it are still sent. The second ends all.
+            if (task := asyncio.current_task()) is not None:
+                task.uncancel()
+            lines.interrupted = True
+            return
+        if not chunk:
+            break
         *whole, rest = (rest + chunk).split(b"\n")
         yield whole, len(chunk)
     if rest:
