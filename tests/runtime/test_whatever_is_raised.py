@@ -4,6 +4,7 @@ Each mode is a worker of its own, which meets a record of each kind among others
 """
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
+import redis
 from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, DecodeError, Halt, Policy, Records, Skip
@@ -507,3 +509,11 @@ def test_what_is_logged_of_an_error_is_short_whatever_it_is() -> None:
     assert traceback_of(Nameless("anon")) == describe_error(Nameless("anon")) == "Nameless: anon"
     assert describe_error(MuteForGood()) == "MuteForGood: str() of it raises an error, too"
     assert describe_error(ValueError("two\nlines")) == "ValueError: two lines"
+
+
+def test_the_line_of_an_error_is_that_of_the_users_code() -> None:
+    """Not one of Python's library or of an installed package that it calls."""
+    for call in (lambda: json.loads("{"), lambda: redis.Redis.from_url("no URL")):
+        with pytest.raises(ValueError, match=r".") as raised:
+            call()
+        assert "(test_whatever_is_raised.py:" in describe_error(raised.value)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import sysconfig
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,8 @@ from streamworker.runtime.run.threads import name_of, settled
 TRACE_MAX = 16_000
 """Characters of a traceback in a log line: 40 frames have half as many. Of a longer one the middle is left
 out, which is the text of an error."""
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+_PYTHON = (sysconfig.get_path("stdlib"), "<frozen ")
 
 
 def failure(raised: BaseException) -> Exception:
@@ -47,14 +50,29 @@ def as_error(raised: BaseException) -> Exception:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error in one line, with the file and line that raised it, for reasons and dead letters."""
-    frames = [
-        (frame.f_code.co_filename.replace("\\", "/").split("/"), line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    theirs = [(path, line) for path, line in frames if "streamworker" not in path]
-    where = "".join(f" ({path[-1]}:{line})" for path, line in (theirs or frames)[-1:])
-    return in_words(error) + printable(where)
+    """Return an error in one line, for reasons and dead letters, with a line of the user's code.
+
+    That is the innermost line outside of installed packages, Python's library and streamworker.
+    """
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    if not frames:
+        return in_words(error)
+    path, line = min(reversed(frames), key=lambda frame: _distance(frame[0]))
+    return in_words(error) + printable(f" ({_parts(path)[-1]}:{line})")
+
+
+def _distance(path: str) -> int:
+    """Return 0 for a file of the user, 1 for one of an installed package, 2 for all others."""
+    parts = _parts(path)
+    if "streamworker" in parts:
+        return 2
+    if not _INSTALLED.isdisjoint(parts):
+        return 1
+    return 2 if path.startswith(_PYTHON) else 0
+
+
+def _parts(path: str) -> list[str]:
+    return path.replace("\\", "/").split("/")
 
 
 def traceback_of(error: BaseException) -> str:
