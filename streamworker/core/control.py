@@ -89,13 +89,13 @@ class RequestMade(ControlMessage):
     kind: ClassVar[str] = "order"
     is_news: ClassVar[bool] = True
     order: str
-    """``pause``, ``resume``, ``retry`` or ``put``."""
+    """``pause``, ``resume``, ``retry``, ``put``, or ``reset``, which owners need not obey."""
     partitions: tuple[int, ...]
     versions: tuple[int, ...]
-    """The version of the orders in each partition's lock."""
+    """The version of the orders in each partition's lock; none of a ``reset``."""
     who: str
     why: str
-    """The reason, in the operator's words; for ``put`` it begins with the record."""
+    """The operator's reason; for ``put`` it begins with the record, for ``reset`` it is the target."""
 
     def __str__(self) -> str:
         return f"{self.order} {ranges(self.partitions)} by {self.who}"

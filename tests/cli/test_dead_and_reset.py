@@ -260,15 +260,18 @@ def test_letters_or_all_but_not_both(invoke: Invoke) -> None:
 
 
 def test_reset_runs_records_again_or_leaves_them_out(stopped: None, streamworker: Invoke) -> None:
-    """To the earliest everything waits again; to the latest nothing does."""
+    """To the earliest everything waits again; to the latest nothing does. `history` says who did it."""
     would_move_all_back(streamworker)
     asked = streamworker("reset", "shop:price", "--to", "earliest")
     assert asked.exit_code == ExitCode.USAGE
     assert lag(streamworker) == 0
-    back = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert "reset" not in streamworker("history", "shop:price").stdout
+    back = streamworker("reset", "shop:price", "--to", "earliest", "--yes", env={"LOGNAME": "ann"})
     assert back.exit_code == ExitCode.OK, back.output
     assert "Moved 4 partitions back by 12 records" in back.stdout
     assert lag(streamworker) == 12
+    (told,) = [line for line in streamworker("history", "shop:price").stdout.splitlines() if "reset" in line]
+    assert 'ann "to earliest"' in told and told.endswith("0-3")
     ahead = streamworker("reset", "shop:price", "--to", "latest", "--yes")
     assert "Moved 4 partitions ahead by 12 records" in ahead.stdout
     assert lag(streamworker) == 0

@@ -10,10 +10,12 @@ import typer
 from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, Yes, option
 from streamworker.cli.output import confirm, print_table, say
-from streamworker.cli.requests import Partition
+from streamworker.cli.requests import Partition, operator
 from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async, take
+from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
+from streamworker.core.text import storable
 from streamworker.core.words import checkpoint_text, counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import CoordinationError, StreamworkerError
@@ -21,6 +23,7 @@ from streamworker.importing import resolve_processor
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.state import TIMERS, read_state
 from streamworker.redisio.data.streams import entries_up_to
+from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -100,7 +103,7 @@ def reset(
       streamworker reset shop:price --to 2026-01-31T12:00Z --dry-run
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
-    run_async(_reset, *resolve_processor(processor), parse_target(to), partition, dry_run, clear_tables, yes)
+    run_async(_reset, *resolve_processor(processor), to, partition, dry_run, clear_tables, yes)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -126,13 +129,13 @@ def parse_target(text: str) -> EntryId | None:
 async def _reset(
     app: App,
     spec: ProcessorSpec,
-    target: EntryId | None,
+    to: str,
     partitions: list[int] | None,
     dry_run: bool,
     clear_tables: bool,
     yes: bool,
 ) -> None:
-    wanted = sorted(set(partitions or range(spec.stream.partitions)))
+    target, wanted = parse_target(to), sorted(set(partitions or range(spec.stream.partitions)))
     check_partitions(spec.stream, wanted, "--partition")
     async with connected(app) as backend:
         await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
@@ -157,9 +160,16 @@ async def _reset(
             confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
             # A worker may have started while the command waited for the answer.
             is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
-        for move in moves:
-            owner = "" if is_run else move.owner
-            await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
+        moved: list[int] = []
+        try:
+            for move in moves:
+                owner = "" if is_run else move.owner
+                await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
+                moved.append(move.partition)
+        finally:
+            if moved:
+                told = RequestMade("reset", tuple(moved), (), storable(operator()), f"to {to}")
+                await post(backend, group_keys(spec), [told.fields()])
     say(*_told("Moved", moves))
     if is_run:
         say(f"Paused: `streamworker resume MODULE:{spec.name}` lets it go on.")
