@@ -14,7 +14,7 @@ from streamworker.cli.output import say
 from streamworker.cli.support import Commands
 from streamworker.cli.workers import dev, run, spark, web
 from streamworker.dev import rendezvous
-from streamworker.variables import REDIS_URL_OVERRIDE
+from streamworker.variables import REDIS_URL_OVERRIDE, URL_VARIABLE
 
 app = typer.Typer(
     cls=Commands,
@@ -43,14 +43,13 @@ def root(
     ] = False,
 ) -> None:
     """Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
-    if context.invoked_subcommand not in ("acl", "dev", "demo"):
+    if context.invoked_subcommand not in ("acl", "dev", "demo") and not context.obj:
         _use_running_dev()
 
 
 def _use_running_dev() -> None:
-    """Use the server of the ``dev`` that runs in this folder, if one does, and print that."""
-    found = None if REDIS_URL_OVERRIDE in os.environ else rendezvous.find()
-    if found is not None:
+    """Use the server of the ``dev`` that runs in this folder, unless a variable names one, and print that."""
+    if not os.environ.keys() & {REDIS_URL_OVERRIDE, URL_VARIABLE} and (found := rendezvous.find()):
         rendezvous.export(found[1])
         say(f"Using the server of `streamworker dev` (process {found[0]}) in this folder.", error=True)
 

@@ -34,7 +34,11 @@ class Commands(TyperGroup):
     """A command group that reports a ``StreamworkerError`` by a message and an exit code, not a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; report errors that the user can correct."""
+        """Run the command; report errors that the user can correct.
+
+        The context's ``obj`` says whether the command only prints its help.
+        """
+        ctx.obj = not {"-h", "--help"}.isdisjoint(ctx.args)
         warnings.showwarning = lambda message, *_: say(f"Warning: {message}", error=True)
         sys.excepthook = lambda *error: say(*printable_lines("".join(format_exception(*error))), error=True)
         with errors_reported():

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from typer.testing import CliRunner
 
 from streamworker import App
+from streamworker.cli.root import app
 from streamworker.dev.rendezvous import FILE, announced
 from streamworker.variables import REDIS_URL_OVERRIDE, URL_VARIABLE
 
@@ -53,6 +55,24 @@ def test_what_the_app_or_a_variable_names_comes_first(url: str, monkeypatch: pyt
     assert used() == CHOSEN
     monkeypatch.setenv(REDIS_URL_OVERRIDE, url)
     assert used(DEFAULT) == used() == url
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "is_used"),
+    [
+        pytest.param("doctor", {}, True, id="none is named"),
+        pytest.param("doctor", {URL_VARIABLE: CHOSEN}, False, id="a variable names one"),
+        pytest.param("doctor --help", {}, False, id="it prints its help"),
+        pytest.param("dead list -h", {}, False, id="it prints the help of a part"),
+    ],
+)
+def test_a_command_uses_the_server_of_dev_unless_a_variable_names_one(
+    url: str, command: str, variables: dict[str, str], is_used: bool
+) -> None:
+    """As a program does; and it says so, unless it asks no server."""
+    result = CliRunner().invoke(app, command.split(), env=variables)
+    assert ("Using the server of `streamworker dev`" in result.stderr) == is_used
+    assert (os.environ.get(REDIS_URL_OVERRIDE) == url) == is_used
 
 
 @pytest.mark.parametrize(

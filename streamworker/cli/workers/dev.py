@@ -55,10 +55,10 @@ def dev(
 ) -> None:
     """Run server, workers, Spark and live view together.
 
-    The command starts an embedded server, which the app, PROGRAM and all other commands in this
-    folder use even if the app names another Redis. A program that you start in this folder yourself
-    uses it, too, unless its app or STREAMWORKER_REDIS_URL names another. `q` or Ctrl-C stops
-    everything: workers drain first. A second Ctrl-C ends all at once.
+    The command starts an embedded server, and stops it at its end. The app uses this server even if
+    it names another Redis, and so does PROGRAM. So do other commands in this folder meanwhile, unless
+    STREAMWORKER_REDIS_URL is set; and a program that you start yourself, unless that or its app names
+    another. `q` or Ctrl-C stops everything: workers drain first. A second Ctrl-C ends all at once.
 
     The data stays for the next run, as Spark's checkpoints and tables do.
 
