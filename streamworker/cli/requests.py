@@ -2,7 +2,7 @@
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import anyio
@@ -95,10 +95,8 @@ async def _give(
                 locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
                 open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
                 await anyio.sleep(POLL_S if open_ else 0)
-    _tell(spec.name, request, news, open_, locks)
     failing = [p for p, lock in before.items() if isinstance(lock, LockView) and lock.state in FAILING]
-    if request == "retry" and not failing:
-        say("None of them was halted or retrying.")
+    _tell(spec.name, request, news, open_, locks, failing if request == "retry" else wanted)
 
 
 def _is_obeyed(lock: LockView | None, given: Given) -> bool:
@@ -112,13 +110,16 @@ def _tell(
     news: Mapping[int, Given],
     open_: Mapping[int, Given],
     locks: Mapping[int, LockView],
+    changed: Collection[int],
 ) -> None:
-    """Say what was done, and fail if not everything was."""
+    """Say what was done, and that nothing was where nothing ``changed``; fail if not everything was."""
     done = [p for p in news if p not in open_]
     if not news:
         give_up(f"No partition of {name} is paused.")
-    if done:
-        say(f"{DONE[request]} {counted(len(done), 'partition')} of {name}: {ranges(done)}.")
+    if them := [p for p in done if p in changed]:
+        say(f"{DONE[request]} {counted(len(them), 'partition')} of {name}: {ranges(them)}.")
+    if others := [p for p in done if p not in changed]:
+        say(f"Neither halted nor retrying: {ranges(others)}.")
     if free := [p for p in done if not locks[p].owner]:
         say(f"Nobody owns {ranges(free)} now; it holds for the worker that takes them.")
     if request == "retry" and (paused := [p for p in done if locks[p].pause is not None]):
