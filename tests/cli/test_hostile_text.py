@@ -12,9 +12,11 @@ import typer
 from streamworker import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.root import app as command_line
+from streamworker.dev.rendezvous import find
 from streamworker.importing import resolve_stream
 from streamworker.redisio.data.state import RAN
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.variables import REDIS_URL_OVERRIDE
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
@@ -309,7 +311,8 @@ def test_dev_passes_nothing_on_that_a_terminal_obeys(failing: Path, terminal: Op
     """Its workers write to its own terminal."""
     dev = terminal("dev", "shop:app", "--workers", "1", "--no-spark", "--no-tui")
     wait_for(lambda: "worker_started" in dev.read(), "its worker has started")
-    assert terminal("send", "shop:orders", "order.jsonl").wait() == 0
+    _, url = find() or (0, "")
+    assert terminal("send", "shop:orders", "order.jsonl", **{REDIS_URL_OVERRIDE: url}).wait() == 0
     wait_for(lambda: SEEN in dev.read(), "the record has failed")
     dev.press("\x03")
     dev.wait()
