@@ -242,5 +242,5 @@ def test_a_type_checker_knows_each_option_of_a_processor() -> None:
     """``Options`` tells it what ``ProcessorOptions`` has, and ``help()`` shows what both name."""
     assert Options.__annotations__ == ProcessorOptions.__annotations__
     shown = inspect.signature(App.processor).parameters
-    assert shown.keys() == {"app", "stream", "into", "tables"} | Options.__annotations__.keys()
+    assert shown.keys() == {"self", "stream", "into", "tables"} | Options.__annotations__.keys()
     assert all(shown[option.name].default == option.default for option in fields(ProcessorOptions))

@@ -99,8 +99,9 @@ async def test_the_service_of_the_page_tells_its_clients_what_to_do(
         (tmp_path / name).write_text(code, "utf-8")
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
     monkeypatch.syspath_prepend(tmp_path)
-    for name in ("shop", "web"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in ("shop", "web"):  # What was imported under these names before is there again after the test.
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
     web = import_module("web")
     transport = httpx.ASGITransport(web.api)
     async with web.app.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://web") as client:
