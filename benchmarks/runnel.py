@@ -9,7 +9,7 @@ PACKAGES = ("runnel==0.1.0b1", "click<8.1", "orjson", "xxhash")
 
 
 def runnel_python() -> Path | None:
-    """Return the Python of an environment with runnel; None where there is no Python 3.8.
+    """Return the Python of an environment with runnel; None where there is no Python 3.8, or no PyPI.
 
     The first call makes the environment beside that of this process.
     """
@@ -20,7 +20,8 @@ def runnel_python() -> Path | None:
         if base is None:
             return None
         subprocess.run([base, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
+        if subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=False).returncode:
+            return None
         (folder / "ready").touch()
     return python
 

@@ -32,7 +32,7 @@ def with_runnel(contest: Contest) -> list[Program]:
     """Return runnel's program; where it cannot run here, none, and say so in ``left_out``."""
     python = runnel_python()
     if python is None:
-        contest.left_out.append("runnel: there is no Python 3.8 here, which it needs.")
+        contest.left_out.append("runnel: it needs a Python 3.8, and its packages from PyPI.")
         return []
     return [
         Program("runnel", ("-m", "benchmarks.peers.runnel_batches"), entries="runnel", python=str(python))

@@ -158,7 +158,7 @@ def test_runnel_is_left_out_where_there_is_no_python_for_it(
     monkeypatch.setenv("HOME", str(tmp_path))
     contest = Contest(BenchGround.__new__(BenchGround))
     assert with_runnel(contest) == []
-    assert contest.left_out == ["runnel: there is no Python 3.8 here, which it needs."]
+    assert contest.left_out == ["runnel: it needs a Python 3.8, and its packages from PyPI."]
 
 
 def test_who_is_not_installed_is_left_out_with_what_to_install() -> None:
