@@ -22,6 +22,9 @@ Outcomes that are normal in a healthy system (a peer holds the lock, a commit wa
 values, not exceptions; see ``core.ownership.locks`` and ``redisio.data.commit``.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class StreamworkerError(Exception):
     """Base of all errors of this package.
@@ -114,6 +117,16 @@ class InternalError(StreamworkerError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, remedy="This is a bug in streamworker; please report it with the log.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the question that begins a remedy if a known name is near to one that is wrong; else nothing.
+
+    >>> did_you_mean("time_out", ["batch", "timeout"]), did_you_mean("x", ["batch", "timeout"])
+    ("Did you mean 'timeout'? ", '')
+    """
+    near = get_close_matches(name, [*known], n=1)
+    return f"Did you mean {near[0]!r}? " if near else ""
 
 
 def _again(kind: type[StreamworkerError], message: str, remedy: str) -> StreamworkerError:

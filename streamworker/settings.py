@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_values, kind_of
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.urls import Credentials, refuse_path, refuse_plaintext, warn_of_unverified
 from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, provider_of, read_value
 
@@ -227,10 +227,9 @@ class Settings:
             values["coordination"] = kind(**_values_of(kind, environ, given, f"{kind.name}_"))
             known |= _own_names()
         for name in sorted(set(given) - known):
-            near = get_close_matches(name, known, n=1)
-            meant = f"Did you mean {near[0]!r}? " if near else ""
             raise ConfigurationError(
-                f"There is no setting {name!r}.", remedy=f"{meant}`help(streamworker.Settings)` lists them."
+                f"There is no setting {name!r}.",
+                remedy=f"{did_you_mean(name, known)}`help(streamworker.Settings)` lists them.",
             )
         return cls(**values)
 

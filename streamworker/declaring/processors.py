@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, ParamSpec, Protocol, TypeVar, Unpack, overload
 
@@ -18,7 +17,7 @@ from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
 from streamworker.declaring.table import Table, written
 from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.send.producer import Sent
 from streamworker.runtime.send.receipts import wait_for_commit
@@ -289,8 +288,7 @@ def processor(
 
 
 def _unknown(name: str) -> ConfigurationError:
-    near = get_close_matches(name, ["into", "tables", *Options.__annotations__], n=1)
-    meant = f"Did you mean {near[0]!r}? " if near else ""
+    meant = did_you_mean(name, ["into", "tables", *Options.__annotations__])
     if name in ("retry", "retries", "max_retries", "attempts"):
         meant = "Write errors=Retry(attempts=3). "
     return ConfigurationError(

@@ -4,7 +4,6 @@ A record type is a ``msgspec.Struct`` (the fastest), a dataclass, an attrs class
 ``NamedTuple``, a pydantic model, or a union of Structs that have tags.
 """
 
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from streamworker.core.data.entries import Entry
-from streamworker.errors import ConfigurationError
+from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.records.codecs import (
     BatchDecoder,
     Codec,
@@ -148,11 +147,10 @@ class RecordType(Declared):
 
     def _getter(self, name: object) -> Callable[[Any], object]:
         if not isinstance(name, str) or name not in self.fields:
-            near = difflib.get_close_matches(str(name), self.fields, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
             raise ConfigurationError(
                 f"{self.name} has no field {name!r} to be its key.",
-                remedy=f"{hint}Its fields are {', '.join(self.fields) or 'none that all members have'}.",
+                remedy=f"{did_you_mean(str(name), self.fields)}Its fields are "
+                f"{', '.join(self.fields) or 'none that all members have'}.",
             )
         if self._is_float(name):
             raise ConfigurationError(

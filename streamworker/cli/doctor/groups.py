@@ -247,14 +247,14 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
         return warn(
             name,
             f"{len(failing)} retrying: {first}",
-            "What heals goes on by itself; `streamworker retry` tries now: docs: errors.",
+            "What heals goes on by itself; `streamworker retry` tries now (docs: errors).",
         )
     slow = [view for view in snapshot.partitions if view.reason and view.state != "unowned"]
     if slow:
         return warn(
             name,
             f"{len(slow)} held up: partition {slow[0].partition}: {slow[0].reason}",
-            "The log of its worker has the stack: docs: operations, a partition that stands still.",
+            "The log of its worker has the stack (docs: operations, a partition that stands still).",
         )
     waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
     if waiting and any(member.state == "active" for member in snapshot.members):
@@ -364,7 +364,7 @@ def _history(holdings: Holdings) -> Iterator[Check]:
     if full_s is None or full_s > FULL_WARN_S:
         yield ok("memory forecast", told)
     else:
-        yield warn("memory forecast", told, "Shorten the retention, or raise maxmemory: docs: retention.")
+        yield warn("memory forecast", told, "Shorten the retention, or raise maxmemory (docs: retention).")
 
 
 def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:

@@ -59,5 +59,5 @@ def _tell_off() -> None:
     get_logger("streamworker.tracing").warning(
         "tracing_is_off",
         reason="tracing=True, and this process has no TracerProvider",
-        remedy="Set one before the worker starts, or run it by `opentelemetry-instrument`: docs: tracing.",
+        remedy="Set one before the worker starts, or run it by `opentelemetry-instrument` (docs: tracing).",
     )
