@@ -48,6 +48,7 @@ def written(path: str) -> str:
     except OSError as problem:
         return problem.strerror
 
+# Folders of the container, where this runs.
 places = map(written, ("/app/x", "/venv/x", "/tmp/x"))
 print("process", os.getpid(), "of", os.getuid(), *places, sep="|", flush=True)
 """
