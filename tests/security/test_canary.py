@@ -7,8 +7,9 @@ import contextlib
 import json
 import pickle
 import re
+import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import anyio
 import psutil
 import pytest
 import redis
-from typer.testing import Result
 
 from streamworker import App
 from streamworker.dev import rendezvous
@@ -25,32 +25,15 @@ from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Endpoint, Link
 from streamworker.redisio.wire.node import Node
+from tests.cli.conftest import SHOP, Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import WorkerProcess, wait_for
 
-SHOP = """
-import msgspec
-from streamworker import App, DeadLetter
-
-app = App("shop")
-
-class Order(msgspec.Struct):
-    customer: str
-    amount: int
-
-orders = app.stream("orders", Order, key="customer", partitions=2)
-
-@app.processor(orders, errors=DeadLetter())
-async def price(order: Order) -> Order:
-    if order.amount < 0:
-        raise ValueError("negative")
-    return order
-
-@app.processor(orders)
-async def crash(order: Order) -> None:
-    raise RuntimeError("a bug in the handler")
+CRASHING = SHOP.replace("-> None: ...", '-> None: raise RuntimeError("a bug in the handler")')
+RECORDS = """{"order_id": 1, "customer": "ann", "amount": 1}
+{"order_id": 2, "customer": "bob", "amount": -1}
+no record
 """
-RECORDS = '{"customer": "ann", "amount": 1}\n{"customer": "bob", "amount": -1}\nno record\n'
 URL = "STREAMWORKER_REDIS_URL"
 FEW_S = 60
 
@@ -78,73 +61,59 @@ def files_with(canary: str, *folders: Path) -> list[Path]:
     return [path for path in paths if canary.encode() in path.read_bytes()]
 
 
-def _misses_its_server(worker: WorkerProcess) -> bool:
-    return "cannot be reached" in worker.log()
+def _one_says(workers: Iterable[WorkerProcess], words: str) -> bool:
+    return any(words in worker.log() for worker in workers)
 
 
 def test_the_password_is_nowhere_when_workers_and_commands_fail(
-    own_server: EmbeddedServer, spawn: SpawnWorker, tmp_path: Path
+    own_server: EmbeddedServer, spawn: SpawnWorker, shop: Path, invoke: Invoke
 ) -> None:
     """At log level debug: handlers that raise, a server that goes away, a wrong port and a wrong password."""
-    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
-    (tmp_path / "records").write_text(RECORDS, "utf-8")
+    (shop / "shop.py").write_text(CRASHING, "utf-8")
+    (shop / "records").write_text(RECORDS, "utf-8")
     url = own_server.url
     canary = canary_of(url)
-    right = {URL: url}
-    plain, as_json = (
-        spawn("run", "shop:app", "--log-level", "debug", "--log-format", style, environ=right)
+    workers = [
+        spawn("run", "shop:app", "--log-level", "debug", "--log-format", style, environ={URL: url})
         for style in ("console", "json")
-    )
-    elsewhere = url.replace("/s?", "/nobody?")
-    wrong = [
-        spawn(*command, environ={URL: wrong_url})
-        for command, wrong_url in (
-            (("run", "shop:app", "--log-level", "debug"), elsewhere),
-            (("run", "shop:app", "--log-level", "debug"), f"redis://:{canary}@127.0.0.1:1/0"),
-            (("run", "shop:app", "--log-level", "debug"), f"rediss://:{canary}@127.0.0.1:1/0?ssl_x=1"),
-            (("status", "shop:app"), url.replace(canary, canary + "x")),
-            (("doctor", "shop:app"), f"redis://user:{canary}/x@127.0.0.1:1/0"),
-        )
     ]
-    sent = spawn("send", "shop:orders", "records", environ=right)
-    everyone = [plain, as_json, *wrong, sent]
-    seen = command_lines(process.pid for process in everyone)
-    assert seen.count("streamworker") >= len(everyone)
-    for process in (*wrong, sent):
-        assert process.wait(FEW_S) != 0
+    said = []
+    for failed, wrong_url, command in (
+        ("cannot be reached", url.replace("/s?", "/nobody?"), "run shop:app --log-level debug"),
+        ("cannot be reached", f"redis://:{canary}@127.0.0.1:1/0", "run shop:app --log-level debug"),
+        ("ssl_", f"rediss://:{canary}@127.0.0.1:1/0?ssl_x=1", "run shop:app --log-level debug"),
+        ("did not accept", url.replace(canary, canary + "x"), "status shop:app"),
+        ("cannot be read", f"redis://user:{canary}/x@127.0.0.1:1/0", "doctor shop:app"),
+        ("JSON", url, "send shop:orders records"),
+    ):
+        sys.modules.pop("shop", None)  # Its app remembers the URL of the command before.
+        result = invoke(*command.split(), env={URL: wrong_url})
+        assert (result.exit_code != 0, failed in result.output) == (True, True), result.output
+        said.append(result.output)
+    seen = command_lines(worker.pid for worker in workers)
+    assert seen.count("streamworker") >= len(workers)
 
-    wait_for(lambda: "a bug in the handler" in plain.log() + as_json.log(), "a handler has failed", FEW_S)
-    wait_for(lambda: "negative" in plain.log() + as_json.log(), "a record has been given up", FEW_S)
+    for failed in ("a bug in the handler", "amount is negative"):
+        wait_for(partial(_one_says, workers, failed), failed, FEW_S)
     own_server.kill()
-    for worker in (plain, as_json):
-        wait_for(partial(_misses_its_server, worker), "it misses its server", FEW_S)
+    for worker in workers:
+        wait_for(partial(_one_says, [worker], "cannot be reached"), "it misses its server", FEW_S)
         worker.kill()
 
-    said = [process.log() for process in everyone]
-    assert "Traceback" in said[0] + said[1]
-    failed = (
-        "cannot be reached",
-        "cannot be reached",
-        "No such",
-        "refused",
-        "ssl_",
-        "did not accept",
-        "cannot be read",
-        "JSON",
-    )
-    assert [word for word, text in zip(failed, said, strict=True) if word not in text] == []
+    said += [worker.log() for worker in workers]
+    assert "Traceback" in said[-2] + said[-1]
     assert [text for text in said if canary in text] == []
     assert canary not in seen
-    assert files_with(canary, tmp_path) == []
+    assert files_with(canary, shop) == []
 
 
+@pytest.mark.full("starts dev; tests/cli/test_dev.py looks at its file, tests/dev at its server")
 def test_dev_keeps_the_password_of_its_server_in_one_file_that_is_ours(
-    spawn: SpawnWorker, tmp_path: Path
+    spawn: SpawnWorker, shop: Path
 ) -> None:
     """On no command line, neither its own nor its server's, and in no output."""
-    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
     dev: WorkerProcess = spawn("dev", "shop:app", "--workers", "1")
-    file = tmp_path / rendezvous.FILE
+    file = shop / rendezvous.FILE
     url = wait_for(
         lambda: file.exists() and file.read_text() and json.loads(file.read_text())["url"], "dev runs", 30
     )
@@ -157,7 +126,7 @@ def test_dev_keeps_the_password_of_its_server_in_one_file_that_is_ours(
     assert file.stat().st_mode & 0o777 == 0o600
     assert socket.stat().st_mode & 0o077 == 0
     assert socket.parent.stat().st_mode & 0o777 == 0o700
-    assert files_with(canary, tmp_path, socket.parent) == [file]
+    assert files_with(canary, shop, socket.parent) == [file]
     dev.terminate()
     dev.wait(30)
     assert canary not in seen + dev.log()
@@ -186,16 +155,14 @@ def test_nothing_that_a_program_may_print_holds_the_password() -> None:
     assert [text for text in shown if canary in text] == []
 
 
-def test_no_command_prints_the_password(
-    redis_url: str, shop: Path, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del shop
+def test_no_command_prints_the_password(redis_url: str, streamworker: Invoke) -> None:
     canary = canary_of(redis_url)
-    monkeypatch.setenv(URL, redis_url)
     with redis.Redis.from_url(redis_url) as client:
         client.xadd("sw:{shop.orders.0}:events", {"v": "1"})
     for command in ("status", "lag", "history", "doctor", "dead list"):
         for options in ([], ["--json"]):
-            result = invoke(*command.split(), "shop:price" if "dead" in command else "shop:app", *options)
+            result = streamworker(
+                *command.split(), "shop:price" if "dead" in command else "shop:app", *options
+            )
             assert result.output
             assert canary not in result.output

@@ -3,11 +3,9 @@
 import ast
 from pathlib import Path
 
-import psutil
 import pytest
 
 import streamworker
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -71,15 +69,3 @@ def test_a_name_that_could_reach_another_key_is_refused(name: str) -> None:
     ):
         with pytest.raises(ConfigurationError):
             make()
-
-
-def test_the_embedded_server_is_this_users_alone() -> None:
-    """A folder that nobody else enters, a socket that nobody else opens, and no port."""
-    with EmbeddedServer() as server:
-        socket = Path(server.url.rpartition("@")[2].partition("?")[0])
-        assert socket.is_socket()
-        assert socket.stat().st_mode & 0o077 == 0
-        assert socket.parent.stat().st_mode & 0o777 == 0o700
-        with Path(f"/proc/{server.pid}/net/unix").open() as sockets:
-            assert any(str(socket) in line for line in sockets)
-        assert psutil.Process(server.pid).net_connections("inet") == []

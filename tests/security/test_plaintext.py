@@ -1,7 +1,5 @@
 """Plain text leaves this machine only where somebody said so."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.link import Endpoint
 from streamworker.settings import Settings
 from streamworker.spark.source.connection import resolve
+from tests.cli.conftest import Invoke
 
 SECRET = "canary-Pa55word"
 
@@ -107,18 +106,9 @@ def test_spark_is_told_what_the_app_allows() -> None:
     )
 
 
-def test_a_command_refuses_it_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_command_refuses_it_with_its_exit_code(invoke: Invoke) -> None:
     """The message is all: no traceback, nothing is sent."""
-    (tmp_path / "shop.py").write_text("from streamworker import App\napp = App('shop')\n", "utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "streamworker", "doctor"],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin", "STREAMWORKER_REDIS_URL": f"redis://:{SECRET}@db.example"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    done = invoke("doctor", "shop:app", env={"STREAMWORKER_REDIS_URL": f"redis://:{SECRET}@db.example"})
     assert "plain text to db.example" in done.stdout
-    assert SECRET not in done.stdout + done.stderr
-    assert done.returncode == 1
+    assert SECRET not in done.output
+    assert done.exit_code == 1
