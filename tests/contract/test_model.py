@@ -8,15 +8,20 @@ from random import Random
 
 import pytest
 
+from streamworker.testing import MemoryServer
 from tests.contract.clocked import ClockedBackend
-from tests.contract.twins import OF_PROTOCOLS, Difference, Step, Twins, draw
+from tests.contract.twins import OF_GROUPS, OF_LOCKS, OF_PROTOCOLS, OF_RECORDS, Difference, Step, Twins, draw
 from tests.planting import Plant, each_found_by, planted
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
-SEEDS = 10
+SEEDS = 6
 STEPS = 160
 ACKED_LIMIT = 2
+SEEDS_IN_MEMORY = 2
+IN_MEMORY = {*OF_LOCKS, *OF_RECORDS, *OF_GROUPS, *(each for some in OF_PROTOCOLS.values() for each in some)}
+IN_MEMORY -= {"probe", "mend", "read"}
+"""What a server in memory does as a real one."""
 SOAK_SEEDS = 1_000
 SEEDS_FOR_A_MISTAKE = 40
 SHRINK_RUNS = 150
@@ -33,6 +38,8 @@ ANSWERS = {
     "lease": {"LeasesChallenged", "LeaseRaced", "LeasesUpdated"},
 }
 """What the sequences of each protocol must have led to."""
+NOT_IN_MEMORY = {"PeersProbed", "repaired", "put aside", "said: beats", "said: loads"}
+NOT_IN_MEMORY |= {"said: beats, and no heartbeats"}
 
 
 @pytest.fixture
@@ -50,9 +57,10 @@ async def difference(
     *,
     acked_limit: int = 0,
     met: set[str] | None = None,
+    in_memory: bool = False,
 ) -> tuple[int, str] | None:
     """Do some steps at both; return at which one they differ, and how."""
-    twins = Twins(backend, protocol, acked_limit)
+    twins = Twins(backend, protocol, acked_limit, in_memory=in_memory)
     await twins.begin()
     try:
         for at, step in enumerate(steps):
@@ -95,6 +103,21 @@ async def test_the_model_answers_as_the_server_does(clocked: ClockedBackend, pro
             told = await smallest(clocked, protocol, steps[: found[0] + 1], acked_limit)
             pytest.fail(f"seed {seed}, step {found[0]}: {found[1]}\nand with fewer steps:\n{told}")
     assert met >= ANSWERS[protocol]
+
+
+@pytest.mark.parametrize("protocol", OF_PROTOCOLS)
+async def test_the_server_in_memory_answers_as_the_model_does(protocol: str) -> None:
+    """And so as a real server does; tests/redisio/test_fakeredis.py has what the model has not."""
+    met = set[str]()
+    with MemoryServer() as server:
+        async with ClockedBackend.open(server.url, name="twins") as backend:
+            for seed in range(SEEDS_IN_MEMORY):
+                steps = [step for step in draw(Random(seed), protocol, STEPS) if step.what in IN_MEMORY]
+                limit = ACKED_LIMIT * (seed % 2)
+                assert not await difference(
+                    backend, protocol, steps, acked_limit=limit, met=met, in_memory=True
+                )
+    assert met >= ANSWERS[protocol] - NOT_IN_MEMORY
 
 
 @pytest.mark.parametrize(
