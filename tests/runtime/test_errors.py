@@ -5,10 +5,9 @@ import threading
 import time
 
 import anyio
-import msgspec
 import pytest
 
-from streamworker import DeadLetter, Retry, Skip
+from streamworker import Retry, Skip
 from streamworker.context import Context
 from streamworker.feed import Records
 from streamworker.runtime.run.runner import StopReason
@@ -75,73 +74,6 @@ async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_
             stopped = await running.drained()
         assert stopped.reason is StopReason.DRAINED
         assert await desk.committed() == (0 if mode in ("batch", "stream") else 3)
-
-
-# -- dead letters ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
-async def test_poison_goes_to_the_dead_letters_and_the_rest_goes_on_in_order(
-    redis_url: str, mode: str
-) -> None:
-    """Each poison record is a dead letter with its entry and error; all others are forwarded in order."""
-    handle, _ = failing_at(3, 4, 17, 39)
-    async with bench(redis_url) as desk:
-        await desk.send(range(40))
-        await start(desk, mode, handle, errors=Retry(attempts=2, then=DeadLetter()))
-        await desk.until_committed(40)
-        good = [n for n in range(40) if n not in (3, 4, 17, 39)]
-        assert await numbers(desk) == good
-        assert len(await desk.rows()) == (2 if mode == "stream" else 1) * len(good)
-        ids, dead = await desk.ids(), await desk.dead()
-        assert [letter[b"id"].decode() for letter in dead] == [ids[n] for n in (3, 4, 17, 39)]
-        assert msgspec.json.decode(dead[0][b"f.v"])["number"] == 3
-        assert b"ValueError: cannot price 3" in dead[0][b"error"]
-        assert dead[0][b"attempts"] == b"2"
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_effects_of_failing_calls_are_dropped_and_those_of_the_rest_kept(
-    redis_url: str, mode: str
-) -> None:
-    """A sum in the state counts each good record once, whatever was tried around it."""
-
-    def add(order: Order, ctx: Context) -> Priced:
-        ctx.state["sum"] = ctx.state.get("sum", 0) + order.number
-        if order.number in (5, 12):
-            raise ValueError("no")
-        return Priced(order.number, 1.0)
-
-    async with bench(redis_url) as desk:
-        await desk.send(range(20))
-        running = await start(desk, mode, add, errors=Retry(attempts=2, then=Skip()))
-        await desk.until_committed(20)
-        await running.drained()
-        stored = await desk.backend.execute("HGET", desk.keys.state(0), "sum")
-        assert msgspec.msgpack.decode(stored) == sum(range(20)) - 5 - 12
-        assert await desk.dead() == []
-
-
-@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
-async def test_a_row_without_an_arrow_form_is_an_error_of_its_record(redis_url: str, mode: str) -> None:
-    """A number too large for its column takes the road of a handler that raised.
-
-    Where calls overlap that is seen at the call, before the next record of its key is handled.
-    """
-    seen: list[int] = []
-
-    def price(order: Order, _: Context) -> Priced:
-        seen.append(order.number)
-        return Priced(2**80 if order.number == 7 else order.number, 1.0)
-
-    async with bench(redis_url) as desk:
-        await desk.send(range(20))
-        await start(desk, mode, price, errors=Retry(attempts=2, then=DeadLetter()))
-        await desk.until_committed(20)
-        assert await numbers(desk) == [n for n in range(20) if n != 7]
-        ids = await desk.ids()
-        assert [letter[b"id"].decode() for letter in await desk.dead()] == [ids[7]]
-        assert mode != OVERLAPPING or seen == [*range(7), 7, 7, *range(8, 20)]
 
 
 # -- kinds of failure --------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from streamworker import DeadLetter, Retry
 from streamworker.context import Context
 from streamworker.feed import Records
 from tests.chaos.proxy import proxied
-from tests.runtime.workbench import Bench, Order, Priced, bench, handler
+from tests.runtime.workbench import OVERLAPPING, Bench, Order, Priced, bench, handler
 
 pytestmark = pytest.mark.anyio
 
-COUNT = 150
+COUNT, KEYS = 150, 7
 
 
 class Trouble:
@@ -30,6 +30,8 @@ class Trouble:
         self.passing = dict.fromkeys(self.rng.sample(numbers, self.rng.randrange(4)), 1)
         """Numbers that fail once."""
         self.calls: Counter[int] = Counter()
+        self.begun: list[int] = []
+        """The number of each call, in the order in which calls began."""
 
     @property
     def good(self) -> list[int]:
@@ -37,10 +39,12 @@ class Trouble:
         bad = self.poison | self.misfits | self.damaged
         return [n for n in range(COUNT) if n not in bad]
 
-    def handle(self, number: int, ctx: Context) -> Priced:
+    def handle(self, number: int, ctx: Context, *, with_state: bool = True) -> Priced:
         """Handle one number, or fail."""
         self.calls[number] += 1
-        ctx.state["sum"] = ctx.state.get("sum", 0) + number
+        self.begun.append(number)
+        if with_state:
+            ctx.state["sum"] = ctx.state.get("sum", 0) + number
         if number in self.poison:
             raise ValueError(f"poison {number}")
         if self.passing.get(number, 0) > 0:
@@ -52,7 +56,7 @@ class Trouble:
         """Return a processor function of a mode."""
 
         def each(order: Order, ctx: Context) -> Priced:
-            return self.handle(order.number, ctx)
+            return self.handle(order.number, ctx, with_state=mode != OVERLAPPING)
 
         async def as_stream(records: Records[Order], ctx: Context) -> None:
             async for order in records:
@@ -72,22 +76,28 @@ class Trouble:
 async def send(desk: Bench, trouble: Trouble) -> None:
     """Append the records, with damaged ones among them."""
     for number in range(COUNT):
-        payload = b"{" if number in trouble.damaged else b'{"number":%d}' % number
+        whole = b'{"number":%d,"customer":"k%d"}' % (number, number % KEYS)
+        payload = b"{" if number in trouble.damaged else whole
         await desk.add_raw(payload)
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("mode", ["batch", "record", "thread", "stream", "lists"])
+@pytest.mark.parametrize("mode", ["batch", "record", "thread", "stream", "lists", OVERLAPPING])
 async def test_every_good_record_comes_out_once_in_order_and_every_bad_one_is_a_dead_letter(
     redis_url: str, mode: str, seed: int
 ) -> None:
-    """Rows, dead letters and state are exactly what they would be without any trouble."""
+    """Rows, dead letters and state are exactly what they would be without any trouble.
+
+    Where calls overlap, no record of a key is handled before the one in front of it is done.
+    """
     trouble = Trouble(seed * 31 + len(mode))
     options: dict[str, Any] = {
         "errors": Retry(attempts=2, backoff=0.001, backoff_max=0.002, then=DeadLetter()),
     }
     if mode == "batch":
         options["batch"] = trouble.rng.randrange(1, 40)
+    if mode == OVERLAPPING:
+        options["concurrency"] = 4
     if mode in ("stream", "lists"):
         options |= {"output": Priced, "forward": True}
     async with proxied(redis_url) as proxy, bench(proxy.url) as desk:
@@ -102,6 +112,14 @@ async def test_every_good_record_comes_out_once_in_order_and_every_bad_one_is_a_
         ids, dead = await desk.ids(), await desk.dead()
         assert [row["number"] for row in await desk.rows()] == trouble.good
         bad = sorted(trouble.poison | trouble.misfits | trouble.damaged)
-        assert sorted(letter[b"id"].decode() for letter in dead) == sorted(ids[n] for n in bad)
-        assert dict(running.runner.invoker.state.view()) == {"sum": sum(trouble.good)}
+        letters = {letter[b"id"].decode(): letter for letter in dead}
+        assert len(dead) == len(letters) and letters.keys() == {ids[n] for n in bad}
+        for number in trouble.poison - trouble.damaged:
+            assert b"ValueError: poison %d" % number in letters[ids[number]][b"error"]
+            assert letters[ids[number]][b"attempts"] == b"2"
+        if mode == OVERLAPPING:
+            of_keys = [[n for n in trouble.begun if n % KEYS == key] for key in range(KEYS)]
+            assert all(numbers == sorted(numbers) for numbers in of_keys)
+        else:
+            assert dict(running.runner.invoker.state.view()) == {"sum": sum(trouble.good)}
         assert desk.budget.used == 0
