@@ -74,13 +74,16 @@ def test_a_module_that_imports_a_missing_one_is_not_taken_for_missing(folder: Pa
     assert "importlib" not in shown
 
 
-def test_an_exception_in_the_module_is_shown_as_python_shows_it(folder: Path) -> None:
-    """With the user's frames and without ours."""
-    (folder / "failing.py").write_text("def f():\n    return 1 / 0\n\nf()\n", "utf-8")
+@pytest.mark.parametrize(
+    ("code", "said"), [("1 / 0", "ZeroDivisionError: division by zero"), ("exit(0)", "SystemExit: 0")]
+)
+def test_an_exception_in_the_module_is_shown_as_python_shows_it(folder: Path, code: str, said: str) -> None:
+    """With the user's frames and without ours; one that ends its process ends no command with 0."""
+    (folder / "failing.py").write_text(f"def f():\n    return {code}\n\nf()\n", "utf-8")
     with pytest.raises(ConfigurationError) as raised:
         resolve_app("failing:app")
     (shown,) = raised.value.__notes__
-    assert shown.endswith("ZeroDivisionError: division by zero")
+    assert shown.endswith(said)
     assert "line 2, in f" in shown
     assert "importing.py" not in shown
 

@@ -1,20 +1,26 @@
 """How a worker process ends: with 0 only when it drained, whatever the code does that it runs."""
 
+import asyncio
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import textwrap
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from structlog.testing import capture_logs
 
+from streamworker import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.runtime.watch.stages import FORCED, UNTOLD
+from streamworker.runtime.worker import run_worker
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.raw import opened
@@ -70,22 +76,6 @@ async def handle(line: Line) -> None:
         running.append(asyncio.create_task(leave(0)))
         await asyncio.sleep(60)
 """
-ALL_CANCELLED = """
-async def handle(line: Line) -> None:
-    if line.text == "bad":
-        for task in asyncio.all_tasks():
-            task.cancel()
-        await asyncio.sleep(60)
-"""
-OURS_CANCELLED = """
-async def handle(line: Line) -> None:
-    if line.text == "bad":
-        [task] = [task for task in asyncio.all_tasks() if "Committer.run" in task.get_name()]
-        task.cancel()
-        await asyncio.sleep(60)
-"""
-
-
 CHATTY = """
 async def handle(batch: list[Line]) -> None:
     for _ in range(10_000):
@@ -95,7 +85,7 @@ DEADLY = """
 import os
 from dataclasses import dataclass
 
-from streamworker import App, Context
+from streamworker import App
 
 app = App("deadly", heartbeat_interval_ms=200, dead_after_ms=400)
 
@@ -113,37 +103,12 @@ async def other(line: Line) -> Line:
     return line
 
 
-@app.processor(lines, GIVEN)
-FUNCTION
-"""
-"""An app with two processors, of which one may end its worker."""
-
-DEADLY_FUNCTIONS = {
-    "record": (
-        "name='handle'",
-        """
+@app.processor(lines, concurrency=4)
 async def handle(line: Line) -> None:
     if line.text == "bad":
         os._exit(9)
-""",
-    ),
-    "batch": (
-        "name='handle'",
-        """
-async def handle(batch: list[Line]) -> None:
-    if any(line.text == "bad" for line in batch):
-        os._exit(9)
-""",
-    ),
-    "overlapping": (
-        "concurrency=4",
-        """
-async def handle(line: Line, ctx: Context) -> None:
-    if line.text == "bad":
-        os._exit(9)
-""",
-    ),
-}
+"""
+"""An app with two processors, of which one may end its worker."""
 
 SLEEPY = """
 def handle(batch: list[Line]) -> None:
@@ -168,15 +133,13 @@ def _left(url: str) -> int:
         return sum(group["lag"] for group in groups)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_cancel_in_a_thread_ends_no_worker_and_a_signal_ends_them_all_with_0(
-    workers: int, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+def test_a_cancel_in_a_thread_ends_no_worker_and_a_signal_ends_it_with_0(
+    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
 ) -> None:
-    """One after the other ended with 0 in silence, and nobody was left."""
+    """The cancel ended one worker after the other with 0 and in silence, until nobody was left."""
     write_app("ends", APP.replace("FUNCTION", CANCELLED))
-    team = [spawn("run", "ends:app") for _ in range(workers)]
-    wait_for(lambda: all("worker_started" in worker.log() for worker in team), "all have started")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "they run")
+    worker = spawn("run", "ends:app")
+    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
     _send(redis_url, "bad")
     _send(redis_url, "good")
     wait_for(lambda: _left(redis_url) == 0, "all is handled")
@@ -184,86 +147,83 @@ def test_a_cancel_in_a_thread_ends_no_worker_and_a_signal_ends_them_all_with_0(
         for number in range(8):
             [(_, letter)] = raw.xrange(f"sw:{{ends.lines.{number}}}:dead:handle")
             assert b"the function raised CancelledError" in letter[b"error"]
-    assert all(worker.running for worker in team)
-    for worker in team:
-        worker.terminate()
-    assert [worker.wait(30) for worker in team] == [0] * workers
-    for worker in team:
-        assert "worker_left" in worker.log()
-        assert "threads_left_behind" not in worker.log()
+    assert worker.running
+    worker.terminate()
+    assert worker.wait(30) == 0
+    assert "worker_left" in worker.log()
+    assert "threads_left_behind" not in worker.log(), "a thread without a call ends by itself"
     assert (tmp_path / "said").read_text() == "goodbye"
 
 
-@pytest.mark.parametrize(
-    ("function", "says"),
-    [
-        (IN_A_TASK, "SystemExit: 0"),
-        (IN_A_TASK.replace("leave(0)", "leave(3)"), "SystemExit: 3"),
-        (ALL_CANCELLED, "CancelledError"),
-        (OURS_CANCELLED, "its tasks were cancelled"),
-    ],
-    ids=["exit 0 in a task", "exit 3 in a task", "all tasks cancelled", "a task of ours cancelled"],
-)
-def test_a_worker_that_code_of_a_function_ends_says_so_and_does_not_end_with_0(
-    function: str, says: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
+def test_a_worker_that_code_of_a_function_ends_does_not_end_with_0(
+    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
 ) -> None:
     """Its supervisor is to start it again: what was in hand was not done."""
-    write_app("ends", APP.replace("FUNCTION", function))
+    write_app("ends", APP.replace("FUNCTION", IN_A_TASK))
     worker = spawn("run", "ends:app")
     wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
     _send(redis_url, "bad")
     assert worker.wait(60) == UNTOLD == ExitCode.UNTOLD
     [said] = [line for line in worker.log().splitlines() if "worker_ended_untold" in line]
-    assert says in said
+    assert "SystemExit: 0" in said
     assert "worker_left" not in worker.log()
 
 
-def test_a_module_that_ends_its_process_is_an_error_of_the_app(
-    write_app: Callable[[str, str], Path], spawn: SpawnWorker
+@dataclass
+class Line:
+    text: str
+
+
+async def _exit_in_a_task(tasks: list[asyncio.Task[Any]]) -> None:
+    async def leave() -> None:
+        sys.exit(3)
+
+    tasks.append(asyncio.create_task(leave()))
+
+
+async def _cancel_all(_: list[asyncio.Task[Any]]) -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+async def _cancel_ours(_: list[asyncio.Task[Any]]) -> None:
+    [task] = [task for task in asyncio.all_tasks() if "Committer.run" in task.get_name()]
+    task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        (_exit_in_a_task, "SystemExit: 3"),
+        (_cancel_all, "CancelledError"),
+        (_cancel_ours, "its tasks were cancelled"),
+    ],
+)
+def test_a_worker_says_which_code_of_a_function_has_ended_it(
+    end: Callable[[list[asyncio.Task[Any]]], Awaitable[None]],
+    says: str,
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No worker ran, so there is no 0."""
-    write_app("leaves", "import sys\nsys.exit(0)\n")
-    worker = spawn("run", "leaves:app")
-    assert worker.wait(60) == ExitCode.CONFIGURATION
-    assert "SystemExit" in worker.log()
+    """Nobody told it to end, and it did not leave."""
+    app, tasks = App("ends", redis_url=redis_url), list[asyncio.Task[Any]]()
+    lines = app.stream("lines", Line, partitions=1)
 
+    @app.processor(lines)
+    async def handle(line: Line) -> None:
+        await end(tasks)
+        await asyncio.sleep(60)
 
-@pytest.mark.parametrize("is_left", [False, True], ids=["idle", "left behind"])
-def test_only_a_call_that_was_left_behind_ends_a_process_without_its_last_words(
-    is_left: bool, tmp_path: Path
-) -> None:
-    """A thread without a call ends by itself a moment later, and what the app registered is run."""
-    work = "left_behind" if is_left else "time.sleep, args=(0.5,)"
-    program = f"""
-        import atexit, threading, time
-        from streamworker.context import OwnedPartition
-        from streamworker.core.data.entries import Entry, EntryId
-        from streamworker.runtime.run.threads import registered
-        from streamworker.runtime.watch.stages import end_despite_threads
-
-        def left_behind():
-            given = dict(app="shop", processor="price", partition=3, epoch=1, owner="w", log=None)
-            owned = OwnedPartition(**given, now=time.monotonic, key_of=None)
-            with registered(left_behind, owned, [Entry(EntryId(7, 1), {{}}, 0)]):
-                time.sleep(60)
-
-        atexit.register(print, "goodbye")
-        threading.Thread(target={work}, name="AnyIO worker thread").start()
-        time.sleep(0.1)
-        end_despite_threads({FORCED})
-        raise SystemExit({FORCED})
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == FORCED
-    assert ("goodbye" in done.stdout) is not is_left
-    assert ("threads_left_behind" in done.stderr) is is_left
-    assert ("processor price, partition 3, entry 7-1, for " in done.stderr) is is_left
+    lines.sync.send(Line("bad"))
+    # They would end this process when the worker has not left in time.
+    monkeypatch.setattr("streamworker.runtime.worker.TwoStages", lambda *_, **__: nullcontext())
+    with capture_logs() as logs:
+        assert run_worker(app) == UNTOLD
+    events = {log["event"]: log for log in logs}
+    assert says in events["worker_ended_untold"]["reason"]
+    assert "worker_left" not in events
+    for task in tasks:
+        task.exception()  # Else asyncio would print it.
 
 
 def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
@@ -428,7 +388,7 @@ def test_a_worker_that_is_told_to_end_while_it_imports_its_app_ends_with_0(
 
 
 def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
-    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
+    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
 ) -> None:
     """A call that took too long cannot be interrupted; the worker leaves, and ends, without it."""
     write_app(
@@ -441,21 +401,22 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
     worker.terminate()
     assert worker.wait() == 0
     assert "worker_left" in worker.log()
+    [said] = [line for line in worker.log().splitlines() if "threads_left_behind" in line]
+    assert re.search(r"processor handle, partition \d, entry \d+-\d+, for ", said)
+    assert not (tmp_path / "said").exists(), "it ended without its last words"
 
 
 @pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.timeout(600)  # It starts up to ten processes, each of which may take ten seconds.
-@pytest.mark.parametrize("kind", DEADLY_FUNCTIONS)
 def test_a_record_that_kills_its_process_halts_its_partition_alone(
-    kind: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
 ) -> None:
     """By default. A supervisor starts workers again; after at most eight deaths they live, and all is said.
 
     Then an operator sets the record aside, and what is behind it is handled.
     """
-    given, function = DEADLY_FUNCTIONS[kind]
     environ = {**os.environ, "STREAMWORKER_REDIS_URL": redis_url, "COLUMNS": "400"}
-    write_app("deadly", DEADLY.replace("GIVEN", given).replace("FUNCTION", function))
+    write_app("deadly", DEADLY)
     workers = [spawn("run", "deadly:app", "--name", f"w{place}") for place in range(2)]
     deaths = 0
 
