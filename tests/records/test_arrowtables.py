@@ -3,20 +3,16 @@
 import dataclasses
 import datetime as dt
 import uuid
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streamworker.errors import DecodeError, RecordError
 from streamworker.records import RecordType
-from tests.helpers import drawn
-from tests.records.kinds import KINDS, VALUES, Colour, Level
+from tests.records.kinds import Colour, Level
 
 
 class Line(msgspec.Struct, rename="camel"):
@@ -49,23 +45,6 @@ def one_column(hint: Any, array: pa.Array) -> pa.RecordBatch:
     """Fit one column to a field of this type."""
     probe = RecordType.of(msgspec.defstruct("Probe", [("x", hint)]))
     return probe.fit_arrow(pa.record_batch({"x": array}))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@drawn(25)
-@given(rows=st.lists(VALUES, max_size=4))
-def test_rows_of_every_kind_become_the_records_that_they_were(
-    kind: Callable[..., Any], rows: list[dict[str, Any]]
-) -> None:
-    """With all types; records are validated again on the way."""
-    records = [kind(**values) for values in rows]
-    record_type = RecordType.of(kind)
-    batch = record_type.fit_arrow(record_type.to_arrow(records))
-    found = record_type.from_arrow(batch)
-    if kind is KINDS[4]:  # a key that is left out is null, and so is one that is None
-        assert record_type.to_arrow(found).equals(batch)
-    else:
-        assert found == records
 
 
 def test_records_in_records_come_back_by_the_names_that_payloads_have() -> None:
