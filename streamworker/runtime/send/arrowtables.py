@@ -41,7 +41,7 @@ class TablePacker:
 
     def windows(self, table: pa.Table, rows_per_entry: int) -> Iterator[pa.RecordBatch]:
         """Cut a table into windows, each of which is packed at a time."""
-        bytes_per_row = max(1, table.nbytes // max(1, table.num_rows))
+        bytes_per_row = max(1, _bytes_of(table) // max(1, table.num_rows))
         rows = min(WINDOW_BYTES // bytes_per_row, WINDOW_ENTRIES * rows_per_entry * self._spec.partitions)
         for start in range(0, table.num_rows, max(1, rows)):
             yield from table.slice(start, max(1, rows)).combine_chunks().to_batches()
@@ -115,6 +115,13 @@ class TablePacker:
         if self._check is not None:
             self._check(records, record.from_arrow(record.fit_arrow(batch)))
         return batch
+
+
+def _bytes_of(table: pa.Table) -> int:
+    try:
+        return int(table.nbytes)
+    except pa.ArrowTypeError:  # Before 24.0 pyarrow cannot tell the size of texts as polars has them.
+        return int(table.get_total_buffer_size())
 
 
 def as_table(table: object) -> pa.Table:
