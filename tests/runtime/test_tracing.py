@@ -46,6 +46,21 @@ def nothing_before() -> Iterator[None]:
     EXPORTER.clear()
 
 
+class Shop:
+    """A traced app with a source and a target."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.app = App("shop", redis_url=url, tracing=True)
+        self.orders = self.app.stream("orders", Order, key="n", partitions=1)
+        self.priced = self.app.stream("priced", Order, key="n", partitions=1)
+
+
+@pytest.fixture
+def shop(redis_url: str) -> Shop:
+    return Shop(redis_url)
+
+
 def spans(name: str) -> list[ReadableSpan]:
     """Return the ended spans of a name, by the time of their start."""
     found = [span for span in EXPORTER.get_finished_spans() if span.name == name]
@@ -101,11 +116,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("mode", OPTIONS)
-async def test_a_trace_goes_from_a_send_through_a_call_to_the_next_call(redis_url: str, mode: str) -> None:
-    app = App("shop", redis_url=redis_url, tracing=True)
+async def test_a_trace_goes_from_a_send_through_a_call_to_the_next_call(shop: Shop, mode: str) -> None:
     seen: list[dict[str, str]] = []
-    orders = app.stream("orders", Order, key="n", partitions=1)
-    priced = app.stream("priced", Order, key="n", partitions=1)
+    app, orders, priced = shop.app, shop.orders, shop.priced
     app.processor(orders, name="price", into=priced, **OPTIONS[mode])(of_mode(mode, seen))
     told: list[Any] = []
 
@@ -115,7 +128,7 @@ async def test_a_trace_goes_from_a_send_through_a_call_to_the_next_call(redis_ur
             ctx.log.info("told")
         told.append(logs[0])
 
-    async with local_worker(app, url=redis_url) as worker:
+    async with local_worker(app, url=shop.url) as worker:
         sent = await orders.send(Order(1), headers={"own": "x"})
         await worker.until_drained()
         (forward,) = await ended("forward priced")
@@ -140,11 +153,9 @@ async def test_a_trace_goes_from_a_send_through_a_call_to_the_next_call(redis_ur
     assert int(told[0]["span_id"], 16) == id_of(then)
 
 
-async def test_a_batch_has_links_to_the_sends_of_its_records(redis_url: str) -> None:
+async def test_a_batch_has_links_to_the_sends_of_its_records(shop: Shop) -> None:
     """At most 128. What it sends names the batch, and its commit is its child."""
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=1)
-    priced = app.stream("priced", Order, key="n", partitions=1)
+    app, orders, priced = shop.app, shop.orders, shop.priced
     count = LINKS_MAX + 12
 
     @app.processor(orders, batch=count, within=60, into=priced)
@@ -154,7 +165,7 @@ async def test_a_batch_has_links_to_the_sends_of_its_records(redis_url: str) -> 
     @app.processor(priced)
     async def tell(order: Order) -> None: ...
 
-    async with local_worker(app, url=redis_url) as worker:
+    async with local_worker(app, url=shop.url) as worker:
         async with anyio.create_task_group() as tasks:
             for n in range(count):
                 tasks.start_soon(orders.send, Order(n))
@@ -169,10 +180,9 @@ async def test_a_batch_has_links_to_the_sends_of_its_records(redis_url: str) -> 
     assert parent_of(spans("commit orders")[0]) == parent_of(spans("process priced")[0]) == id_of(batch)
 
 
-async def test_each_attempt_is_a_span_with_its_error(redis_url: str) -> None:
+async def test_each_attempt_is_a_span_with_its_error(shop: Shop) -> None:
     """The next attempt has its number. A record that is skipped is no error. The log names both spans."""
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=1)
+    app, orders = shop.app, shop.orders
 
     @app.processor(orders, errors=Retry(attempts=3, backoff=0.001))
     async def price(order: Order, ctx: Context) -> None:
@@ -182,7 +192,7 @@ async def test_each_attempt_is_a_span_with_its_error(redis_url: str) -> None:
             raise ValueError("not yet")
 
     with capture_logs() as logs:
-        async with local_worker(app, url=redis_url) as worker:
+        async with local_worker(app, url=shop.url) as worker:
             await orders.send(Order(1))
             await worker.until_drained()
             await orders.send(Order(2))
@@ -202,24 +212,22 @@ async def test_each_attempt_is_a_span_with_its_error(redis_url: str) -> None:
 
 @pytest.mark.parametrize("many", [list, iter], ids=["list", "iterator"])
 async def test_each_record_of_many_goes_on_with_the_trace_of_their_send(
-    redis_url: str, many: Callable[[list[Order]], Iterable[Order]]
+    shop: Shop, many: Callable[[list[Order]], Iterable[Order]]
 ) -> None:
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=2)
+    app, orders = shop.app, shop.orders
 
     @app.processor(orders)
     async def price(order: Order) -> None: ...
 
-    async with local_worker(app, url=redis_url) as worker:
+    async with local_worker(app, url=shop.url) as worker:
         assert await orders.send_many(many([Order(n) for n in range(20)])) == 20
         await worker.until_drained()
     (send,) = spans("send orders")
     assert [parent_of(span) for span in spans("process orders")] == [id_of(send)] * 20
 
 
-async def test_commits_of_several_calls_have_links_to_them(redis_url: str) -> None:
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=1)
+async def test_commits_of_several_calls_have_links_to_them(shop: Shop) -> None:
+    app, orders = shop.app, shop.orders
 
     @app.processor(orders)
     async def price(order: Order) -> None: ...
@@ -227,7 +235,7 @@ async def test_commits_of_several_calls_have_links_to_them(redis_url: str) -> No
     async with app, anyio.create_task_group() as tasks:
         for n in range(5):
             tasks.start_soon(orders.send, Order(n))
-    async with local_worker(app, url=redis_url) as worker:
+    async with local_worker(app, url=shop.url) as worker:
         await worker.until_drained()
         await ended("commit orders")
     found = {link.context.span_id for span in spans("commit orders") for link in span.links}
@@ -236,11 +244,9 @@ async def test_commits_of_several_calls_have_links_to_them(redis_url: str) -> No
     assert len(found | alone) == 5
 
 
-async def test_a_timer_has_a_span_and_links_to_the_traces_that_it_goes_on_with(redis_url: str) -> None:
+async def test_a_timer_has_a_span_and_links_to_the_traces_that_it_goes_on_with(shop: Shop) -> None:
     """Its function sends with the headers of the order that it is about."""
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=1)
-    asked = app.stream("asked", Order, key="n", partitions=1)
+    app, orders, priced = shop.app, shop.orders, shop.priced
 
     @app.processor(orders)
     async def note(order: Order, ctx: Context) -> None:
@@ -249,26 +255,25 @@ async def test_a_timer_has_a_span_and_links_to_the_traces_that_it_goes_on_with(r
     @note.timer(every="100 ms")
     async def ask(ctx: Context) -> None:
         if at := ctx.state.pop("trace", None):
-            ctx.send(asked, Order(1), headers={"traceparent": at})
+            ctx.send(priced, Order(1), headers={"traceparent": at})
 
-    @app.processor(asked)
+    @app.processor(priced)
     async def tell(order: Order) -> None: ...
 
-    async with local_worker(app, url=redis_url):
+    async with local_worker(app, url=shop.url):
         await orders.send(Order(1))
-        (then,) = await ended("process asked")
-        await ended("commit asked")
-        await ended("forward asked")
+        (then,) = await ended("process priced")
+        await ended("commit priced")
+        await ended("forward priced")
     (send,) = spans("send orders")
     (timer,) = [span for span in spans("timer ask") if span.links]
     assert [link.context.span_id for link in timer.links] == [parent_of(then)] == [id_of(send)]
     assert id_of(timer) in {parent_of(span) for span in spans("commit orders")}
 
 
-async def test_every_kind_of_send_has_a_span(redis_url: str) -> None:
+async def test_every_kind_of_send_has_a_span(shop: Shop) -> None:
     """Each is a child of the span in which it was called, also from a thread. A program's headers stay."""
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=1)
+    app, orders = shop.app, shop.orders
     seen: list[str | None] = []
 
     @app.processor(orders)
@@ -286,7 +291,7 @@ async def test_every_kind_of_send_has_a_span(redis_url: str) -> None:
             with pytest.raises(RecordError):
                 await orders.send(Order(6), headers={"big": "x" * 2_000_000})
         app.close()
-        async with local_worker(app, url=redis_url):
+        async with local_worker(app, url=shop.url):
             await wait_for_async(lambda: len(seen) == 6, "all records were handled")
             await ended("process orders", 6)
     at = request.get_span_context()
@@ -300,11 +305,9 @@ async def test_every_kind_of_send_has_a_span(redis_url: str) -> None:
     assert (many.attributes or {})["messaging.batch.message_count"] == 2
 
 
-async def test_what_is_not_sampled_makes_no_span_and_says_so_along_the_chain(redis_url: str) -> None:
+async def test_what_is_not_sampled_makes_no_span_and_says_so_along_the_chain(shop: Shop) -> None:
     """The sampler of the SDK decides where the trace begins."""
-    app = App("shop", redis_url=redis_url, tracing=True)
-    orders = app.stream("orders", Order, key="n", partitions=1)
-    priced = app.stream("priced", Order, key="n", partitions=1)
+    app, orders, priced = shop.app, shop.orders, shop.priced
     seen: list[str | None] = []
 
     @app.processor(orders, into=priced)
@@ -316,7 +319,7 @@ async def test_what_is_not_sampled_makes_no_span_and_says_so_along_the_chain(red
         seen.append(ctx.header("traceparent"))
 
     at = SpanContext(trace_id=7, span_id=8, is_remote=False, trace_flags=TraceFlags(0))
-    async with local_worker(app, url=redis_url) as worker:
+    async with local_worker(app, url=shop.url) as worker:
         with trace.use_span(NonRecordingSpan(at)):
             await orders.send(Order(1))
         await worker.until_drained()
@@ -335,25 +338,26 @@ from streamworker.testing import local_worker
 class Order(msgspec.Struct):
     n: int
 
-app = App("shop", tracing=TRACING)
-orders = app.stream("orders", Order, partitions=1)
+async def main(asks: bool) -> None:
+    app = App("shop", tracing=asks)
+    orders = app.stream("orders", Order, partitions=1)
 
-@app.processor(orders)
-async def note(order: Order) -> None: ...
+    @app.processor(orders)
+    async def note(order: Order) -> None: ...
 
-async def main() -> None:
     async with local_worker(app) as worker:
         await orders.send(Order(1))
         await worker.until_drained()
+    print(asks, trace_ids(), "streamworker.runtime.tracing.spans" in sys.modules)
 
-anyio.run(main)
-print(trace_ids(), "streamworker.runtime.tracing.spans" in sys.modules)
+anyio.run(main, False)
+anyio.run(main, True)
 """
 
 
-@pytest.mark.parametrize("asks", [True, False])
-def test_without_a_provider_nothing_is_traced_and_unasked_nothing_is_imported(*, asks: bool) -> None:
-    text = PROGRAM.replace("TRACING", str(asks))
-    ran = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
-    assert ran.stdout.count("tracing_is_off") == asks
-    assert ran.stdout.splitlines()[-1] == "{} False"
+def test_without_a_provider_nothing_is_traced_and_unasked_nothing_is_imported() -> None:
+    """Who asks is told once that nothing is traced."""
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    unasked, told, asked = (line for line in ran.stdout.splitlines() if "{}" in line or "tracing" in line)
+    assert (unasked, asked) == ("False {} False", "True {} False")
+    assert "tracing_is_off" in told
