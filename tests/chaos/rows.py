@@ -35,7 +35,7 @@ ROWS: dict[str, Row] = {
     "F3": Row("a worker sleeps and wakes", "SIGSTOP until others have committed to its partitions, SIGCONT",
         _sized("workers", "nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes")),
     "F4": Row("the event loop is blocked", "",
-        _sized("workers", "a_handler_that_blocks_or_computes_for_six_sessions_moves_nothing")),
+        _sized("workers", "a_handler_that_blocks_or_computes_for_sessions_moves_nothing")),
     "F5": Row("the interpreter is held", "",
         _rows("workers", "a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_nothing_else")),
     "F6": Row("heartbeats alone fail", "",

@@ -205,29 +205,30 @@ async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
 
 
 @sized(
-    small={"seconds": 27.0, "environ": STEADY, "sessions": "short sessions"},
-    full={"seconds": 60.0, "environ": {}, "sessions": "sessions of 10 s"},
+    small={"sessions": 2, "session_s": 4.5, "environ": STEADY},
+    full={"sessions": 6, "session_s": 10.0, "environ": {}},
     minutes=10,
 )
-async def test_a_handler_that_blocks_or_computes_for_six_sessions_moves_nothing(
-    yard: Yard, *, seconds: float, environ: Mapping[str, str], sessions: str
+async def test_a_handler_that_blocks_or_computes_for_sessions_moves_nothing(
+    yard: Yard, *, sessions: int, session_s: float, environ: Mapping[str, str]
 ) -> None:
-    """Heartbeats have a thread of their own: a busy worker is alive."""
-    async with yard.group("blocked", environ=environ) as team:
-        team.hire("blocking", ROWS_HANDLER="block", ROWS_HANDLER_S=str(seconds))
-        before = await team.hired("computing", ROWS_HANDLER="compute", ROWS_HANDLER_S=str(seconds))
+    """Heartbeats have a thread of their own: a busy worker is alive. Each of two has one partition."""
+    seconds = str(sessions * session_s)
+    async with yard.group("blocked", partitions=2, environ=environ) as team:
+        team.hire("blocking", ROWS_HANDLER="block", ROWS_HANDLER_S=seconds)
+        before = await team.hired("computing", ROWS_HANDLER="compute", ROWS_HANDLER_S=seconds)
         rebalances = await team.begun()
-        await team.send(40)
-        await team.drained(PATIENCE_S + 6 * seconds)
+        await team.send(20)
+        await team.drained(PATIENCE_S + 3 * sessions * session_s)
         await team.finished()
         assert await team.begun() == rebalances
         assert await team.locks() == before
     yard.record(
         "F4",
-        f"one blocked its event loop, one computed, each for six {sessions}",
+        f"one blocked its event loop, one computed, each for {sessions} sessions of {session_s:g} s",
         times=team.partitions,
         target="no partition moves",
-        said=f"0 rebalances; each partition's batch took {seconds:.0f} s",
+        said=f"0 rebalances; each partition's batch took {seconds} s",
     )
 
 
@@ -261,19 +262,20 @@ MINUTES = float(os.environ.get("STREAMWORKER_MINUTES", "10"))
 @pytest.mark.parametrize(
     ("seconds", "may_move"),
     [
-        pytest.param(20, 0, id="small", marks=pytest.mark.alone("measures memory")),
+        pytest.param(9, 0, id="small", marks=pytest.mark.alone("keeps all cores busy")),
         pytest.param(60 * MINUTES, 2, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(1_200)]),
     ],
 )
 async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(
     yard: Yard, seconds: float, may_move: int
 ) -> None:
-    """Four busy processes run beside workers at nice 19, for two sessions, or for ten minutes.
+    """Four busy processes run beside workers at nice 19, for two short sessions, or for ten minutes.
 
     In these two rebalances may be: what else such a machine does, nobody knows. All processes are of one
     session, which is what nice is within.
     """
-    async with yard.group("starved", environ=ONE_SESSION) as team:
+    environ = ONE_SESSION if may_move else {**STEADY, **ONE_SESSION}
+    async with yard.group("starved", environ=environ) as team:
         await team.hired("w0", "w1", "w2", "w3")
         before = await team.begun()
         for worker in team.workers.values():
