@@ -109,16 +109,6 @@ def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_storm_of_faults_breaks_no_promise(tmp_path: Path) -> None:
-    """Twenty faults of at least twelve kinds; the soak has all of them."""
-    plan = Plan(SEED, minutes=0.25, events=2_500, faults=20, partitions=8, workers=4, producers=1)
-    verdict = run(plan, tmp_path)
-    verdict.check()
-    assert len(verdict.figures["faults"]) >= 12
-    assert verdict.figures["rows"] > 1_500
-
-
-@pytest.mark.timeout(240)
 def test_workers_that_go_again_and_again_break_no_promise(tmp_path: Path) -> None:
     """Killed, frozen or asked to leave: log, state, chain, table, keys and timer are right."""
     kinds = ("worker killed", "worker frozen", "worker asked to leave")
