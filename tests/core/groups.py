@@ -1,14 +1,11 @@
 """Groups in the simulator's world, for tests of what a protocol promises."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from streamworker.core.control import GroupChanged
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.registry import Coordinator
 from tests.simulator.faults import Fault, FaultKind
 from tests.simulator.runner import STUCK_MS
-from tests.simulator.server.stored import LockChange
 from tests.simulator.simulation import story
 from tests.simulator.worker import SimWorker
 from tests.simulator.world import World
@@ -40,20 +37,6 @@ class Around:
         return effects
 
 
-class NotingWorld(World):
-    """A world in which an observer notes each time a partition gets an owner."""
-
-    def __init__(self, seed: int, **how: Any) -> None:
-        super().__init__(seed, **how)
-        self.starts: list[LockChange] = []
-        self._judge, self.model.on_lock = self.model.on_lock, self._note_start
-
-    def _note_start(self, change: LockChange) -> None:
-        if change.command == "acquire" and change.owner != change.owner_before:
-            self.starts.append(change)
-        self._judge(change)
-
-
 def until(world: World, condition: Callable[[], bool], what: str, within_ms: int) -> int:
     """Let time pass until something is true; return how long it took."""
     took_ms = world.clock.run_until(condition, within_ms, step_ms=10)
@@ -82,9 +65,9 @@ def pause(world: World, worker: SimWorker, span_ms: int) -> None:
     world.happen(Fault(0, FaultKind.PAUSE, there.index(worker), span_ms))
 
 
-def causes(world: World) -> list[str]:
-    """Return the causes of all changes, as ``streamworker history`` shows them."""
-    return [message.cause for message in world.model.control if isinstance(message, GroupChanged)]
+def running(worker: SimWorker) -> set[int]:
+    """Return the partitions that a worker handles and was not told to drain."""
+    return {p for p, runner in worker.runners.items() if not runner.ended and not runner.draining}
 
 
 def check(world: World) -> None:
