@@ -72,6 +72,7 @@ def entry(acked: AckedBatch, **changes: bytes) -> dict[bytes, bytes]:
     return stored(acked) | {name.encode(): value for name, value in changes.items()}
 
 
+@drawn(40)
 @given(ROWS, st.sampled_from(["auto", *CODECS]))
 def test_a_batch_comes_back_as_it_was_written(rows: list[dict[str, Any]], codec: Any) -> None:
     """Every codec gives back the same rows under the same schema."""
@@ -86,6 +87,7 @@ def test_a_batch_comes_back_as_it_was_written(rows: list[dict[str, Any]], codec:
     assert fields[b"first"] == b"5-1"
 
 
+@drawn(40)
 @given(ROWS, st.integers(0, 40), st.integers(0, 40))
 def test_a_slice_of_a_batch_carries_only_its_own_rows(rows: list[Any], one: int, other: int) -> None:
     """A batch that was cut from a larger one comes back as the cut."""
@@ -160,7 +162,7 @@ def test_a_small_batch_that_is_none_is_refused(data: bytes) -> None:
             decode_entry(EntryId(1, 0), stored(with_payload(payload, 1, "dense", size)), SCHEMAS)
 
 
-@drawn(300)
+@drawn(150)
 @given(st.data(), st.integers(1, 3))
 def test_no_bytes_of_a_small_batch_end_the_process(data: st.DataObject, count: int) -> None:
     """With the right CRC, too: some bytes are changed, cut or repeated, and it is read or refused."""
@@ -193,18 +195,6 @@ def test_types_that_need_more_than_the_schema_are_refused(column: pa.Array) -> N
 
 
 # -- damage ----------------------------------------------------------------------------------
-
-
-@drawn(300)
-@given(st.data(), st.sampled_from(["auto", *CODECS]), st.integers(1, 200))
-def test_any_flipped_bit_of_a_batch_is_noticed(data: st.DataObject, codec: Any, count: int) -> None:
-    """One changed bit anywhere in the payload is an error, never other rows and never a crash."""
-    acked = encode_batch(many(count)) if codec == "auto" else encoded(many(count), codec)
-    index = data.draw(st.integers(0, len(acked.data) * 8 - 1))
-    changed = bytearray(acked.data)
-    changed[index // 8] ^= 1 << index % 8
-    with pytest.raises(DataLoss, match=r"Entry 900-0 .*CRC"):
-        decode_entry(EntryId(900, 0), entry(acked, batch=bytes(changed)), SCHEMAS)
 
 
 @pytest.mark.parametrize("name", ["rows", "size", "batch", "crc", "schema", "codec"])
@@ -287,15 +277,6 @@ def test_compression_inside_arrow_is_refused(compression: str) -> None:
         decode_entry(EntryId(1_000_000, 0), stored(with_payload(bomb, 1_000_000)), SCHEMAS)
 
 
-def test_a_payload_that_inflates_past_its_cap_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cap holds before anything is inflated, whatever the entry declares."""
-    packed = bytes(pa.Codec("zstd").compress(bytes(10_000_000), asbytes=True))
-    monkeypatch.setattr(ackedlog, "RAW_BYTES_MAX", 5_000_000)
-    for size in (10_000_000, 1000):
-        with pytest.raises(DataLoss):
-            decode_entry(EntryId(1, 0), stored(with_payload(packed, 1, "zstd", size)), SCHEMAS)
-
-
 @pytest.mark.parametrize(
     "payload, what",
     [
@@ -346,15 +327,6 @@ def test_schemas_that_pyarrow_calls_equal_have_fingerprints_of_their_own() -> No
     assert first == again != second
 
 
-@given(st.data())
-def test_a_changed_schema_is_noticed(data: st.DataObject) -> None:
-    """A stored schema is verified against its name before it is read."""
-    stored = bytearray(serialize_schema(SCHEMA))
-    stored[data.draw(st.integers(0, len(stored) - 1))] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(DataLoss, match="was changed"):
-        deserialize_schema(bytes(stored), schema_fingerprint(SCHEMA))
-
-
 @pytest.mark.parametrize("data", [b"", b"nonsense", bytes(100)])
 def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
     """What is not a schema is a data loss, with pyarrow's reason."""
@@ -365,6 +337,7 @@ def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
 # -- rows ------------------------------------------------------------------------------------
 
 
+@drawn(40)
 @given(st.lists(st.integers(1, 20), min_size=1), st.integers(0, 300), st.integers(0, 300))
 def test_slices_of_all_entries_are_the_range_that_was_asked_for(
     sizes: list[int], one: int, other: int

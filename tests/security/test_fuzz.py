@@ -48,7 +48,7 @@ from tests.security import forged
 EXAMPLES = 1_000
 VIEWS = 100
 SOAK_S = 600
-FORGED_LOGS, FORGED_LOGS_SOAK = 5_000, 1_000_000
+FORGED_LOGS, FORGED_LOGS_SOAK = 1_500, 1_000_000
 LATE_S = 2.0
 MEMORY_MAX_KIB = 256 * 1024
 HUGE = (
@@ -243,20 +243,8 @@ DECODERS = (
         Decoder(f"entry as {codec}", damaged_fields(_encoded(codec)), make_decoder(ORDER, codec))
         for codec in ("json", "msgpack", "fields")
     ),
-    *(
-        Decoder(
-            f"entry as arrow, {how}", damaged_fields(columns.Packer(BATCH.schema).fields(BATCH, how)), _rows
-        )
-        for how in ("none", "lz4", "zstd")
-    ),
-    *(
-        Decoder(
-            f"entry of an acked log, {how}",
-            damaged_fields(stored(encoded(BATCH, how))),
-            _acked,
-        )
-        for how in ("none", "lz4", "zstd")
-    ),
+    Decoder("entry as arrow", damaged_fields(columns.Packer(BATCH.schema).fields(BATCH, "zstd")), _rows),
+    Decoder("entry of an acked log", damaged_fields(stored(encoded(BATCH, "lz4"))), _acked),
     Decoder("rows of an entry as arrow", damaged_fields(COLUMNS, b"v"), _rows),
     Decoder("schema of an entry as arrow", damaged_fields(COLUMNS, b"schema"), _rows),
     Decoder("rows of an acked log", damaged_fields(stored(ACKED), b"batch"), _acked),
