@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.errors import BackendRefused, RecordError
+from streamworker.errors import RecordError
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.streams import Append, AppendCode, append_many
 from streamworker.redisio.scripts import ARGS_MAX
-from tests.contract.support import OTHER_GROUP, STREAM, Group, Raw, everything, request
+from tests.contract.support import OTHER_GROUP, STREAM, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
 
@@ -149,19 +149,6 @@ async def test_a_full_partition_makes_room_of_what_every_group_has_done(group: G
     assert (reply.code, reply.length) == (AppendCode.OK, 10)
     left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
     assert [entry.id for entry in left][:7] == [entry.id for entry in entries[3:]]
-
-
-async def test_an_append_under_full_memory_writes_nothing(group: Group, full_memory: Raw) -> None:
-    """It is refused with the reason, and the same append goes through when there is room."""
-    append = Append(0, "p", 1, 0, [(b"a", None)] * 100)
-    full_memory.config_set("maxmemory", 1)
-    (reply,) = await append_many(group.backend, STREAM, [append])
-    assert reply.code is AppendCode.REFUSED
-    assert isinstance(reply.error, BackendRefused)
-    assert everything(full_memory) == {}
-    full_memory.config_set("maxmemory", 0)
-    (reply,) = await append_many(group.backend, STREAM, [append])
-    assert (reply.code, reply.length) == (AppendCode.OK, 100)
 
 
 async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, raw: Raw) -> None:

@@ -1,7 +1,5 @@
 """Something else in place of heartbeats, loads or the control stream: a group goes on, and says which key."""
 
-from dataclasses import replace
-
 import pytest
 
 from streamworker.core import events as ev
@@ -67,28 +65,11 @@ async def test_heartbeats_begin_anew_with_the_members_of_the_document(
         assert (reply.lost, reply.foreign) == (lost, ""), member
 
 
-async def test_a_copy_that_is_kept_already_stays(group: Group, raw: Raw) -> None:
-    """It may be that of the document, and a group knows its heartbeats anew in a second."""
-    raw.set(GROUP.members, KNOWN.document())
-    raw.set(GROUP.damaged, "no document")
-    put(raw, GROUP.beats)
-    assert (await group.beat("a.1")).foreign == GROUP.beats
-    assert raw.get(GROUP.damaged) == b"no document"
-    assert raw.hlen(GROUP.beats) == 3
-
-
 async def test_of_a_large_value_its_kind_is_kept(group: Group, raw: Raw) -> None:
     raw.set(GROUP.members, KNOWN.document())
     raw.rpush(GROUP.beats, *["x" * 10_000] * 200)
     assert not (await group.beat("a.1")).lost
     assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
-
-
-async def test_without_a_document_nobody_is_a_member(group: Group, raw: Raw) -> None:
-    """As where it was deleted; whoever lives joins again."""
-    put(raw, GROUP.beats)
-    assert (await group.beat("a.1")).lost
-    assert not raw.exists(GROUP.beats) and raw.type(GROUP.damaged) == b"list"
 
 
 BROKEN = {
@@ -121,23 +102,6 @@ async def test_nobody_is_lost_where_the_document_cannot_be_read_either(
     assert raw.type(GROUP.damaged) == b"string"
     assert not (await group.beat("b.1")).lost
     assert (await group.beat("gone.1")).lost
-
-
-async def test_a_join_begins_heartbeats_anew(group: Group, raw: Raw) -> None:
-    raw.set(GROUP.members, KNOWN.document())
-    put(raw, GROUP.beats)
-    joined = KNOWN.with_member(Member("c.1", "c", "host", 1, 2))
-    await changed(group, replace(joined, generation=10), removed=("a.1",))
-    reply = await group.beat("c.1")
-    assert reply.beats.keys() == {"b.1", "l.1", "c.1"}
-    assert raw.type(GROUP.damaged) == b"list"
-
-
-async def test_a_group_is_founded_whatever_stands_in_place_of_heartbeats(group: Group, raw: Raw) -> None:
-    put(raw, GROUP.beats)
-    first = Membership.empty(2, "range").with_member(Member("c.1", "c", "host", 1, 2))
-    assert isinstance(await change(group, first), Done)
-    assert (await group.beat("c.1")).beats.keys() == {"c.1"}
 
 
 async def test_heartbeats_begin_anew_when_memory_is_full(group: Group, full_memory: Raw) -> None:

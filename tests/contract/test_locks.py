@@ -7,7 +7,7 @@ import pytest
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.events import MarkLock
-from streamworker.core.ownership.locks import Acquired, Held, Stale
+from streamworker.core.ownership.locks import Acquired, Held
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
@@ -15,41 +15,8 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.runtime.watch.watchdog import STALLED
 from tests.contract.support import GENERATION, GROUP, Group, Raw, everything, request
-from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_a_free_lock_is_acquired_with_a_higher_epoch_each_time(group: Group) -> None:
-    """Each change of owner raises the epoch; checkpoint and counts come with the answer."""
-    first = await group.own("w1")
-    assert (first.checkpoint, first.entries, first.rows) == (ZERO, 0, 0)
-    assert await group.release("w1", first.epoch)
-    second = await group.own("w2")
-    assert second.epoch > first.epoch
-    assert second.log == first.log
-
-
-async def test_an_epoch_that_a_failover_lost_is_not_given_again(group: Group, raw: Raw) -> None:
-    """The replica that takes over has the lock as it was before the first acquisition."""
-    await group.register()
-    replicated = raw.dump(GROUP.lock(0))
-    lost = await group.own("w1")
-
-    async def is_later() -> bool:
-        return await group.backend.time_ms() > lost.epoch
-
-    await wait_for_async(is_later, "the new primary's clock is later than the lost epoch")
-    raw.restore(GROUP.lock(0), 0, replicated or b"", replace=True)
-    assert (await group.own("w2")).epoch > lost.epoch
-
-
-async def test_the_owner_that_acquires_again_keeps_its_epoch(group: Group, raw: Raw) -> None:
-    """After a lost answer, and in a later generation, which is stamped anew, no more: nothing stops."""
-    first = await group.own(generation=7)
-    assert await group.own(generation=7) == first
-    assert await group.own(generation=9) == first
-    assert raw.hget(GROUP.lock(0), "generation") == b"9"
 
 
 async def test_an_acquisition_after_an_order_fences_what_its_owner_began_before(group: Group) -> None:
@@ -68,75 +35,6 @@ async def test_an_acquisition_after_an_order_fences_what_its_owner_began_before(
     assert not await group.release("w1", first.epoch)
     assert await group.release("w1", held.epoch)
     assert (await group.lock()).owner == ""
-
-
-async def test_a_live_owner_keeps_its_lock(group: Group) -> None:
-    await group.own("w1")
-    reply = await group.acquire("w2", live=["w1"])
-    assert isinstance(reply, Held)
-    assert reply.owner == "w1"
-    assert (await group.lock()).owner == "w1"
-
-
-async def test_the_lock_of_a_removed_member_is_free(group: Group) -> None:
-    """Whoever is not in the membership has no lock any more, and cannot commit."""
-    entries = await group.send(1)
-    old = await group.own("w1")
-    new = await group.own("w2", generation=GENERATION + 1)
-    assert new.epoch > old.epoch
-    assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
-
-
-@pytest.mark.parametrize("released", [False, True])
-async def test_an_old_view_of_the_group_takes_no_lock(group: Group, released: bool) -> None:
-    """A worker whose membership is older than the lock's is told the newer generation; release keeps it."""
-    lock = await group.own("w1", generation=9)
-    if released:
-        await group.release("w1", lock.epoch)
-    assert await group.acquire("w2", generation=8) == Stale(9)
-
-
-async def test_a_stuck_owner_is_overtaken_at_the_drain_deadline(group: Group) -> None:
-    """A contender that keeps asking gets the lock when the deadline is over, not before; and the
-    stuck owner is fenced.
-    """
-    entries = await group.send(1)
-    old = await group.own("w1")
-    waits: list[int] = []
-
-    async def ask() -> Acquired | None:
-        reply = await group.acquire("w2", live=["w1"], drain_deadline_ms=200, generation=GENERATION + 1)
-        if isinstance(reply, Held):
-            waits.append(reply.waited_ms)
-            return None
-        assert isinstance(reply, Acquired)
-        return reply
-
-    new = await wait_for_async(ask, "the drain deadline passed")
-    assert new is not None
-    assert waits == sorted(waits)
-    assert waits[0] == 0
-    assert waits[-1] < 200
-    assert new.epoch > old.epoch
-    assert (await group.commit(request(old, entries, owner="w1"))).code is CommitCode.FENCED
-
-
-async def test_release_keeps_epoch_and_checkpoint(group: Group) -> None:
-    """The next owner goes on where this one stopped; a release whose answer was lost is sent again."""
-    entries, lock = await group.begun(2)
-    await group.commit(request(lock, entries))
-    for _ in range(2):
-        assert await group.release("w1", lock.epoch)
-        view = await group.lock()
-        assert (view.owner, view.state, view.epoch, view.checkpoint) == ("", "", lock.epoch, entries[-1].id)
-
-
-async def test_nobody_releases_the_lock_of_another(group: Group) -> None:
-    """Neither another owner, nor the same one at an epoch that is over."""
-    lock = await group.own("w1")
-    assert not await group.release("w2", lock.epoch)
-    assert not await group.release("w1", lock.epoch - 1)
-    assert (await group.lock()).owner == "w1"
 
 
 async def test_a_mark_shows_what_the_owner_does(group: Group) -> None:

@@ -1,7 +1,5 @@
 """The membership document, heartbeats and control messages."""
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -48,30 +46,6 @@ async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> li
     return answered
 
 
-async def test_the_first_document_gets_a_generation_that_never_was(group: Group, raw: Raw) -> None:
-    """It is the server's time, so that a group which is deleted and made again does not repeat one."""
-    before_ms = await group.backend.time_ms()
-    first = await changed(group, 0, '{"v":1,"members":[]}')
-    assert before_ms <= first.generation <= await group.backend.time_ms()
-    document, _, _ = await membership.look_at_members(group.backend, GROUP)
-    assert document is not None
-    assert json.loads(document) == {"generation": first.generation, "v": 1, "members": []}
-
-    raw.delete(GROUP.members)
-    again = await changed(group, 0)
-    assert again.generation >= first.generation
-
-
-async def test_a_change_and_its_message_are_one_step(group: Group) -> None:
-    """There is never a generation without its message, nor a message without its generation."""
-    first = await changed(group, 0, added=["a.1", "b.1"])
-    connection = group.backend.blocking(GROUP.control)
-    ((key, _, fields),) = await control.read_control(connection, {GROUP: ZERO}, 100)
-    await connection.aclose()
-    assert key == GROUP.control
-    assert fields == {**MESSAGE, "generation": str(first.generation)}
-
-
 async def test_heartbeats_of_a_document_that_was_deleted_do_not_outlive_it(group: Group, raw: Raw) -> None:
     """Nobody would take them away: who sent them is no member, and comes back under another id."""
     await change(group, 0, added=["a.1", "b.1"])
@@ -92,29 +66,6 @@ async def test_a_document_of_somebody_else_is_not_overwritten(group: Group, raw:
     assert isinstance(reply, ChangeRefused)
     assert reply.document == document.encode()
     assert raw.get(GROUP.members) == document.encode()
-
-
-async def test_of_many_who_change_at_once_one_wins(group: Group) -> None:
-    first = await changed(group, 0)
-    replies = await asyncio.gather(
-        *(change(group, first.generation, json.dumps({"by": n})) for n in range(10))
-    )
-    winners = [n for n, reply in enumerate(replies) if isinstance(reply, DocumentChanged)]
-    assert len(winners) == 1
-    document, _, _ = await membership.look_at_members(group.backend, GROUP)
-    assert json.loads(document or b"")["by"] == winners[0]
-
-
-async def test_a_heartbeat_renews_and_shows_all_members_and_the_last_change(group: Group) -> None:
-    """One answer carries the beats of all, by one clock; a generation is the time, and above the last."""
-    first = await changed(group, 0, added=["a.1", "b.1"])
-    second = await changed(group, first.generation)
-    assert second.generation > first.generation
-    (reply,) = await beat(group, (GROUP, "a.1", 5, "run-1", 3))
-    assert (reply.lost, reply.generation) == (False, second.generation)
-    ours = reply.beats["a.1"]
-    assert (ours.connection, ours.run_id, ours.load, ours.server_ms) == (5, "run-1", 3, reply.server_ms)
-    assert reply.beats["b.1"].server_ms == first.generation
 
 
 async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
@@ -162,22 +113,6 @@ async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: Raw) -> Non
     raw.hset(GROUP.beats, mapping={"x": "nonsense", "y": "1|2|3|z", "z": b"\xff"})
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 0))
     assert sorted(reply.beats) == ["a.1"]
-
-
-async def test_the_living_are_told_from_the_dead_when_memory_is_full(group: Group, full_memory: Raw) -> None:
-    """Heartbeats, removals, locks and releases still work: ownership moves, and only data waits."""
-    entries = await group.send(1)
-    lock = await group.own("a.1")
-    first = await changed(group, 0, added=["a.1", "b.1"])
-    full_memory.config_set("maxmemory", 1)
-
-    (renewed,) = await beat(group, (GROUP, "b.1", 5, "run", 0))
-    assert not renewed.lost
-    second = await changed(group, first.generation, removed=["a.1"])
-    taken = await group.own("b.1", generation=second.generation)
-    assert taken.epoch > lock.epoch
-    assert await group.release("b.1", taken.epoch)
-    assert entries
 
 
 async def test_the_server_tells_which_connections_it_still_has(group: Group) -> None:

@@ -29,24 +29,6 @@ async def repaired(group: Group, seen: str, after: Membership) -> membership_eve
     return done
 
 
-async def test_damage_is_put_aside_and_the_document_is_written_in_one_step(group: Group, raw: Raw) -> None:
-    """With a generation by the server's clock, a message, and the heartbeats of its members alone."""
-    raw.set(GROUP.members, "no document")
-    raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "gone.1": "5|6|run|0"})
-    raw.hset(GROUP.loads, mapping={"a.1": "0:1", "gone.1": "0:1"})
-    done = await repaired(group, fingerprint(b"no document"), known("a.1", "b.1"))
-    stored = Membership.parse(raw.get(GROUP.members))
-    assert stored == replace(known("a.1", "b.1"), generation=done.generation)
-    assert done.generation > 1_600_000_000_000
-    assert raw.get(GROUP.damaged) == b"no document"
-    beats: Any = raw.hgetall(GROUP.beats)
-    assert beats.keys() == {b"a.1", b"b.1"} and beats[b"a.1"] == b"5|6|run|0"
-    assert raw.hgetall(GROUP.loads) == {b"a.1": b"0:1"}
-    told: Any = raw.xrange(GROUP.control)
-    ((_, fields),) = told
-    assert fields[b"cause"] == b"repaired" and int(fields[b"generation"]) == done.generation
-
-
 @pytest.mark.parametrize("kind", sorted(OTHER_TYPES.keys() - {"string"}))
 async def test_a_value_of_another_type_is_put_aside_as_it_is(group: Group, raw: Raw, kind: str) -> None:
     """The other program finds what it wrote under the other key."""

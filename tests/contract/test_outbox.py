@@ -11,7 +11,7 @@ from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import StreamKeys
-from tests.contract.support import GROUP, TO, Group, Raw, chain, everything, message, put, request
+from tests.contract.support import GROUP, TO, Group, Raw, chain, everything, message, request
 
 pytestmark = pytest.mark.anyio
 
@@ -34,46 +34,6 @@ async def payloads(group: Group) -> list[bytes]:
 
 
 # -- at the source ---------------------------------------------------------------------------
-
-
-async def test_a_commit_adds_its_messages_in_the_same_step(group: Group) -> None:
-    """The outbox holds them as they were given, and its heads say where the next ones go on."""
-    entries, lock = await group.begun(2)
-    messages = chain(2)
-    reply = await group.commit(replace(request(lock, entries, rows=2), outbox=write(messages)))
-    assert reply.code is CommitCode.OK
-    assert await outbox.read_messages(group.backend, OUTBOX, 0, 2, 10) == messages
-    heads = await outbox.open_outbox(group.backend, OUTBOX)
-    assert (heads.last, heads.positions) == (str(messages[-1].id), {TO: messages[-1].through})
-
-
-async def test_a_repeated_commit_adds_its_messages_once(group: Group, raw: Raw) -> None:
-    """Its answer was lost, and it is sent again."""
-    entries, lock = await group.begun(1)
-    sent = replace(request(lock, entries), outbox=write(chain(3)))
-    await group.commit(sent)
-    before = everything(raw)
-    assert (await group.commit(sent)).code is CommitCode.DUP
-    assert everything(raw) == before
-
-
-async def test_a_full_outbox_holds_up_commits_that_send_and_no_others(group: Group, raw: Raw) -> None:
-    """Nothing is written, and the same commit succeeds once the targets have taken some."""
-    entries, lock = await group.begun(3)
-    first, second = chain(2)
-    done = replace(request(lock, entries[:1]), outbox=write([first]))
-    assert (await group.commit(done)).code is CommitCode.OK
-    at = entries[0].id
-    held_up = replace(
-        request(lock, entries[1:2], previous=at, rows=1), outbox=write([second], after=str(first.id), limit=1)
-    )
-    before = everything(raw)
-    assert (await group.commit(held_up)).code is CommitCode.OUTBOX
-    assert everything(raw) == before
-    await outbox.delete_messages(group.backend, {OUTBOX: [first.id]})
-    assert (await group.commit(held_up)).code is CommitCode.OK
-    silent = request(lock, entries[2:], previous=entries[1].id)
-    assert (await group.commit(silent)).code is CommitCode.OK
 
 
 async def test_messages_that_do_not_follow_the_last_are_a_gap(group: Group, raw: Raw) -> None:
@@ -117,58 +77,7 @@ async def test_what_a_target_lost_is_kept_by_range(group: Group) -> None:
     assert heads.lost == {(TO, 4): 7}
 
 
-@pytest.mark.parametrize("key", [OUTBOX.messages, OUTBOX.heads], ids=["outbox", "heads"])
-async def test_a_key_of_another_type_is_named_and_nothing_is_written(
-    group: Group, raw: Raw, key: str
-) -> None:
-    """Another program wrote there."""
-    entries, lock = await group.begun(1)
-    put(raw, key)
-    before = everything(raw)
-    reply = await group.commit(replace(request(lock, entries), outbox=write(chain(1))))
-    assert reply.code is CommitCode.BADTYPE and key in str(reply.error)
-    assert everything(raw) == before
-
-
 # -- at the target ---------------------------------------------------------------------------
-
-
-async def test_a_target_takes_each_message_once_and_in_order(group: Group) -> None:
-    """Repeats are recognised, of whichever worker; one that is not next is refused."""
-    first, second, third = chain(3)
-    assert await forward(group, second) == [ForwardCode.OTHER]
-    assert await forward(group, first, second, second) == [ForwardCode.TAKEN] * 3
-    assert await forward(group, first) == [ForwardCode.OTHER]
-    assert await forward(group, third) == [ForwardCode.TAKEN]
-    assert await payloads(group) == [b"1", b"2", b"3"]
-
-
-async def test_the_answer_to_a_message_that_is_not_next_says_where_the_target_stands(group: Group) -> None:
-    """By this its source finds out which of the two went back."""
-    first, second = chain(2)
-    await forward(group, first)
-    (reply,) = await outbox.forward_many(group.backend, "shop", [("orders/0/price", first)])
-    assert reply.code is ForwardCode.TAKEN
-    elsewhere = replace(second, since=OutboxPosition(9, "ff"))
-    (reply,) = await outbox.forward_many(group.backend, "shop", [("orders/0/price", elsewhere)])
-    assert (reply.code, reply.stands) == (ForwardCode.OTHER, first.through)
-
-
-async def test_another_history_under_the_same_numbers_is_refused(group: Group) -> None:
-    """After a failover of the source: the numbers agree, and the records do not."""
-    taken = message(1, START, b"old")
-    await forward(group, taken)
-    other = message(1, START, b"new")
-    assert other.through.records == taken.through.records
-    assert await forward(group, other) == [ForwardCode.OTHER]
-    assert await payloads(group) == [b"old"]
-
-
-async def test_each_source_counts_for_itself(group: Group) -> None:
-    """Two partitions of one processor send to the same target."""
-    assert await forward(group, message(1)) == [ForwardCode.TAKEN]
-    assert await forward(group, message(1), source="orders/1/price") == [ForwardCode.TAKEN]
-    assert await payloads(group) == [b"1", b"1"]
 
 
 async def test_a_target_that_is_full_takes_nothing_and_later_all(group: Group, raw: Raw) -> None:
@@ -189,15 +98,6 @@ async def test_many_records_arrive_as_an_append_would_write_them(group: Group) -
     found = await streams.read_each(group.backend, PRICED, {5: ZERO}, 1_000)
     assert [entry.fields[b"v"] for entry in found[5]] == many  # type: ignore[union-attr]
     assert await streams.entries_up_to(group.backend, PRICED, 5, found[5][-1].id) == 100  # type: ignore[index]
-
-
-async def test_a_message_is_deleted_by_an_id_of_its_history_only(group: Group) -> None:
-    """A worker that was paused through a failover does not delete what was sent since under its number."""
-    entries, lock = await group.begun(1)
-    old, new = message(1, START, b"old"), message(1, START, b"new")
-    await group.commit(replace(request(lock, entries), outbox=write([new])))
-    await outbox.delete_messages(group.backend, {OUTBOX: [old.id]})
-    assert await outbox.read_messages(group.backend, OUTBOX, 0, 1, 10) == [new]
 
 
 async def test_what_another_program_wrote_there_is_named(group: Group, raw: Raw) -> None:

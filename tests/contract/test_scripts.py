@@ -10,7 +10,7 @@ import pytest
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.membership.mending import fingerprint
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio import scripts
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.commit import CommitRequest, DeadEntry
@@ -251,10 +251,21 @@ async def prepare(group: Group) -> None:
         await group.backend.execute(*command)
 
 
+NEEDS_ROOM = {
+    *("data/append", "data/commit", "data/forward", "data/later_move", "data/later_put", "data/replay_dead"),
+    *("data/send_once", "data/tick", "admin/repair_taken"),
+}
+"""What is refused when memory is full. The others move ownership, remove something, or let workers start."""
+
+
 @pytest.mark.usefixtures("small_nodes")
+@pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize("name", sorted(set(CALLS) - {"data/count", "claim/list"}))
-async def test_every_script_writes_where_the_types_are_right(group: Group, raw: Raw, name: str) -> None:
-    """Without this the next test would prove nothing."""
+async def test_every_script_writes_where_the_types_are_right_and_there_is_room(
+    group: Group, full_memory: Raw, name: str, is_full: bool
+) -> None:
+    """When memory is full, a script is refused before it writes, or does all that it does otherwise."""
+    raw = full_memory
     await prepare(group)
     if name in {"group/acquire", "group/register"}:
         raw.delete(LOCK)
@@ -268,9 +279,14 @@ async def test_every_script_writes_where_the_types_are_right(group: Group, raw: 
         raw.set(GROUP.members, "x")
     before = everything(raw)
     call = CALLS[name]
-    reply = await group.backend.run(call.script, (call.keys, call.args))
-    assert reply[0] == b"OK"
-    assert everything(raw) != before
+    raw.config_set("maxmemory", 1 if is_full else "1gb")
+    (reply,) = await group.backend.run_many(call.script, [(call.keys, call.args)])
+    if is_full and name in NEEDS_ROOM:
+        assert isinstance(reply, BackendRefused) and "out of memory" in str(reply)
+        assert everything(raw) == before
+    else:
+        assert reply[0] == b"OK"
+        assert everything(raw) != before
 
 
 @pytest.mark.parametrize("name, place", KEY_PLACES)
@@ -287,7 +303,7 @@ async def test_a_key_of_another_type_stops_a_script_before_it_writes(
     assert everything(raw) == before
 
 
-@pytest.mark.parametrize("name", sorted(CALLS))
+@pytest.mark.parametrize("name", ["data/append", "group/acquire"])
 async def test_a_script_that_the_server_forgot_is_sent_again(group: Group, raw: Raw, name: str) -> None:
     """SCRIPT FLUSH, or a restart, between two calls is not noticed by the caller."""
     call = CALLS[name]

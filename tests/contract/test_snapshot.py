@@ -158,3 +158,16 @@ async def test_a_key_of_the_group_that_was_written_over_is_named_and_the_rest_is
     assert key in problem
     assert [member.name for member in view.members] == ["a"]
     assert (view.partitions[0].owner, len(view.partitions)) == ("a.1", 4)
+
+
+async def test_a_group_without_a_membership_shows_who_holds_its_locks(group: Group) -> None:
+    """There is no document and no heartbeat: the owners of locks are the members."""
+    await group.backend.execute("HSET", group.stream.meta, "partitions", 3)
+    await group.own("w1.a", 0)
+    await group.own("w2.b", 2)
+    taken = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert [(member.name, member.state, member.partitions) for member in taken.members] == [
+        ("w1", "active", (0,)),
+        ("w2", "active", (2,)),
+    ]
+    assert [view.state for view in taken.partitions] == ["running", "unowned", "running"]
