@@ -15,13 +15,11 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
-from structlog.testing import capture_logs
 
-from streamworker import App, DeadLetter, Retry, Skip
+from streamworker import DeadLetter, Retry, Skip
 from streamworker.context import Context
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN
 from streamworker.runtime.run.runner import StopReason
-from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import Bench, Order, Priced, Running, bench
 from tests.runtime.workbench import handling as handling_orders
@@ -169,24 +167,6 @@ async def test_functions_in_threads_overlap_as_far_as_there_are_threads(redis_ur
     assert watch.widest == 4
 
 
-async def test_rows_of_one_call_stay_together_and_in_order(redis_url: str) -> None:
-    """What is forwarded through the context comes before what is returned, record by record."""
-
-    async def price(order: Order, ctx: Context) -> Priced:
-        ctx.forward(Priced(order.number, 0.0))
-        await asyncio.sleep((9 - order.number) / 200)
-        ctx.forward(Priced(order.number, 1.0))
-        return Priced(order.number, float(str(ctx.entry_id) in ids))
-
-    async with bench(redis_url) as desk:
-        await desk.send(range(10), KEYS)
-        ids = await desk.ids()
-        await desk.start(desk.spec(price, concurrency=10))
-        await desk.until_committed(10)
-        rows = [(row["number"], row["price"]) for row in await desk.rows()]
-        assert rows == [(n, price) for n in range(10) for price in (0.0, 1.0, 1.0)]
-
-
 # -- errors ------------------------------------------------------------------------------------
 
 
@@ -243,20 +223,6 @@ async def test_the_first_record_that_fails_for_good_halts_the_partition(redis_ur
         assert 26 not in calls, "the key waits for ever"
         assert desk.budget.used == 0
         assert (await running.drained()).reason is StopReason.HALTED
-
-
-@pytest.mark.parametrize("slow", [2, 4])
-async def test_the_first_in_order_is_to_blame_whichever_failed_first(redis_url: str, slow: int) -> None:
-    """Two calls fail beside each other; only what lies before both is committed."""
-
-    async def price(order: Order) -> None:
-        await asyncio.sleep(0.1 if order.number == slow else 0.02)
-        if order.number in (2, 4):
-            raise ValueError(f"cannot price {order.number}")
-
-    async with handling(redis_url, price, range(10), concurrency=10) as (desk, running):
-        assert "cannot price 2" in await running.halts()
-        assert await desk.committed() == 2
 
 
 async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) -> None:
@@ -485,45 +451,6 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
 # -- bounds and figures --------------------------------------------------------------------------
 
 
-async def test_others_run_ahead_of_a_slow_record_only_so_far(redis_url: str) -> None:
-    """As many records as the window has are done twice after a crash, and no more."""
-    release, done = asyncio.Event(), []
-
-    async def price(order: Order) -> None:
-        if order.number == 0:
-            await release.wait()
-        done.append(order.number)
-
-    async with handling(redis_url, price, range(3_000), keys=3_000, concurrency=4) as (desk, running):
-        await wait_for_async(lambda: len(done) == WINDOW_MIN - 1, "the window is full")
-        await wait_for_async(lambda: not running.runner.intake.buffer.has_room, "no more is fetched")
-        assert len(done) == WINDOW_MIN - 1
-        release.set()
-        await desk.until_committed(3_000)
-        assert len(done) == 3_000
-
-
-async def test_the_window_holds_no_more_bytes_than_the_budget(redis_url: str) -> None:
-    """While the first record does not end, what the others hold is bounded by prefetch_bytes."""
-    release, limit = asyncio.Event(), 200_000
-
-    async def price(order: Order) -> None:
-        if order.number == 0:
-            await release.wait()
-
-    async with bench(redis_url, prefetch_bytes=limit, entry_bytes_max=10_000) as desk:
-        await desk.producer.send_many([Order(n, f"{n:05}" * 1_000) for n in range(200)])
-        running = await desk.start(desk.spec(price, concurrency=4))
-        await wait_for_async(lambda: desk.budget.used > limit / 2, "the budget is in use")
-        await wait_for_async(
-            lambda: not running.runner.intake.buffer.waiting, "all that was fetched is in the window"
-        )
-        assert desk.budget.used <= limit
-        release.set()
-        await desk.until_committed(200)
-        await wait_for_async(lambda: desk.budget.used == 0, "all bytes are given back")
-
-
 async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: str) -> None:
     """The reason is visible while it lasts; no record is handled twice."""
     watch = Watch()
@@ -543,27 +470,6 @@ async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: st
                 await asyncio.sleep(0.02)
         assert len(watch.begun) == 4_000
     watch.check_order()
-
-
-async def test_the_alarm_names_the_entry_that_holds_the_others_up(redis_url: str) -> None:
-    """Of the calls that run, the one that has been running for longest."""
-    app = App("stuck", redis_url=redis_url, max_processing_time_ms=1_000)
-    orders = app.stream("orders", Order, key="number", partitions=1)
-    with capture_logs() as logs:
-
-        def alarms() -> list[Any]:
-            return [line["entry"] for line in logs if line["event"] == "partitions_stalled"]
-
-        @app.processor(orders, concurrency=4)
-        async def price(order: Order) -> None:
-            if order.number == 3:
-                logs.clear()  # Of what a busy machine held up before.
-                await wait_for_async(alarms, "the alarm is raised")
-
-        async with local_worker(app, url=redis_url) as worker:
-            sent = [await orders.send(Order(n)) for n in range(10)]
-            await worker.until_drained()
-        assert alarms() == [str(sent[3].entry_id)]
 
 
 async def test_it_counts_as_work_while_any_call_runs(redis_url: str) -> None:
@@ -628,29 +534,6 @@ async def rate(
     await running.drained()
     assert await desk.committed() == before + count
     return count / took
-
-
-@pytest.mark.full("measures rates")
-@pytest.mark.alone("measures rates")
-async def test_waiting_handlers_go_faster_by_far_side_by_side(
-    redis_url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """5 ms of waiting, 1,000 keys, one partition: the median of three pairs of runs."""
-
-    async def wait(_: Order) -> None:
-        await asyncio.sleep(0.005)
-
-    pairs: list[tuple[float, float, float]] = []
-    async with bench(redis_url) as desk:
-        for _ in range(3):
-            one, many = await rate(desk, wait, 150), await rate(desk, wait, 4_000, concurrency=64)
-            pairs.append((many / one, one, many))
-    ratio, one, many = sorted(pairs)[1]
-    with capsys.disabled():
-        print(
-            f"\nhandlers that wait 5 ms: in order {one:,.0f}/s, side by side {many:,.0f}/s: {ratio:.1f} times"
-        )
-    assert ratio >= 15
 
 
 async def rate_by_hand(handler: Callable[..., Any], count: int, clock: Callable[[], float]) -> float:

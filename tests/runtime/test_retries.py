@@ -4,18 +4,18 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
 from streamworker import App, Context, Retry
-from streamworker.core.data.window import Window
 from streamworker.core.events import MarkLock
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.group import locks
 from streamworker.runtime import group
+from streamworker.runtime.run.modes.keyed import WINDOW_MIN
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import Order, Priced, bench
@@ -35,7 +35,7 @@ async def _retries(worker: LocalWorker, count: int) -> None:
     await worker.until(lambda now: now.processors["store"].retrying == count)
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": 20}, {"concurrency": 4}], ids=["record", "batch", "keyed"])
+@pytest.mark.parametrize("options", [{"batch": 20}, {"concurrency": 4}], ids=["batch", "keyed"])
 async def test_a_database_that_is_away_delays_records_and_nothing_else(
     redis_url: str, options: dict[str, Any]
 ) -> None:
@@ -144,35 +144,24 @@ async def test_a_failure_that_is_shown_late_is_shown_with_its_time(
     assert view.retry is not None and view.retry.since_ms / 1000 < failed_s[0] + 1
 
 
-@pytest.mark.parametrize(
-    ("clock", "longest_s"), [("virtual", 4), ("virtual", 40), pytest.param("real", 4, marks=pytest.mark.soak)]
-)
-@pytest.mark.timeout(600)
-async def test_after_a_minute_of_failures_all_partitions_run_at_full_speed_within_the_longest_pause(
-    redis_url: str, clock: Literal["real", "virtual"], longest_s: int
-) -> None:
-    """Pauses are spread over their upper half: 2 s here. The last partition runs within twice that.
-
-    With pauses that may last ten times as long it does not, so that the figure means something.
-    """
+async def test_after_a_minute_of_failures_all_partitions_run_at_full_speed_within_the_longest_pause() -> None:
+    """By record. Pauses are spread over their upper half, so that the last begins within 4 s."""
     app = App("shop")
     items = app.stream("items", Item, key="key", partitions=PARTITIONS)
-    is_away, failed = True, 0
+    is_away = True
     stored: dict[str, list[int]] = defaultdict(list)
     first_s: dict[int, float] = {}
     loop = asyncio.get_running_loop()
 
-    @app.processor(items, name="store", errors=Retry(backoff_max=longest_s))
+    @app.processor(items, name="store", errors=Retry(backoff_max=4))
     async def store(item: Item, ctx: Context) -> None:
-        nonlocal failed
         if is_away:
-            failed += 1
             raise ConnectionError("the database is away")
         first_s.setdefault(ctx.partition, loop.time())
         stored[item.key].append(item.number)
 
     keys = [f"k{n}" for n in range(200)]
-    async with local_worker(app, url=None if clock == "virtual" else redis_url, clock=clock) as worker:
+    async with local_worker(app, clock="virtual") as worker:
         await items.send_many(Item(key, number) for number in range(10) for key in keys)
         await _retries(worker, PARTITIONS)
         before = (await worker.snapshot()).processors["store"]
@@ -180,12 +169,10 @@ async def test_after_a_minute_of_failures_all_partitions_run_at_full_speed_withi
         is_away, healed_s = False, loop.time()
         await worker.until_drained()
         after = (await worker.snapshot()).processors["store"]
-    slowest_s = max(first_s.values()) - healed_s
-    print(f"{failed} calls failed on {len(first_s)} partitions; all ran {slowest_s:.2f} s after it healed")
     assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
     assert stored == {key: list(range(10)) for key in keys}
     assert len(first_s) == PARTITIONS
-    assert (slowest_s <= 4) is (longest_s == 4)
+    assert max(first_s.values()) - healed_s <= 4
 
 
 async def test_a_record_that_fails_once_is_shown_nowhere(redis_url: str) -> None:
@@ -205,11 +192,12 @@ async def test_a_record_that_fails_once_is_shown_nowhere(redis_url: str) -> None
 
 async def test_others_go_on_up_to_a_window_and_then_the_partition_says_that_it_stands(redis_url: str) -> None:
     """With concurrency only the key of the failing record waits, until the window behind it is full."""
-    is_away = True
+    is_away, done = True, set[int]()
 
     async def price(order: Order) -> Priced:
         if order.number == 0 and is_away:
             raise ConnectionError("not now")
+        done.add(order.number)
         return Priced(order.number, 1.0)
 
     async with bench(redis_url) as desk:
@@ -220,37 +208,11 @@ async def test_others_go_on_up_to_a_window_and_then_the_partition_says_that_it_s
         full = "the window behind it is full"
         await wait_for_async(lambda: any(full in said for said in running.states), "it says that it stands")
         assert await desk.committed() == 0
+        # As many are done twice after a crash, and no more.
+        others = {number for number in range(WINDOW_MIN) if number % 500}
+        await wait_for_async(lambda: done >= others, "all other keys of the window are done")
+        assert done == others
         is_away = False
         await desk.until_committed(1_500)
         assert [row["number"] for row in await desk.rows()] == list(range(1_500))
         assert running.states[-1] == ""
-
-
-ADD = Window.add
-
-
-def _add_without_key(window: Window, _: object) -> int:
-    return ADD(window, None)
-
-
-@pytest.mark.parametrize("is_planted", [False, True])
-async def test_a_retry_that_skips_order_is_noticed(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_planted: bool
-) -> None:
-    """The check of the order finds that mistake, so that it means something where it finds none."""
-    if is_planted:
-        monkeypatch.setattr(Window, "add", _add_without_key)
-    stored: dict[str, list[int]] = defaultdict(list)
-
-    async def price(order: Order, ctx: Context) -> None:
-        if order.number < 5 and ctx.attempt < 3:
-            raise ConnectionError("not now")
-        stored[order.customer].append(order.number)
-
-    async with bench(redis_url) as desk:
-        await desk.send(range(50), keys=5)
-        running = await desk.start(desk.spec(price, concurrency=4, errors=Retry(backoff=0.01)))
-        await wait_for_async(lambda: sum(map(len, stored.values())) >= 50, "each record was handled")
-        await running.cancelled()
-    in_order = {key: sorted(numbers) for key, numbers in stored.items()}
-    assert (stored == in_order) is not is_planted

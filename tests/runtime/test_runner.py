@@ -21,41 +21,20 @@ pytestmark = pytest.mark.anyio
 # -- order and commits -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["batch", "record"])
-async def test_all_records_are_seen_and_forwarded_in_order_and_records_share_commits(
-    redis_url: str, mode: str
-) -> None:
-    """What was sent is handled in order, and what was returned is in the acked log in order."""
+async def test_records_share_commits_and_are_handled_and_forwarded_in_order(redis_url: str) -> None:
+    """Also where the function takes one at a time."""
     seen: list[int] = []
 
-    async def batch(batch: list[Order]) -> list[Priced]:
-        return [await record(order) for order in batch]
-
-    async def record(order: Order) -> Priced:
+    async def price(order: Order) -> Priced:
         seen.append(order.number)
         return Priced(order.number, order.number * 2.0)
 
-    function, options = (batch, {"batch": 400}) if mode == "batch" else (record, {})
-    async with handling(redis_url, function, range(2_500), **options) as (desk, running):
+    async with handling(redis_url, price, range(2_500)) as (desk, running):
         await desk.until_committed(2_500)
         assert seen == list(range(2_500))
         assert [row["number"] for row in await desk.rows()] == list(range(2_500))
         assert len(await desk.acked_entries()) < 250
         assert (await running.drained()).reason is StopReason.DRAINED
-
-
-async def test_the_acked_log_is_a_chain_without_a_gap(redis_url: str) -> None:
-    """Each entry of the log begins where the one before it ended, and names its first source entry."""
-
-    async def price(batch: list[Order]) -> list[Priced]:
-        return [Priced(order.number, 1.0) for order in batch]
-
-    async with handling(redis_url, price, range(300), batch=100) as (desk, _):
-        await desk.until_committed(300)
-        ids, entries = await desk.ids(), await desk.acked_entries()
-        assert [entry[b"prev"].decode() for entry in entries] == ["0-0", ids[99], ids[199]]
-        assert [entry[b"first"].decode() for entry in entries] == [ids[0], ids[100], ids[200]]
-        assert entries[-1][b"last"].decode() == ids[-1] == await desk.checkpoint()
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -181,23 +160,6 @@ async def test_a_drain_in_the_middle_of_a_slice_starts_no_other_call(redis_url: 
         await wait_for_async(running.ended.is_set, "the runner ends")
         assert begun == list(range(101))
         assert await desk.committed() == 101
-
-
-async def test_a_full_batch_does_not_wait(redis_url: str) -> None:
-    """With enough records, or enough bytes, the time plays no part."""
-    sizes: list[int] = []
-
-    async def price(batch: list[Order]) -> None:
-        sizes.append(len(batch))
-
-    async with handling(redis_url, price, range(100), batch=50, within=60) as (desk, running):
-        await desk.until_committed(100)
-        await running.drained()
-        await desk.send(range(100))
-        await desk.start(desk.spec(price, batch=50, within=60, batch_bytes=300))
-        await desk.until_committed(190)
-        assert sizes[:2] == [50, 50]
-        assert max(sizes[2:]) <= 10
 
 
 async def test_an_incomplete_batch_is_given_up_when_the_partition_drains(redis_url: str) -> None:
@@ -376,13 +338,13 @@ async def test_a_full_acked_log_holds_commits_back_and_loses_nothing(redis_url: 
     """The reason is visible while it lasts; when a reader makes room, work goes on."""
     seen: list[int] = []
 
-    async def price(batch: list[Order]) -> list[Priced]:
-        seen.extend(order.number for order in batch)
-        return [Priced(order.number, 1.0) for order in batch]
+    def price(order: Order, _: Context) -> Priced:
+        seen.append(order.number)
+        return Priced(order.number, 1.0)
 
     async with bench(redis_url, acked_entries_max=3) as desk:
         await desk.send(range(100))
-        running = await desk.start(desk.spec(price, batch=10))
+        running = await start(desk, "batch", price)
         await wait_for_async(lambda: bool(running.states), "the state says why it waits")
         assert "acked log full" in running.states[0]
         assert await desk.committed() == 30

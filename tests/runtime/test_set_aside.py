@@ -1,5 +1,6 @@
 """A record that an operator sets aside is a dead letter in every mode; all others are handled."""
 
+from itertools import cycle
 from typing import Any
 
 import polars as pl
@@ -34,8 +35,7 @@ async def standing(desk: Bench) -> list[EntryId]:
     return list(lock.aside)
 
 
-@pytest.mark.parametrize("single", [True, False])
-@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
+@pytest.mark.parametrize(("mode", "single"), [*zip([*MODES, OVERLAPPING], cycle([True, False]))])
 async def test_a_record_is_set_aside_without_a_call(redis_url: str, mode: str, single: bool) -> None:
     """Alone in its entry, or one of many; also where the policy would skip it. The commit ends the order."""
     seen: list[int] = []

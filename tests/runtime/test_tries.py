@@ -183,34 +183,31 @@ async def test_owners_that_die_before_they_call_anything_take_no_attempt(redis_u
         assert await desk.dead() == [] and await desk.committed() == 0
 
 
-@pytest.mark.parametrize("mode", [*ASYNC, OVERLAPPING])
-async def test_by_default_the_partition_halts_at_a_record_that_kills_its_process(
-    redis_url: str, mode: str
-) -> None:
+async def test_by_default_the_partition_halts_at_a_record_that_kills_its_process(redis_url: str) -> None:
     """An operator has it called again, and then sets it aside; what is behind it is handled."""
     each, seen = killing()
     async with bench(redis_url) as desk:
         await desk.send(range(POISON, 20), keys=20)
 
         async def dies(calls: int) -> None:
-            running = await start(desk, mode, each, owner=f"w{calls}", errors=None)
+            running = await start(desk, "record", each, owner=f"w{calls}", errors=None)
             await wait_for_async(lambda: seen.count(POISON) == calls, "it is called")
             await running.cancelled()
 
         for calls in range(1, 5):
             await dies(calls)
-        running = await start(desk, mode, each, owner="w8", errors=None)
+        running = await start(desk, "record", each, owner="w8", errors=None)
         assert "ProcessDied: 3 workers died in a row in the call of this record" in await running.halts()
         await running.drained()
         await make_request(desk.backend, desk.keys, [0], "retry", who="ann", why="put right")
         for calls in range(5, 8):
             await dies(calls)
-        running = await start(desk, mode, each, owner="w9", errors=None)
+        running = await start(desk, "record", each, owner="w9", errors=None)
         await running.halts()
         await running.drained()
         poison = EntryId.parse((await desk.ids())[0])
         await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="it kills", record=poison)
-        await start(desk, mode, each, owner="w10", errors=None)
+        await start(desk, "record", each, owner="w10", errors=None)
         await desk.until_committed(20 - POISON)
         assert seen.count(POISON) == 7
         (letter,) = await desk.dead()

@@ -16,10 +16,10 @@ from structlog.testing import capture_logs
 from streamworker import App, Halt, Records, Retry
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.dev.server import EmbeddedServer
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
-from tests.raw import opened
+from tests.raw import opened, records_in
 
 pytestmark = pytest.mark.anyio
 
@@ -132,6 +132,9 @@ async def test_the_stack_is_found_in_every_mode(redis_url: str, mode: str) -> No
         assert line["stack"].startswith("3 calls:") == (mode == "overlapping")
         # A batch is named by its first and its last entry; else there is one entry in hand.
         assert (" to " in line["entry"]) == (mode == "batch")
+        with opened(redis_url) as raw:
+            (first, _), *_ = records_in(raw, StreamKeys("shop", "items").events(0))
+        assert line["entry"].startswith(first.decode()), "the call that has run for longest"
         assert line["busy_ms"] > 0
 
 
