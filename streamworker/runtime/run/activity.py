@@ -7,7 +7,7 @@ safe from any thread.
 from collections.abc import Callable
 from typing import Literal, get_args
 
-from streamworker.runtime.clock import monotonic_ms, monotonic_s
+from streamworker.runtime.clock import CLOCK, monotonic_ms
 
 Trouble = Literal["reads", "commit", "outbox", "timer", "source"]
 """What may be held up in a partition. Each recovers independently, so each has its own reason."""
@@ -19,12 +19,19 @@ SHOWN_MS = 1_000
 class Activity:
     """What one partition does while one runner has it."""
 
-    def __init__(self, name: str, on_trouble: Callable[[str, tuple[int, ...]], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        on_trouble: Callable[[str, tuple[int, ...]], None],
+        on_called: Callable[[float], None] | None = None,
+    ) -> None:
         self.name = name
         """The name of the tasks that call the function."""
         self._on_trouble = on_trouble
         """Called with what holds the partition up, and with an empty reason when it continues; for a record
         that is tried again with the error, the attempts, and when the first failed and the next begins."""
+        self._on_called = on_called
+        """Called with the seconds of each call when it has ended, also in its thread."""
         self._failing: dict[int, tuple[str, int, int, int]] = {}
         """Error, attempts, time of the first failure and of the next call, of the records that are tried
         again, by the number of their call."""
@@ -33,7 +40,7 @@ class Activity:
         self._rested_ms = 0
         self._resting_since_ms: int | None = None
         self._calls: dict[int, int] = {}
-        """When each running call began, the oldest first."""
+        """When each running call began (monotonic ns), the oldest first."""
         self.busy_since_ms: int | None = None
         """When the oldest of the running calls began, by the monotonic clock; None if none runs."""
         self._troubles: dict[Trouble, str] = dict.fromkeys(get_args(Trouble), "")
@@ -43,15 +50,18 @@ class Activity:
 
     def begins(self, call: int = 0) -> None:
         """Record that a call begins; ``call`` is its number, where several run at a time."""
-        self._calls[call] = clock_ms = monotonic_ms()
+        self._calls[call] = clock_ns = CLOCK.now_ns()
         if self.busy_since_ms is None:
-            self.busy_since_ms = clock_ms
+            self.busy_since_ms = clock_ns // 1_000_000
             self.works()
 
     def ends(self, call: int = 0) -> None:
         """Record that a call has ended; ignored if it was not running."""
-        self._calls.pop(call, None)
-        self.busy_since_ms = next(iter(self._calls.values()), None)
+        began_ns = self._calls.pop(call, None)
+        oldest_ns = next(iter(self._calls.values()), None)
+        self.busy_since_ms = None if oldest_ns is None else oldest_ns // 1_000_000
+        if self._on_called is not None and began_ns is not None:
+            self._on_called((CLOCK.now_ns() - began_ns) / 1e9)
 
     def stops(self) -> None:
         """Record that all calls have ended or were abandoned."""
@@ -132,29 +142,3 @@ class Activity:
     def hide_trouble(self) -> None:
         """Show no trouble from now on: the partition ends, or its lock shows why it is halted."""
         self._shows = False
-
-
-class ObservedActivity(Activity):
-    """An activity that measures its calls, for an observer."""
-
-    def __init__(
-        self,
-        name: str,
-        on_trouble: Callable[[str, tuple[int, ...]], None],
-        on_called: Callable[[float], None],
-    ) -> None:
-        super().__init__(name, on_trouble)
-        self._on_called = on_called
-        """Called with the seconds of each call when it has ended, also in its thread."""
-        self._began_s: dict[int, float] = {}
-
-    def begins(self, call: int = 0) -> None:
-        """Record that a call begins."""
-        super().begins(call)
-        self._began_s[call] = monotonic_s()
-
-    def ends(self, call: int = 0) -> None:
-        """Record that a call has ended."""
-        super().ends(call)
-        if (began_s := self._began_s.pop(call, None)) is not None:
-            self._on_called(monotonic_s() - began_s)

@@ -30,7 +30,7 @@ from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.run.activity import Activity, ObservedActivity
+from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.intake import Intake
@@ -201,7 +201,8 @@ def build_runner(
     elif spec.tables:
         kept = StateWithTables(own, spec.tables, partition, committer.backend, committer.keys, cache, rng)
     ending = Ending(buffer)
-    activity = _activity(f"{app}:{spec.name}:{partition}:{owner}", on_state, spec, observer)
+    on_called = None if observer is None else partial(observer.called, spec)
+    activity = Activity(f"{app}:{spec.name}:{partition}:{owner}", on_state, on_called)
     commits = Commits(
         spec=spec,
         start=start,
@@ -217,7 +218,6 @@ def build_runner(
         observer=observer,
         spans=spans,
     )
-    key_of = spec.stream.key if spec.takes == "records" else None
     owned = OwnedPartition(
         app=app,
         processor=spec.name,
@@ -226,7 +226,7 @@ def build_runner(
         owner=owner,
         log=log,
         now=monotonic_s,
-        key_of=key_of,
+        key_of=spec.stream.key if spec.takes == "records" else None,
     )
     routes = outbox.routes if outbox else Routes(spec.into, settings.entry_bytes_max)
     aside: dict[EntryId, Exception] = {
@@ -244,17 +244,6 @@ def build_runner(
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)
     return PartitionRunner(activity, commits, invoker, intake, mode, ending, on_halted, on_state)
-
-
-def _activity(
-    name: str,
-    on_state: Callable[[str, tuple[int, ...]], None],
-    spec: ProcessorSpec,
-    observer: Observer | None,
-) -> Activity:
-    if observer is None:
-        return Activity(name, on_state)
-    return ObservedActivity(name, on_state, partial(observer.called, spec))
 
 
 def _types_for(spec: ProcessorSpec) -> tuple[type[Invoker], type[Mode]]:
