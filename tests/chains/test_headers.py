@@ -1,16 +1,21 @@
 """A record that a processor sends carries the headers of the record that it was made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import msgspec
 import pytest
 
-from streamworker import App, Context, Records
+from streamworker import App, Context
 from streamworker.runtime.send.producer import HEADERS_MAX
 from streamworker.testing import local_worker
+from tests.ways import declare
 
 pytestmark = pytest.mark.anyio
+
+HEADERS: list[dict[str, str]] = [{"trace": "t0", "who": "ann"}, {}, {"trace": "t2", "who": "ann"}]
+"""Of the orders that are sent."""
 
 
 class Order(msgspec.Struct):
@@ -41,70 +46,62 @@ class Chain:
         see.__annotations__["order"] = Order if name == "priced" else Alert
         return see
 
-    async def run(self, count: int = 3) -> None:
-        """Send orders, of which those with an even number have headers, and wait for the last function."""
+    async def run(self) -> None:
+        """Send an order with each of ``HEADERS``, and wait for the last function."""
         async with local_worker(self.app) as worker:
-            for n in range(count):
-                await self.orders.send(Order(n), headers=None if n % 2 else {"trace": f"t{n}", "who": "ann"})
+            for n in range(len(HEADERS)):
+                await self.orders.send(Order(n), headers=HEADERS[n])
             await worker.until_drained()
 
 
-def of_mode(mode: str, its: Chain) -> Callable[..., Any]:
-    """Return a function that sends each order on, and an alert besides if it has a context."""
-
-    async def plain(order: Order) -> Order:
-        return order
-
-    def thread(order: Order) -> Order:
-        return order
-
-    async def context(order: Order, ctx: Context) -> list[Order]:
-        ctx.send(its.alerts, Alert(order.n))
-        return [order]
-
-    def thread_context(order: Order, ctx: Context) -> Order:
-        ctx.send(its.alerts, Alert(order.n))
-        return order
-
-    async def stream(orders: Records[Order], ctx: Context) -> None:
-        async for order in orders:
-            ctx.send(its.alerts, Alert(order.n))
-            ctx.forward(order)
-
-    async def batch(orders: list[Order]) -> list[Order]:
-        return orders
-
-    named = {f.__name__: f for f in (plain, thread, context, thread_context, stream, batch)}
-    return named.get(mode, context)
+async def plain(order: Order) -> Order:
+    return order
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "thread": {},
-    "context": {},
-    "thread_context": {},
-    "keyed": {"concurrency": 4},
-    "stream": {"output": Order},
-    "batch": {"batch": 1},
-    "logged": {"log_metadata": True},
-}
+def plain_thread(order: Order) -> Order:
+    return order
 
 
-CASES = [(mode, "json") for mode in OPTIONS]
-CASES += [(mode, "arrow") for mode in ("plain", "thread", "context", "thread_context", "batch")]
-"""How a function is called, and the codec of the stream that it reads."""
+async def plain_batch(orders: list[Order]) -> list[Order]:
+    return orders
 
 
-@pytest.mark.parametrize(("mode", "codec"), CASES)
-async def test_each_kind_of_function_passes_on_the_headers_of_its_record(mode: str, codec: str) -> None:
+PLAIN: dict[str, Callable[..., Any]] = {"record": plain, "thread": plain_thread, "batch": plain_batch}
+"""Functions that ask for no context, so that a worker makes none."""
+
+
+@pytest.mark.parametrize(("way", "codec"), [*product(PLAIN, ["json", "arrow"])])
+async def test_a_function_without_a_context_passes_on_the_headers_of_its_record(way: str, codec: str) -> None:
     """A record without headers gives none, although its neighbours have some."""
     its = Chain(codec)
-    its.app.processor(its.orders, name="price", into=its.priced, **OPTIONS[mode])(of_mode(mode, its))
+    options: Any = {"batch": 1} if way == "batch" else {}
+    its.app.processor(its.orders, name="price", into=its.priced, **options)(PLAIN[way])
     await its.run()
-    expected = [{"trace": "t0", "who": "ann"}, {}, {"trace": "t2", "who": "ann"}]
-    assert [its.seen["priced", n] for n in range(3)] == expected
-    if mode not in ("plain", "thread", "batch"):
-        assert [its.seen["alerts", n] for n in range(3)] == expected
+    assert [its.seen["priced", n] for n in range(3)] == HEADERS
+
+
+@pytest.mark.parametrize(
+    ("way", "codec", "options"),
+    [
+        *((way, "json", {}) for way in ("record", "thread", "keyed", "stream")),
+        ("record", "json", {"log_metadata": True}),
+        *((way, "arrow", {}) for way in ("record", "thread")),
+    ],
+)
+async def test_what_a_function_sends_besides_has_the_headers_of_its_record(
+    way: str, codec: str, options: Any
+) -> None:
+    its = Chain(codec)
+
+    def price(orders: Sequence[Order], ctx: Context) -> Sequence[Order]:
+        for order in orders:
+            ctx.send(its.alerts, Alert(order.n))
+        return orders
+
+    declare(its.app, its.orders, way, price, returns=Order, name="price", into=its.priced, **options)
+    await its.run()
+    for name in ("priced", "alerts"):
+        assert [its.seen[name, n] for n in range(3)] == HEADERS
 
 
 async def test_what_a_function_sets_takes_precedence() -> None:

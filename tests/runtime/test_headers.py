@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Context, DeadLetter, Records
+from streamworker import App, Context, DeadLetter
 from streamworker.redisio.data import dead
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 from tests.raw import opened, records_in
+from tests.ways import WAYS, declare
 
 pytestmark = pytest.mark.anyio
 
@@ -34,45 +34,19 @@ class Desk:
         self.seen: dict[int, dict[str, str]] = {}
         self.is_cured = False
 
-    def see(self, orders: Sequence[Order], headers: Sequence[dict[str, str]]) -> None:
+    def see(self, orders: Sequence[Order], ctx: Context) -> Sequence[Order]:
         if not self.is_cured and any(order.number == 7 for order in orders):
             raise ValueError("not 7")
-        self.seen |= {order.number: its for order, its in zip(orders, headers, strict=True)}
-
-    def of_mode(self, mode: str) -> Any:
-        """Return a function that takes its records in this way."""
-
-        async def record(order: Order, ctx: Context) -> None:
-            self.see([order], ctx.headers)
-
-        def thread(order: Order, ctx: Context) -> None:
-            self.see([order], ctx.headers)
-
-        async def batch(orders: list[Order], ctx: Context) -> None:
-            self.see(orders, ctx.headers)
-
-        async def stream(orders: Records[Order], ctx: Context) -> None:
-            async for order in orders:
-                self.see([order], ctx.headers)
-
-        return {"thread": thread, "batch": batch, "stream": stream}.get(mode, record)
+        self.seen |= {order.number: its for order, its in zip(orders, ctx.headers, strict=True)}
+        return ()
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "record": {},
-    "thread": {},
-    "batch": {"batch": 7},
-    "keyed": {"concurrency": 4},
-    "stream": {},
-}
-
-
-@pytest.mark.parametrize("mode", OPTIONS)
-async def test_each_record_has_its_own_headers_and_so_has_its_dead_letter(redis_url: str, mode: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_each_record_has_its_own_headers_and_so_has_its_dead_letter(redis_url: str, way: str) -> None:
     """Batches cut the entries; what is replayed has its headers again."""
     app, desk = App("shop", redis_url=redis_url), Desk()
     orders = app.stream("orders", Order, partitions=1, key="number")
-    app.processor(orders, name="book", errors=DeadLetter(), **OPTIONS[mode])(desk.of_mode(mode))
+    declare(app, orders, way, desk.see, name="book", errors=DeadLetter())
     sent = {n: {"trace": f"t{n}", "raw": "ä"} if n % 3 else {} for n in range(60)}
     async with app, anyio.create_task_group() as tasks:
         for n, headers in sent.items():
@@ -92,15 +66,15 @@ async def test_each_record_has_its_own_headers_and_so_has_its_dead_letter(redis_
     assert desk.seen == sent
 
 
-@pytest.mark.parametrize("mode", OPTIONS)
+@pytest.mark.parametrize("way", WAYS)
 async def test_an_entry_that_cannot_be_read_is_one_dead_letter_that_says_why(
-    redis_url: str, mode: str
+    redis_url: str, way: str
 ) -> None:
     """A copy of an entry under another id; all records before and after it are handled."""
     app, desk = App("shop", redis_url=redis_url), Desk()
     desk.is_cured = True
     orders = app.stream("orders", Order, partitions=1, key="number")
-    app.processor(orders, name="book", errors=DeadLetter(), **OPTIONS[mode])(desk.of_mode(mode))
+    declare(app, orders, way, desk.see, name="book", errors=DeadLetter())
     async with app, Backend.open(redis_url, name="test") as backend:
         await orders.send_many([Order(n) for n in range(20)])
         with opened(redis_url) as raw:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -15,11 +15,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, TraceFlags
 from structlog.testing import capture_logs
 
-from streamworker import App, Context, RecordError, Records, Retry, Skip
+from streamworker import App, Context, RecordError, Retry, Skip
 from streamworker.runtime.tracing.ids import trace_ids
 from streamworker.runtime.tracing.spans import LINKS_MAX
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
+from tests.ways import WAYS, declare
 
 pytestmark = pytest.mark.anyio
 EXPORTER = InMemorySpanExporter()
@@ -82,44 +83,16 @@ def parent_of(span: ReadableSpan) -> int | None:
     return None if span.parent is None else span.parent.span_id
 
 
-def of_mode(mode: str, seen: list[dict[str, str]]) -> Callable[..., Any]:
-    """Return a function that takes its records in this way, sends each on, and notes the current span."""
-
-    async def record(order: Order) -> Order:
-        seen.append(trace_ids())
-        return order
-
-    def thread(order: Order) -> Order:
-        seen.append(trace_ids())
-        return order
-
-    async def stream(orders: Records[Order], ctx: Context) -> None:
-        async for order in orders:
-            seen.append(trace_ids())
-            ctx.forward(order)
-
-    async def batch(orders: list[Order]) -> list[Order]:
-        seen.append(trace_ids())
-        return orders
-
-    modes: dict[str, Callable[..., Any]] = {"thread": thread, "stream": stream, "batch": batch}
-    return modes.get(mode, record)
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "record": {},
-    "thread": {},
-    "keyed": {"concurrency": 2},
-    "stream": {"output": Order},
-    "batch": {"batch": 1},
-}
-
-
-@pytest.mark.parametrize("mode", OPTIONS)
-async def test_a_trace_goes_from_a_send_through_a_call_to_the_next_call(shop: Shop, mode: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_trace_goes_from_a_send_through_a_call_to_the_next_call(shop: Shop, way: str) -> None:
     seen: list[dict[str, str]] = []
     app, orders, priced = shop.app, shop.orders, shop.priced
-    app.processor(orders, name="price", into=priced, **OPTIONS[mode])(of_mode(mode, seen))
+
+    def price(batch: Sequence[Order], _: Context) -> Sequence[Order]:
+        seen.append(trace_ids())
+        return batch
+
+    declare(app, orders, way, price, returns=Order, name="price", into=priced)
     told: list[Any] = []
 
     @app.processor(priced)
