@@ -6,10 +6,9 @@ Both happen as part of the call that made the rows, so that a row that cannot be
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any
-from zlib import crc32
 
 from streamworker.context import Sending
-from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.partitioner import canonical_key, partition_for, partitions_of_texts
 from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ProcessingError, RecordError
 from streamworker.records.codecs import short
@@ -129,12 +128,9 @@ class _Route:
     def _partitions(self, rows: Sequence[Any]) -> Sequence[int]:
         count = self.spec.partitions
         keys: list[Any] = list(map(self.spec.key, rows))
-        if set(map(type, keys)) == {str}:
-            try:
-                return [crc32(key.encode()) % count for key in keys]
-            except UnicodeEncodeError:
-                pass  # The slow way says which.
-        raw = map(canonical_key, keys)
+        if (known := partitions_of_texts(keys, count)) is not None:
+            return known
+        raw = map(canonical_key, keys)  # It says which key is wrong, if one is.
         return [IN_TURN if key is None else partition_for(key, count) for key in raw]
 
     def args(self, entries: Sequence[Any]) -> list[Argument]:

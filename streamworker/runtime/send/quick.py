@@ -8,9 +8,8 @@ ordinary path, which names the wrong record and sends those before it.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
-from zlib import crc32
 
-from streamworker.core.data.partitioner import RoundRobin
+from streamworker.core.data.partitioner import RoundRobin, partitions_of_texts
 from streamworker.declaring.specs import StreamSpec
 from streamworker.records.lists import Run, make_list_encoder
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
@@ -78,18 +77,9 @@ class QuickWay:
             keys = list(map(self._key, records))
         except Exception:  # noqa: BLE001 - whatever a user's key function raises
             return None
-        kinds, count = set(map(type, keys)), self._partitions
-        if kinds == {str}:
-            try:
-                if count == 1:
-                    "".join(keys).encode()  # All go to the one partition; this checks that they are keys.
-                    return [0] * len(keys)
-                return [crc % count for crc in map(crc32, map(str.encode, keys))]
-            except UnicodeEncodeError:
-                return None
-        if kinds == {type(None)}:
-            return [self._deal.next(count) for _ in keys]
-        return None
+        if keys and keys[0] is None and set(map(type, keys)) == {type(None)}:
+            return [self._deal.next(self._partitions) for _ in keys]
+        return partitions_of_texts(keys, self._partitions)
 
 
 def slices(records: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:
