@@ -3,12 +3,11 @@
 `tests/runtime/test_validate.py` sends, consumes and forwards each.
 """
 
+import dataclasses
 import datetime as dt
 import enum
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
@@ -46,37 +45,11 @@ class Visit(msgspec.Struct):
     at: dt.datetime
 
 
-@dataclass
-class Data:
-    """A kind of record."""
-
-    at: dt.datetime
-
-
-@attrs.define
-class Attrs:
-    """A kind of record."""
-
-    at: dt.datetime
-
-
-class Named(NamedTuple):
-    """A kind of record."""
-
-    at: dt.datetime
-
-
 class Typed(TypedDict):
     """A kind of record."""
 
     at: dt.datetime
     note: NotRequired[str]
-
-
-class Checked(msgspec.Struct):
-    """Has code of its own."""
-
-    n: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Model(pydantic.BaseModel):
@@ -127,29 +100,35 @@ class Refunded(msgspec.Struct, tag=True):
     n: int
 
 
-def _of(hint: Any, value: Any) -> Callable[[], tuple[Any, Any]]:
-    """Return a Struct with one field, and its record."""
-    kind = msgspec.defstruct("Record", [("v", hint)], kw_only=True)
-    return lambda: (kind, kind(v=value))
+def _struct(**fields: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return a Struct with fields of these types, and its record with these values."""
+    kind = msgspec.defstruct("Record", [(name, hint) for name, (hint, _) in fields.items()])
+    return kind, kind(*(value for _, value in fields.values()))
 
 
-_MADE: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "`bool`, `int`, `float`, `str`, `bytes`": lambda: (
-        (
-            kind := msgspec.defstruct(
-                "Record", [("a", bool), ("b", int), ("c", float), ("d", str), ("e", bytes)]
-            )
-        ),
-        kind(True, 2**62, 0.5, "1", b"\0\xff"),
+def _of(hint: Any, value: Any) -> tuple[Any, Any]:
+    return _struct(v=(hint, value))
+
+
+_WITH_A_TIME: dict[str, Any] = {
+    "dataclass": dataclasses.make_dataclass("Data", [("at", dt.datetime)]),
+    "attrs class": attrs.make_class("Attrs", {"at": attrs.field(type=dt.datetime)}),
+    "`NamedTuple`": NamedTuple("Named", [("at", dt.datetime)]),
+}
+
+CELLS: dict[str, tuple[Any, Any]] = {
+    "`bool`, `int`, `float`, `str`, `bytes`": _struct(
+        a=(bool, True), b=(int, 2**62), c=(float, 0.5), d=(str, "1"), e=(bytes, b"\0\xff")
     ),
     "`float` that is NaN": _of(float, float("nan")),
     "`datetime` with a zone": _of(dt.datetime, NOON),
     "`datetime` without a zone": _of(dt.datetime, NAIVE),
     "`Annotated[datetime, Meta(tz=False)]`": _of(Annotated[dt.datetime, msgspec.Meta(tz=False)], NAIVE),
     "`list[datetime]`, one of them without a zone": _of(list[dt.datetime], [NOON, NAIVE]),
-    "`date`, `timedelta`, `UUID`": lambda: (
-        (kind := msgspec.defstruct("Record", [("a", dt.date), ("b", dt.timedelta), ("c", uuid.UUID)])),
-        kind(NOON.date(), dt.timedelta(days=-1, microseconds=1), uuid.UUID(int=1)),
+    "`date`, `timedelta`, `UUID`": _struct(
+        a=(dt.date, NOON.date()),
+        b=(dt.timedelta, dt.timedelta(days=-1, microseconds=1)),
+        c=(uuid.UUID, uuid.UUID(int=1)),
     ),
     "`timedelta` of 300,000 years": _of(dt.timedelta, dt.timedelta(days=300_000 * 365)),
     "`Decimal`": _of(Decimal, Decimal("10.25")),
@@ -157,48 +136,37 @@ _MADE: dict[str, Callable[[], tuple[Any, Any]]] = {
     "`Enum`": _of(Colour, Colour.RED),
     "`Flag`, two of them": _of(Perm, Perm.READ | Perm.WRITE),
     "`Literal`": _of(Literal["a", "b"], "a"),
-    "`int \\| None` that is None": lambda: (
-        (kind := msgspec.defstruct("Record", [("v", int | None), ("n", int)])),
-        kind(None, 1),
-    ),
+    "`int \\| None` that is None": _struct(v=(int | None, None), n=(int, 1)),
     "`int \\| str` that is 1": _of(int | str, 1),
     "`int \\| str` that is `x`": _of(int | str, "x"),
-    "`list`, `tuple`, `set`, `dict` of these": lambda: (
-        (
-            kind := msgspec.defstruct(
-                "Record", [("a", list[int]), ("b", tuple[str, ...]), ("c", set[int]), ("d", dict[str, float])]
-            )
-        ),
-        kind([1], ("x",), {1}, {"x": 0.5}),
+    "`list`, `tuple`, `set`, `dict` of these": _struct(
+        a=(list[int], [1]), b=(tuple[str, ...], ("x",)), c=(set[int], {1}), d=(dict[str, float], {"x": 0.5})
     ),
     "`list[int \\| str]`": _of(list[int | str], [1, "1"]),
     "`Any` that is 1": _of(Any, 1),
-    "a number below its `Meta(ge=0)`": lambda: (Checked, Checked(-1)),
+    "a number below its `Meta(ge=0)`": _of(Annotated[int, msgspec.Meta(ge=0)], -1),
     "a record in a record": _of(list[Visit], [Visit(NOON)]),
     "a record in a record, with a `datetime` without a zone": _of(list[Visit], [Visit(NAIVE)]),
-    "dataclass": lambda: (Data, Data(NOON)),
-    "dataclass with a `datetime` without a zone": lambda: (Data, Data(NAIVE)),
-    "attrs class": lambda: (Attrs, Attrs(NOON)),
-    "attrs class with a `datetime` without a zone": lambda: (Attrs, Attrs(NAIVE)),
-    "`NamedTuple`": lambda: (Named, Named(NOON)),
-    "`NamedTuple` with a `datetime` without a zone": lambda: (Named, Named(NAIVE)),
-    "`TypedDict`": lambda: (Typed, {"at": NOON}),
-    "`TypedDict` with a `datetime` without a zone": lambda: (Typed, {"at": NAIVE}),
-    "`TypedDict` with a key that it lacks": lambda: (Typed, {"at": NOON, "other": 1}),
-    "pydantic model": lambda: (Model, Model(at=NOON)),
-    "pydantic model with a `datetime` without a zone": lambda: (Model, Model(at=NAIVE)),
-    "pydantic `alias`": lambda: (Alias, Alias(uid=1)),
-    "pydantic `validation_alias` without `serialization_alias`": lambda: (
+    **{
+        f"{name}{what}": (kind, kind(at))
+        for name, kind in _WITH_A_TIME.items()
+        for what, at in (("", NOON), (" with a `datetime` without a zone", NAIVE))
+    },
+    "`TypedDict`": (Typed, {"at": NOON}),
+    "`TypedDict` with a `datetime` without a zone": (Typed, {"at": NAIVE}),
+    "`TypedDict` with a key that it lacks": (Typed, {"at": NOON, "other": 1}),
+    "pydantic model": (Model, Model(at=NOON)),
+    "pydantic model with a `datetime` without a zone": (Model, Model(at=NAIVE)),
+    "pydantic `alias`": (Alias, Alias(uid=1)),
+    "pydantic `validation_alias` without `serialization_alias`": (
         OneWay,
         OneWay.model_validate({"uid": 1}),
     ),
-    "pydantic `SecretStr`": lambda: (Secret, Secret(password=pydantic.SecretStr("x"))),
-    'pydantic `extra="allow"`, with an extra': lambda: (Open, Open.model_validate({"n": 1, "other": 2})),
-    "pydantic `RootModel`": lambda: (Root, Root({"a": 1})),
-    "a union of tagged Structs": lambda: (Paid | Refunded, Refunded(1)),
+    "pydantic `SecretStr`": (Secret, Secret(password=pydantic.SecretStr("x"))),
+    'pydantic `extra="allow"`, with an extra': (Open, Open.model_validate({"n": 1, "other": 2})),
+    "pydantic `RootModel`": (Root, Root({"a": 1})),
+    "a union of tagged Structs": (Paid | Refunded, Refunded(1)),
 }
-
-CELLS = {name: make() for name, make in _MADE.items()}
 """Types and records, by what is said of them."""
 
 KEPT, NO_LOG, BY_SEND, AT_IMPORT = "yes", "yes, no log", "**`send` refuses it**", "**import refuses it**"

@@ -1,8 +1,8 @@
 """A sender is told that a field has another type than declared: Python does not check it, consumers do."""
 
+import dataclasses
 import re
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import product
 from typing import Any, Literal, NamedTuple, TypedDict
@@ -23,25 +23,14 @@ class Struct(msgspec.Struct):
     at: datetime | None = None
 
 
-@dataclass
-class Data:
-    n: int
-
-
-class Typed(TypedDict):
-    n: int
-
-
-class Named(NamedTuple):
-    n: int
-
-
-@attrs.define
-class Attrs:
-    n: int
-
-
-KINDS: list[Any] = [Struct, Data, Typed, Named, Attrs]
+Typed = TypedDict("Typed", {"n": int})  # noqa: UP013
+KINDS: list[Any] = [
+    Struct,
+    dataclasses.make_dataclass("Data", [("n", int)]),
+    Typed,
+    NamedTuple("Named", [("n", int)]),
+    attrs.make_class("Attrs", {"n": attrs.field(type=int)}),
+]
 
 
 async def test_a_field_of_another_type_is_refused_by_each_send(redis_url: str) -> None:
