@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import (
+    RoundRobin,
+    canonical_key,
+    partition_for,
+    partitions_of_texts,
+)
 from streamworker.errors import RecordError
 from tests.core.vectors import VECTORS
 
@@ -42,6 +47,16 @@ def test_the_published_vectors_hold(key: Any, data: bytes, crc: int, partition: 
     assert canonical_key(key) == data
     assert zlib.crc32(data) == crc
     assert partition_for(data, 16) == partition
+
+
+@pytest.mark.parametrize("partitions", [1, 16])
+def test_many_texts_have_the_partitions_that_each_has(partitions: int) -> None:
+    """And none of them, if one is no text, or none that UTF-8 can hold."""
+    texts = [key for key, *_ in VECTORS if type(key) is str]
+    expected = [partition_for(key.encode(), partitions) for key in texts]
+    assert partitions_of_texts(texts, partitions) == expected
+    for odd in (7, None, b"ann", Colour.RED, "\ud800"):
+        assert partitions_of_texts([*texts, odd], partitions) is None
 
 
 def test_the_checksum_follows_from_its_written_description() -> None:

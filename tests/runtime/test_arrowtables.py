@@ -137,11 +137,10 @@ async def numbers(desk: Bench) -> list[int]:
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
-async def test_rows_of_one_key_keep_their_order(redis_url: str, compression: Any) -> None:
+async def test_rows_of_one_key_keep_their_order(redis_url: str) -> None:
     """In large tables and small ones, however many rows an entry takes."""
     async with bench(redis_url, partitions=8, run=False, stream=ARROW) as desk:
-        sent = await desk.producer.send_table(orders(10_000), rows_per_entry=100, compression=compression)
+        sent = await desk.producer.send_table(orders(10_000), rows_per_entry=100, compression="zstd")
         assert sent == 10_000
         assert await desk.producer.send_table(orders(10_100).slice(10_000).to_batches()[0]) == 100
         found = []
