@@ -15,9 +15,9 @@ from hypothesis import settings
 
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
-from tests.chaos.forked import Forge
+from tests.chaos.forked import Forge, Forked
 from tests.cluster import roles
-from tests.helpers import WorkerProcess, logging_set_back
+from tests.helpers import logging_set_back
 from tests.raw import close_clusters, opened
 from tests.sentinel.trio import QUIET_MS, Trio
 from tests.strays import strays
@@ -275,27 +275,25 @@ class SpawnWorker(Protocol):
 
     def __call__(
         self, *arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None
-    ) -> WorkerProcess:
+    ) -> Forked:
         """Start ``python -m streamworker <arguments>``."""
 
 
 @pytest.fixture
-def spawn(redis_url: str, tmp_path: Path) -> Iterator[SpawnWorker]:
-    """Start real streamworker processes on this test's server; all are ended with the test.
+def spawn(forge: Forge, redis_url: str, tmp_path: Path) -> Iterator[SpawnWorker]:
+    """Start streamworker processes on this test's server, by fork; all are ended with the test.
 
     Apps are imported from ``cwd``, by default ``tmp_path``; the server's URL is in their
     environment.
     """
-    started: list[WorkerProcess] = []
+    started: list[Forked] = []
 
-    def start(
-        *arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None
-    ) -> WorkerProcess:
-        process = WorkerProcess(
+    def start(*arguments: str, cwd: Path | None = None, environ: dict[str, str] | None = None) -> Forked:
+        process = forge.run(
             arguments,
             cwd=cwd or tmp_path,
+            environ={**os.environ, "STREAMWORKER_REDIS_URL": redis_url, **(environ or {})},
             log_path=tmp_path / f"process-{len(started)}.log",
-            environ={"STREAMWORKER_REDIS_URL": redis_url, **(environ or {})},
         )
         started.append(process)
         return process

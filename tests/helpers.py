@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -210,26 +208,16 @@ class LoggedProcess:
 
     def end(self) -> None:
         """End it and all its children, whatever their state; for teardown."""
-        try:
-            family = [*psutil.Process(self.pid).children(recursive=True), psutil.Process(self.pid)]
-        except psutil.NoSuchProcess:
-            family = []
-        for member in family:
-            try:
-                member.kill()
-            except psutil.NoSuchProcess:
-                continue
+        end_family(self.pid)
         self.process.wait()
 
 
-class WorkerProcess(LoggedProcess):
-    """A real ``python -m streamworker`` process.
-
-    It imports apps from ``cwd``; ``environ`` is added to this process's environment.
-    """
-
-    def __init__(
-        self, arguments: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
-    ) -> None:
-        command = [sys.executable, "-m", "streamworker", *arguments]
-        super().__init__(command, cwd=cwd, log_path=log_path, environ={**os.environ, **environ})
+def end_family(pid: int) -> None:
+    """Kill a process and all its children; those that have ended are left out."""
+    try:
+        family = [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]
+    except psutil.NoSuchProcess:
+        return
+    for member in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()

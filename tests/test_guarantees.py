@@ -391,7 +391,7 @@ def test_i9_the_spark_table_equals_the_log(
     spark = spawn("spark", "flow:app")
     wait_for(lambda: read_table(tmp_path / "table").num_rows > 0, "Spark has written rows", 240)
     os.killpg(spark.pid, signal.SIGKILL)
-    spark.process.wait()
+    spark.wait()
     part = read_table(tmp_path / "table").num_rows
     again = spawn("spark", "flow:app", "--once")
     assert again.wait(240) == 0, again.log()

@@ -12,8 +12,8 @@ import redis
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.dev.server import EmbeddedServer
+from tests.chaos.forked import Forked
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess
 
 WriteApp = Callable[[str, str], Path]
 
@@ -42,7 +42,7 @@ def table(df):
 """
 
 
-def refused(process: WorkerProcess, code: int, *parts: str) -> str:
+def refused(process: Forked, code: int, *parts: str) -> str:
     """Wait for a process to end with a code, and check what it said last."""
     ended = process.wait(30)
     said = " ".join(process.log().split())

@@ -1,4 +1,4 @@
-"""Worker processes by fork, so that a thousand kills do not cost a thousand starts of Python.
+"""Workers and commands by fork, so that a thousand kills do not cost a thousand starts of Python.
 
 A start of Python with all that a worker loads takes a second of a core; a fork takes milliseconds. What
 is forked is a process like any other: with connections, threads and signals of its own.
@@ -10,13 +10,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.helpers import wait_for
+from tests.helpers import PATIENCE_S, end_family, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 ANSWER_S = 60.0
@@ -24,7 +24,7 @@ APP = "tests.chaos.rows_app"
 
 
 class Forked:
-    """A worker that was forked; where it is started again, it has another process."""
+    """A worker or command that was forked; where it is started again, it has another process."""
 
     def __init__(self, pid: int, name: str, environ: Mapping[str, str], log_path: Path) -> None:
         self.pid, self.name, self.environ, self.log_path = pid, name, environ, log_path
@@ -59,11 +59,20 @@ class Forked:
     def resume(self) -> None:
         self.signal(signal.SIGCONT)
 
-    def wait(self) -> int:
-        """Wait until it has ended, and return its exit code."""
-        wait_for(lambda: not self.running, f"{self.name} ends")
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait until it has ended, and return its exit code; fail with its log if it does not end in time."""
+        try:
+            wait_for(lambda: not self.running, f"{self.name} ends", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error} Its log:\n{self.log()}") from None
         assert self.code is not None
         return self.code
+
+    def end(self) -> None:
+        """End it and all its children, whatever their state; for teardown."""
+        if self.running:
+            end_family(self.pid)
+            self.wait()
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
@@ -112,15 +121,33 @@ class Forge:
 
     def fork(self, name: str, environ: Mapping[str, str], log_path: Path | None = None) -> Forked:
         """Start a worker, whose log goes to a file: one of its name if none is given."""
+        return self._order(name, environ, log_path or self._folder / f"{name}.log")
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        cwd: Path,
+        environ: Mapping[str, str],
+        log_path: Path,
+        terminal: str | None = None,
+    ) -> Forked:
+        """Start ``python -m streamworker ARGUMENTS`` with an environment of its own.
+
+        Its output goes to the log, or to a terminal of this name.
+        """
+        command = {"arguments": list(arguments), "cwd": str(cwd), "terminal": terminal}
+        return self._order(" ".join(arguments), environ, log_path, **command)
+
+    def _order(self, name: str, environ: Mapping[str, str], log_path: Path, **command: object) -> Forked:
         assert self._process.stdin is not None
         with self._changed:
             self._orders += 1
             order = self._orders
-        log_path = log_path or self._folder / f"{name}.log"
-        words = {"order": order, "name": name, "environ": dict(environ), "log": str(log_path)}
+        words = {"order": order, "name": name, "environ": dict(environ), "log": str(log_path), **command}
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
         self._process.stdin.flush()
-        self._wait(f"worker {name} is forked", lambda: order in self._born)
+        self._wait(f"{name} is forked", lambda: order in self._born)
         with self._changed:
             pid = self._born[order]
             worker = self._workers[pid] = Forked(pid, name, environ, log_path)

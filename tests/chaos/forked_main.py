@@ -1,7 +1,7 @@
 """The process that workers are forked from; started by ``forked.py``, which says why.
 
-It loads what a worker loads, and then makes a copy of itself for each worker that is asked for: a line
-of JSON on its standard input. What becomes of them it tells on its standard output, a line each.
+It loads what a worker loads, and then makes a copy of itself for each worker or command that is asked for: a
+line of JSON on its standard input. What becomes of them it tells on its standard output, a line each.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, NoReturn
 
 from streamworker.cli.exit_codes import code_for
 from streamworker.errors import StreamworkerError
@@ -68,6 +68,14 @@ def _load(app: str) -> None:
     pa.array([0])  # Loads pandas where that is installed, which takes a second.
 
 
+def _load_commands() -> None:
+    """Load once what the command line needs, but for the module that looks whether it is on a terminal."""
+    if "streamworker.tui.app" not in sys.modules:
+        for name in ("streamworker.cli.root", "streamworker.tui.app"):
+            importlib.import_module(name)
+        del sys.modules["streamworker.cli.root"]
+
+
 def _reap() -> set[int]:
     gone: set[int] = set()
     while True:
@@ -86,26 +94,27 @@ def _tell(what: dict[str, Any]) -> None:
 
 
 def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
+    if "arguments" in order:
+        _load_commands()
     pid = os.fork()
     if pid:
         _tell({"forked": pid, "order": order["order"]})
         return pid
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for descriptor in pipe:
+        os.close(descriptor)
+    if "ROWS_ONE_SESSION" not in order["environ"]:
+        # As if each was started by itself: Linux shares its cores out by sessions first.
+        os.setsid()
+    if sys.platform == "linux":
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _open_streams(order["log"], order.get("terminal"))
+    if "arguments" in order:
+        _run_command(order)
     code = 70
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        for descriptor in pipe:
-            os.close(descriptor)
-        if "ROWS_ONE_SESSION" not in order["environ"]:
-            # As if each was started by itself: Linux shares its cores out by sessions first.
-            os.setsid()
-        if sys.platform == "linux":
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for descriptor, becomes in ((nothing, 0), (log, 1), (log, 2)):
-            os.dup2(descriptor, becomes)
         os.environ.update(order["environ"])
         if network := order["environ"].get("WORKER_NETNS"):
             _enter(network, libc)
@@ -119,6 +128,34 @@ def _fork(order: dict[str, Any], libc: Any, pipe: tuple[int, int]) -> int:
         traceback.print_exc()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _open_streams(log: str, terminal: str | None) -> None:
+    """Open the standard streams: a terminal, or nothing to read and a log to write to."""
+    if terminal is not None:
+        reads = writes = os.open(terminal, os.O_RDWR)  # The session has none yet, so this one becomes its.
+    else:
+        reads = os.open(os.devnull, os.O_RDONLY)
+        writes = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor, becomes in ((reads, 0), (writes, 1), (writes, 2)):
+        os.dup2(descriptor, becomes)
+
+
+def _run_command(order: dict[str, Any]) -> NoReturn:
+    """Be ``python -m streamworker ARGUMENTS`` in a folder, with an environment of its own, up to its end."""
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    sys.path[:1] = [order["cwd"], *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.argv = ["streamworker", *order["arguments"]]
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(descriptor, mode, encoding="utf-8", buffering=1)  # noqa: SIM115, PTH123
+        for descriptor, mode in ((0, "r"), (1, "w"), (2, "w"))
+    )
+    from streamworker.cli import main
+
+    main()
+    sys.exit()
 
 
 def _enter(network: str, libc: Any) -> None:

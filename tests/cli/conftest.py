@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 from streamworker.cli.root import app
 from streamworker.importing import resolve_app
 from streamworker.testing import local_worker
+from tests.chaos.forked import Forge
 from tests.cli.terminal import Terminal
 from tests.helpers import logging_set_back
 
@@ -89,12 +90,20 @@ def streamworker(invoke: Invoke, redis_url: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def terminal(shop: Path, redis_url: str) -> Iterator[OpenTerminal]:
+def terminal(shop: Path, redis_url: str, forge: Forge) -> Iterator[OpenTerminal]:
     """Run ``streamworker ARGUMENTS`` on a terminal, ended with the test at the latest."""
     opened: list[Terminal] = []
+    its = {"STREAMWORKER_REDIS_URL": redis_url, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
 
     def run(*arguments: str, **environ: str) -> Terminal:
-        opened.append(Terminal(list(arguments), shop, {"STREAMWORKER_REDIS_URL": redis_url, **environ}))
+        environ = os.environ | its | environ
+        opened.append(
+            Terminal(
+                lambda name: forge.run(
+                    arguments, cwd=shop, environ=environ, log_path=shop / "terminal", terminal=name
+                )
+            )
+        )
         return opened[-1]
 
     yield run

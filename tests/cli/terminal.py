@@ -4,36 +4,25 @@ import os
 import pty
 import re
 import select
-import signal
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 
+from tests.chaos.forked import Forked
 from tests.helpers import PATIENCE_S
 
 
 class Terminal:
-    """A process with a terminal of its own, 100 x 30."""
+    """A process with a terminal of its own, 100 x 30; ``start`` is given the name of the terminal."""
 
-    def __init__(self, arguments: list[str], cwd: Path, environ: dict[str, str]) -> None:
+    def __init__(self, start: Callable[[str], Forked]) -> None:
         self.text = ""
-        self.ended = False
-        self.pid, self._master = pty.fork()
-        if self.pid == 0:
-            os.chdir(cwd)
-            os.environ.update(environ, TERM="xterm-256color", COLUMNS="100", LINES="30")
-            os.execv(sys.executable, [sys.executable, "-m", "streamworker", *arguments])
+        self._master, self._slave = pty.openpty()
+        self._process = start(os.ttyname(self._slave))
 
     def read(self) -> str:
         """Return all that it has written so far."""
         while select.select([self._master], [], [], 0.05)[0]:
-            try:
-                chunk = os.read(self._master, 65536)
-            except OSError:  # Linux's way to say that the other side has gone.
-                break
-            if not chunk:
-                break
-            self.text += chunk.decode("utf-8", "replace")
+            self.text += os.read(self._master, 65536).decode("utf-8", "replace")
         return self.text
 
     @property
@@ -51,19 +40,13 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             self.read()
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
+            if self._process.code is not None:
                 self.read()  # What it wrote since, and before it ended.
-                self.ended = True
-                os.close(self._master)
-                return os.waitstatus_to_exitcode(status)
-        self.end()
+                return self._process.code
         raise AssertionError(f"It did not end in {timeout_s} s: {self.text[-2000:]}")
 
     def end(self) -> None:
-        """End it if it has not ended."""
-        if not self.ended:
-            self.ended = True
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-            os.close(self._master)
+        """End it if it has not ended, and close the terminal."""
+        self._process.kill()
+        for descriptor in (self._master, self._slave):
+            os.close(descriptor)

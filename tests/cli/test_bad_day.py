@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 
 pytestmark = pytest.mark.full("waits until a record has failed five times, from one second apart")
 
@@ -90,7 +91,7 @@ def desk(folder: Path, streamworker: Invoke) -> Desk:
 
 
 @pytest.fixture
-def worker(desk: Desk, spawn: SpawnWorker) -> WorkerProcess:
+def worker(desk: Desk, spawn: SpawnWorker) -> Forked:
     """A worker that has priced the orders of bob, a big spender, and of others."""
     process = spawn("run", "wired:app", "--name", "price-1")
     desk.sends(*((n, "bob", "tea", 3_000) for n in range(2)), *((n, f"c{n}", "tea", 1) for n in range(50)))
@@ -99,7 +100,7 @@ def worker(desk: Desk, spawn: SpawnWorker) -> WorkerProcess:
     return process
 
 
-def test_what_is_there(desk: Desk, worker: WorkerProcess) -> None:
+def test_what_is_there(desk: Desk, worker: Forked) -> None:
     """Graph and status: streams, processors, tables; workers, partitions, lag, rate; memory and how long."""
     del worker
     desk.reads(
@@ -133,7 +134,7 @@ def test_what_is_there(desk: Desk, worker: WorkerProcess) -> None:
     )
 
 
-def test_a_service_is_away_and_one_order_is_poison(desk: Desk, worker: WorkerProcess, folder: Path) -> None:
+def test_a_service_is_away_and_one_order_is_poison(desk: Desk, worker: Forked, folder: Path) -> None:
     """Retry, pause, set aside, look, replay: each says what it did, and where to look next."""
     (folder / "away").touch()
     desk.sends((88123, "bob", "tea", 1))
@@ -189,7 +190,7 @@ def test_a_service_is_away_and_one_order_is_poison(desk: Desk, worker: WorkerPro
     assert worker.running
 
 
-def test_timers_and_history(desk: Desk, worker: WorkerProcess) -> None:
+def test_timers_and_history(desk: Desk, worker: Forked) -> None:
     """When they ran, where and how long; what a reset would run again, what it leaves, and what is gone."""
     # Later than the orders before it, which may all be of one millisecond: how far back is told then.
     desk.sends((52, "bob", "tea", 1))
@@ -213,7 +214,7 @@ def test_timers_and_history(desk: Desk, worker: WorkerProcess) -> None:
     assert "The state" not in printed
 
 
-def test_before_a_deploy(desk: Desk, worker: WorkerProcess, folder: Path) -> None:
+def test_before_a_deploy(desk: Desk, worker: Forked, folder: Path) -> None:
     """Types that changed: what is fine, what breaks, and for whom."""
     worker.terminate()
     assert worker.wait() == 0

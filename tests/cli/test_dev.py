@@ -18,9 +18,10 @@ from streamworker.cli.workers import children as children_module
 from streamworker.cli.workers.children import Children
 from streamworker.dev import rendezvous
 from streamworker.variables import REDIS_URL_OVERRIDE
+from tests.chaos.forked import Forked
 from tests.cli.conftest import SHOP, OpenTerminal
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, inherited, process_is_gone, wait_for
+from tests.helpers import inherited, process_is_gone, wait_for
 
 full = pytest.mark.full("starts a server, a worker and a watcher each time")
 
@@ -45,7 +46,7 @@ def owners(shop: Path, url: str | None = None) -> set[str]:
 
 
 @pytest.fixture
-def dev(spawn: SpawnWorker, shop: Path) -> WorkerProcess:
+def dev(spawn: SpawnWorker, shop: Path) -> Forked:
     """Two workers on a server of their own, for an app that names another server."""
     elsewhere = SHOP.replace('App("shop")', 'App("shop", redis_url="redis://127.0.0.1:1/0")')
     (shop / "shop.py").write_text(elsewhere, "utf-8")
@@ -54,9 +55,7 @@ def dev(spawn: SpawnWorker, shop: Path) -> WorkerProcess:
     return process
 
 
-def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
-    dev: WorkerProcess, shop: Path
-) -> None:
+def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(dev: Forked, shop: Path) -> None:
     """Two workers share the partitions; one that is killed is named. SIGTERM drains them and ends with 0."""
     children = family(dev.pid)
     url = next(
@@ -77,7 +76,7 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
 
 
 @full
-def test_dev_ends_when_no_worker_can_run(dev: WorkerProcess, spawn: SpawnWorker, shop: Path) -> None:
+def test_dev_ends_when_no_worker_can_run(dev: Forked, spawn: SpawnWorker, shop: Path) -> None:
     """With the code of the worker, and its message: the data that was kept has other partitions."""
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
@@ -212,7 +211,7 @@ def test_a_signal_while_children_start_reaches_the_late_ones_too(
 
 
 @full
-def test_other_commands_in_the_folder_find_the_server_of_dev(dev: WorkerProcess, shop: Path) -> None:
+def test_other_commands_in_the_folder_find_the_server_of_dev(dev: Forked, shop: Path) -> None:
     """In a second terminal nothing has to be set; when dev has gone, so has its file."""
     wait_for(lambda: owners(shop) == {"w1", "w2"}, "both are members")
     assert rendezvous.FILE.stat().st_mode & 0o777 == 0o600
@@ -269,7 +268,7 @@ def test_the_live_view_of_dev_offers_a_java_where_there_is_none(terminal: OpenTe
 
 
 @full
-def test_nothing_outlives_dev_even_if_it_is_killed(dev: WorkerProcess, shop: Path) -> None:
+def test_nothing_outlives_dev_even_if_it_is_killed(dev: Forked, shop: Path) -> None:
     """The kernel closes the pipes that the children look at; its file names a process that is not there."""
     children = family(dev.pid)
     assert len(children) >= 3

@@ -86,10 +86,10 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     result = streamworker("repair", "shop:app", "--yes")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "There is nothing to repair.\n")
 
-    worker.send_signal(signal.SIGSTOP)
+    worker.signal(signal.SIGSTOP)
     wait_for(lambda: silent(raw), "it is silent")
     assert plan(streamworker) == []
-    worker.send_signal(signal.SIGCONT)
+    worker.signal(signal.SIGCONT)
     wait_for(lambda: not silent(raw), "it is back")
     assert raw.get("sw:{shop.orders:price}:members") == before
 

@@ -56,7 +56,7 @@ def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: S
     wait_for(lambda: scrape(port)[waits] > first[waits], "the oldest record grows older")
     with pytest.raises(urllib.error.HTTPError, match="404"):
         scrape(port, "/livez")
-    process.send_signal(signal.SIGTERM)
+    process.signal(signal.SIGTERM)
     assert process.wait() == ExitCode.OK
 
 

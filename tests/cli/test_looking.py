@@ -7,15 +7,16 @@ from pathlib import Path
 import pytest
 
 from streamworker.tui.overview import COLUMNS
+from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke, work_off
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 from tests.raw import opened
 
 
 @pytest.fixture
-def worker(streamworker: Invoke, spawn: SpawnWorker) -> WorkerProcess:
+def worker(streamworker: Invoke, spawn: SpawnWorker) -> Forked:
     """A worker of both processors, which has committed fifty orders."""
     sent = streamworker("send", "shop:orders", "-", input="\n".join(orders(50)))
     assert sent.exit_code == 0, sent.output
@@ -30,7 +31,7 @@ def _lag(streamworker: Invoke) -> dict[str, int]:
     return {group["processor"]: group["lag"] for group in listed}
 
 
-def test_status_and_top_show_a_group_at_work(worker: WorkerProcess, streamworker: Invoke) -> None:
+def test_status_and_top_show_a_group_at_work(worker: Forked, streamworker: Invoke) -> None:
     """Status: each processor, owner, epoch and state of each partition, and what Redis holds, also as JSON.
 
     Top prints one picture for each processor where there is no terminal, without control characters.
@@ -132,7 +133,7 @@ def test_history_tells_why_what_moved_and_how_long(streamworker: Invoke, redis_u
 
 
 def test_a_control_stream_that_was_written_over_is_named_and_all_else_is_shown(
-    worker: WorkerProcess, streamworker: Invoke, redis_url: str
+    worker: Forked, streamworker: Invoke, redis_url: str
 ) -> None:
     """`status`, `history` and `top` are what somebody looks at then."""
     key = "sw:{shop.orders:price}:control"
@@ -159,9 +160,7 @@ def test_a_group_that_never_ran_is_shown_as_such(streamworker: Invoke, shop: Pat
     assert "no worker runs" in streamworker("top", "shop:price", "--once").stdout
 
 
-def test_a_group_whose_workers_are_dead_says_so_everywhere(
-    streamworker: Invoke, worker: WorkerProcess
-) -> None:
+def test_a_group_whose_workers_are_dead_says_so_everywhere(streamworker: Invoke, worker: Forked) -> None:
     """`status`, `lag` and `graph` agree, and none says that something runs."""
     worker.kill()
 

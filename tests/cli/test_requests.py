@@ -11,9 +11,10 @@ import redis
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.words import ranges
 from streamworker.records.entries import Entries
+from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 
 FAILING = """
 
@@ -48,16 +49,14 @@ def lag(streamworker: Invoke, processor: str) -> int:
 
 
 @pytest.fixture
-def worker(streamworker: Invoke, spawn: SpawnWorker) -> WorkerProcess:
+def worker(streamworker: Invoke, spawn: SpawnWorker) -> Forked:
     """A worker that runs all partitions of ``price``."""
     process = spawn("run", "shop:price", "--name", "w1")
     wait_for(lambda: states(streamworker, "price") == {"running"}, "all partitions run")
     return process
 
 
-def test_a_paused_processor_takes_nothing_until_it_is_resumed(
-    worker: WorkerProcess, streamworker: Invoke
-) -> None:
+def test_a_paused_processor_takes_nothing_until_it_is_resumed(worker: Forked, streamworker: Invoke) -> None:
     """Its worker stays the owner; who paused it, when and why is in `status` and in `history`."""
     owners = {view["owner"] for view in partitions(streamworker, "price")}
     paused = streamworker("pause", "shop:price", "--why", "the mail server moves", env={"LOGNAME": "ann"})
@@ -79,7 +78,7 @@ def test_a_paused_processor_takes_nothing_until_it_is_resumed(
 
 
 def test_a_pause_holds_for_one_partition_and_for_the_next_worker(
-    worker: WorkerProcess, streamworker: Invoke, spawn: SpawnWorker
+    worker: Forked, streamworker: Invoke, spawn: SpawnWorker
 ) -> None:
     """It stands in the lock: neither a restart nor another owner ends it, and none needs be there."""
     assert streamworker("pause", "shop:price", "--partition", "2").exit_code == 0
@@ -98,9 +97,7 @@ def test_a_pause_holds_for_one_partition_and_for_the_next_worker(
     assert resumed.stdout == "Resumed 1 partition of price: 2.\n"
 
 
-def test_a_paused_processor_is_reset_while_its_worker_lives(
-    worker: WorkerProcess, streamworker: Invoke
-) -> None:
+def test_a_paused_processor_is_reset_while_its_worker_lives(worker: Forked, streamworker: Invoke) -> None:
     """It stays paused where it is put, and runs all again once it is resumed; other processors go on."""
     send(streamworker, 1, 2, 3)
     wait_for(lambda: lag(streamworker, "price") == 0, "the orders are handled")
@@ -145,7 +142,7 @@ def test_a_halted_partition_is_retried_without_a_restart(
     assert worker.running
 
 
-def test_what_cannot_be_ordered_is_said(worker: WorkerProcess, streamworker: Invoke) -> None:
+def test_what_cannot_be_ordered_is_said(worker: Forked, streamworker: Invoke) -> None:
     del worker
     for arguments, code, text in (
         (("resume", "shop:price"), ExitCode.FAILED, "No partition of price is paused."),
@@ -187,7 +184,7 @@ def test_what_redis_does_not_hold_ends_a_command_with_one(
 
 
 def test_an_order_that_no_worker_confirms_is_not_said_to_be_done(
-    worker: WorkerProcess, streamworker: Invoke
+    worker: Forked, streamworker: Invoke
 ) -> None:
     """It stands, and the worker obeys it once it is back."""
     worker.pause()
@@ -244,7 +241,7 @@ def test_one_poison_record_is_set_aside_on_a_group_that_runs(
 
 
 def test_dead_put_asks_first_and_names_the_record(
-    worker: WorkerProcess, terminal: OpenTerminal, streamworker: Invoke, redis_url: str
+    worker: Forked, terminal: OpenTerminal, streamworker: Invoke, redis_url: str
 ) -> None:
     """Without a yes nothing is changed."""
     del worker
@@ -261,7 +258,7 @@ def test_dead_put_asks_first_and_names_the_record(
 
 
 def test_dead_put_does_not_say_what_did_not_happen(
-    worker: WorkerProcess, streamworker: Invoke, redis_url: str
+    worker: Forked, streamworker: Invoke, redis_url: str
 ) -> None:
     """A record that was handled, one that never was, one that a paused or absent worker will come to."""
     send(streamworker, 7)

@@ -15,17 +15,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.dev.server import free_port
+from tests.chaos.forked import Forked
 from tests.cli.conftest import SHOP, Invoke, OpenTerminal
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, process_is_gone, wait_for
+from tests.helpers import process_is_gone, wait_for
 
 BLOCKING = SHOP.replace(
     "-> None: ...", '-> None:\n    import time\n    print("blocked", flush=True)\n    time.sleep(60)'
 )
 
 
-def started(worker: WorkerProcess) -> None:
+def started(worker: Forked) -> None:
     """Wait until a worker has begun; it joins its groups next."""
     wait_for(lambda: "worker_started" in worker.log(), "the worker has started")
 
@@ -37,7 +38,7 @@ def test_a_worker_that_is_told_to_stop_ends_with_0(
     """It drains and leaves: the group has no member afterwards."""
     worker = spawn("run", "shop:app")
     started(worker)
-    worker.send_signal(number)
+    worker.signal(number)
     assert worker.wait() == ExitCode.OK
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
 

@@ -16,10 +16,11 @@ import redis
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.dev.server import EmbeddedServer, free_port
+from tests.chaos.forked import Forked
 from tests.cli.conftest import SHOP, Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 
 REFUSED = "redis://127.0.0.1:1/0"
 """Nobody listens at port 1."""
@@ -30,7 +31,7 @@ def refused(spawn: SpawnWorker, shop: Path) -> Callable[..., str]:
     """Run a command that must be refused with a code; return what it said."""
 
     def run(code: ExitCode, *arguments: str, environ: dict[str, str] | None = None) -> str:
-        process: WorkerProcess = spawn(*arguments, environ=environ)
+        process: Forked = spawn(*arguments, environ=environ)
         assert process.wait(60) == code, process.log()
         said = process.log()
         assert said.startswith("Error: ") or code is ExitCode.USAGE, said

@@ -10,10 +10,9 @@ import pytest
 
 from streamworker.errors import BackendUnavailable
 from streamworker.settings import Settings
-from tests.chaos.forked import Forge
+from tests.chaos.forked import Forge, Forked
 from tests.cli.test_probes import ask
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess
 from tests.rebalance.scene import APP, ROOT, Scene
 
 pytestmark = [
@@ -59,7 +58,7 @@ class Roll:
         self.workers = {name: self._start(name) for name in options}
         scene.wait_for_owners(dict.fromkeys(options, PARTITIONS // len(options)))
 
-    def _start(self, name: str) -> WorkerProcess:
+    def _start(self, name: str) -> Forked:
         arguments = ("run", APP, "--name", name, "--health-port", self.ports[name], *self.options[name])
         return self._spawn(*arguments, cwd=ROOT, environ=self.environ)
 

@@ -12,9 +12,10 @@ import pytest
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.redisio.keys import GroupKeys
+from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
-from tests.helpers import WorkerProcess, wait_for
+from tests.helpers import wait_for
 from tests.security.conftest import UrlOf
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def first(port: str, name: str) -> Any:
     return next(data for kind, data in events(port) if kind == name)
 
 
-def served(spawn: SpawnWorker, port: str, *options: str, **environ: str) -> WorkerProcess:
+def served(spawn: SpawnWorker, port: str, *options: str, **environ: str) -> Forked:
     process = spawn("web", "shop:app", "--port", port, *options, environ=environ)
     wait_for(lambda: f"Serving shop at http://127.0.0.1:{port}" in process.log(), "it serves")
     return process
