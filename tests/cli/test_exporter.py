@@ -71,13 +71,6 @@ def test_a_scrape_costs_few_round_trips(streamworker: Invoke, redis_url: str) ->
     assert up.samples[0].value == 1 and asked <= 17 * 4 + 30
 
 
-def test_a_port_that_is_none_is_refused(invoke: Invoke) -> None:
-    result = invoke("exporter", "shop:app", "--port", "all")
-    assert result.exit_code == ExitCode.CONFIGURATION
-    assert "--port is 'all'" in result.stderr
-    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "processes that are started would not end"
-
-
 def test_without_redis_the_exporter_says_that_and_nothing_else(streamworker: Invoke, shop: Path) -> None:
     """What stood in the last scrape is not told again, until Redis is back."""
     del streamworker, shop

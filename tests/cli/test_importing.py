@@ -1,6 +1,8 @@
 """From a path on the command line to the object, and what is said if there is none."""
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,113 +22,10 @@ from tests.cli.conftest import Invoke
 
 
 def test_an_app_is_found_as_uvicorn_would_find_it(shop: Path) -> None:
-    """Module, colon, attribute; the current folder is on the path."""
+    """Module, colon, attribute, which may have dots; the current folder is on the path."""
     assert resolve_app("shop:app").name == "shop"
-
-
-def test_an_attribute_may_have_dots(shop: Path) -> None:
-    """As in uvicorn."""
     (shop / "nested.py").write_text("import shop\nclass Site:\n    app = shop.app\n", "utf-8")
     assert resolve_app("nested:Site.app").name == "shop"
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("shop", "'shop' is not the path of an app. Write MODULE:ATTRIBUTE"),
-        ("shop:", "Here perhaps shop:app."),
-        (":app", "'.*' is not the path of an app"),
-        ("shop.py", "Here perhaps shop:app."),
-        ("shop.py:app", "shop.py is a file, and a module is needed. Write shop:app."),
-        ("site/shop.py:app", "Write site.shop:app."),
-    ],
-)
-def test_a_path_of_the_wrong_form_is_put_right(shop: Path, path: str, said: str) -> None:
-    """The message has the path as it should be."""
-    with pytest.raises(ConfigurationError, match=said):
-        resolve_app(path)
-
-
-def test_an_unknown_module_names_the_folder_and_what_is_there(shop: Path) -> None:
-    """Most often one is in the wrong folder."""
-    with pytest.raises(ConfigurationError) as raised:
-        resolve_app("shoop:app")
-    assert f"There is no module 'shoop' in {shop}" in str(raised.value)
-    assert "Modules in that folder: shop." in str(raised.value)
-
-
-def test_an_empty_folder_is_said_to_be_empty(folder: Path) -> None:
-    """No modules: change the folder."""
-    with pytest.raises(ConfigurationError, match="no Python modules in that folder"):
-        resolve_app("shop:app")
-
-
-def test_a_module_that_imports_a_missing_one_is_not_taken_for_missing(folder: Path) -> None:
-    """The fault is inside the module, and is shown with its line."""
-    (folder / "broken.py").write_text("import json\nimport not_installed_here\n", "utf-8")
-    with pytest.raises(ConfigurationError) as raised:
-        resolve_app("broken:app")
-    assert raised.value.message == (
-        "Importing module 'broken' failed: ModuleNotFoundError: No module named 'not_installed_here'"
-    )
-    (shown,) = raised.value.__notes__
-    assert 'broken.py", line 2' in shown
-    assert "importlib" not in shown
-
-
-@pytest.mark.parametrize(
-    ("code", "said"), [("1 / 0", "ZeroDivisionError: division by zero"), ("exit(0)", "SystemExit: 0")]
-)
-def test_an_exception_in_the_module_is_shown_as_python_shows_it(folder: Path, code: str, said: str) -> None:
-    """With the user's frames and without ours; one that ends its process ends no command with 0."""
-    (folder / "failing.py").write_text(f"def f():\n    return {code}\n\nf()\n", "utf-8")
-    with pytest.raises(ConfigurationError) as raised:
-        resolve_app("failing:app")
-    (shown,) = raised.value.__notes__
-    assert shown.endswith(said)
-    assert "line 2, in f" in shown
-    assert "importing.py" not in shown
-
-
-def test_a_syntax_error_is_shown_with_its_line(folder: Path) -> None:
-    """It has no frame of its own in a traceback."""
-    (folder / "typo.py").write_text("x = 1\ndef f(:\n", "utf-8")
-    with pytest.raises(ConfigurationError, match=r"typo' failed: SyntaxError") as raised:
-        resolve_app("typo:app")
-    assert 'typo.py", line 2' in raised.value.__notes__[0]
-
-
-def test_a_wrong_declaration_says_where_it_stands(folder: Path) -> None:
-    """The message of our own errors is kept, and the line is added."""
-    (folder / "braces.py").write_text("from streamworker import App\napp = App('a{b}')\n", "utf-8")
-    with pytest.raises(ConfigurationError, match=r"has '\{' as character 2") as raised:
-        resolve_app("braces:app")
-    assert any("braces.py, line 2" in note for note in raised.value.__notes__)
-
-
-def test_a_wrong_setting_says_where_it_stands(folder: Path) -> None:
-    """The line is the user's, and not one that dataclasses made."""
-    (folder / "late.py").write_text("from streamworker import App\napp = App('late', hold_ms=0)\n", "utf-8")
-    with pytest.raises(ConfigurationError, match="hold_ms is 0") as raised:
-        resolve_app("late:app")
-    assert raised.value.__notes__ == [f"At {folder / 'late.py'}, line 2: app = App('late', hold_ms=0)"]
-
-
-def test_an_unknown_attribute_lists_the_apps(shop: Path) -> None:
-    """There is hardly ever more than one."""
-    with pytest.raises(ConfigurationError, match=r"has no 'ap'. Apps in that module: shop:app\."):
-        resolve_app("shop:ap")
-
-
-def test_something_else_than_an_app_is_named_by_its_type(shop: Path) -> None:
-    """A stream is not an app, and neither is a function that would make one."""
-    with pytest.raises(
-        ConfigurationError, match=r"shop:orders is a Stream, not an App\. Apps in that module: shop:app"
-    ):
-        resolve_app("shop:orders")
-    (shop / "factory.py").write_text("from shop import app\ndef make():\n    return app\n", "utf-8")
-    with pytest.raises(ConfigurationError, match="call it in the module and name the result"):
-        resolve_app("factory:make")
 
 
 def test_a_stream_is_found_by_attribute_by_name_and_through_its_app(shop: Path) -> None:
@@ -134,16 +33,6 @@ def test_a_stream_is_found_by_attribute_by_name_and_through_its_app(shop: Path) 
     assert resolve_stream("shop:orders").name == "orders"
     assert resolve_stream("shop:app").name == "orders"
     assert resolve_stream("shop:app", "orders").name == "orders"
-
-
-def test_an_unknown_stream_lists_those_there_are(shop: Path) -> None:
-    """By their paths: of the commands only send has --stream."""
-    with pytest.raises(ConfigurationError, match=r"no stream 'order'\. Name one of its streams: shop:orders"):
-        resolve_stream("shop:app", "order")
-    with pytest.raises(ConfigurationError, match="Streams in them: orders"):
-        resolve_stream("shop:order")
-    with pytest.raises(ConfigurationError, match=r"is a Processor, not a Stream\. Streams there: orders"):
-        resolve_stream("shop:audit")
 
 
 def test_a_processor_is_found_by_its_function_and_by_its_name(shop: Path) -> None:
@@ -154,18 +43,87 @@ def test_a_processor_is_found_by_its_function_and_by_its_name(shop: Path) -> Non
     assert [spec.name for spec in resolve_processors("shop:app", ["price"]).processors] == ["price"]
 
 
-def test_an_unknown_processor_lists_those_there_are(shop: Path) -> None:
-    """By --processor, or behind the colon."""
-    with pytest.raises(ConfigurationError, match=r"no processor 'prize'\. Its processors: audit, price"):
-        resolve_processors("shop:app", ["prize"])
-    with pytest.raises(ConfigurationError, match="Processors in them: audit, price"):
-        resolve_processor("shop:prize")
+FACTORY = "from shop import app\ndef make():\n    return app\n"
 
 
-def test_an_app_with_several_processors_is_not_one_processor(shop: Path) -> None:
-    """To replay or to reset one must say whose."""
-    with pytest.raises(ConfigurationError, match=r"2 processors\. Name one of them: shop:audit, shop:price"):
-        resolve_processor("shop:app")
+@pytest.mark.parametrize(
+    ("resolve", "path", "said"),
+    [
+        pytest.param(resolve_app, "shop", "Write MODULE:ATTRIBUTE", id="no colon"),
+        pytest.param(resolve_app, "shop:", "Here perhaps shop:app.", id="no attribute"),
+        pytest.param(resolve_app, ":app", "':app' is not the path of an app", id="no module"),
+        pytest.param(resolve_app, "shop.py", "Here perhaps shop:app.", id="a file alone"),
+        pytest.param(resolve_app, "shop.py:app", "shop.py is a file, and a module", id="a file"),
+        pytest.param(resolve_app, "site/shop.py:app", "Write site.shop:app.", id="a file in a folder"),
+        pytest.param(resolve_app, "shoop:app", "folder: factory, shop.", id="an unknown module"),
+        pytest.param(resolve_app, "shop:ap", "no 'ap'. Apps in that module: shop:app.", id="no app"),
+        pytest.param(resolve_app, "shop:orders", "is a Stream, not an App. Apps in that", id="a stream"),
+        pytest.param(resolve_app, "factory:make", "call it in the module", id="what makes an app"),
+        pytest.param(resolve_stream, "shop:order", "Streams in them: orders", id="an unknown stream"),
+        pytest.param(resolve_stream, "shop:audit", "is a Processor, not a Stream. Streams", id="a processor"),
+        pytest.param(resolve_processor, "shop:prize", "them: audit, price", id="an unknown processor"),
+        pytest.param(
+            resolve_processor, "shop:app", "Name one of them: shop:audit, shop:price", id="several processors"
+        ),
+        pytest.param(
+            lambda path: resolve_stream(path, "order"), "shop:app", "streams: shop:orders", id="--stream"
+        ),
+        pytest.param(
+            lambda path: resolve_processors(path, ["prize"]), "shop:app", "audit, price", id="--processor"
+        ),
+    ],
+)
+def test_a_path_of_nothing_says_what_there_is(
+    shop: Path, resolve: Callable[[str], object], path: str, said: str
+) -> None:
+    """The message has the path as it should be, or the names that there are."""
+    (shop / "factory.py").write_text(FACTORY, "utf-8")
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        resolve(path)
+
+
+def test_an_unknown_module_names_the_folder_also_an_empty_one(folder: Path) -> None:
+    """Most often one is in the wrong folder."""
+    with pytest.raises(ConfigurationError, match=f"no module 'shop' in {folder}") as raised:
+        resolve_app("shop:app")
+    assert "no Python modules in that folder" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "shown"),
+    [
+        pytest.param(
+            "import json\nimport not_installed_here\n",
+            "Importing module 'mine' failed: ModuleNotFoundError: No module named 'not_installed_here'",
+            'mine.py", line 2',
+            id="a module that is missing",
+        ),
+        pytest.param("def f():\n    return 1 / 0\n\nf()\n", "failed: ", "line 2, in f", id="an exception"),
+        pytest.param("x = 1\ndef f(:\n", "mine' failed: SyntaxError", 'mine.py", line 2', id="its syntax"),
+        pytest.param(
+            "from streamworker import App\napp = App('a{b}')\n",
+            "has '{' as character 2",
+            "mine.py, line 2",
+            id="a declaration of ours",
+        ),
+        pytest.param(
+            "from streamworker import App\napp = App('late', hold_ms=0)\n",
+            "hold_ms is 0",
+            "mine.py, line 2: app = App('late', hold_ms=0)",
+            id="a setting of ours",
+        ),
+    ],
+)
+def test_what_is_wrong_in_the_module_is_shown_with_its_line(
+    folder: Path, source: str, message: str, shown: str
+) -> None:
+    """With the user's frames and without ours, nor those of importlib and dataclasses."""
+    (folder / "mine.py").write_text(source, "utf-8")
+    with pytest.raises(ConfigurationError) as raised:
+        resolve_app("mine:app")
+    (note,) = raised.value.__notes__
+    assert message in raised.value.message and shown in note
+    assert not re.search(r"import(ing\.py|lib)|dataclasses", note)
 
 
 TIMERS = """
