@@ -283,13 +283,20 @@ def test_a_dead_letter_is_shown_as_it_was_written(hostile: dict[str, str], strea
     assert [line.split(" ")[0] for line in lines] == [*head, *["field"] * 2, "record"]
 
 
-def test_a_question_and_the_live_view_obey_nothing(hostile: dict[str, str], terminal: OpenTerminal) -> None:
-    """One shows the record as its type writes it, the other names, reasons and readers in their places."""
+def test_a_question_and_the_live_view_obey_nothing(
+    hostile: dict[str, str], terminal: OpenTerminal, redis_url: str
+) -> None:
+    """One shows the record as its type writes it, the other names, reasons and readers in their places.
+
+    Without a yes nothing is changed.
+    """
     run = terminal("dead", "put", "shop:audit", hostile["RECORD"])
-    wait_for(lambda: "Go on?" in run.read(), "it asks")
+    wait_for(lambda: "and no other. Go on? [y/N]" in run.read(), "it asks")
     run.press("n\r")
     assert run.wait() == ExitCode.FAILED
-    assert SEEN in check(run.text)
+    assert SEEN in check(run.text) and "(order of " in run.text
+    with opened(redis_url) as raw:
+        assert not raw.hexists(GroupKeys("shop", "orders", "audit").lock(0), "aside")
     view = terminal("top", "shop:price")
     wait_for(lambda: SEEN in view.frame, "the reason is shown")
     view.press("q")

@@ -12,7 +12,7 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.words import ranges
 from streamworker.records.entries import Entries
 from tests.chaos.forked import Forked
-from tests.cli.conftest import Invoke, OpenTerminal
+from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
@@ -56,8 +56,13 @@ def worker(streamworker: Invoke, spawn: SpawnWorker) -> Forked:
     return process
 
 
-def test_a_paused_processor_takes_nothing_until_it_is_resumed(worker: Forked, streamworker: Invoke) -> None:
-    """Its worker stays the owner; who paused it, when and why is in `status` and in `history`."""
+def test_a_paused_processor_takes_nothing_and_may_be_reset_until_it_is_resumed(
+    worker: Forked, streamworker: Invoke
+) -> None:
+    """Its worker stays the owner; who paused it, when and why is in `status` and in `history`.
+
+    A reset leaves it paused where it is put, and all runs again once it is resumed.
+    """
     owners = {view["owner"] for view in partitions(streamworker, "price")}
     paused = streamworker("pause", "shop:price", "--why", "the mail server moves", env={"LOGNAME": "ann"})
     assert paused.exit_code == 0, paused.output
@@ -71,10 +76,19 @@ def test_a_paused_processor_takes_nothing_until_it_is_resumed(worker: Forked, st
 
     assert streamworker("resume", "shop:price").stdout == "Resumed 4 partitions of price: 0-3.\n"
     wait_for(lambda: lag(streamworker, "price") == 0, "the orders are handled")
-    assert states(streamworker, "price") == {"running"}
+    assert streamworker("pause", "shop:price").exit_code == 0
+    moved = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert moved.exit_code == ExitCode.OK, moved.output
+    assert "Moved 1 partition back by 3 records" in moved.stdout
+    assert moved.stdout.endswith("`streamworker resume MODULE:price` lets it go on.\n")
+    assert (lag(streamworker, "price"), states(streamworker, "price")) == (3, {"paused"})
+    assert streamworker("resume", "shop:price").exit_code == 0
+    send(streamworker, 4)
+    wait_for(lambda: lag(streamworker, "price") == 0, "they are handled again, and it goes on")
+    assert sum(int(str(view["rows"])) for view in partitions(streamworker, "price")) == 7
+    assert states(streamworker, "price") == {"running"} and worker.running
     told = streamworker("history", "shop:price").stdout
     assert 'ann "the mail server moves"' in told and "resume" in told
-    assert worker.running
 
 
 def test_a_pause_holds_for_one_partition_and_for_the_next_worker(
@@ -95,26 +109,6 @@ def test_a_pause_holds_for_one_partition_and_for_the_next_worker(
     resumed = streamworker("resume", "shop:price")
     assert resumed.exit_code == 0
     assert resumed.stdout == "Resumed 1 partition of price: 2.\n"
-
-
-def test_a_paused_processor_is_reset_while_its_worker_lives(worker: Forked, streamworker: Invoke) -> None:
-    """It stays paused where it is put, and runs all again once it is resumed; other processors go on."""
-    send(streamworker, 1, 2, 3)
-    wait_for(lambda: lag(streamworker, "price") == 0, "the orders are handled")
-    running = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
-    assert running.exit_code == ExitCode.FAILED and "Pause them first" in running.stderr
-    assert streamworker("pause", "shop:price").exit_code == 0
-    moved = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
-    assert moved.exit_code == ExitCode.OK, moved.output
-    assert "Moved 1 partition back by 3 records" in moved.stdout
-    assert moved.stdout.endswith("`streamworker resume MODULE:price` lets it go on.\n")
-    assert (lag(streamworker, "price"), states(streamworker, "price")) == (3, {"paused"})
-    assert streamworker("resume", "shop:price").exit_code == 0
-    wait_for(lambda: lag(streamworker, "price") == 0, "they are handled again")
-    assert sum(int(str(view["rows"])) for view in partitions(streamworker, "price")) == 6
-    send(streamworker, 4)
-    wait_for(lambda: lag(streamworker, "price") == 0, "it goes on")
-    assert states(streamworker, "price") == {"running"} and worker.running
 
 
 def test_a_halted_partition_is_retried_without_a_restart(
@@ -142,19 +136,6 @@ def test_a_halted_partition_is_retried_without_a_restart(
     assert worker.running
 
 
-def test_what_cannot_be_ordered_is_said(worker: Forked, streamworker: Invoke) -> None:
-    del worker
-    for arguments, code, text in (
-        (("resume", "shop:price"), ExitCode.FAILED, "No partition of price is paused."),
-        (("pause", "shop:price", "--partition", "9"), ExitCode.USAGE, "has partitions 0 to 3, and not 9"),
-        (("pause", "shop:price", "--wait", "soon"), ExitCode.CONFIGURATION, "--wait"),
-    ):
-        result = streamworker(*arguments)
-        assert result.exit_code == code, result.output
-        assert text in result.output
-    assert states(streamworker, "price") == {"running"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -165,7 +146,10 @@ def test_what_cannot_be_ordered_is_said(worker: Forked, streamworker: Invoke) ->
         ("dead show shop:price 0/1-0", "There is no dead letter 0/1-0 of price."),
         ("dead replay shop:price 0/1-0", "1 did not exist: 0/1-0."),
         ("dead drop shop:price 0/1-0 --yes", "1 did not exist."),
-        ("reset shop:price --to latest --yes", "Processor 'price' has never run"),
+        (
+            "reset shop:price --to latest --yes",
+            "It will start where it says: @app.processor(",
+        ),
         ("timers run-now shop:flush", "No worker has run 'flush' yet."),
         ("repair shop:app --forget-group old --yes", "No stream of 'shop' has a group 'old'."),
         ("repair shop:app --forget-reader old --yes", "No acked log of 'shop' has a reader 'old'."),
@@ -183,10 +167,18 @@ def test_what_redis_does_not_hold_ends_a_command_with_one(
     assert text in result.output
 
 
-def test_an_order_that_no_worker_confirms_is_not_said_to_be_done(
+def test_what_cannot_be_ordered_or_is_not_confirmed_is_not_said_to_be_done(
     worker: Forked, streamworker: Invoke
 ) -> None:
-    """It stands, and the worker obeys it once it is back."""
+    """An order that stands is obeyed once the worker is back."""
+    for arguments, code, text in (
+        (("resume", "shop:price"), ExitCode.FAILED, "No partition of price is paused."),
+        (("pause", "shop:price", "--partition", "9"), ExitCode.USAGE, "has partitions 0 to 3, and not 9"),
+        (("pause", "shop:price", "--wait", "soon"), ExitCode.CONFIGURATION, "--wait"),
+    ):
+        result = streamworker(*arguments)
+        assert (result.exit_code, text in result.output) == (code, True), result.output
+    assert states(streamworker, "price") == {"running"}
     worker.pause()
     try:
         result = streamworker("pause", "shop:price", "--wait", "1 second")
@@ -238,23 +230,6 @@ def test_one_poison_record_is_set_aside_on_a_group_that_runs(
     assert states(streamworker, "retries") == {"running"}
     assert worker.running
     assert "put" in streamworker("history", "shop:retries").stdout
-
-
-def test_dead_put_asks_first_and_names_the_record(
-    worker: Forked, terminal: OpenTerminal, streamworker: Invoke, redis_url: str
-) -> None:
-    """Without a yes nothing is changed."""
-    del worker
-    streamworker("pause", "shop:price")
-    send(streamworker, 7)
-    asked = terminal("dead", "put", "shop:price", place_of(redis_url, 7))
-    question = "aside (Order(order_id=7, customer='ann', amount=1.0)), and no other. Go on? [y/N]"
-    wait_for(lambda: question in asked.read(), "the question is asked")
-    asked.press("n\n")
-    assert asked.wait() != 0
-    streamworker("resume", "shop:price")
-    wait_for(lambda: lag(streamworker, "price") == 0, "the order is handled")
-    assert letters(streamworker, "price") == []
 
 
 def test_dead_put_does_not_say_what_did_not_happen(
