@@ -102,6 +102,8 @@ def test_exported_letters_are_replayed_as_edited(
     file.write_text("\n".join(map(json.dumps, [*mended[::-1], exported[2]])) + "\n", "utf-8")
     (tmp_path / "one.jsonl").write_text(json.dumps(mended[0]), "utf-8")
     replay = ("dead", "replay", "shop:price", "--from")
+    (tmp_path / "empty.jsonl").touch()
+    assert "no such dead letters. Nothing was changed." in streamworker(*replay, "empty.jsonl").output
     assert "Replayed 3 of 3" in streamworker(*replay, str(file)).stdout
     again = streamworker(*replay, str(file))
     assert again.exit_code == ExitCode.FAILED
@@ -230,8 +232,10 @@ def test_dropping_asks_first(stopped: None, streamworker: Invoke) -> None:
         ("dead show shop:price a/1-0", "PARTITION/ID"),
         ("dead show shop:price 0/x", "x"),
         ("dead show shop:price 9/1-0", "partitions 0 to 3, and not 9"),
-        ("dead replay shop:price", "Give the letters, or --all."),
-        ("dead replay shop:price 0/1-0 --all", "Give the letters, or --all."),
+        ("dead drop shop:price", "Give the letters, or --all."),
+        ("dead drop shop:price 0/1-0 --all", "Give the letters, or --all."),
+        ("dead replay shop:price", "or --error and --since."),
+        ("dead replay shop:price 0/1-0 --all", "or --error and --since."),
         ("dead replay shop:price --all --since 1h", "or --error and --since."),
         ("dead replay shop:price --all --from x", "or --error and --since."),
         ("dead replay shop:price --error E --from x", "or --error and --since."),

@@ -4,7 +4,7 @@ A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it, or by the r
 """
 
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
@@ -177,18 +177,17 @@ def replay_letters(
       streamworker dead replay shop:price --from letters.jsonl
     """
     app, spec = resolve_processor(processor)
-    edits: Edits = {}
-    if not (error or since or file):
-        chosen = ask(app, _chosen, spec, letters, every)
-    elif letters or every or (file and (error or since)):
+    if sum(map(bool, (letters, every, error or since, file))) != 1:
         raise typer.BadParameter("Give letters, --all, --from, or --error and --since.", param_hint="LETTER")
-    elif file:
+    edits: Edits = {}
+    if file:
         edits = ask(app, edits_in, spec, file, app.settings)
         chosen = {partition: list(its) for partition, its in edits.items()}
     else:
-        chosen = ask(app, _such, spec, error, since)
+        chosen = ask(app, _chosen, spec, letters, error, since)
     began_s = monotonic()
-    asked, missing = ask(app, _replay, spec, chosen, edits)
+    missing = ask(app, _replay, spec, chosen, edits)
+    asked = _count(chosen)
     done = asked - len(missing)
     per_second = f"{done / (monotonic() - began_s):,.0f}/s"
     _summarise(
@@ -208,13 +207,14 @@ def drop_letters(
       streamworker dead drop shop:price --all --yes
     """
     app, spec = resolve_processor(processor)
-    chosen = ask(app, _chosen, spec, letters, every)
+    if every == bool(letters):
+        raise typer.BadParameter("Give the letters, or --all.", param_hint="LETTER")
+    chosen = ask(app, _chosen, spec, letters)
     if not yes:
-        count = None if chosen is None else sum(map(len, chosen.values()))
-        what = "all dead letters" if count is None else counted(count, "dead letter")
+        what = "all dead letters" if every else counted(_count(chosen), "dead letter")
         confirm(f"Delete {what} of {spec.name} for good?")
-    asked, done = ask(app, _drop, spec, chosen)
-    _summarise("Dropped", done, asked)
+    done = ask(app, _drop, spec, chosen)
+    _summarise("Dropped", done, _count(chosen))
 
 
 @app.command("put")
@@ -320,33 +320,29 @@ Chosen = dict[int, list[EntryId]]
 
 
 async def _chosen(
-    backend: Backend, spec: ProcessorSpec, letters: list[str] | None, every: bool
-) -> Chosen | None:
-    """Return the ids of the chosen letters by partition; None for all letters."""
-    if every == bool(letters):
-        raise typer.BadParameter("Give the letters, or --all.", param_hint="LETTER")
-    if every:
-        return None
+    backend: Backend,
+    spec: ProcessorSpec,
+    letters: list[str] | None,
+    error: str | None = None,
+    since: str | None = None,
+) -> Chosen:
+    """Return the ids of the chosen letters by partition; without ``letters`` all, or those of the options.
+
+    Letters that come later are not among them: a record that is replayed and fails again becomes one.
+    """
     chosen: Chosen = {}
     for text in letters or ():
         partition, letter_id = _parse_letter(text, spec)
         found = await _one_letter(backend, spec, partition, letter_id)
         chosen.setdefault(partition, []).append(found.id if found else letter_id)
+    if not letters:
+        async for letter in matching(backend, spec, error, since):
+            chosen.setdefault(letter.partition, []).append(letter.id)
     return chosen
 
 
-async def _such(backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None) -> Chosen:
-    """Return the ids of the letters of a class of error, or of the last so much time, by partition."""
-    chosen: Chosen = {}
-    async for letter in matching(backend, spec, error, since):
-        chosen.setdefault(letter.partition, []).append(letter.id)
-    return chosen
-
-
-async def _count(backend: Backend, spec: ProcessorSpec) -> int:
-    keys = group_keys(spec)
-    lengths = await backend.pipeline([("XLEN", keys.dead(p)) for p in range(spec.stream.partitions)])
-    return sum(length for length in lengths if isinstance(length, int))
+def _count(chosen: Chosen) -> int:
+    return sum(map(len, chosen.values()))
 
 
 async def _one_letter(
@@ -362,50 +358,29 @@ async def _one_letter(
     return None
 
 
-async def _replay(
-    backend: Backend, spec: ProcessorSpec, chosen: Chosen | None, edits: Edits
-) -> tuple[int, list[str]]:
-    """Replay letters; return how many were asked for, and the names of those that did not exist."""
-    asked, missing = 0, list[str]()
-    total = await _count(backend, spec) if chosen is None else sum(map(len, chosen.values()))
+async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen, edits: Edits) -> list[str]:
+    """Replay letters; return the names of those that did not exist."""
+    missing: list[str] = []
     with progress_bar() as progress:
-        task = progress.add_task("replaying", total=total)
-        async for partition, ids in _pages(backend, spec, chosen):
+        task = progress.add_task("replaying", total=_count(chosen))
+        for partition, ids in _pages(chosen):
             edited = {name: its for name, its in edits.get(partition, {}).items() if its is not None}
             replayed = await replay_dead(backend, group_keys(spec), partition, ids, edited)
             missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
-            asked += len(ids)
             progress.advance(task, len(ids))
-    return asked, missing
+    return missing
 
 
-async def _drop(backend: Backend, spec: ProcessorSpec, chosen: Chosen | None) -> tuple[int, int]:
-    """Delete letters; return how many were asked for, and how many existed."""
-    asked = done = 0
-    async for partition, ids in _pages(backend, spec, chosen):
-        done += await drop_dead(backend, group_keys(spec), partition, ids)
-        asked += len(ids)
-    return asked, done
+async def _drop(backend: Backend, spec: ProcessorSpec, chosen: Chosen) -> int:
+    """Delete letters; return how many existed."""
+    return sum([await drop_dead(backend, group_keys(spec), p, ids) for p, ids in _pages(chosen)])
 
 
-async def _pages(
-    backend: Backend, spec: ProcessorSpec, chosen: Chosen | None
-) -> AsyncIterator[tuple[int, list[EntryId]]]:
-    """Yield the ids of the chosen letters, or of all that exist now, in pages of one partition."""
-    if chosen is not None:
-        for partition, ids in sorted(chosen.items()):
-            for at in range(0, len(ids), PAGE):
-                yield partition, ids[at : at + PAGE]
-        return
-    keys = group_keys(spec)
-    for partition in range(spec.stream.partitions):
-        # A record that fails again becomes a new letter. Replaying those too would never end.
-        last = await newest_id(backend, keys.dead(partition))
-        async for page in stored(backend, keys, partition):
-            ids = [letter.id for letter in page if letter.id <= last]
-            if not ids:
-                break
-            yield partition, ids
+def _pages(chosen: Chosen) -> Iterator[tuple[int, list[EntryId]]]:
+    """Yield the ids of the chosen letters in pages of one partition."""
+    for partition, ids in sorted(chosen.items()):
+        for at in range(0, len(ids), PAGE):
+            yield partition, ids[at : at + PAGE]
 
 
 def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), where: str = "") -> None:
