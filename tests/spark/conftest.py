@@ -23,6 +23,9 @@ HANGS_S = 300
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.spark("imports pyspark"))
+    if {"spark_session", "connect_server"} & set(getattr(item, "fixturenames", ())):
+        item.add_marker(pytest.mark.full("a query of Spark takes seconds"))
+        item.add_marker(pytest.mark.slow)
     if item.get_closest_marker("timeout") is None:
         item.add_marker(pytest.mark.timeout(HANGS_S))
 

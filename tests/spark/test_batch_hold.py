@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -22,12 +22,9 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.run.trims import Trimmer, Trims, trim_once
 from streamworker.settings import Settings
 from streamworker.spark.source import datasource, logs
-from streamworker.spark.source.datasource import LogBatchReader, LogStreamReader, ReadTask
-from streamworker.spark.source.options import parse_options
-from streamworker.spark.source.schema import spark_schema
-from tests.spark.acked import ORDER, AckedLog
-
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
+from streamworker.spark.source.datasource import LogBatchReader, LogStreamReader
+from tests.spark.acked import AckedLog
+from tests.spark.reading import batch_reader, numbers_of, stream_reader
 
 shop = App("shop")
 
@@ -42,15 +39,12 @@ def price(order: Order) -> None:
     """Forward it."""
 
 
-Tasks = Sequence[ReadTask]
-Reader = LogBatchReader | LogStreamReader
 Lose = Callable[[AckedLog, str], None]
 
 
 @pytest.fixture
 def here(acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
     """A log of ten entries with 20 rows, read up to row 6 and trimmed there; this process reads it itself."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
     monkeypatch.setattr(datasource, "READER_KNOWN_S", 0.01)
     # A trim drops whole nodes of a stream.
     acked.redis.config_set("stream-node-max-entries", 1)
@@ -83,21 +77,13 @@ def work_trims(acked: AckedLog, url: str, rows: int | None = None) -> None:
     asyncio.run(trim())
 
 
-def batch_reader(acked: AckedLog, **given: str) -> LogBatchReader:
-    return LogBatchReader(parse_options(acked.options(**given), streaming=False), spark_schema(ORDER))
-
-
-def rows_of(reader: Reader, tasks: Tasks) -> list[int]:
-    return [n for task in tasks for batch in reader.read(task) for n in batch["n"].to_pylist()]
-
-
 def test_a_trim_between_planning_and_reading_takes_nothing(here: AckedLog, redis_url: str) -> None:
     """The pipeline beside has read all rows; they stay until the batch read has them too."""
-    reader = batch_reader(here)
+    reader = batch_reader(here.options())
     tasks = reader.partitions()
     passed(here, 20)
     work_trims(here, redis_url)
-    assert rows_of(reader, tasks) == list(range(6, 20))
+    assert numbers_of(reader, tasks) == list(range(6, 20))
 
 
 def test_rows_that_go_before_workers_know_the_hold_are_not_planned(
@@ -105,19 +91,18 @@ def test_rows_that_go_before_workers_know_the_hold_are_not_planned(
 ) -> None:
     """A worker asks for the readers every two seconds, and trims by what it knows until then."""
     monkeypatch.setattr("time.sleep", lambda _: work_trims(here, redis_url, 12))
-    reader = batch_reader(here)
-    assert rows_of(reader, reader.partitions()) == list(range(12, 20))
+    reader = batch_reader(here.options())
+    assert numbers_of(reader, reader.partitions()) == list(range(12, 20))
 
 
 def test_a_log_that_was_never_trimmed_is_read_at_once(
-    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    acked: AckedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
     monkeypatch.setattr("time.sleep", lambda _: pytest.fail("it waited"))
     acked.fill(0, [2, 2])
     for given in ({}, {"startingOffsets": '{"0": 2, "1": 0}'}):
-        reader = batch_reader(acked, **given)
-        assert rows_of(reader, reader.partitions())[-1] == 3
+        reader = batch_reader(acked.options(**given))
+        assert numbers_of(reader, reader.partitions())[-1] == 3
 
 
 def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
@@ -129,7 +114,7 @@ def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
     monkeypatch.setattr(logs, "FIRST_COUNT", 1)
     monkeypatch.setattr(logs, "MOST_COUNT", 1)
     here.fill(1, [3])
-    reader = batch_reader(here, minPartitions="2")
+    reader = batch_reader(here.options(minPartitions="2"))
     first, second = reader.partitions()
     passed(here, 20)
     found: list[int] = []
@@ -138,7 +123,7 @@ def test_a_long_read_keeps_its_rows_by_renewing_its_hold(
         time.sleep(0.4)
         work_trims(here, redis_url)
     assert found == list(range(6, 20))
-    assert rows_of(reader, [second]) == here.numbers(1)
+    assert numbers_of(reader, [second]) == here.numbers(1)
     assert here.redis.hlen(here.keys.holds) == 1
 
 
@@ -147,7 +132,7 @@ def test_after_its_limit_a_hold_is_gone_and_trimming_goes_on(
 ) -> None:
     """Nobody has to clean up after a read that was killed; who comes too late is told why."""
     monkeypatch.setattr(readers, "HOLD_MS", 2_000)
-    reader = batch_reader(here)
+    reader = batch_reader(here.options())
     tasks = reader.partitions()
     passed(here, 16)
     work_trims(here, redis_url)
@@ -157,16 +142,14 @@ def test_after_its_limit_a_hold_is_gone_and_trimming_goes_on(
     assert here.redis.xlen(here.keys.acked(0)) == 2
     assert not here.redis.exists(here.keys.holds)
     with pytest.raises(DataLoss, match=r"Rows 7 to 16 are missing from .*: they were trimmed") as told:
-        rows_of(reader, tasks)
+        numbers_of(reader, tasks)
     assert "Redis lost nothing" in told.value.remedy and "restore" not in told.value.remedy
 
 
 def test_a_hold_alone_lets_nothing_be_trimmed(acked: AckedLog, redis_url: str) -> None:
     """A log without a reader is not trimmed, wherever batch reads of it begin."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
-        acked.fill(0, [2] * 10)
-        batch_reader(acked, startingOffsets='{"0": 12, "1": 0}').partitions()
+    acked.fill(0, [2] * 10)
+    batch_reader(acked.options(startingOffsets='{"0": 12, "1": 0}')).partitions()
     work_trims(acked, redis_url)
     assert acked.redis.hlen(acked.keys.holds) == 1
     assert acked.redis.xlen(acked.keys.acked(0)) == 10
@@ -181,9 +164,9 @@ def test_a_user_without_the_right_to_hold_reads_all_the_same(
     server = urlsplit(redis_url)
     url = server._replace(netloc=f"old:secret@{server.netloc.rpartition('@')[2]}").geturl()
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", url)
-    reader = batch_reader(here)
+    reader = batch_reader(here.options())
     with caplog.at_level(logging.WARNING):
-        assert rows_of(reader, reader.partitions()) == list(range(6, 20))
+        assert numbers_of(reader, reader.partitions()) == list(range(6, 20))
     (told,) = caplog.messages
     assert told.startswith("Rows may be trimmed while this batch read runs")
     here.redis.execute_command("ACL", "DELUSER", "old")
@@ -224,18 +207,18 @@ def test_trimmed_is_told_from_lost(
     here: AckedLog, redis_url: str, lose: Lose, rows: str, trimmed: bool, streaming: bool
 ) -> None:
     """A streaming query without a reader, and a batch read whose hold is gone."""
-    reader: Reader
+    reader: LogBatchReader | LogStreamReader
     if streaming:
-        reader = LogStreamReader(parse_options(here.options(), streaming=True), spark_schema(ORDER))
+        reader = stream_reader(here.options())
         since = reader.initialOffset()
         tasks = reader.partitions(since, reader.latestOffset(since, ReadAllAvailable()))
     else:
-        reader = batch_reader(here)
+        reader = batch_reader(here.options())
         tasks = reader.partitions()
         here.redis.delete(here.keys.holds)
     lose(here, redis_url)
     with pytest.raises(DataLoss, match=f"Rows {rows} are missing") as told:
-        rows_of(reader, tasks)
+        numbers_of(reader, tasks)
     assert ("they were trimmed" in told.value.message) is trimmed
     assert ("If Redis lost data, restore it" in told.value.remedy) is not trimmed
 

@@ -15,15 +15,13 @@ from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.checks import batch_in
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
-from streamworker.spark.source.datasource import LogStreamReader
-from streamworker.spark.source.options import parse_options
-from streamworker.spark.source.schema import spark_schema
 from tests.chaos.figures import record
-from tests.spark.acked import ORDER, AckedLog
+from tests.spark.acked import AckedLog
 from tests.spark.queries import run, table
+from tests.spark.reading import stream_reader
 from tests.spark.specs import pipeline, same
 
-pytestmark = [pytest.mark.usefixtures("in_tmp_path"), pytest.mark.full("a query of Spark takes seconds")]
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 TABLE = Path("lake/revenue")
 CHECKPOINT = Path("lake/.streamworker/revenue/revenue/checkpoint")
@@ -106,31 +104,26 @@ def test_a_query_of_your_own_is_refused_by_the_name_of_its_reader(
     assert table(spark, tmp_path / "four") == [4, 5, 6, 7]
 
 
-def reader_of(options: dict[str, str]) -> LogStreamReader:
-    return LogStreamReader(parse_options(options, streaming=True), spark_schema(ORDER))
-
-
 def test_a_start_that_spark_did_not_come_to_write_down_may_be_made_again(
-    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    acked: AckedLog,
 ) -> None:
     """The reader has told its first position, and nothing was read; afterwards it may only go on."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
     options = acked.options(reader="mine")
     acked.fill(0, [4])
     for _ in range(2):
-        reader = reader_of(options)
+        reader = stream_reader(options)
         begin = reader.initialOffset()
         end = reader.latestOffset(begin, ReadAllAvailable())
     reader.latestOffset(end, ReadAllAvailable())
     with pytest.raises(DataLoss, match="begins anew"):
-        reader_of(options).initialOffset()
-    assert reader_of(options).latestOffset(end, ReadAllAvailable()) == end
+        stream_reader(options).initialOffset()
+    assert stream_reader(options).latestOffset(end, ReadAllAvailable()) == end
     with pytest.raises(DataLoss, match="goes on from row 0"):
-        reader_of(options).latestOffset(begin, ReadAllAvailable())
+        stream_reader(options).latestOffset(begin, ReadAllAvailable())
     with pytest.raises(DataLoss, match="goes on from row 0"):
-        reader_of(options).partitions(begin, end)
+        stream_reader(options).partitions(begin, end)
     acked.redis.hset(acked.keys.readers, "mine", b"[no json")
-    assert reader_of(options).initialOffset() == begin
+    assert stream_reader(options).initialOffset() == begin
 
 
 def places(acked: AckedLog) -> dict[str, int]:
@@ -139,12 +132,11 @@ def places(acked: AckedLog) -> dict[str, int]:
 
 
 def test_the_first_of_readers_that_begin_together_holds_the_first_rows_for_the_others(
-    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    acked: AckedLog,
 ) -> None:
     """One that came late would find them trimmed, and begin behind them in silence."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
-    early = reader_of(acked.options(reader="early", siblings="late", startingOffsets="latest"))
-    late = reader_of(acked.options(reader="late", siblings="early"))
+    early = stream_reader(acked.options(reader="early", siblings="late", startingOffsets="latest"))
+    late = stream_reader(acked.options(reader="late", siblings="early"))
     acked.fill(0, [4])
     end = early.initialOffset()
     assert places(acked) == {"early": 4, "late": 0}
@@ -157,17 +149,16 @@ def test_the_first_of_readers_that_begin_together_holds_the_first_rows_for_the_o
 
 
 def test_a_reader_that_goes_on_holds_the_rows_of_one_that_nothing_is_known_of(
-    acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    acked: AckedLog,
 ) -> None:
     """Where Redis has lost what both had told, the slower one finds what it has yet to read."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
     acked.fill(0, [2, 2])
-    first = reader_of(acked.options())
+    first = stream_reader(acked.options())
     begin = first.initialOffset()
     behind, ahead = first.latestOffset(begin, ReadMaxRows(2)), first.latestOffset(begin, ReadAllAvailable())
-    reader_of(acked.options(reader="fast", siblings="slow")).latestOffset(ahead, ReadAllAvailable())
+    stream_reader(acked.options(reader="fast", siblings="slow")).latestOffset(ahead, ReadAllAvailable())
     assert places(acked) == {"fast": 4, "slow": 0}
-    reader_of(acked.options(reader="slow", siblings="fast")).latestOffset(behind, ReadAllAvailable())
+    stream_reader(acked.options(reader="slow", siblings="fast")).latestOffset(behind, ReadAllAvailable())
     assert places(acked) == {"fast": 4, "slow": 2}
 
 

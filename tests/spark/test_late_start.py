@@ -9,33 +9,31 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
 from streamworker.core.data.readers import read_position
-from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.errors import DataLoss
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
+from streamworker.spark.source import datasource
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.offsets import from_json
-from streamworker.spark.source.options import parse_options
-from streamworker.spark.source.schema import spark_schema
-from tests.spark.acked import ORDER, AckedLog
-from tests.spark.queries import batch, run, table
+from tests.spark.acked import AckedLog
+from tests.spark.queries import run, table
+from tests.spark.reading import batch_reader, numbers_of, stream_reader
 from tests.spark.specs import pipeline
-
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 
 @pytest.fixture(autouse=True)
 def trimmed(acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of twelve rows in two partitions the first six of one are gone."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasource, "READER_KNOWN_S", 0.01)
     acked.fill(0, [6, 3])
     acked.fill(1, [3])
     acked.trim(0, 6)
 
 
 def reader(acked: AckedLog, **given: str) -> LogStreamReader:
-    options = parse_options(acked.options(reader="late", **given), streaming=True)
-    return LogStreamReader(options, spark_schema(ORDER))
+    return stream_reader(acked.options(reader="late", **given))
 
 
 def test_the_source_says_how_many_rows_and_since_when(
@@ -135,7 +133,7 @@ def test_a_query_begins_at_a_time(acked: AckedLog, caplog: pytest.LogCaptureFixt
         assert sum("by partition {0: 6}" in told for told in caplog.messages) == late
 
 
-def test_a_batch_read_ends_before_a_time(spark: SparkSession, acked: AckedLog) -> None:
+def test_a_batch_read_ends_before_a_time(acked: AckedLog) -> None:
     """Two reads whose times meet have each row once between them."""
     acked.fill(1, [2, 2])
     now_ms = acked.redis.time()[0] * 1000
@@ -146,13 +144,7 @@ def test_a_batch_read_ends_before_a_time(spark: SparkSession, acked: AckedLog) -
     left = [*range(6, 9), *range(1_000_000, 1_000_007)]
     for hours, before in ((5, []), (3, left[3:6]), (2, left[3:8]), (1, left[:8]), (0, left)):
         at = str(now_ms - hours * 3_600_000)
-        first, second = ({"endingTimestamp": at}, {"startingTimestamp": at})
-        assert sorted(row.n for row in batch(spark, acked.options(**first)).collect()) == before
-        rest = sorted(row.n for row in batch(spark, acked.options(**second)).collect())
-        assert rest == sorted({*left} - {*before})
-
-
-def test_a_time_that_is_none_and_a_time_beside_offsets_are_refused(acked: AckedLog) -> None:
-    for given in ({"startingTimestamp": "soon"}, {"startingTimestamp": "5", "startingOffsets": "latest"}):
-        with pytest.raises(ConfigurationError, match="startingTimestamp"):
-            reader(acked, **given)
+        rest = sorted({*left} - {*before})
+        for given, expected in (({"endingTimestamp": at}, before), ({"startingTimestamp": at}, rest)):
+            read = batch_reader(acked.options(**given))
+            assert sorted(numbers_of(read, read.partitions())) == expected

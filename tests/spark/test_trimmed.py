@@ -34,8 +34,6 @@ from tests.spark.conftest import Connect
 from tests.spark.running import Running
 from tests.spark.specs import Order, pipeline
 
-pytestmark = pytest.mark.full("a query of Spark takes seconds")
-
 MISSING = re.compile(r"Rows (\d+) to (\d+) are missing")
 SEED = 38
 
@@ -117,30 +115,23 @@ def named_in(warnings: list[str]) -> set[int]:
     return found
 
 
-@pytest.fixture
-def here(acked: AckedLog, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AckedLog:
-    """Acked logs that this process reads itself, with the code that runs in Spark's Python processes."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
-    return acked
-
-
 @pytest.mark.parametrize(
     "count", [150, pytest.param(5_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 def test_rows_that_were_trimmed_are_never_left_out_in_silence(
-    here: AckedLog, caplog: pytest.LogCaptureFixture, count: int
+    acked: AckedLog, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     """Whenever they go while a log is read, and however the rows are split into tasks."""
     rng = random.Random(SEED)
-    here.fill(0, [rng.randrange(1, 6) for _ in range(25)])
-    entries = here.entries(0)
-    options = parse_options(here.options(), streaming=True)
+    acked.fill(0, [rng.randrange(1, 6) for _ in range(25)])
+    entries = acked.entries(0)
+    options = parse_options(acked.options(), streaming=True)
     damaged = 0
     with caplog.at_level(logging.WARNING, "streamworker.spark.source.logs"):
         for number in range(count):
             caplog.clear()
             how = replace(options, fail_on_data_loss=number % 2 == 0, min_partitions=rng.choice([None, 3]))
-            damaged += Trial(here, entries, rng, how).run(caplog)
+            damaged += Trial(acked, entries, rng, how).run(caplog)
     record(
         "F38",
         "entries trimmed or deleted before planning, before reading or meanwhile",
