@@ -106,8 +106,8 @@ def steps(context: Path, variables: Mapping[str, str]) -> tuple[list[str], list[
     return [*lines, f"cd $R{folder}"], ["setpriv", *rights, *command], environ
 
 
-@pytest.mark.full("needs root for a root of its own, and what PyPI has")
-@pytest.mark.slow
+# It installs all packages anew, for a file that seldom changes. In each run hadolint reads that file.
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("unshare") or subprocess.call(["unshare", "--mount", "true"]) != 0,

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,14 +17,15 @@ from tests.conftest import SpawnWorker
 from tests.rebalance.scene import APP, ROOT, Scene
 
 pytestmark = [
-    pytest.mark.full("nine starts of Python, one after the other"),
+    pytest.mark.full("starts of Python, one after the other"),
     pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
 
 ROLLING = ROOT / "deploy" / "rolling.sh"
 PARTITIONS = 12
-PER_SECOND = 2_000
+PER_SECOND = 400
+LOOK_EVERY_S = 0.05
 HOLD_MS = 120_000
 """Longer than a start of Python takes on a machine that is busy with much else."""
 RESTART = """#!/bin/sh
@@ -43,7 +45,7 @@ class Ports(dict[str, str]):
 
 
 class Roll:
-    """Three workers, what is seen of them, and the restarts that the script asks for."""
+    """Workers, what is seen of them, and the restarts that the script asks for."""
 
     def __init__(self, scene: Scene, spawn: SpawnWorker, options: Mapping[str, tuple[str, ...]]) -> None:
         self.scene, self.options = scene, options
@@ -109,6 +111,7 @@ class Roll:
         try:
             while script.poll() is None:
                 self.step()
+                time.sleep(LOOK_EVERY_S)
         finally:
             script.kill()
             script.wait()
@@ -117,7 +120,10 @@ class Roll:
         assert all(self.is_ready(name) for name in self.workers)
 
 
-@pytest.mark.parametrize("static", [False, True], ids=["membership", "static-ids"])
+# tests/rebalance/test_assignments.py proves in short that static workers keep their partitions over restarts.
+@pytest.mark.parametrize(
+    "static", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["membership", "static-ids"]
+)
 def test_a_rolling_restart_loses_nothing_repeats_nothing_and_leaves_no_partition_alone(
     redis_url: str, crew: Forge, spawn: SpawnWorker, tmp_path: Path, *, static: bool
 ) -> None:
@@ -125,7 +131,7 @@ def test_a_rolling_restart_loses_nothing_repeats_nothing_and_leaves_no_partition
     static worker owned waits for that worker, at most as long as its seat is held.
     """
     scene = Scene(redis_url, crew, tmp_path, PARTITIONS)
-    names = ("w1", "w2", "w3")
+    names = ("w1", "w2")
     roll = Roll(scene, spawn, {name: ("--static-id", name) if static else () for name in names})
     with scene.remembered_load(PER_SECOND) as told:
         roll.run()

@@ -60,6 +60,8 @@ def herd(workers: int, partitions: int) -> Herd:
     return found
 
 
+# It takes half a minute. In short test_protocols.py proves which partitions move of sticky workers.
+@pytest.mark.soak
 def test_a_join_a_leave_and_a_death_move_the_fewest_partitions_and_no_other_is_touched() -> None:
     """Under the assignment sticky; and a change costs Redis a handful of commands for each move."""
     told = story("membership", workers=3, partitions=48, assignment="sticky")

@@ -28,7 +28,7 @@ async def test_partitions_that_did_not_move_never_pause(yard: Yard) -> None:
 
     Three joins, each after a window of the same length.
     """
-    window_s = 2.0
+    window_s = 1.2
     slow = {"ROWS_HANDLER_S": "0.1"}
     async with yard.group("unmoved", partitions=8, ledger=True) as team:
         await team.hired("w0", **slow)
