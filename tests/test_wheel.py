@@ -33,7 +33,7 @@ MAINTAINERS = {"benchmarks", "docs", "examples", "peers", "tests"}
 VERSION = "8.7.6"
 """What the tag of these builds says."""
 PYTHONS = ("3.11", "3.12", "3.13")
-OURS_ALONE = {"bench", "check", "fuzz", "test"}
+OURS_ALONE = {"bench", "check", "fuzz", "nospark", "test"}
 """Extras that no user installs."""
 PYRIGHT = "pyright@1.1.414"
 
