@@ -178,6 +178,7 @@ def _type_check(body: str, keys: Mapping[str, str]) -> list[str]:
 
 
 STORE = load("data/store")
+SET_FIELD = load("data/set_field")
 REGISTER = load("group/register")
 ACQUIRE = load("group/acquire")
 RELEASE = load("group/release")
@@ -203,9 +204,7 @@ COUNT = load("data/count")
 REPLAY_DEAD = load("data/replay_dead")
 REPAIR_DAMAGED = load("admin/repair_damaged")
 REPAIR_LOCK = load("admin/repair_lock")
-REPAIR_READER = load("admin/repair_reader")
 REPAIR_LOG = load("admin/repair_log")
-REPAIR_TAKEN = load("admin/repair_taken")
 REPAIR_PARTITION = load("admin/repair_partition")
 REPAIR_GROUP = load("admin/repair_group")
 REPAIR_AHEAD = load("admin/repair_ahead")

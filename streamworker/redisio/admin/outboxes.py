@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from streamworker.core.data.outbox import START, OutboxPosition, Standing, Target, standing_of
 from streamworker.redisio.data.outbox import Heads, heads_of, read_chains, read_stands
+from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.redisio.scripts import REPAIR_TAKEN, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 
@@ -60,6 +60,5 @@ async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> 
 async def accept_target(backend: Backend, keys: GroupKeys, found: Diverged) -> bool:
     """Let a target go on with what its source has; False if it has moved since the caller looked."""
     place, source = StreamKeys(keys.app, found.to.stream), keys.outbox(found.partition).source
-    stood, stands = str(found.stands), str(found.since)
-    call = REPAIR_TAKEN.at(place, found.to.partition, source=source, stood=stood, stands=stands)
-    return bool(checked(await backend.run(REPAIR_TAKEN, call))[0] == b"OK")
+    stood = "" if found.stands == START else str(found.stands)
+    return await set_field(backend, place.taken(found.to.partition), source, stood, str(found.since))

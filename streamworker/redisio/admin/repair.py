@@ -12,6 +12,7 @@ from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.events import Beat, DocumentChanged
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin.health import connection_names, in_pieces
+from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import change_members, connected, quarantined, read_beats
@@ -24,7 +25,6 @@ from streamworker.redisio.scripts import (
     REPAIR_LOCK,
     REPAIR_LOG,
     REPAIR_PARTITION,
-    REPAIR_READER,
     Script,
     checked,
 )
@@ -123,8 +123,7 @@ async def release_lock(backend: Backend, keys: GroupKeys, partition: int, lock: 
 
 async def forget_reader(backend: Backend, facts: Facts, name: str) -> bool:
     """Remove a reader whose position has not changed since it was read."""
-    call = REPAIR_READER.at(facts.keys, name=_stored(name), position=_stored(facts.readers[name]))
-    return await _done(backend, REPAIR_READER, call)
+    return await set_field(backend, facts.keys.readers, _stored(name), _stored(facts.readers[name]), "")
 
 
 async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> int | None:

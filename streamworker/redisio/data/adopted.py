@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import BackendError
 from streamworker.records.entries import REPLAYED_FOR
+from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import FORWARD, REPAIR_TAKEN, checked
+from streamworker.redisio.scripts import FORWARD, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
 from streamworker.redisio.wire.durability import Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
 
-START = MISSING = "0-"
-"""What ``forward.lua`` says of a partition that has taken nothing, and ``repair_taken.lua`` of no field."""
+START = "0-"
+"""What ``forward.lua`` says of a partition that has taken nothing."""
 
 Fields = Sequence[bytes]
 """Names and values of an entry, in order."""
@@ -94,9 +95,7 @@ async def keep_position(
     backend: Backend, keys: StreamKeys, source: str, was: SourcePosition, position: SourcePosition
 ) -> bool:
     """Store how far the stream was read, unless another worker has stored something since; return whether."""
-    stood = was.text or MISSING
-    call = REPAIR_TAKEN.call(taken=keys.meta, source=_field(source), stood=stood, stands=position.text)
-    return bool(checked(await backend.run(REPAIR_TAKEN, call))[0] == b"OK")
+    return await set_field(backend, keys.meta, _field(source), was.text, position.text)
 
 
 async def look(

@@ -11,6 +11,7 @@ from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import REPLAY_DEAD, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.link import Argument
 
 _FIELD = b"f."
 
@@ -54,10 +55,7 @@ async def list_dead(
 ) -> list[StoredLetter]:
     """Return dead letters of some partitions, oldest first, in one round trip."""
     commands = [("XRANGE", keys.dead(p), f"({after}", "+", "COUNT", count) for p in partitions]
-    letters: list[StoredLetter] = []
-    replies = all_answered(await backend.pipeline(commands))
-    for partition, reply in zip(partitions, replies, strict=True):
-        letters += [_letter(partition, entry) for entry in Entries.of(reply)]
+    letters = await _letters(backend, partitions, commands)
     return sorted(letters, key=lambda letter: (letter.id, letter.partition))
 
 
@@ -66,10 +64,7 @@ async def newest_dead(
 ) -> list[StoredLetter]:
     """Return the newest dead letters of some partitions, newest first."""
     commands = [("XREVRANGE", keys.dead(p), "+", "-", "COUNT", count) for p in partitions]
-    replies = all_answered(await backend.pipeline(commands))
-    letters = [
-        _letter(p, each) for p, reply in zip(partitions, replies, strict=True) for each in Entries.of(reply)
-    ]
+    letters = await _letters(backend, partitions, commands)
     return sorted(letters, key=lambda letter: (letter.id, letter.partition), reverse=True)[:count]
 
 
@@ -78,8 +73,15 @@ async def show_dead(
 ) -> dict[EntryId, StoredLetter]:
     """Return the dead letters of a partition that have these ids, in one round trip."""
     commands = [("XRANGE", keys.dead(partition), str(each), str(each)) for each in ids]
-    replies = all_answered(await backend.pipeline(commands))
-    return {entry.id: _letter(partition, entry) for reply in replies for entry in Entries.of(reply)}
+    return {each.id: each for each in await _letters(backend, [partition] * len(ids), commands)}
+
+
+async def _letters(
+    backend: Backend, partitions: Sequence[int], commands: Sequence[Sequence[Argument]]
+) -> list[StoredLetter]:
+    """Return the letters that some commands find, each in one partition."""
+    replies = zip(partitions, all_answered(await backend.pipeline(commands)), strict=True)
+    return [_letter(partition, entry) for partition, reply in replies for entry in Entries.of(reply)]
 
 
 async def replay_dead(

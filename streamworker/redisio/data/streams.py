@@ -27,7 +27,16 @@ from streamworker.records.packs import (
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import APPEND, ARGS_MAX, COUNT, REGISTER, STORE, checked, wrong_type
+from streamworker.redisio.scripts import (
+    APPEND,
+    ARGS_MAX,
+    COUNT,
+    REGISTER,
+    SET_FIELD,
+    STORE,
+    checked,
+    wrong_type,
+)
 from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -155,6 +164,15 @@ async def store_fields(
     flat = [each for pair in fields.items() for each in pair]
     call = STORE.call(hash=key, command="HSET" if again else "HSETNX", fields=flat)
     checked(await backend.run(STORE, call))
+
+
+async def set_field(backend: Backend, key: str, field: str | bytes, seen: str | bytes, value: str) -> bool:
+    """Set a field of a hash, or remove it with an empty ``value``, if it is still as it was ``seen``.
+
+    ``seen`` is empty for a field that was not there. The result tells whether it was.
+    """
+    call = SET_FIELD.call(hash=key, field=field, seen=seen, value=value)
+    return bool(checked(await backend.run(SET_FIELD, call))[0] == b"OK")
 
 
 async def stored_schema(backend: Backend, keys: StreamKeys) -> Mapping[str, Any]:

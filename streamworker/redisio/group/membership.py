@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from streamworker.core.protocols.membership.events import Beat, ChangeRefused, DocumentChanged, DocumentRead
+from streamworker.core.protocols.membership.events import (
+    Beat,
+    ChangeRefused,
+    DocumentChanged,
+    DocumentRead,
+    MendDocument,
+)
 from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.group.loads import loads_text
@@ -94,24 +100,17 @@ async def change_members(
 
 
 async def mend_members(
-    backend: Backend,
-    keys: GroupKeys,
-    *,
-    seen: str,
-    body: str,
-    message: Mapping[str, str],
-    present: Sequence[str] = (),
-    at_least: int = 0,
+    backend: Backend, keys: GroupKeys, mend: MendDocument
 ) -> DocumentChanged | DocumentRead | ChangeRefused:
     """Move a damaged document aside if it is still the one that was seen, and write a new document.
 
-    The call may be repeated: a repeat no longer finds the damaged value. ``seen`` is the fingerprint of that
-    value, see ``core.mending``. With an empty ``body`` no document is written. ``message`` and ``at_least``
-    are as for :func:`change_members`; heartbeats of members that are not ``present`` are removed.
+    The call may be repeated: a repeat no longer finds the damaged value. If the new membership has no
+    generation, no document is written. Heartbeats of members that are not present in it are removed.
     """
-    call = MEND_MEMBERS.at(
-        keys, seen=seen, body=body, least=at_least, message=_words(message), present=present
-    )
+    known, message = mend.membership, _words(mend.message.fields())
+    body = known.body() if known.generation else ""
+    named = {"seen": mend.seen, "body": body, "least": mend.at_least, "message": message}
+    call = MEND_MEMBERS.at(keys, **named, present=known.present_ids)
     code, found, server_ms, *kind = checked(await backend.run(MEND_MEMBERS, call))
     if code != b"OK":
         return ChangeRefused(found, int(server_ms), kind[0].decode())

@@ -39,16 +39,7 @@ async def _change_document(access: Access, effect: ChangeDocument) -> Event:
 
 
 async def _mend_document(access: Access, effect: MendDocument) -> Event:
-    known = effect.membership
-    return await membership.mend_members(
-        access.backend,
-        access.keys,
-        seen=effect.seen,
-        body=known.body() if known.generation else "",
-        message=effect.message.fields(),
-        present=known.present_ids,
-        at_least=effect.at_least,
-    )
+    return await membership.mend_members(access.backend, access.keys, effect)
 
 
 async def _probe_peers(access: Access, effect: ProbePeers) -> Event:

@@ -24,9 +24,11 @@ from streamworker.errors import BackendError
 from streamworker.redisio.group.operation import Access, Operation
 from streamworker.redisio.keys import KeyRow, partitions_in
 from streamworker.redisio.scripts import checked, load
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
-LIST, CHANGE, GIVE_UP = SCRIPTS = tuple(load(f"claim/{name}") for name in ("list", "change", "give_up"))
+CHANGE, GIVE_UP = SCRIPTS = tuple(load(f"claim/{name}") for name in ("change", "give_up"))
 CLAIMS = "claims"
 """The key of the owner of each partition: its ownership entry by ETag, and `last`, the newest ETag."""
 KEYS = (KeyRow(f"sw:{{app.stream:GROUP}}:{CLAIMS}", "hash"),)
@@ -38,11 +40,12 @@ UNKNOWN_CHECKPOINT = "0-0"
 async def _list_ownership(access: Access, _: ListOwnership) -> Event:
     keys = access.keys
     declared = await access.backend.execute("HGET", keys.meta, "partitions")
-    _, server_ms, *flat = checked(await access.backend.run(LIST, LIST.call(claims=keys.of_group(CLAIMS))))
-    entries = (_entry(name, text) for name, text in zip(flat[::2], flat[1::2], strict=True))
-    return OwnershipListed(
-        partitions_in(declared), tuple(entry for entry in entries if entry is not None), int(server_ms)
-    )
+    # The entries are dated by the server's time, which is read after them.
+    asked = [("HGETALL", keys.of_group(CLAIMS)), ("TIME",)]
+    flat, time = all_answered(await access.backend.pipeline(asked))
+    entries = (_entry(name, text) for name, text in pairs_of(flat).items())
+    known = tuple(entry for entry in entries if entry is not None)
+    return OwnershipListed(partitions_in(declared), known, ms_of(time))
 
 
 async def _claim_partitions(access: Access, effect: ClaimPartitions) -> Event:
