@@ -97,6 +97,7 @@ BRANCHES = st.builds(
 )
 
 
+@drawn(50)
 @given(st.lists(BRANCHES, max_size=6))
 def test_nested_records_come_back_at_any_depth(branches: list[Branch]) -> None:
     """Nulls between lists, structs and maps stay where they were."""

@@ -71,7 +71,7 @@ def assert_routed_alike(spec: StreamSpec, records: Sequence[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", KEYS)
-@drawn(40)
+@drawn(25)
 @given(data=st.data())
 def test_a_row_goes_to_the_partition_of_its_record(name: str, data: st.DataObject) -> None:
     """For keys of every type; whether it was sent alone or in a table."""
@@ -80,7 +80,7 @@ def test_a_row_goes_to_the_partition_of_its_record(name: str, data: st.DataObjec
     assert_routed_alike(spec, [spec.record.python_type(value) for value in data.draw(st.lists(values))])
 
 
-@drawn(40)
+@drawn(25)
 @given(
     rows=st.lists(st.tuples(st.none() | TEXT, st.integers(-3, 3), st.none() | st.dates())),
     partitions=st.integers(1, 64),
