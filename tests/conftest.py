@@ -1,6 +1,7 @@
 """Fixtures for all tests: real servers and real worker processes."""
 
 import os
+import re
 import shutil
 import signal
 from collections import Counter
@@ -139,6 +140,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if REDIS_SERVER is None and not CI:
         for item in filter(_needs_redis, items):
             item.add_marker(pytest.mark.skip(reason=NO_REDIS_SERVER))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all files that share a Spark session to one process: each process starts a JVM of its own."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    session = re.compile(r"\bspark_session\b|\bspark: SparkSession\b")
+    files = [path for path in (TESTS / "spark").glob("test_*.py") if session.search(path.read_text("utf-8"))]
+    shared = {path.relative_to(TESTS.parent).as_posix() for path in files}
+    scheduler = LoadFileScheduling(config, log)
+    file_of = scheduler._split_scope
+    scheduler._split_scope = lambda test: "spark" if file_of(test) in shared else file_of(test)
+    return scheduler
 
 
 @pytest.hookimpl(trylast=True)
