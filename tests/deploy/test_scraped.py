@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import redis
@@ -58,6 +58,13 @@ class Prometheus:
             command = ["prometheus", f"--config.file={at / 'prometheus.yml'}", *options]
             self.process = subprocess.Popen(command, cwd=at, stdout=log, stderr=log)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
     def get(self, path: str, **given: str) -> Any:
         """Return what its interface answers; an empty result while it does not answer."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?" + urllib.parse.urlencode(given)
@@ -94,10 +101,8 @@ def ports() -> dict[str, int]:
 @pytest.fixture
 def prometheus(shop: Path, ports: dict[str, int]) -> Iterator[Prometheus]:
     targets = json.dumps([f"127.0.0.1:{ports[name]}" for name in WORKERS])
-    program = Prometheus(shop, CONFIG.format(rules=RULES, exporter=ports["exporter"], workers=targets))
-    yield program
-    program.process.terminate()
-    program.process.wait(30)
+    with Prometheus(shop, CONFIG.format(rules=RULES, exporter=ports["exporter"], workers=targets)) as program:
+        yield program
 
 
 def committed_by(raw: Any, partitions: int) -> Counter[str]:
