@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.protocols.claim.choice import Choice, choose
+from tests.helpers import drawn
 
 FIRST = lambda most: 0  # noqa: E731
 
@@ -75,6 +76,7 @@ def test_a_choice_makes_the_shares_more_even(
         assert counts[choice.victim] == max(counts.values()) >= counts[me] + 2
 
 
+@drawn(40)
 @given(st.integers(1, 40), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_claims_one_after_the_other_end_in_balance(partitions: int, workers: int, dice: Random) -> None:
     """From any beginning: P % N workers have P / N + 1, all others P / N, and then nobody wants more."""

@@ -191,5 +191,5 @@ class ForwardedOnce(RuleBasedStateMachine):
         assert set(self.sent).difference(self.states[-1][1]) <= self.told <= self.gone
 
 
-ForwardedOnce.TestCase.settings = settings(drawn(200), stateful_step_count=40, phases=PHASES)
+ForwardedOnce.TestCase.settings = settings(drawn(100), stateful_step_count=40, phases=PHASES)
 TestForwardedOnce = ForwardedOnce.TestCase
