@@ -3,10 +3,6 @@
 A line is taken out or leads elsewhere, the changed table is put in the place of the right one, and a
 fixed set of checks is run in this process: the unit tests of what reads the table, then some
 schedules of the simulator. One of them must fail.
-
-The order of lines means nothing in these tables, and that is shown too: a dict is asked for one key,
-and the arms of a ``match`` are about kinds of events of which no event has two. So it is not the lines
-that are exchanged here, but what they lead to.
 """
 
 import ast
@@ -14,7 +10,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from itertools import combinations, pairwise, product
+from itertools import product
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
@@ -23,7 +19,6 @@ import pytest
 
 import streamworker.core
 from streamworker.core import control
-from streamworker.core.ownership import lifecycle
 from streamworker.core.ownership.lifecycle import HANDLING, TRANSITIONS, State, Trigger
 from streamworker.core.ownership.merging import merged
 from streamworker.core.ownership.partitions import Ownership
@@ -158,33 +153,6 @@ def test_a_transition_that_leads_elsewhere_is_noticed(
         assert is_noticed("lifecycle")
 
 
-NEIGHBOURS = [
-    (state, *both)
-    for state, row in TRANSITIONS.items()
-    for both in pairwise(row)
-    if len({*map(row.get, both)}) > 1
-]
-
-
-@pytest.mark.parametrize(("state", "one", "other"), NEIGHBOURS)
-def test_two_transitions_that_are_exchanged_are_noticed(
-    state: State, one: Trigger, other: Trigger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lines themselves may stand in any order: ``step`` asks the dict for one key."""
-    row = TRANSITIONS[state]
-    exchanged = {one: row[other], other: row[one]}
-    for trigger, after in exchanged.items():
-        monkeypatch.setitem(row, trigger, after)
-    assert is_noticed("lifecycle")
-
-
-def test_the_order_of_transitions_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With all rows, and all lines in them, the other way round all is as before."""
-    backwards = {state: dict(reversed(row.items())) for state, row in reversed(TRANSITIONS.items())}
-    monkeypatch.setattr(lifecycle, "TRANSITIONS", backwards)
-    assert not is_noticed("lifecycle")
-
-
 @pytest.mark.parametrize("state", [state for state in State if state is not State.IDLE])
 def test_a_state_that_is_wrong_about_having_a_runner_is_noticed(
     state: State, monkeypatch: pytest.MonkeyPatch
@@ -201,17 +169,6 @@ def test_a_state_that_is_wrong_about_having_a_runner_is_noticed(
 def test_a_kind_of_message_that_is_missing_is_noticed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is read."""
     monkeypatch.delitem(registry.MESSAGES, kind)
-    assert is_noticed("control")
-
-
-@pytest.mark.parametrize(("one", "other"), list(pairwise(registry.MESSAGES)))
-def test_two_kinds_of_message_that_are_exchanged_are_noticed(
-    one: str, other: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is read is what was written."""
-    exchanged = {one: registry.MESSAGES[other], other: registry.MESSAGES[one]}
-    for kind, message in exchanged.items():
-        monkeypatch.setitem(registry.MESSAGES, kind, message)
     assert is_noticed("control")
 
 
@@ -292,33 +249,3 @@ def test_two_arms_that_are_exchanged_are_noticed(
     one.body, other.body = other.body, one.body
     monkeypatch.setattr(function, "__code__", code_of(function, tree))
     assert is_noticed(FUNCTIONS[function])
-
-
-@pytest.mark.parametrize("function", list(FUNCTIONS), ids=lambda function: function.__qualname__)
-def test_the_order_of_arms_means_nothing(function: Callable[..., Any]) -> None:
-    """No value has two of the patterns; the one that has all is last, or Python would refuse it."""
-    patterns = [arm.pattern for arm in tree_of(function)[1].cases]
-    named = patterns[:-1] if _is_for_all(patterns[-1]) else patterns
-    for one, other in combinations(named, 2):
-        assert are_apart(one, other, function.__globals__), f"{ast.unparse(one)} and {ast.unparse(other)}"
-
-
-def are_apart(one: ast.pattern, other: ast.pattern, names: dict[str, Any]) -> bool:
-    """Return whether no value can have both patterns."""
-    match one, other:
-        case (ast.MatchOr(patterns), single) | (single, ast.MatchOr(patterns)):
-            return all(are_apart(each, single, names) for each in patterns)
-        case ast.MatchClass(cls=first), ast.MatchClass(cls=second):
-            kinds = [eval(ast.unparse(each), names) for each in (first, second)]
-            if kinds[0] is not kinds[1]:
-                return not any(issubclass(*each) for each in (kinds, kinds[::-1]))
-            return any(are_apart(*both, names) for both in zip(one.patterns, other.patterns, strict=True))
-        case ast.MatchValue(first), ast.MatchValue(second):
-            return ast.dump(first) != ast.dump(second)
-        case (ast.MatchSingleton(), ast.MatchClass()) | (ast.MatchClass(), ast.MatchSingleton()):
-            return True
-    return False
-
-
-def _is_for_all(pattern: ast.pattern) -> bool:
-    return isinstance(pattern, ast.MatchAs) and pattern.pattern is None
