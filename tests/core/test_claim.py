@@ -48,25 +48,25 @@ class ClaimNode(Node[ClaimCore]):
         return OwnershipEntry(partition, owner, etag, self.server_ms - age_ms, "5-0")
 
     def listed(self, *entries: OwnershipEntry) -> list[ev.Effect]:
-        return self.tell(OwnershipListed(self.partitions, entries, self.server_ms))
+        return self.send(OwnershipListed(self.partitions, entries, self.server_ms))
 
     def claimed(
         self, won: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None] | None = None
     ) -> list[ev.Effect]:
-        return self.tell(PartitionsClaimed(won, refused or {}))
+        return self.send(PartitionsClaimed(won, refused or {}))
 
     def renewed(
         self, updated: Mapping[int, int], refused: Mapping[int, OwnershipEntry | None] | None = None
     ) -> list[ev.Effect]:
-        return self.tell(CheckpointsUpdated(updated, refused or {}))
+        return self.send(CheckpointsUpdated(updated, refused or {}))
 
     def acquired(self, *partitions: int, epoch: int = 3) -> list[ev.Effect]:
         lock = Acquired(epoch, ZERO, 0, 0, "log")
-        return self.tell(ev.LocksAnswered(ME, partitions, dict.fromkeys(partitions, lock)))
+        return self.send(ev.LocksAnswered(ME, partitions, dict.fromkeys(partitions, lock)))
 
     def owner_of_one(self) -> "ClaimNode":
         """Begin with partition 0 claimed and running, the other three somebody else's."""
-        self.tell(ev.Started())
+        self.send(ev.Started())
         self.listed(*(self.entry(p, owner) for p, owner in ((1, OTHER), (2, OTHER), (3, THIRD))))
         self.claimed({0: 100})
         self.acquired(0)
@@ -76,7 +76,7 @@ class ClaimNode(Node[ClaimCore]):
 def begun(partitions: int = 1) -> ClaimNode:
     """Return a node that has begun, and waits for its first list."""
     node = ClaimNode(partitions)
-    node.tell(ev.Started())
+    node.send(ev.Started())
     return node
 
 
@@ -93,11 +93,11 @@ def claiming(partitions: int = 1) -> ClaimNode:
 def test_the_cycle_begins_when_the_worker_comes_up_and_repeats() -> None:
     """At once, and then "periodically every x seconds"."""
     node = ClaimNode()
-    assert node.tell(ev.Started()) == [ListOwnership()]
+    assert node.send(ev.Started()) == [ListOwnership()]
     others = [node.entry(p, f"w{p}.x") for p in range(4)]
     assert node.listed(*others) == []
-    assert node.pass_ms(CYCLE - 1) == []
-    assert node.pass_ms(1) == [ListOwnership()]
+    assert node.wait(CYCLE - 1) == []
+    assert node.wait(1) == [ListOwnership()]
 
 
 @pytest.mark.parametrize("added", [False, True], ids=["five from the beginning", "four that were added"])
@@ -107,7 +107,7 @@ def test_a_cycle_claims_at_most_one_new_partition_of_those_that_there_are_now(ad
     assert not of_type(node.claimed({0: 100}), ClaimPartitions)
     node.acquired(0)
     node.partitions = 5
-    assert of_type(node.pass_ms(CYCLE), UpdateCheckpoints) == [UpdateCheckpoints(ME, {0: 100})]
+    assert of_type(node.wait(CYCLE), UpdateCheckpoints) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({0: 101}) == [ListOwnership()]
     assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
 
@@ -116,7 +116,7 @@ def test_entries_that_were_not_modified_for_the_expiry_are_removed_from_the_list
     """Those "not modified for more than y seconds"; their owner's lock is not waited for."""
     node = begun()
     assert node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY)) == []
-    node.pass_ms(CYCLE)
+    node.wait(CYCLE)
     assert node.listed(node.entry(0, OTHER, 7, age_ms=EXPIRY + 1)) == [ClaimPartitions(ME, {0: 7})]
     assert ev.AcquireLocks((0,), ME, 100, ()) in node.claimed({0: 100})
 
@@ -125,9 +125,9 @@ def test_our_own_clock_has_no_part_in_it() -> None:
     """A worker whose clock is minutes ahead finds nobody dead: ages are differences of server times."""
     node = ClaimNode(partitions=1)
     node.now_ms += 10 * 60_000
-    node.tell(ev.Started())
+    node.send(ev.Started())
     entry = OwnershipEntry(0, OTHER, 7, 77_000, "0-0")
-    assert node.tell(OwnershipListed(1, (entry,), 77_500)) == []
+    assert node.send(OwnershipListed(1, (entry,), 77_500)) == []
 
 
 # -- claiming ----------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def test_a_claim_that_somebody_else_won_is_dropped_until_the_next_cycle() -> Non
     node = claiming()
     assert node.claimed({}, {0: node.entry(0, OTHER, 100)}) == []
     assert node.core.owned == frozenset()
-    assert node.pass_ms(CYCLE) == [ListOwnership()]
+    assert node.wait(CYCLE) == [ListOwnership()]
 
 
 def test_a_steal_is_repeated_with_the_new_etag_while_the_old_owner_only_renewed() -> None:
@@ -181,8 +181,8 @@ def test_a_claim_of_what_another_has_by_now_is_not_repeated(
 def test_a_claim_whose_answer_was_lost_is_found_in_the_list() -> None:
     """The cycle begins anew after a pause, and the entry is there under our name."""
     node = claiming()
-    assert node.tell(StoreFailed()) == []
-    assert node.pass_ms(RETRY) == [ListOwnership()]
+    assert node.send(StoreFailed()) == []
+    assert node.wait(RETRY) == [ListOwnership()]
     effects = node.listed(node.entry(0, ME, 100))
     assert effects == [ev.AcquireLocks((0,), ME, 100, ())]
     assert node.core.owned == {0}
@@ -194,9 +194,9 @@ def test_a_claim_whose_answer_was_lost_is_found_in_the_list() -> None:
 def test_an_update_whose_answer_was_lost_is_repeated_with_the_etag_that_stands() -> None:
     """The ETag loop of the checkpoints: the owner is still us, so the update goes on."""
     node = ClaimNode().owner_of_one()
-    assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
-    node.tell(StoreFailed())
-    assert node.pass_ms(RETRY) == [UpdateCheckpoints(ME, {0: 100})]
+    assert node.wait(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
+    node.send(StoreFailed())
+    assert node.wait(RETRY) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({}, {0: node.entry(0, ME, 105)}) == [UpdateCheckpoints(ME, {0: 105})]
     assert node.renewed({0: 106}) == [ListOwnership()]
     assert node.core.owned == {0}
@@ -205,12 +205,12 @@ def test_an_update_whose_answer_was_lost_is_repeated_with_the_etag_that_stands()
 def test_who_was_stolen_from_notices_on_its_next_cycle_drains_and_releases() -> None:
     """Its update fails, and the answer names who has the partition now."""
     node = ClaimNode().owner_of_one()
-    node.pass_ms(CYCLE)
+    node.wait(CYCLE)
     effects = node.renewed({}, {0: node.entry(0, OTHER, 200)})
     assert ev.Note("claim_lost", {"partition": 0, "to": OTHER}) in effects
     assert ev.DrainRunner(0, 3) in effects
-    assert ev.ReleaseLocks(ME, {0: 3}) in node.tell(ev.RunnerStopped(0, 3))
-    effects = node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
+    assert ev.ReleaseLocks(ME, {0: 3}) in node.send(ev.RunnerStopped(0, 3))
+    effects = node.send(ev.LocksReleased(ME, (0,), frozenset({0})))
     (post,) = of_type(effects, ev.PostControl)
     assert isinstance(post, ev.PostControl)
     assert isinstance(post.message, PartitionsReleased)
@@ -219,7 +219,7 @@ def test_who_was_stolen_from_notices_on_its_next_cycle_drains_and_releases() -> 
 def test_who_is_fenced_looks_at_once() -> None:
     """A commit that is refused is the earliest sign; the next cycle does not wait for its time."""
     node = ClaimNode().owner_of_one()
-    assert UpdateCheckpoints(ME, {0: 100}) in node.tell(ev.RunnerFenced(0, 3))
+    assert UpdateCheckpoints(ME, {0: 100}) in node.send(ev.RunnerFenced(0, 3))
 
 
 def test_a_thief_waits_through_the_lock_and_tries_when_told() -> None:
@@ -228,8 +228,8 @@ def test_a_thief_waits_through_the_lock_and_tries_when_told() -> None:
     node.listed(node.entry(0, OTHER), node.entry(1, OTHER))
     effects = node.claimed({0: 100})
     assert ev.AcquireLocks((0,), ME, 100, (OTHER,)) in effects
-    node.tell(ev.LocksAnswered(ME, (0,), {0: Held(OTHER, 0)}))
-    effects = node.tell(ev.ControlReceived((PartitionsReleased((0,), OTHER, 90),)))
+    node.send(ev.LocksAnswered(ME, (0,), {0: Held(OTHER, 0)}))
+    effects = node.send(ev.ControlReceived((PartitionsReleased((0,), OTHER, 90),)))
     assert effects == [ev.AcquireLocks((0,), ME, 100, (OTHER,))]
 
 
@@ -237,9 +237,9 @@ def test_a_lock_that_knows_a_later_claim_refuses_until_the_store_says_it_is_ours
     """Then the store went back in time (a failover); the next update brings an ETag that is later."""
     node = claiming()
     node.claimed({0: 100})
-    assert node.tell(ev.LocksAnswered(ME, (0,), {0: Stale(500)})) == [UpdateCheckpoints(ME, {0: 100})]
+    assert node.send(ev.LocksAnswered(ME, (0,), {0: Stale(500)})) == [UpdateCheckpoints(ME, {0: 100})]
     node.renewed({0: 600})
-    assert ev.AcquireLocks((0,), ME, 600, ()) in node.pass_ms(RETRY)
+    assert ev.AcquireLocks((0,), ME, 600, ()) in node.wait(RETRY)
 
 
 def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
@@ -247,14 +247,14 @@ def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
     node = claiming(2)
     node.claimed({0: 100})
     node.acquired(0)
-    node.pass_ms(CYCLE)
+    node.wait(CYCLE)
     assert node.renewed({}, {0: None}) == [ListOwnership()]
     assert node.listed() == [ClaimPartitions(ME, {0: NO_ENTRY})]
     assert not of_type(node.claimed({0: 300}), ev.DrainRunner)
-    node.pass_ms(CYCLE)
+    node.wait(CYCLE)
     node.renewed({0: 301})
     assert node.listed(node.entry(0, ME, 301)) == []
-    node.pass_ms(CYCLE)
+    node.wait(CYCLE)
     node.renewed({0: 302})
     assert node.listed(node.entry(0, ME, 302)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
 
@@ -262,15 +262,15 @@ def test_entries_that_the_store_lost_are_claimed_anew_all_at_once() -> None:
 def test_who_cannot_renew_starts_no_batch_from_one_cycle_before_the_expiry() -> None:
     """Counted from when the last good cycle began, by our own clock; until one gets through."""
     node = ClaimNode().owner_of_one()
-    node.pass_ms(CYCLE)
+    node.wait(CYCLE)
     node.renewed({0: 101})
     node.listed(node.entry(0, ME, 101), node.entry(1, OTHER), node.entry(2, OTHER), node.entry(3, THIRD))
     limit_ms = EXPIRY - CYCLE
-    effects = node.pass_ms(limit_ms - 1)
+    effects = node.wait(limit_ms - 1)
     assert effects == [UpdateCheckpoints(ME, {0: 101})]
-    assert ev.PauseBatches() in node.pass_ms(1)
-    node.tell(StoreFailed())
-    node.pass_ms(RETRY)
+    assert ev.PauseBatches() in node.wait(1)
+    node.send(StoreFailed())
+    node.wait(RETRY)
     assert ev.ResumeBatches() in node.renewed({0: 102})
 
 
@@ -280,31 +280,31 @@ def test_who_cannot_renew_starts_no_batch_from_one_cycle_before_the_expiry() -> 
 def test_who_stops_drains_releases_and_gives_up_its_entries_in_this_order() -> None:
     """Others can claim at once what is given up, and find its lock free."""
     node = ClaimNode().owner_of_one()
-    assert ev.DrainRunner(0, 3) in node.tell(ev.StopRequested())
-    assert node.tell(ev.RunnerStopped(0, 3)) == [ev.ReleaseLocks(ME, {0: 3})]
-    effects = node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
+    assert ev.DrainRunner(0, 3) in node.send(ev.StopRequested())
+    assert node.send(ev.RunnerStopped(0, 3)) == [ev.ReleaseLocks(ME, {0: 3})]
+    effects = node.send(ev.LocksReleased(ME, (0,), frozenset({0})))
     assert effects[-1] == GiveUpPartitions(ME, (0,))
-    assert node.tell(PartitionsGivenUp((0,))) == [ev.Finished()]
+    assert node.send(PartitionsGivenUp((0,))) == [ev.Finished()]
     assert node.core.next_deadline_ms() is None
-    assert node.tell(StoreFailed()) == []
+    assert node.send(StoreFailed()) == []
 
 
 def test_who_stops_goes_on_renewing_while_it_drains() -> None:
     """A long batch must not lose its partition half-way."""
     node = ClaimNode().owner_of_one()
-    node.tell(ev.StopRequested())
-    assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
+    node.send(ev.StopRequested())
+    assert node.wait(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({0: 101}) == []
-    assert node.pass_ms(CYCLE) == [UpdateCheckpoints(ME, {0: 101})]
+    assert node.wait(CYCLE) == [UpdateCheckpoints(ME, {0: 101})]
 
 
 def test_a_giving_up_without_an_answer_is_repeated() -> None:
     """Until it is heard that nothing is left."""
     node = claiming()
-    node.tell(ev.StopRequested())
+    node.send(ev.StopRequested())
     assert node.claimed({0: 100})[-1] == GiveUpPartitions(ME, (0,))
-    assert node.tell(StoreFailed()) == []
-    assert node.pass_ms(RETRY) == [GiveUpPartitions(ME, (0,))]
+    assert node.send(StoreFailed()) == []
+    assert node.wait(RETRY) == [GiveUpPartitions(ME, (0,))]
 
 
 # -- how it is made ----------------------------------------------------------------------------

@@ -49,21 +49,21 @@ class LeaseNode(Node[LeaseCore]):
         super().__init__(LeaseCore(setup_of(timing, partitions)))
         self.effects: list[ev.Effect] = []
 
-    def tell(self, event: ev.Event) -> list[ev.Effect]:
-        now = super().tell(event)
+    def send(self, event: ev.Event, *, after_ms: int = 0) -> list[ev.Effect]:
+        now = super().send(event, after_ms=after_ms)
         self.effects += now
         return now
 
     def control(self, *messages: ControlMessage) -> list[ev.Effect]:
-        return self.tell(ev.ControlReceived(messages))
+        return self.send(ev.ControlReceived(messages))
 
     @classmethod
     def started(cls, partitions: int = 4) -> "LeaseNode":
         """Return a node that has started, where other nodes have everything."""
         node = cls(partitions)
-        (ask,) = node.tell(ev.Started())
+        (ask,) = node.send(ev.Started())
         assert isinstance(ask, ChallengeLeases)
-        node.tell(LeasesChallenged(tuple(ask.challenges), frozenset()))
+        node.send(LeasesChallenged(tuple(ask.challenges), frozenset()))
         return node
 
     @classmethod
@@ -78,19 +78,19 @@ class LeaseNode(Node[LeaseCore]):
         """Return a node that races for the only partition."""
         node = cls.started(1)
         node.control(challenged(0))
-        assert node.pass_ms(DELAY) == [RaceForLease(ME, 0)]
+        assert node.wait(DELAY) == [RaceForLease(ME, 0)]
         return node
 
     def own(self, *partitions: int) -> None:
         """Win some partitions that nobody has, and process them."""
         for partition in partitions:
             self.control(challenged(partition))
-            assert RaceForLease(ME, partition) in self.pass_ms(NORMAL - 1)
-            self.tell(LeaseRaced(partition, ME, self.now_ms))
-            self.tell(granted(partition))
-            self.tell(LeasesUpdated(done=True))
-            self.pass_ms(GRAB)
-            self.tell(LeasesUpdated(done=True))
+            assert RaceForLease(ME, partition) in self.wait(NORMAL - 1)
+            self.send(LeaseRaced(partition, ME, self.now_ms))
+            self.send(granted(partition))
+            self.send(LeasesUpdated(done=True))
+            self.wait(GRAB)
+            self.send(LeasesUpdated(done=True))
         assert self.core.owned >= set(partitions)
 
 
@@ -112,7 +112,7 @@ def asked(effects: list[ev.Effect]) -> Mapping[int, Challenge]:
 def test_a_new_node_challenges_what_nobody_has_at_once() -> None:
     """Not in the text, which says nothing of the beginning: there is no lease to wait for."""
     node = LeaseNode()
-    assert asked(node.tell(ev.Started())) == dict.fromkeys(range(4), FREE)
+    assert asked(node.send(ev.Started())) == dict.fromkeys(range(4), FREE)
 
 
 def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
@@ -120,20 +120,20 @@ def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
     node = LeaseNode.started(2)
     node.own(0)
     assert asked(node.effects[1:]) == {1: DUE}
-    node.tell(LeasesChallenged((1,), frozenset({1})))
-    assert asked(node.pass_ms(NORMAL - 1)) == {}
-    assert asked(node.pass_ms(1)) == {1: DUE}
+    node.send(LeasesChallenged((1,), frozenset({1})))
+    assert asked(node.wait(NORMAL - 1)) == {}
+    assert asked(node.wait(1)) == {1: DUE}
 
 
 def test_hearing_a_challenge_starts_the_lease_anew() -> None:
     """Step 2: "the timer for this publication is reset", so that few nodes send it."""
     node = LeaseNode.started(1)
-    node.pass_ms(190)
+    node.wait(190)
     node.control(challenged(0))
-    node.pass_ms(DELAY)
-    node.tell(LeaseRaced(0, OTHER, 5))
-    assert asked(node.pass_ms(NORMAL - DELAY - 1)) == {}
-    assert asked(node.pass_ms(1)) == {0: DUE}
+    node.wait(DELAY)
+    node.send(LeaseRaced(0, OTHER, 5))
+    assert asked(node.wait(NORMAL - DELAY - 1)) == {}
+    assert asked(node.wait(1)) == {0: DUE}
 
 
 def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> None:
@@ -143,10 +143,10 @@ def test_what_stays_won_for_the_maximum_lease_is_cleared_and_challenged() -> Non
     seen: list[tuple[int, Challenge]] = []
     while not seen or seen[-1][1] is not OVERDUE:
         assert node.now_ms < begun_ms + 2 * MOST
-        for effect in node.pass_ms(50):
+        for effect in node.wait(50):
             if isinstance(effect, ChallengeLeases):
                 seen.append((node.now_ms - begun_ms, effect.challenges[0]))
-                node.tell(LeasesChallenged((0,), frozenset()))
+                node.send(LeasesChallenged((0,), frozenset()))
     assert [how for _, how in seen[:-1]] == [DUE] * (len(seen) - 1)
     assert MOST <= seen[-1][0] <= MOST + 50
 
@@ -155,15 +155,15 @@ def test_a_node_that_slept_calls_nobody_overdue() -> None:
     """It did not hear the challenges: it looks first, as after any lease."""
     node = LeaseNode.started(1)
     node.now_ms += 10 * MOST
-    assert asked(node.tell(ev.DeadlinePassed())) == {0: DUE}
+    assert asked(node.send(ev.DeadlinePassed())) == {0: DUE}
 
 
 def test_a_challenge_without_an_answer_is_asked_for_again() -> None:
     """Nobody knows whether it was signalled; twice does no harm."""
     node = LeaseNode(1)
-    node.tell(ev.Started())
-    node.tell(LeasesChallenged((0,), None))
-    assert asked(node.pass_ms(200)) == {0: FREE}
+    node.send(ev.Started())
+    node.send(LeasesChallenged((0,), None))
+    assert asked(node.wait(200)) == {0: FREE}
 
 
 # -- 2: wait ---------------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def test_a_node_tries_after_its_wait() -> None:
     node = LeaseNode.started()
     node.own(0)
     node.control(challenged(1))
-    assert node.pass_ms(DELAY + DELAY // 2 - 1) == []
-    assert node.pass_ms(1) == [RaceForLease(ME, 1)]
+    assert node.wait(DELAY + DELAY // 2 - 1) == []
+    assert node.wait(1) == [RaceForLease(ME, 1)]
 
 
 def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower() -> None:
@@ -206,10 +206,10 @@ def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower
     first_ms = node.now_ms
     tries: list[int] = []
     while len(tries) < 3:
-        for effect in node.pass_ms(10):
+        for effect in node.wait(10):
             if isinstance(effect, RaceForLease):
                 tries.append(node.now_ms - first_ms)
-                node.tell(LeaseRaced(effect.partition, ME, node.now_ms))
+                node.send(LeaseRaced(effect.partition, ME, node.now_ms))
     assert tries == [50, 150, 250]
 
 
@@ -217,9 +217,9 @@ def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again(
     """It "can happen twice if two nodes send them out at the same time"."""
     node = LeaseNode.started(1)
     node.control(challenged(0))
-    node.pass_ms(40)
+    node.wait(40)
     node.control(challenged(0))
-    assert node.pass_ms(10) == [RaceForLease(ME, 0)]
+    assert node.wait(10) == [RaceForLease(ME, 0)]
 
 
 # -- 3: race ---------------------------------------------------------------------------------
@@ -229,24 +229,24 @@ def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_say
     """Step 3a, 3b: in this order; and it skips the other steps."""
     node = LeaseNode.owner()
     node.control(challenged(0))
-    drained = node.tell(LeaseRaced(0, OTHER, 99, ME))
+    drained = node.send(LeaseRaced(0, OTHER, 99, ME))
     assert ev.DrainRunner(0, 1) in drained
     assert not any(isinstance(effect, UpdateLeases | ev.ReleaseLocks) for effect in drained)
-    assert node.tell(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
-    assert node.tell(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
+    assert node.send(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
+    assert node.send(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
     assert node.core.owned == frozenset()
 
 
 def test_who_loses_a_race_for_what_it_does_not_have_does_nothing() -> None:
     """It heard the challenge, so its next one is a normal lease away."""
-    assert LeaseNode.racing().tell(LeaseRaced(0, OTHER, 99, OTHER)) == []
+    assert LeaseNode.racing().send(LeaseRaced(0, OTHER, 99, OTHER)) == []
 
 
 def test_a_race_without_an_answer_is_run_again() -> None:
     """It may have been won; asking again tells."""
     node = LeaseNode.racing()
-    node.tell(LeaseRaced(0, None))
-    assert node.pass_ms(200) == [RaceForLease(ME, 0)]
+    node.send(LeaseRaced(0, None))
+    assert node.wait(200) == [RaceForLease(ME, 0)]
 
 
 # -- 4, 5, 6: wait for the former owner, start, open to challenges ------------------------------
@@ -255,7 +255,7 @@ def test_a_race_without_an_answer_is_run_again() -> None:
 def winner(allocated: str) -> tuple[LeaseNode, list[ev.Effect]]:
     """Return a node that has just won partition 0, and what it does then."""
     node = LeaseNode.racing()
-    return node, node.tell(LeaseRaced(0, ME, 77, allocated))
+    return node, node.send(LeaseRaced(0, ME, 77, allocated))
 
 
 def test_a_winner_starts_at_once_where_nobody_processes_the_partition() -> None:
@@ -269,11 +269,11 @@ def test_locks_that_were_refused_are_asked_for_at_the_generation_of_each_win() -
     node = LeaseNode.started(2)
     for partition, generation in ((0, 77), (1, 78)):
         node.control(challenged(partition))
-        node.pass_ms(2 * DELAY)
-        node.tell(LeaseRaced(partition, ME, generation, ""))
+        node.wait(2 * DELAY)
+        node.send(LeaseRaced(partition, ME, generation, ""))
     for partition in (0, 1):
-        node.tell(ev.LocksAnswered(ME, (partition,), {partition: Held(OTHER, 0)}))
-    again = [effect for effect in node.pass_ms(1_000) if isinstance(effect, ev.AcquireLocks)]
+        node.send(ev.LocksAnswered(ME, (partition,), {partition: Held(OTHER, 0)}))
+    again = [effect for effect in node.wait(1_000) if isinstance(effect, ev.AcquireLocks)]
     assert again == [ev.AcquireLocks((0,), ME, 77, ()), ev.AcquireLocks((1,), ME, 78, ())]
 
 
@@ -283,11 +283,11 @@ def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended_or_the_maximum
 ) -> None:
     """Step 4. Nobody counts as alive for its lock then, so that it is taken and its epoch fences."""
     node, effects = winner(OTHER)
-    assert effects == [] == node.pass_ms(SHUTDOWN - 1)
+    assert effects == [] == node.wait(SHUTDOWN - 1)
     if is_said:
         assert node.control(LeaseEnded((0,), OTHER, 5)) == [ev.AcquireLocks((0,), ME, 77, ())]
         return
-    effects = node.pass_ms(1)
+    effects = node.wait(1)
     assert ev.Note("lease_overtaken", {"partition": 0, "owner": OTHER}) in effects
     assert ev.AcquireLocks((0,), ME, 77, ()) in effects
 
@@ -296,7 +296,7 @@ def test_an_end_that_is_heard_before_the_answer_of_the_race_is_not_missed() -> N
     """The two come by different connections."""
     node = LeaseNode.racing()
     node.control(LeaseEnded((0,), OTHER, 5))
-    assert node.tell(LeaseRaced(0, ME, 77, OTHER)) == [ev.AcquireLocks((0,), ME, 77, ())]
+    assert node.send(LeaseRaced(0, ME, 77, OTHER)) == [ev.AcquireLocks((0,), ME, 77, ())]
 
 
 def test_a_start_is_put_into_the_allocation_hash_and_out_of_the_grab_hash_after_the_minimum_grab_time() -> (
@@ -304,20 +304,20 @@ def test_a_start_is_put_into_the_allocation_hash_and_out_of_the_grab_hash_after_
 ):
     """Steps 5 and 6: counted from the start."""
     node, _ = winner("")
-    node.pass_ms(1_000)
-    effects = node.tell(granted(0))
+    node.wait(1_000)
+    effects = node.send(granted(0))
     assert any(isinstance(effect, ev.StartRunner) for effect in effects)
     assert UpdateLeases(ME, {0: 77}, (), {}) in effects
-    node.tell(LeasesUpdated(done=True))
-    assert node.pass_ms(GRAB - 1) == []
-    assert node.pass_ms(1) == [UpdateLeases(ME, {}, (), {0: 77})]
+    node.send(LeasesUpdated(done=True))
+    assert node.wait(GRAB - 1) == []
+    assert node.wait(1) == [UpdateLeases(ME, {}, (), {0: 77})]
 
 
 def test_an_owner_that_wins_again_goes_on_without_a_stop() -> None:
     """Only the number of its win changes."""
     node = LeaseNode.owner()
     assert node.control(challenged(0)) == [RaceForLease(ME, 0)]
-    effects = node.tell(LeaseRaced(0, ME, node.now_ms, ME))
+    effects = node.send(LeaseRaced(0, ME, node.now_ms, ME))
     assert effects == [UpdateLeases(ME, {0: node.now_ms}, (), {})]
 
 
@@ -327,34 +327,34 @@ def test_an_owner_that_wins_again_goes_on_without_a_stop() -> None:
 def test_what_redis_was_not_told_is_told_again_but_for_what_changed_since() -> None:
     """The start of a partition that was lost meanwhile is not told any more."""
     node, _ = winner("")
-    node.tell(granted(0))
+    node.send(granted(0))
     node.control(challenged(0))
-    node.tell(LeaseRaced(0, OTHER, 99, ME))
-    node.tell(ev.RunnerStopped(0, 1))
-    node.tell(ev.LocksReleased(ME, (0,), frozenset({0})))
-    node.tell(LeasesUpdated(done=False))
-    assert node.pass_ms(200) == [UpdateLeases(ME, {}, (0,), {})]
+    node.send(LeaseRaced(0, OTHER, 99, ME))
+    node.send(ev.RunnerStopped(0, 1))
+    node.send(ev.LocksReleased(ME, (0,), frozenset({0})))
+    node.send(LeasesUpdated(done=False))
+    assert node.wait(200) == [UpdateLeases(ME, {}, (0,), {})]
 
 
 def test_an_answer_that_nobody_waits_for_is_a_bug_of_ours() -> None:
     """It is never passed over."""
     node = LeaseNode.started()
     with pytest.raises(InternalError):
-        node.tell(LeasesUpdated(done=True))
+        node.send(LeasesUpdated(done=True))
 
 
 def test_a_fenced_partition_is_given_up() -> None:
     """Somebody started it anyway: it is theirs, until the next race."""
     node = LeaseNode.owner()
-    node.tell(ev.RunnerFenced(0, 1))
+    node.send(ev.RunnerFenced(0, 1))
     assert node.core.owned == frozenset()
-    assert not [e for e in node.pass_ms(NORMAL - 1) if isinstance(e, ev.AcquireLocks)]
+    assert not [e for e in node.wait(NORMAL - 1) if isinstance(e, ev.AcquireLocks)]
 
 
 def test_a_winner_that_was_overtaken_by_a_later_one_gives_up() -> None:
     """Its lock was taken at a later generation."""
     node, _ = winner("")
-    node.tell(ev.LocksAnswered(ME, (0,), {0: Stale(88)}))
+    node.send(ev.LocksAnswered(ME, (0,), {0: Stale(88)}))
     assert node.core.owned == frozenset()
     assert node.effects[-1] == UpdateLeases(ME, {}, (), {0: 77})
 
@@ -365,25 +365,25 @@ def test_a_winner_that_was_overtaken_by_a_later_one_gives_up() -> None:
 def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others_race() -> None:
     """In this order; it is finished when all of it is answered."""
     node = LeaseNode.owner()
-    assert ev.DrainRunner(0, 1) in node.tell(ev.StopRequested())
-    assert node.tell(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
-    assert node.tell(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
-    assert node.tell(LeasesUpdated(done=True)) == [ChallengeLeases(ME, {0: DUE})]
-    assert node.tell(LeasesChallenged((0,), frozenset({0}))) == [ev.Finished()]
+    assert ev.DrainRunner(0, 1) in node.send(ev.StopRequested())
+    assert node.send(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
+    assert node.send(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
+    assert node.send(LeasesUpdated(done=True)) == [ChallengeLeases(ME, {0: DUE})]
+    assert node.send(LeasesChallenged((0,), frozenset({0}))) == [ev.Finished()]
     assert node.core.next_deadline_ms() is None
 
 
 def test_a_race_that_is_won_while_leaving_is_given_back() -> None:
     """Or its partition would wait for the maximum lease."""
     node = LeaseNode.racing()
-    assert node.tell(ev.StopRequested()) == []
-    assert node.tell(LeaseRaced(0, ME, 77)) == [UpdateLeases(ME, {}, (), {0: 77})]
-    assert node.tell(LeasesUpdated(done=True)) == [ev.Finished()]
+    assert node.send(ev.StopRequested()) == []
+    assert node.send(LeaseRaced(0, ME, 77)) == [UpdateLeases(ME, {}, (), {0: 77})]
+    assert node.send(LeasesUpdated(done=True)) == [ev.Finished()]
 
 
 def test_a_node_that_never_began_is_finished_at_once() -> None:
     """It has nothing to give back."""
-    assert LeaseNode().tell(ev.StopRequested()) == [ev.Finished()]
+    assert LeaseNode().send(ev.StopRequested()) == [ev.Finished()]
 
 
 # -- the five time spans ---------------------------------------------------------------------

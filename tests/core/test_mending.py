@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.mending import (
     BEHIND_MS,
@@ -23,17 +23,17 @@ from tests.core.workbench import ME, TIMING, Bench, group, names, of_type, store
 from tests.simulator.server.damage import DAMAGES, damaged
 
 LATER = b'{"generation":11,"v":2,"shards":[]}'
-CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUMENT)
+CALL_FAILED = calls.CallFailed(calls.DocumentCall.DOCUMENT)
 
 
-def mends(effects: list[ev.Effect]) -> membership_events.MendDocument:
-    (found,) = of_type(effects, membership_events.MendDocument)
+def mends(effects: list[ev.Effect]) -> calls.MendDocument:
+    (found,) = of_type(effects, calls.MendDocument)
     return found
 
 
 def shown(bench: Bench, document: bytes) -> list[ev.Effect]:
     bench.heartbeat(generation=0)
-    return bench.send(membership_events.DocumentRead(document, 5_000))
+    return bench.send(calls.DocumentRead(document, 5_000))
 
 
 # -- what is damage -------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def test_a_member_writes_the_document_anew_as_it_was_known() -> None:
     assert asked.membership == group(ME, "w2.1")
     assert asked.message == GroupChanged(0, "repaired", "w1", ())
     assert asked.at_least == 11
-    assert bench.send(membership_events.DocumentChanged(5_001)) == []
+    assert bench.send(calls.DocumentChanged(5_001)) == []
     assert bench.core.membership.generation == 5_001
     assert bench.core.member == ME
 
@@ -100,14 +100,14 @@ def test_later_members_let_the_first_do_it() -> None:
     assert names(bench.wait(PAUSE_MS + 2 * PACE_MS - 1)) == []
     assert names(bench.changed(5_001, "repaired")) == ["ReadDocument"]
     assert names(bench.read(group("w2.1", "w3.1", ME, generation=5_001))) == []
-    assert of_type(bench.wait(TIMING.heartbeat_interval_ms), membership_events.MendDocument) == []
+    assert of_type(bench.wait(TIMING.heartbeat_interval_ms), calls.MendDocument) == []
 
 
 def test_who_is_behind_lets_those_go_first_who_are_not() -> None:
     """It heard of a change that it has not seen."""
     bench = Bench.running(ME)
     bench.changed(4_000)
-    bench.send(membership_events.DocumentRead(b"[]", 5_000))
+    bench.send(calls.DocumentRead(b"[]", 5_000))
     assert names(bench.wait(PAUSE_MS + BEHIND_MS - 1)) == []
     assert mends(bench.wait(1)).membership.generation == 10
 
@@ -115,11 +115,11 @@ def test_who_is_behind_lets_those_go_first_who_are_not() -> None:
 def test_who_is_no_member_waits_until_members_would_have_done_it() -> None:
     """It knows nothing of them: the document is put aside, and it founds the group as usual."""
     bench = Bench.started()
-    bench.send(membership_events.DocumentRead(b"{}", 5_000))
+    bench.send(calls.DocumentRead(b"{}", 5_000))
     assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
     asked = mends(bench.wait(1))
     assert asked.membership.generation == 0
-    (founds,) = of_type(bench.read(None), membership_events.ChangeDocument)
+    (founds,) = of_type(bench.read(None), calls.ChangeDocument)
     assert founds.expected == 0 and founds.added == (ME,)
 
 
@@ -127,7 +127,7 @@ def test_who_is_no_member_and_has_read_a_version_writes_that_one() -> None:
     """It wanted to join, and the members died since: the group goes on from what it was."""
     bench = Bench.started()
     assert names(bench.read(group("w2.1", "w3.1"))) == ["ChangeDocument"]
-    bench.send(membership_events.ChangeRefused(b"{}", 5_000))
+    bench.send(calls.ChangeRefused(b"{}", 5_000))
     assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
     known = mends(bench.wait(TIMING.heartbeat_interval_ms)).membership
     assert (known.generation, known.ids) == (10, ("w2.1", "w3.1"))
@@ -137,9 +137,9 @@ def test_a_value_of_another_type_is_damage_too() -> None:
     """It has no bytes that could be read."""
     bench = Bench.running(ME)
     bench.heartbeat(generation=0)
-    bench.send(membership_events.DocumentRead(None, 5_000, "hash"))
+    bench.send(calls.DocumentRead(None, 5_000, "hash"))
     assert mends(bench.wait(PAUSE_MS)).seen == "hash"
-    assert names(bench.send(membership_events.ChangeRefused(None, 5_000, "list"))) == []
+    assert names(bench.send(calls.ChangeRefused(None, 5_000, "list"))) == []
     assert mends(bench.wait(PAUSE_MS)).seen == "list"
 
 
@@ -150,10 +150,10 @@ def test_a_document_of_a_later_release_is_never_put_aside() -> None:
     for _ in range(5):
         bench.heartbeat(generation=11)
         assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
-        bench.send(membership_events.DocumentRead(LATER, 5_000))
+        bench.send(calls.DocumentRead(LATER, 5_000))
     bench = Bench.started()
     for _ in range(5):
-        bench.send(membership_events.DocumentRead(LATER, 5_000))
+        bench.send(calls.DocumentRead(LATER, 5_000))
         assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
 
 
@@ -162,7 +162,7 @@ def test_other_damage_begins_another_pause() -> None:
     bench = Bench.running(ME)
     shown(bench, b"[]")
     first = mends(bench.wait(PAUSE_MS))
-    bench.send(membership_events.ChangeRefused(b"{}", 5_000))
+    bench.send(calls.ChangeRefused(b"{}", 5_000))
     assert names(bench.wait(PAUSE_MS - 1)) == []
     second = mends(bench.wait(1))
     assert (first.seen, second.seen) == (fingerprint(b"[]"), fingerprint(b"{}"))
@@ -180,7 +180,7 @@ def test_what_cannot_be_put_right_is_tried_at_the_pace_of_heartbeats() -> None:
         effects = bench.send(CALL_FAILED)
         effects += bench.wait(TIMING.acquire_retry_ms)
         assert names(effects) == ["ReadDocument"]
-        bench.send(membership_events.DocumentRead(b"[]", 5_000))
+        bench.send(calls.DocumentRead(b"[]", 5_000))
         bench.heartbeat(generation=0)
         assert names(bench.wait(TIMING.heartbeat_interval_ms)) == []
         mends(bench.wait(PAUSE_MS))
@@ -192,12 +192,10 @@ def test_who_leaves_puts_it_right_first() -> None:
     """Nobody else may be there to do it."""
     bench = Bench.running(ME)
     bench.send(ev.StopRequested())
-    bench.send(membership_events.ChangeRefused(b"[]", 5_000))
+    bench.send(calls.ChangeRefused(b"[]", 5_000))
     after = mends(bench.wait(PAUSE_MS)).membership
     assert after.active_ids == (ME,)
-    (leaves,) = of_type(
-        bench.send(membership_events.DocumentChanged(5_001)), membership_events.ChangeDocument
-    )
+    (leaves,) = of_type(bench.send(calls.DocumentChanged(5_001)), calls.ChangeDocument)
     assert leaves.message.cause == "leave"
 
 
@@ -213,15 +211,15 @@ def test_damage_behind_the_generation_shows_in_the_fingerprint() -> None:
     _, after = damaged(document, list(DAMAGES).index("has no owners"))
     assert after is not None
     assert names(bench.heartbeat(fingerprint=fingerprint(after))) == ["ReadDocument"]
-    bench.send(membership_events.DocumentRead(after, 5_000))
+    bench.send(calls.DocumentRead(after, 5_000))
     assert mends(bench.wait(PAUSE_MS)).membership == group(ME)
 
 
 def test_a_document_that_we_wrote_ourselves_has_a_fingerprint_as_well() -> None:
     """It was never read."""
     bench = Bench.started()
-    (made,) = of_type(bench.read(None), membership_events.ChangeDocument)
-    bench.grant(bench.send(membership_events.DocumentChanged(5_000)))
+    (made,) = of_type(bench.read(None), calls.ChangeDocument)
+    bench.grant(bench.send(calls.DocumentChanged(5_000)))
     document = b'{"generation":5000,' + made.membership.body()[1:].encode()
     assert "ReadDocument" not in names(bench.heartbeat(fingerprint=fingerprint(document)))
     assert "ReadDocument" in names(bench.heartbeat(fingerprint=fingerprint(document + b" ")))

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from streamworker.core import events as ev
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError
@@ -51,13 +51,13 @@ def test_a_static_member_leaves_its_seat_behind() -> None:
     bench = running(member("w2.0"))
     stopping = bench.send(ev.StopRequested())
     assert change(stopping).message.moved == ()
-    left = change(bench.stop_runners(stopping) + bench.send(membership_events.DocumentChanged(11)))
+    left = change(bench.stop_runners(stopping) + bench.send(calls.DocumentChanged(11)))
     seat = left.membership.get(ME)
     assert left.message.cause == "left" and left.message.moved == ()
     assert seat is not None
     assert (seat.state, seat.held_until_ms) == ("held", READ_MS + TIMING.hold_ms)
     assert (left.removed, left.membership.owned_by(ME)) == ((ME,), frozenset(range(4)))
-    assert "Finished" in names(bench.send(membership_events.DocumentChanged(12)))
+    assert "Finished" in names(bench.send(calls.DocumentChanged(12)))
 
 
 def test_the_seat_of_a_static_member_that_died_is_held_from_then_on() -> None:
@@ -66,7 +66,7 @@ def test_the_seat_of_a_static_member_that_died_is_held_from_then_on() -> None:
     for age_ms in (3_000, 2_000, 1_000, 0):
         beats = {"w2.0": beat(1, 7), ME: beat(60_000 - age_ms, 8)}
         bench.heartbeat(after_ms=TIMING.heartbeat_interval_ms, beats=beats)
-    died = change(bench.send(membership_events.PeersProbed(frozenset({8}))))
+    died = change(bench.send(calls.PeersProbed(frozenset({8}))))
     seat = died.membership.get("w2.0")
     assert died.message.cause == "death" and died.message.moved == ()
     assert seat is not None
@@ -107,5 +107,5 @@ def test_a_worker_whose_static_id_was_taken_by_another_ends_and_names_it() -> No
     dropped = bench.read(taken)
     assert names(dropped).count("DropRunner") == 8
     with pytest.raises(ConfigurationError, match=r"'w9'.*'one'.*of its own"):
-        bench.send(membership_events.DocumentRead(stored(taken), READ_MS))
+        bench.send(calls.DocumentRead(stored(taken), READ_MS))
     assert bench.core.phase is Phase.JOINING

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from streamworker.core import events as ev
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.settings import BalanceRules
 from tests.core.workbench import ME, TIMING, Bench, beat, group, of_type
@@ -19,44 +19,40 @@ def weighted(*ids: str, generation: int = 10) -> Membership:
 
 def look(bench: Bench, loads: dict[str, int]) -> list[ev.Effect]:
     """Let the next look come; each member measured so much of each of its partitions."""
-    (asked,) = of_type(bench.wait(RULES.interval_ms), membership_events.ReadLoads)
-    assert asked == membership_events.ReadLoads()
+    (asked,) = of_type(bench.wait(RULES.interval_ms), calls.ReadLoads)
+    assert asked == calls.ReadLoads()
     owned = bench.core.membership.owned_by
     return bench.send(
-        membership_events.LoadsRead(
-            {each: dict.fromkeys(owned(each), load) for each, load in loads.items()}, 60_000
-        )
+        calls.LoadsRead({each: dict.fromkeys(owned(each), load) for each, load in loads.items()}, 60_000)
     )
 
 
-def decision(bench: Bench) -> membership_events.ChangeDocument:
+def decision(bench: Bench) -> calls.ChangeDocument:
     """Look until partitions of ours are to be given away."""
     for _ in range(RULES.looks - 1):
-        assert of_type(look(bench, {ME: 200, "w2.1": 10}), membership_events.ChangeDocument) == []
-    (change,) = of_type(look(bench, {ME: 200, "w2.1": 10}), membership_events.ChangeDocument)
+        assert of_type(look(bench, {ME: 200, "w2.1": 10}), calls.ChangeDocument) == []
+    (change,) = of_type(look(bench, {ME: 200, "w2.1": 10}), calls.ChangeDocument)
     return change
 
 
 def test_load_is_measured_from_when_the_group_shares_by_it_until_it_does_not() -> None:
     """By the document, whatever this worker's own setting is."""
     bench = Bench.started()
-    assert of_type(bench.read(weighted(ME, "w2.1")), membership_events.ReportLoad) == [
-        membership_events.ReportLoad(RULES.interval_ms)
+    assert of_type(bench.read(weighted(ME, "w2.1")), calls.ReportLoad) == [
+        calls.ReportLoad(RULES.interval_ms)
     ]
     bench.changed(11)
-    assert of_type(bench.read(weighted(ME, "w2.1", generation=11)), membership_events.ReportLoad) == []
+    assert of_type(bench.read(weighted(ME, "w2.1", generation=11)), calls.ReportLoad) == []
     bench.changed(12)
-    assert of_type(bench.read(group(ME, "w2.1", generation=12)), membership_events.ReportLoad) == [
-        membership_events.ReportLoad(0)
-    ]
+    assert of_type(bench.read(group(ME, "w2.1", generation=12)), calls.ReportLoad) == [calls.ReportLoad(0)]
 
 
 def test_nobody_measures_or_looks_under_another_assignment() -> None:
     """It costs nothing where it is not used."""
     bench = Bench.started()
-    assert of_type(bench.read(group(ME, "w2.1")), membership_events.ReportLoad) == []
+    assert of_type(bench.read(group(ME, "w2.1")), calls.ReportLoad) == []
     bench.heartbeat(after_ms=INTERVAL_MS)
-    assert of_type(bench.wait(10 * RULES.interval_ms), membership_events.ReadLoads) == []
+    assert of_type(bench.wait(10 * RULES.interval_ms), calls.ReadLoads) == []
 
 
 def test_the_first_member_looks_and_the_others_do_not() -> None:
@@ -64,8 +60,8 @@ def test_the_first_member_looks_and_the_others_do_not() -> None:
     first, second = Bench.member_of(weighted(ME, "w2.1")), Bench.member_of(weighted("w2.1", ME))
     for bench in (first, second):
         bench.heartbeat(beats={"w2.1": beat(1, 2)})
-    assert len(of_type(first.wait(RULES.interval_ms), membership_events.ReadLoads)) == 1
-    assert of_type(second.wait(RULES.interval_ms), membership_events.ReadLoads) == []
+    assert len(of_type(first.wait(RULES.interval_ms), calls.ReadLoads)) == 1
+    assert of_type(second.wait(RULES.interval_ms), calls.ReadLoads) == []
 
 
 def test_the_next_one_looks_while_the_first_is_silent() -> None:
@@ -74,11 +70,11 @@ def test_the_next_one_looks_while_the_first_is_silent() -> None:
     asked: list[ev.Effect] = []
     for _ in range(4):
         asked += bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    assert asked == [membership_events.ProbePeers((2,))]
-    assert len(of_type(bench.wait(RULES.interval_ms), membership_events.ReadLoads)) == 1
-    bench.send(membership_events.CallFailed(membership_events.DocumentCall.LOADS))
+    assert asked == [calls.ProbePeers((2,))]
+    assert len(of_type(bench.wait(RULES.interval_ms), calls.ReadLoads)) == 1
+    bench.send(calls.CallFailed(calls.DocumentCall.LOADS))
     bench.heartbeat(beats={"w2.1": beat(2, 2)})
-    assert of_type(bench.wait(2 * RULES.interval_ms), membership_events.ReadLoads) == []
+    assert of_type(bench.wait(2 * RULES.interval_ms), calls.ReadLoads) == []
 
 
 def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() -> None:
@@ -90,7 +86,7 @@ def test_what_the_balancer_decides_is_a_change_of_the_document_like_any_other() 
     assert change.message.moved == (0,)
     assert (change.added, change.removed) == ((), ())
     assert change.membership.weighed == (200, 200, 200, 200, 10, 10, 10, 10)
-    effects = bench.send(membership_events.DocumentChanged(11))
+    effects = bench.send(calls.DocumentChanged(11))
     assert of_type(effects, ev.DrainRunner) == [ev.DrainRunner(0, 100)]
 
 
@@ -100,7 +96,7 @@ def test_a_decision_is_dropped_when_the_group_changed_meanwhile() -> None:
     bench.heartbeat()
     decision(bench)
     effects = bench.refuse(weighted(ME, "w2.1", "w3.1", generation=12))
-    assert of_type(effects + bench.wait(RULES.interval_ms - 1), membership_events.ChangeDocument) == []
+    assert of_type(effects + bench.wait(RULES.interval_ms - 1), calls.ChangeDocument) == []
 
 
 def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_is_another() -> None:
@@ -109,12 +105,10 @@ def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_i
     bench.heartbeat()
     for _ in range(RULES.looks - 1):
         look(bench, {ME: 200, "w2.1": 10})
-    assert of_type(bench.changed(12), membership_events.ReadDocument) == [membership_events.ReadDocument()]
-    assert of_type(look(bench, {ME: 200, "w2.1": 10}), membership_events.ChangeDocument) == [], (
-        "the read is under way"
-    )
+    assert of_type(bench.changed(12), calls.ReadDocument) == [calls.ReadDocument()]
+    assert of_type(look(bench, {ME: 200, "w2.1": 10}), calls.ChangeDocument) == [], "the read is under way"
     effects = bench.read(weighted(ME, "w2.1", "w3.1", generation=12))
-    assert of_type(effects, membership_events.ChangeDocument) == []
+    assert of_type(effects, calls.ChangeDocument) == []
 
 
 def test_the_dead_are_removed_before_anything_is_balanced() -> None:
@@ -122,11 +116,9 @@ def test_the_dead_are_removed_before_anything_is_balanced() -> None:
     bench = Bench.member_of(weighted(ME, "w2.1"))
     for _ in range(3):
         bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    bench.send(membership_events.CallFailed(membership_events.DocumentCall.PROBE))
+    bench.send(calls.CallFailed(calls.DocumentCall.PROBE))
     bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    (change,) = of_type(
-        bench.send(membership_events.PeersProbed(frozenset())), membership_events.ChangeDocument
-    )
+    (change,) = of_type(bench.send(calls.PeersProbed(frozenset())), calls.ChangeDocument)
     assert change.message.cause == "death"
 
 
@@ -135,19 +127,19 @@ def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
     bench = Bench.member_of(weighted(ME, "w2.1"))
     for call, looks in (
         (None, 1),
-        (membership_events.DocumentCall.PROBE, 0),
-        (membership_events.DocumentCall.DOCUMENT, 0),
-        (membership_events.DocumentCall.LOADS, 1),
+        (calls.DocumentCall.PROBE, 0),
+        (calls.DocumentCall.DOCUMENT, 0),
+        (calls.DocumentCall.LOADS, 1),
     ):
-        effects = [] if call is None else bench.send(membership_events.CallFailed(call))
+        effects = [] if call is None else bench.send(calls.CallFailed(call))
         effects += bench.wait(3 * RULES.interval_ms)
-        assert len(of_type(effects, membership_events.ReadLoads)) == looks, call
+        assert len(of_type(effects, calls.ReadLoads)) == looks, call
 
 
 def test_a_worker_that_leaves_looks_no_more() -> None:
     """Neither does one that the group removed."""
-    for ending in (ev.StopRequested(), membership_events.HeartbeatDone(ME, True, 10, 0, "run", {})):
+    for ending in (ev.StopRequested(), calls.HeartbeatDone(ME, True, 10, 0, "run", {})):
         bench = Bench.member_of(weighted(ME, "w2.1"))
         bench.heartbeat()
         bench.send(ending)
-        assert of_type(bench.wait(3 * RULES.interval_ms), membership_events.ReadLoads) == []
+        assert of_type(bench.wait(3 * RULES.interval_ms), calls.ReadLoads) == []

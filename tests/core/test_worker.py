@@ -5,14 +5,14 @@ import pytest
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsAcquired
 from streamworker.core.ownership.locks import Stale
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
 from streamworker.core.protocols.membership.joining import PATIENCE_MS, JoinWanted
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.workbench import ME, TIMING, Bench, change, group, names, of_type
 
-CALL_FAILED = membership_events.CallFailed(membership_events.DocumentCall.DOCUMENT)
+CALL_FAILED = calls.CallFailed(calls.DocumentCall.DOCUMENT)
 
 
 # -- joining -------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def test_the_first_worker_of_a_group_takes_every_partition() -> None:
     assert joined is not None
     assert (joined.joined_ms, joined.name, joined.host, joined.pid) == (5_000, "w1", "host", 1)
 
-    effects = bench.send(membership_events.DocumentChanged(1_700))
+    effects = bench.send(calls.DocumentChanged(1_700))
     assert names(effects) == ["StartHeartbeat", "AcquireLocks"]
     assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks(tuple(range(8)), ME, 1_700, (ME,))]
 
@@ -52,7 +52,7 @@ def test_a_worker_that_joins_a_group_takes_its_range_and_names_what_moves() -> N
     assert asked.expected == 7
     assert asked.membership.owners == ("w2.1",) * 4 + (ME,) * 4
     assert asked.message.moved == (4, 5, 6, 7)
-    effects = bench.send(membership_events.DocumentChanged(8))
+    effects = bench.send(calls.DocumentChanged(8))
     assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks((4, 5, 6, 7), ME, 8, ("w2.1", ME))]
 
 
@@ -147,7 +147,7 @@ def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
     """One of a later release; the locks say what is ours. It is read again at the pace of heartbeats."""
     bench = Bench.running(ME, "w2.1")
     bench.changed(11)
-    effects = bench.send(membership_events.DocumentRead(b'{"generation":11,"v":2,"shards":[]}', 5_000))
+    effects = bench.send(calls.DocumentRead(b'{"generation":11,"v":2,"shards":[]}', 5_000))
     (note,) = effects
     assert isinstance(note, ev.Note)
     assert note.event == "membership_unreadable"
@@ -162,7 +162,7 @@ def test_answers_to_questions_that_were_not_asked_are_bugs() -> None:
     """A shell that mixes up answers must not go unnoticed."""
     bench = Bench.started()
     with pytest.raises(InternalError, match="not asked for"):
-        bench.send(membership_events.DocumentChanged(5))
+        bench.send(calls.DocumentChanged(5))
 
 
 # -- a change of the group -----------------------------------------------------------------------
@@ -176,7 +176,7 @@ def test_a_worker_acts_on_the_newest_generation_and_not_on_each() -> None:
     assert names(bench.read(group(ME, generation=12))) == []
     assert bench.core.membership.generation == 12
     news = tuple(GroupChanged(generation, "join", "w2", ()) for generation in (13, 14, 15))
-    assert bench.send(ev.ControlReceived(news)) == [membership_events.ReadDocument()]
+    assert bench.send(ev.ControlReceived(news)) == [calls.ReadDocument()]
     assert bench.changed(16) == []
     assert names(bench.read(group(ME, generation=15))) == ["ReadDocument"]
 
@@ -202,7 +202,7 @@ def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:
     # The server's clock may have gone back too; below this no lock would be given.
     assert asked.at_least == 12
     assert (asked.membership.members, asked.membership.owners) == (known.members, known.owners)
-    bench.send(membership_events.DocumentChanged(2_000))
+    bench.send(calls.DocumentChanged(2_000))
     (again,) = of_type(bench.wait(TIMING.acquire_retry_ms), ev.AcquireLocks)
     assert (again.partitions, again.generation) == ((4, 5, 6, 7), 2_000)
 
@@ -220,7 +220,7 @@ def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> Non
     assert asked.membership.ids == (ME, "w2.1")
     assert (asked.added, asked.removed) == ((), ())
 
-    assert names(bench.send(membership_events.DocumentChanged(11))) == []
+    assert names(bench.send(calls.DocumentChanged(11))) == []
     for p in (0, 1, 2):
         assert names(bench.release(bench.send(ev.RunnerStopped(p, 100 + p)))) == ["PostControl"]
     effects = bench.release(bench.send(ev.RunnerStopped(3, 103)))
@@ -229,8 +229,8 @@ def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> Non
     assert asked.message == GroupChanged(0, "left", "w1", ())
     assert (asked.expected, asked.removed) == (11, (ME,))
 
-    assert bench.send(membership_events.DocumentChanged(12)) == [
-        membership_events.StopHeartbeat(),
+    assert bench.send(calls.DocumentChanged(12)) == [
+        calls.StopHeartbeat(),
         ev.Finished(),
     ]
     assert bench.core.phase is Phase.GONE
@@ -241,7 +241,7 @@ def test_a_worker_that_owns_nothing_and_the_last_one_leave_all_the_same_in_two_s
     """Standing by is being a member; whoever joins after the last one takes its partitions."""
     bench = Bench.running(*(f"w{n + 2}.1" for n in range(4)), ME, partitions=4)
     assert change(bench.send(ev.StopRequested())).message.cause == "leave"
-    assert change(bench.send(membership_events.DocumentChanged(11))).message.cause == "left"
+    assert change(bench.send(calls.DocumentChanged(11))).message.cause == "left"
     asked = change(Bench.running(ME).send(ev.StopRequested()))
     assert asked.membership.owners == (None,) * 8
     assert (asked.message.cause, asked.message.moved) == ("leave", ())
@@ -267,11 +267,11 @@ def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
     """The join is under way and succeeds: it must not stay behind as a dead member."""
     bench = Bench.joining(None)
     assert bench.send(ev.StopRequested()) == []
-    effects = bench.send(membership_events.DocumentChanged(1_700))
+    effects = bench.send(calls.DocumentChanged(1_700))
     assert names(effects) == ["StartHeartbeat", "ChangeDocument"]
     assert change(effects).message.cause == "leave"
-    assert change(bench.send(membership_events.DocumentChanged(1_701))).message.cause == "left"
-    assert names(bench.send(membership_events.DocumentChanged(1_702))) == ["StopHeartbeat", "Finished"]
+    assert change(bench.send(calls.DocumentChanged(1_701))).message.cause == "left"
+    assert names(bench.send(calls.DocumentChanged(1_702))) == ["StopHeartbeat", "Finished"]
 
 
 def test_a_join_without_an_answer_is_undone_if_it_was_done() -> None:
@@ -287,7 +287,7 @@ def test_a_leaving_worker_that_the_group_removed_drops_its_work_before_it_is_fin
     """Peers thought it dead and own its partitions: what it still handles cannot be committed."""
     bench = Bench.running(ME, "w2.1")
     bench.send(ev.StopRequested())
-    bench.send(membership_events.DocumentChanged(11))
+    bench.send(calls.DocumentChanged(11))
     bench.changed(12)
     effects = bench.read(group("w2.1", generation=12))
     assert of_type(effects, ev.DropRunner) == [ev.DropRunner(p, 100 + p) for p in (0, 1, 2, 3)]
@@ -300,10 +300,10 @@ def test_a_heartbeat_that_is_refused_because_we_left_is_no_loss() -> None:
     """It overtook the answer to the leave on another connection; no alarm is raised."""
     bench = Bench.running(ME, "w2.1")
     drains = bench.send(ev.StopRequested())
-    bench.send(membership_events.DocumentChanged(11))
+    bench.send(calls.DocumentChanged(11))
     bench.stop_runners(drains)
     effects = bench.heartbeat(lost=True, generation=12)
-    effects += bench.send(membership_events.DocumentChanged(12))
+    effects += bench.send(calls.DocumentChanged(12))
     if "ReadDocument" in names(effects):
         effects += bench.read(group("w2.1", generation=12))
     assert [note.event for note in of_type(effects, ev.Note)] == []
@@ -318,11 +318,11 @@ def test_a_finished_worker_does_nothing_more() -> None:
         ev.StopRequested(),
         ev.Started(),
         ev.DeadlinePassed(),
-        membership_events.DocumentRead(None, 0),
-        membership_events.DocumentChanged(5),
+        calls.DocumentRead(None, 0),
+        calls.DocumentChanged(5),
         CALL_FAILED,
         ev.ControlReceived((GroupChanged(99, "join", "w2", ()),)),
-        membership_events.PeersProbed(None),
+        calls.PeersProbed(None),
         ev.LocksAnswered(ME, (1,), {}),
         ev.RunnerStopped(1, 101),
     ]

@@ -2,7 +2,7 @@
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MS
 from streamworker.core.protocols.membership.worker import Phase
 from tests.core.workbench import ME, TIMING, Bench, beat, group, lock, names, of_type
@@ -12,7 +12,7 @@ INTERVAL_MS = TIMING.heartbeat_interval_ms
 LATE_MS = TIMING.dead_after_ms
 
 
-def silence(bench: Bench, ms: int, **beats: membership_events.Beat) -> list[ev.Effect]:
+def silence(bench: Bench, ms: int, **beats: calls.Beat) -> list[ev.Effect]:
     """Let our heartbeats get through for a while in which these beats do not change."""
     effects: list[ev.Effect] = []
     known = {f"{name}.1": each for name, each in beats.items()}
@@ -22,11 +22,11 @@ def silence(bench: Bench, ms: int, **beats: membership_events.Beat) -> list[ev.E
 
 
 def probed(bench: Bench, *connections: int) -> list[ev.Effect]:
-    return bench.send(membership_events.PeersProbed(frozenset(connections)))
+    return bench.send(calls.PeersProbed(frozenset(connections)))
 
 
 def removals(effects: list[ev.Effect]) -> list[tuple[str, ...]]:
-    return [change.removed for change in of_type(effects, membership_events.ChangeDocument)]
+    return [change.removed for change in of_type(effects, calls.ChangeDocument)]
 
 
 # -- our own heartbeats --------------------------------------------------------------------------
@@ -70,10 +70,10 @@ def test_a_worker_that_the_group_removed_drops_everything_and_joins_under_a_new_
     assert [note.event for note in of_type(effects, ev.Note)] == ["membership_lost"]
     assert (bench.core.member, bench.core.phase) == (SECOND_SELF, Phase.JOINING)
 
-    (change,) = of_type(bench.read(group("w2.1", generation=11)), membership_events.ChangeDocument)
+    (change,) = of_type(bench.read(group("w2.1", generation=11)), calls.ChangeDocument)
     assert change.membership.ids == ("w2.1", SECOND_SELF)
-    effects = bench.send(membership_events.DocumentChanged(12))
-    assert membership_events.StartHeartbeat(SECOND_SELF) in effects
+    effects = bench.send(calls.DocumentChanged(12))
+    assert calls.StartHeartbeat(SECOND_SELF) in effects
     (asked,) = of_type(effects, ev.AcquireLocks)
     assert (asked.owner, asked.live) == (SECOND_SELF, ("w2.1", SECOND_SELF))
 
@@ -91,7 +91,7 @@ def test_joining_again_removes_the_former_self() -> None:
     """Its heartbeat was refused though the document still has it: nobody else would remove it soon."""
     bench = Bench.running(ME, "w2.1")
     bench.heartbeat(lost=True)
-    (change,) = of_type(bench.read(group(ME, "w2.1")), membership_events.ChangeDocument)
+    (change,) = of_type(bench.read(group(ME, "w2.1")), calls.ChangeDocument)
     assert change.membership.ids == ("w2.1", SECOND_SELF)
     assert (change.added, change.removed) == ((SECOND_SELF,), (ME,))
 
@@ -101,15 +101,15 @@ def test_what_concerns_a_former_self_is_passed_over() -> None:
     bench = Bench.running(ME, "w2.1")
     bench.heartbeat(lost=True)
     bench.read(group("w2.1", generation=11))
-    bench.grant(bench.send(membership_events.DocumentChanged(12)))
+    bench.grant(bench.send(calls.DocumentChanged(12)))
     late: list[ev.Event] = [
         ev.RunnerStopped(0, 100),
         ev.RunnerFenced(1, 101),
         ev.RunnerHalted(2, 102, "poison"),
         ev.LocksAnswered(ME, (0, 1), {0: lock(200)}),
         ev.LocksReleased(ME, (2, 3), frozenset({2})),
-        membership_events.HeartbeatDone(ME, True, 0, bench.now_ms, "run", {}),
-        membership_events.HeartbeatDone(ME, False, 99, bench.now_ms, "run", {}),
+        calls.HeartbeatDone(ME, True, 0, bench.now_ms, "run", {}),
+        calls.HeartbeatDone(ME, False, 99, bench.now_ms, "run", {}),
     ]
     assert [bench.send(event) for event in late] == [[]] * len(late)
 
@@ -128,7 +128,7 @@ def test_a_change_under_way_when_the_membership_is_lost_does_not_confuse_the_nex
     bench.changed(11)
     assert "ReadDocument" not in names(bench.heartbeat(lost=True))
     assert names(bench.read(group(ME, generation=11))) == ["ReadDocument"]
-    (change,) = of_type(bench.read(group(ME, generation=11)), membership_events.ChangeDocument)
+    (change,) = of_type(bench.read(group(ME, generation=11)), calls.ChangeDocument)
     assert change.added == (SECOND_SELF,)
 
 
@@ -139,11 +139,11 @@ def test_a_killed_peer_is_removed_shortly_after_its_connection_is_gone() -> None
     """Two heartbeats of silence, one question, and its partitions have an owner again."""
     bench = Bench.running(ME, "w2.1")
     effects = silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
-    assert of_type(effects, membership_events.ProbePeers) == [membership_events.ProbePeers((7,))]
-    (change,) = of_type(probed(bench), membership_events.ChangeDocument)
+    assert of_type(effects, calls.ProbePeers) == [calls.ProbePeers((7,))]
+    (change,) = of_type(probed(bench), calls.ChangeDocument)
     assert change.message == GroupChanged(0, "death", "w2", (4, 5, 6, 7))
     assert (change.membership.ids, change.removed) == ((ME,), ("w2.1",))
-    effects = bench.send(membership_events.DocumentChanged(11))
+    effects = bench.send(calls.DocumentChanged(11))
     assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(4, 5, 6, 7)]
 
 
@@ -182,15 +182,15 @@ def test_races_that_were_lost_long_ago_do_not_lengthen_later_pauses() -> None:
 def test_one_question_about_peers_is_under_way_at_a_time() -> None:
     """Also when it takes long. One that failed removes nobody, and the next heartbeat asks anew."""
     bench = Bench.running(ME, "w2.1")
-    assert len(of_type(silence(bench, 60 * INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers)) == 1
-    assert bench.send(membership_events.CallFailed(membership_events.DocumentCall.PROBE)) == []
-    assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), membership_events.ProbePeers)) == 1
+    assert len(of_type(silence(bench, 60 * INTERVAL_MS, w2=beat(1, 7)), calls.ProbePeers)) == 1
+    assert bench.send(calls.CallFailed(calls.DocumentCall.PROBE)) == []
+    assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), calls.ProbePeers)) == 1
 
 
 def test_a_leaving_worker_removes_nobody() -> None:
     """It has its own departure to make; others are there to see to the dead."""
     bench = Bench.running(ME, "w2.1", "w3.1")
     bench.send(ev.StopRequested())
-    bench.send(membership_events.DocumentChanged(11))
+    bench.send(calls.DocumentChanged(11))
     silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
     assert removals(probed(bench)) == []

@@ -8,7 +8,7 @@ from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.settings import ByDocument
@@ -59,18 +59,18 @@ def lock(epoch: int, *, requested: int = 0, is_paused: bool = False) -> Acquired
     return Acquired(epoch, EntryId(0, 0), 0, 0, "log", requested=requested, is_paused=is_paused)
 
 
-def beat(server_ms: int, connection: int, run_id: str = "run") -> membership_events.Beat:
+def beat(server_ms: int, connection: int, run_id: str = "run") -> calls.Beat:
     """Return what a member wrote at its last heartbeat."""
-    return membership_events.Beat(server_ms, connection, run_id, 0)
+    return calls.Beat(server_ms, connection, run_id, 0)
 
 
 def of_type(effects: Iterable[ev.Effect], kind: type[E]) -> list[E]:
     return [effect for effect in effects if isinstance(effect, kind)]
 
 
-def change(effects: Iterable[ev.Effect]) -> membership_events.ChangeDocument:
+def change(effects: Iterable[ev.Effect]) -> calls.ChangeDocument:
     """Return the one change of the document that is asked for."""
-    (found,) = of_type(effects, membership_events.ChangeDocument)
+    (found,) = of_type(effects, calls.ChangeDocument)
     return found
 
 
@@ -85,40 +85,44 @@ class Node(Generic[C]):
 
     def __init__(self, core: C) -> None:
         self.core = core
-        self.now_ms = 1_000_000
+        self.now_ms = 0
 
-    def tell(self, event: ev.Event) -> list[ev.Effect]:
-        """Bring an event; return what is to be done now."""
+    def send(self, event: ev.Event, *, after_ms: int = 0) -> list[ev.Effect]:
+        """Bring an event after a while; return what is to be done now."""
+        self.now_ms += after_ms
         return self.core.handle(event, self.now_ms)
 
-    def pass_ms(self, ms: int) -> list[ev.Effect]:
-        """Let time pass, with each deadline on the way; return what was to be done."""
-        end_ms, effects = self.now_ms + ms, list[ev.Effect]()
-        while (at_ms := self.core.next_deadline_ms()) is not None and at_ms <= end_ms:
-            self.now_ms = max(self.now_ms, at_ms)
-            effects += self.tell(ev.DeadlinePassed())
+    def wait(self, ms: int) -> list[ev.Effect]:
+        """Let time pass as the runtime does, deadline by deadline; return what was to be done."""
+        effects: list[ev.Effect] = []
+        end_ms = self.now_ms + ms
+        while (deadline_ms := self.core.next_deadline_ms()) is not None and deadline_ms <= end_ms:
+            assert deadline_ms > self.now_ms, "the core would spin"
+            effects += self.send(ev.DeadlinePassed(), after_ms=deadline_ms - self.now_ms)
         self.now_ms = end_ms
         return effects
 
 
-class Bench:
-    """A core with a clock; jitter is what the test says, none by default."""
+class Bench(Node[WorkerCore]):
+    """A core of the membership; jitter is what the test says, none by default."""
 
     def __init__(self, *, partitions: int = 8, strategy: str = "range", static_id: str = "") -> None:
         nonces = count(1)
-        self.now_ms = 0
         self.jitter = 0
         self.jitter_asked: list[int] = []
-        self.setup = Setup(
-            coordination=ByDocument(),
-            identity=Identity("w1", "host", 1, static_id),
-            partitions=partitions,
-            assignment=strategy,
-            timing=TIMING,
-            nonce=lambda: str(next(nonces)),
-            jitter=self._jitter,
+        super().__init__(
+            WorkerCore(
+                Setup(
+                    coordination=ByDocument(),
+                    identity=Identity("w1", "host", 1, static_id),
+                    partitions=partitions,
+                    assignment=strategy,
+                    timing=TIMING,
+                    nonce=lambda: str(next(nonces)),
+                    jitter=self._jitter,
+                )
+            )
         )
-        self.core = WorkerCore(self.setup)
 
     def _jitter(self, most: int) -> int:
         self.jitter_asked.append(most)
@@ -140,7 +144,7 @@ class Bench:
     def started(cls, **how: Any) -> "Bench":
         """Return a core that waits for the document."""
         bench = cls(**how)
-        assert bench.send(ev.Started()) == [membership_events.ReadDocument()]
+        assert bench.send(ev.Started()) == [calls.ReadDocument()]
         return bench
 
     @classmethod
@@ -150,30 +154,13 @@ class Bench:
         bench.read(known)
         return bench
 
-    def send(self, event: ev.Event, *, after_ms: int = 0) -> list[ev.Effect]:
-        """Bring an event after a while."""
-        self.now_ms += after_ms
-        return self.core.handle(event, self.now_ms)
-
-    def wait(self, ms: int) -> list[ev.Effect]:
-        """Let time pass as the runtime does, deadline by deadline."""
-        effects: list[ev.Effect] = []
-        end_ms = self.now_ms + ms
-        while (deadline_ms := self.core.next_deadline_ms()) is not None and deadline_ms <= end_ms:
-            assert deadline_ms > self.now_ms, "the core would spin"
-            effects += self.send(ev.DeadlinePassed(), after_ms=deadline_ms - self.now_ms)
-        self.now_ms = end_ms
-        return effects
-
     def read(self, membership: Membership | None) -> list[ev.Effect]:
         """Answer ``ReadDocument``."""
-        return self.send(
-            membership_events.DocumentRead(None if membership is None else stored(membership), 5_000)
-        )
+        return self.send(calls.DocumentRead(None if membership is None else stored(membership), 5_000))
 
     def refuse(self, membership: Membership) -> list[ev.Effect]:
         """Answer ``ChangeDocument``: this is what somebody else wrote."""
-        return self.send(membership_events.ChangeRefused(stored(membership), 5_000))
+        return self.send(calls.ChangeRefused(stored(membership), 5_000))
 
     def changed(self, generation: int, cause: str = "join") -> list[ev.Effect]:
         """Bring the message of a change."""
@@ -216,7 +203,7 @@ class Bench:
             "run_id": "run",
             "beats": {},
         }
-        return self.send(membership_events.HeartbeatDone(**{**usual, **facts}))  # type: ignore[arg-type]
+        return self.send(calls.HeartbeatDone(**{**usual, **facts}))  # type: ignore[arg-type]
 
     def wait_quietly(self, ms: int) -> None:
         """Let time pass without waking the core."""

@@ -16,7 +16,7 @@ import pytest
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.assignment import STRATEGIES, moves
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.setup import Setup
@@ -55,7 +55,7 @@ class CountingModel(RedisModel):
                 self.count[kind] += 1
         return super().perform(effect, lost)
 
-    def heartbeat(self, *args: object, **kwargs: object) -> membership_events.HeartbeatDone:
+    def heartbeat(self, *args: object, **kwargs: object) -> calls.HeartbeatDone:
         self.count["heartbeat"] += 1
         return super().heartbeat(*args, **kwargs)  # type: ignore[arg-type]
 
@@ -80,7 +80,7 @@ class LargeWorld(World):
         group = large_group(workers, partitions, assignment)
         self.model.stored.document = b'{"generation":%d,%s' % (START_MS, group.body()[1:].encode())
         for member in group.members:
-            self.model.beats[member.id] = membership_events.Beat(START_MS, 0, "", 0)
+            self.model.beats[member.id] = calls.Beat(START_MS, 0, "", 0)
         for _ in range(workers):
             self.start()
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
-from streamworker.core.protocols.membership import events as membership_events
+from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.registry import Coordinator
 from tests.simulator.server.stored import Stored
@@ -47,8 +47,8 @@ def world_of(*effects: ev.Effect) -> tuple[World, Says]:
 
 def test_a_core_that_mends_a_document_while_it_reads_it_is_found() -> None:
     """One call at most is under way about the document, whichever kind it is."""
-    mend = membership_events.MendDocument("list", GROUP, GroupChanged(0, "repaired", "w1", ()), 1)
-    for other in (membership_events.ReadDocument(), mend):
+    mend = calls.MendDocument("list", GROUP, GroupChanged(0, "repaired", "w1", ()), 1)
+    for other in (calls.ReadDocument(), mend):
         world, _ = world_of(mend, other)
         assert ["two calls about one thing" in str(each) for each in world.checker.violations] == [True]
     world, _ = world_of(mend)
@@ -59,10 +59,8 @@ def test_heartbeats_that_are_asked_for_twice_at_once_are_not_sent_twice_from_the
     """The second takes the place of the first, as the thread of the heartbeats would have it."""
     once, twice = (
         sum(
-            isinstance(event, membership_events.HeartbeatDone)
-            for event in world_of(
-                membership_events.StartHeartbeat(ME), *[membership_events.SendHeartbeat()] * times
-            )[1].heard
+            isinstance(event, calls.HeartbeatDone)
+            for event in world_of(calls.StartHeartbeat(ME), *[calls.SendHeartbeat()] * times)[1].heard
         )
         for times in (1, 2)
     )
