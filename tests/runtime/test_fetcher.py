@@ -4,17 +4,20 @@ import asyncio
 import re
 import time
 from functools import partial
+from typing import Any, cast
 
 import anyio
 import pytest
-import redis
 
 from streamworker.core.data.batching import ENTRY_OVERHEAD_BYTES, BatchLimits
 from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.errors import BackendUnavailable
 from streamworker.redisio.data.streams import Append, append_many
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read import streamwatch
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
-from streamworker.runtime.read.streamwatch import regression
+from streamworker.runtime.read.streamwatch import StreamWatch, regression
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import Bench, Order, bench
@@ -316,17 +319,6 @@ async def test_a_key_of_another_type_stops_only_its_partition(redis_url: str) ->
         assert len(desk.unreadable) == 1 and not desk.regressed
 
 
-async def set_aside(desk: Bench, *, spare: str) -> PartitionBuffer:
-    """Read an entry, put the stream aside, and wait until what stands in its place was noticed."""
-    key = desk.stream_keys.events(0)
-    await desk.backend.execute("XADD", key, "9-1", "v", "1")
-    buffer = desk.fetcher.add(0, ZERO)
-    await wait_for_async(lambda: buffer.waiting == 1, "it is read")
-    await desk.backend.pipeline([("RENAME", key, spare), ("SET", key, "x")])
-    await wait_for_async(lambda: len(desk.unreadable) == 1, "it is reported")
-    return buffer
-
-
 async def test_a_key_that_was_of_another_type_is_read_on_when_it_is_right(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +327,11 @@ async def test_a_key_that_was_of_another_type_is_read_on_when_it_is_right(
     async with bench(redis_url, fetch_block_ms=100) as desk:
         key = desk.stream_keys.events(0)
         spare = f"{key}:spare"
-        buffer = await set_aside(desk, spare=spare)
+        await desk.backend.execute("XADD", key, "9-1", "v", "1")
+        buffer = desk.fetcher.add(0, ZERO)
+        await wait_for_async(lambda: buffer.waiting == 1, "it is read")
+        await desk.backend.pipeline([("RENAME", key, spare), ("SET", key, "x")])
+        await wait_for_async(lambda: len(desk.unreadable) == 1, "it is reported")
         await desk.backend.execute("XADD", spare, "9-2", "v", "2")
         await desk.backend.execute("DEL", key)
         await wait_for_async(
@@ -349,49 +345,41 @@ async def test_a_key_that_was_of_another_type_is_read_on_when_it_is_right(
         assert desk.unreadable[1:] == [(0, "")] and not desk.regressed
 
 
-async def test_a_key_that_is_written_over_again_while_it_is_put_right_is_not_taken_for_deleted(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+MISSING, OTHER_TYPE = Exception("ERR no such key"), Exception("WRONGTYPE")
+BEFORE, ON = ([b"last-generated-id", last] for last in (b"3-1", b"9-2"))
+
+
+@pytest.mark.parametrize(
+    ("answers", "regressed"),
+    [
+        ([MISSING, OTHER_TYPE, MISSING, ON], ""),
+        ([MISSING, BackendUnavailable("no answer"), ON], ""),
+        ([MISSING, MISSING], "was deleted; we had read up to 9-1"),
+        ([BEFORE], "was recreated: its last id is 3-1, and we had read up to 9-1"),
+    ],
+    ids=["never missing for two looks", "no answer", "deleted", "made anew"],
+)
+def test_a_key_that_was_of_another_type_is_judged_by_what_each_look_finds(
+    answers: list[Any], regressed: str
 ) -> None:
-    """It is missing at one look, of another type at the next and missing again: never for two looks."""
-    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 750)
-    async with bench(redis_url, fetch_block_ms=100) as desk:
-        key = desk.stream_keys.events(0)
-        spare = f"{key}:spare"
-        buffer = await set_aside(desk, spare=spare)
-        with redis.Redis.from_url(redis_url) as direct:
-
-            def looks() -> int:
-                found: dict[str, int] = direct.info("commandstats").get("cmdstat_xinfo|stream", {"calls": 0})
-                return found["calls"]
-
-            for change in (direct.delete, lambda each: direct.set(each, "x"), direct.delete):
-                change(key)
-                before = looks()
-                await wait_for_async(lambda before=before: looks() > before, "it was looked at")  # type: ignore[misc]
-                await asyncio.sleep(0.05)  # For what it said to be taken in.
-            direct.rename(spare, key)
-            direct.xadd(key, {"v": "2"}, id="9-2")
-        await wait_for_async(lambda: buffer.waiting == 2 or bool(desk.regressed), "it is judged")
-        assert not desk.regressed
-
-
-async def test_a_key_that_was_of_another_type_and_is_not_the_stream_that_it_was_is_reported(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it is gone or begins anew: to go on would skip what it holds."""
-    monkeypatch.setattr(streamwatch, "LOOK_AGAIN_MS", 100)
-    for made_anew in (False, True):
-        async with bench(redis_url, fetch_block_ms=100) as desk:
-            key = desk.stream_keys.events(0)
-            buffer = await set_aside(desk, spare=f"{key}:spare")
-            await desk.backend.execute("DEL", key)
-            if made_anew:
-                await desk.backend.execute("XADD", key, "3-1", "v", "0")
-            await wait_for_async(lambda: bool(desk.regressed), "it is reported")
-            what = "was recreated: its last id is 3-1, and" if made_anew else "was deleted;"
-            assert desk.regressed == [(0, f"stream {key} {what} we had read up to 9-1")]
-            assert buffer.waiting == 1 and len(desk.unreadable) == 1
-            await desk.backend.execute("FLUSHDB")
+    """It goes on if its stream is the one that it was; to go on with another would skip what that holds."""
+    told: list[str] = []
+    buffer = PartitionBuffer(0, EntryId(9, 1), ByteBudget(10_000), ahead=100)
+    keys = StreamKeys("shop", "orders")
+    watch = StreamWatch(
+        backend=cast(Backend, None),
+        keys=keys,
+        buffers={0: buffer},
+        on_change=lambda _: None,
+        on_unreadable=lambda *_: None,
+        on_regressed=lambda _, reason: told.append(reason),
+    )
+    watch.leave_out(0, "string")
+    for answer in answers:
+        assert watch.left_out == {0}
+        watch._judge(buffer, answer)
+    assert told == ([f"stream {keys.events(0)} {regressed}"] if regressed else [])
+    assert watch.left_out == ({0} if regressed else set())
 
 
 def test_regression_compares_ids_as_numbers() -> None:

@@ -102,47 +102,15 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
     assert set(found) == set(METERS)
     found["streamworker_event_loop_lag_seconds"] = max(lags)
     assert {name for name in METERS if not found[name] > 0} == set()
+    assert its.value("streamworker_records_total", processor="price") == 31, (
+        "none twice, though one was fenced"
+    )
     assert its.value("streamworker_failures_total", processor="price", error="ValueError") >= 2
     assert its.value("streamworker_retries_total", processor="price") >= 1
     assert its.value("streamworker_records_dead_total", processor="price") == 1
     assert its.value("streamworker_sends_duplicate_total", stream="orders") == 2
     assert its.value("streamworker_sends_total", stream="orders") == 31
     assert 20 <= its.value("streamworker_sends_waited_total", stream="orders") <= 30
-
-
-async def test_the_records_of_three_workers_add_up_to_what_was_sent(redis_url: str) -> None:
-    """Though they join one after the other, and one leaves, so that partitions move while records flow."""
-    crew = [Measured(redis_url) for _ in range(3)]
-    streams = []
-    for its in crew:
-        streams.append(its.app.stream("orders", Order, key="number", partitions=8))
-
-        @its.app.processor(streams[-1], batch=50)
-        async def count(orders: list[Order]) -> None: ...
-
-    def records() -> float:
-        return sum(its.value("streamworker_records_total", processor="count") for its in crew)
-
-    sent = 0
-
-    async def send(more: int) -> None:
-        nonlocal sent
-        sent += await streams[0].send_many([Order(number) for number in range(more)])
-        await wait_for_async(lambda: records() >= sent - more, "most are committed")
-
-    async with crew[0].app.worker(name="w0"):
-        await send(1_000)
-        async with crew[1].app.worker(name="w1"):
-            await send(1_000)
-            async with crew[2].app.worker(name="w2"):
-                await send(3_000)
-                await crew[2].until(1, "streamworker_records_total", processor="count")
-            await send(1_000)
-        await send(10)
-        await wait_for_async(lambda: records() >= sent, "all are committed")
-    assert records() == sent == 6_010
-    assert crew[0].value("streamworker_sends_total", stream="orders") == sent
-    assert sum(values(its)["streamworker_sends_total"] for its in crew) == sent
 
 
 def test_classes_of_errors_are_bounded() -> None:
