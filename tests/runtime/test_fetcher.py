@@ -52,25 +52,6 @@ async def test_one_blocking_read_serves_all_partitions(redis_url: str) -> None:
         assert desk.fetcher.reads <= before + 1
 
 
-@pytest.mark.full("measures a latency")
-@pytest.mark.alone("measures a latency")
-async def test_a_new_entry_reaches_its_buffer_within_milliseconds(redis_url: str) -> None:
-    """The read is waiting at the server when the entry comes."""
-    async with bench(redis_url) as desk:
-        buffer = desk.fetcher.add(0, ZERO)
-        times: list[float] = []
-        for n in range(20):
-            await waits_at_the_server(desk)
-            began = time.perf_counter()
-            await desk.backend.execute("XADD", desk.stream_keys.events(0), "*", "v", str(n))
-            while buffer.waiting <= n:
-                await buffer.wait_ready(BatchLimits(n + 1, 1_000_000, 60_000))
-            times.append(time.perf_counter() - began)
-        times.sort()
-        print(f"wake latency: median {times[10] * 1e3:.2f} ms, worst {times[-1] * 1e3:.2f} ms")
-        assert times[10] < 0.02
-
-
 async def test_a_partition_that_is_added_does_not_wait_for_the_read_under_way(redis_url: str) -> None:
     """The read that blocks on other partitions is woken, long before its time is over."""
     async with bench(redis_url, partitions=2, fetch_block_ms=30_000) as desk:

@@ -90,15 +90,19 @@ async def numbers_of(desk: Bench, kind: type = Priced) -> list[int]:
 # -- order and overlap -------------------------------------------------------------------------
 
 
-async def test_keys_overlap_and_one_key_never_does_and_the_log_is_in_order(redis_url: str) -> None:
-    """The calls end in another order than they began; the acked log is in that of the source."""
+@pytest.mark.parametrize(("keys", "ordered_by"), [(KEYS, "key"), (1, "none")])
+async def test_calls_overlap_as_their_order_allows_and_the_log_is_in_order(
+    redis_url: str, keys: int, ordered_by: str
+) -> None:
+    """Those of one key never do, unless nothing orders them. They end in another order than they began."""
     watch, rng = Watch(), random.Random(3)
-    async with handling(
-        redis_url, watched(watch, lambda _: rng.random() / 100), range(600), concurrency=8
-    ) as (desk, _):
+    handler = watched(watch, lambda _: rng.random() / 100)
+    options: dict[str, Any] = {"concurrency": 8, "ordered_by": ordered_by}
+    async with handling(redis_url, handler, range(600), keys=keys, **options) as (desk, _):
         await desk.until_committed(600)
         assert await numbers_of(desk) == list(range(600))
-    watch.check_order()
+    if ordered_by == "key":
+        watch.check_order()
     assert watch.widest == 8
     assert watch.ended != sorted(watch.ended)
 
@@ -134,18 +138,6 @@ async def test_a_key_is_what_decides_the_partition(redis_url: str) -> None:
         await desk.until_committed(30)
     assert watch.widest == 11, "ten without a key, and one with the key 7"
     assert [n for n in watch.begun if n % 3 < 2] == [n for n in range(30) if n % 3 < 2]
-
-
-async def test_without_order_one_key_overlaps_too(redis_url: str) -> None:
-    """The log is in the order of the source all the same."""
-    watch, rng = Watch(), random.Random(4)
-    async with bench(redis_url) as desk:
-        await desk.send(range(100))
-        handler = watched(watch, lambda _: 0.005 + rng.random() / 100)
-        await desk.start(desk.spec(handler, concurrency=10, ordered_by="none"))
-        await desk.until_committed(100)
-        assert await numbers_of(desk) == list(range(100))
-    assert watch.widest == 10
 
 
 async def test_functions_in_threads_overlap_as_far_as_there_are_threads(redis_url: str) -> None:

@@ -78,21 +78,6 @@ async def test_waiting_for_records_is_no_work_of_a_stream_processor(redis_url: s
         assert (since_ms[0] or 0) >= sent_ms
 
 
-async def test_a_stream_processor_that_returns_is_called_again(redis_url: str) -> None:
-    """Returning acks the record in hand; the next call goes on with the next record."""
-    seen: list[int] = []
-
-    async def price(records: Records[Order]) -> None:
-        async for order in records:
-            seen.append(order.number)
-            if order.number % 2:
-                return
-
-    async with handling(redis_url, price, range(6)) as (desk, _):
-        await desk.until_committed(6)
-        assert seen == list(range(6))
-
-
 async def test_the_next_batch_is_handled_while_a_commit_is_under_way(redis_url: str) -> None:
     """While Redis does not answer, one more batch is handled, and not a third."""
     begun: list[int] = []
@@ -295,42 +280,29 @@ async def test_a_fenced_runner_stops_all_its_calls_and_adds_nothing(redis_url: s
         assert desk.budget.used == 0
 
 
-async def test_a_moved_checkpoint_stops_the_runner(redis_url: str) -> None:
-    """Somebody set the checkpoint: the runner's view is wrong, and it says what it found."""
+@pytest.mark.parametrize(("drains", "reason"), [(False, StopReason.FENCED), (True, StopReason.DRAINED)])
+async def test_a_moved_checkpoint_stops_the_runner(redis_url: str, drains: bool, reason: StopReason) -> None:
+    """Somebody set the checkpoint: the runner's view is wrong, and it says what it found.
 
-    async def price(batch: list[Order]) -> None: ...
-
-    async with bench(redis_url) as desk:
-        running = await desk.start(desk.spec(price))
-        await desk.backend.execute("HSET", desk.keys.lock(0), "checkpoint", "5-5")
-        await desk.send([1])
-        with anyio.fail_after(5):
-            await running.ended.wait()
-        assert running.stopped is not None
-        assert running.stopped.reason is StopReason.FENCED
-        assert "5-5" in running.stopped.detail
-
-
-async def test_a_runner_that_drains_gives_its_lock_back_though_redis_has_gone_back(redis_url: str) -> None:
-    """It holds the lock, and the next owner would wait for the drain deadline otherwise."""
-    begun, taken = anyio.Event(), anyio.Event()
+    It holds the lock. If it drains it gives that back; else the next owner would wait for the drain deadline.
+    """
+    begun, moved = anyio.Event(), anyio.Event()
 
     async def price(batch: list[Order]) -> None:
         begun.set()
-        await taken.wait()
+        await moved.wait()
 
-    async with bench(redis_url) as desk:
-        running = await desk.start(desk.spec(price))
-        await desk.send([1])
+    async with handling(redis_url, price, [1]) as (desk, running):
         with anyio.fail_after(5):
             await begun.wait()
         await desk.backend.execute("HSET", desk.keys.lock(0), "checkpoint", "5-5")
-        running.runner.drain()
-        taken.set()
+        if drains:
+            running.runner.drain()
+        moved.set()
         with anyio.fail_after(5):
             await running.ended.wait()
         assert running.stopped is not None
-        assert running.stopped.reason is StopReason.DRAINED
+        assert running.stopped.reason is reason
         assert "5-5" in running.stopped.detail
 
 
