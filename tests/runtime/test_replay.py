@@ -1,5 +1,6 @@
 """A dead letter that is replayed reaches the group whose letter it was, and no other one of its stream."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 import redis
 import structlog
 
-from streamworker import App, DeadLetter, Halt, Policy, Records
+from streamworker import App, Context, DeadLetter, Halt, Policy, Stream
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordType
 from streamworker.records.entries import REPLAYED_FOR
@@ -16,6 +17,7 @@ from streamworker.redisio.data import dead, streams
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
+from tests.ways import declare
 
 pytestmark = pytest.mark.anyio
 
@@ -36,18 +38,10 @@ def check(processor: str, numbers: list[int]) -> None:
         raise ValueError("not 3")
 
 
-def of_mode(mode: str, processor: str) -> Any:
-    """Return a function that takes its records in this way."""
+def declare_as(app: App, orders: Stream[Order], way: str, processor: str, policy: Policy) -> None:
+    """Declare a processor that forwards what it has checked."""
 
-    async def record(order: Order) -> Order:
-        check(processor, [order.number])
-        return order
-
-    def thread(order: Order) -> Order:
-        check(processor, [order.number])
-        return order
-
-    async def batch(orders: list[Order]) -> list[Order]:
+    def see(orders: Sequence[Order], _: Context) -> Sequence[Order]:
         check(processor, [order.number for order in orders])
         return orders
 
@@ -55,22 +49,12 @@ def of_mode(mode: str, processor: str) -> Any:
         check(processor, orders["number"].to_pylist())
         return orders
 
-    async def stream(orders: Records[Order]) -> None:
-        async for order in orders:
-            check(processor, [order.number])
-
-    functions = {"thread": thread, "batch": batch, "columns": columns, "stream": stream}
-    return functions.get(mode, record)
+    if way == "columns":
+        app.processor(orders, name=processor, errors=policy)(columns)
+    else:
+        declare(app, orders, way, see, returns=Order, name=processor, errors=policy)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "record": {},
-    "thread": {},
-    "batch": {"batch": 100},
-    "columns": {"batch": 100},
-    "concurrency": {"concurrency": 4},
-    "stream": {"forward": True},
-}
 CASES = [
     ("record", "json"),
     ("thread", "msgpack"),
@@ -78,10 +62,10 @@ CASES = [
     ("batch", "arrow"),
     ("columns", "json"),
     ("columns", "arrow"),
-    ("concurrency", "json"),
+    ("keyed", "json"),
     ("stream", "json"),
 ]
-"""Each codec, each mode, and columns and rows from either kind of entry."""
+"""Each codec, each way, and columns and rows from either kind of entry."""
 
 
 async def numbers(worker: Any, processor: str) -> list[int]:
@@ -89,9 +73,9 @@ async def numbers(worker: Any, processor: str) -> list[int]:
     return [row["number"] for row in await worker.rows(processor)]
 
 
-@pytest.mark.parametrize(("mode", "codec"), CASES)
+@pytest.mark.parametrize(("way", "codec"), CASES)
 async def test_only_the_group_whose_letter_it_was_gets_a_replayed_record(
-    redis_url: str, mode: str, codec: Any
+    redis_url: str, way: str, codec: Any
 ) -> None:
     """In the middle of others and alone; when it dies again, too; and for a group that is added later."""
     IS_CURED.clear()
@@ -99,8 +83,7 @@ async def test_only_the_group_whose_letter_it_was_gets_a_replayed_record(
     orders = app.stream("orders", Order, partitions=1, codec=codec)
     policies: dict[str, Policy] = {"book": DeadLetter(), "audit": DeadLetter(), "late": Halt()}
     for name, policy in policies.items():
-        function = of_mode(mode, name)
-        app.processor(orders, name=name, errors=policy, **OPTIONS[mode])(function)
+        declare_as(app, orders, way, name, policy)
     keys, audit = GroupKeys("shop", "orders", "book"), GroupKeys("shop", "orders", "audit")
 
     async def send(*them: int) -> None:

@@ -8,7 +8,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -180,45 +180,61 @@ def key_of(item: Item) -> int:
     return item.number
 
 
-async def _each(item: Item) -> Item:
-    await asyncio.sleep(0)
+def thrown(item: Item) -> Item:
+    """Raise what the item asks for, or return it."""
     throw(item)
     return item
 
 
-def _each_in_thread(item: Item) -> Item:
-    throw(item)
-    return item
+def again(item: Item) -> Item:
+    return Item(item.number)
 
 
-async def _each_with_context(item: Item, ctx: Context) -> None:
-    ctx.forward(item)
-    throw(item)
+def as_row(item: Item) -> Row:
+    return Row(item.number, item.kind)
 
 
-async def _batch(items: list[Item]) -> list[Item]:
-    for item in items:
-        throw(item)
-    return items
+def in_way(way: str, act: Callable[[Any], Any], takes: type[Item], gives: type) -> Callable[..., Any]:
+    """Return a function that does this with each of its records, and forwards what it returns."""
 
+    async def record(given: Any) -> Any:
+        await asyncio.sleep(0)
+        return act(given)
 
-def _batch_in_thread(items: list[Item]) -> list[Item]:
-    for item in items:
-        throw(item)
-    return items
+    async def context(given: Any, ctx: Context) -> None:
+        ctx.forward(given)
+        act(given)
 
+    def thread(given: Any) -> Any:
+        return act(given)
 
-async def _records(items: Records[Item], ctx: Context) -> None:
-    async for item in items:
-        throw(item)
-        ctx.forward(item)
+    async def batch(given: Any) -> Any:
+        return [act(item) for item in given]
 
+    def batch_in_thread(given: Any) -> Any:
+        return [act(item) for item in given]
 
-async def _parts(items: Records[Item], ctx: Context) -> None:
-    async for part in items.take(5):
-        for item in part:
-            throw(item)
-            ctx.forward(item)
+    async def stream(given: Any, ctx: Context) -> None:
+        async for item in given:
+            ctx.forward(act(item))
+
+    async def parts(given: Any, ctx: Context) -> None:
+        async for part in given.take(5):
+            for item in part:
+                ctx.forward(act(item))
+
+    functions: dict[str, tuple[Callable[..., Any], Any, Any]] = {
+        "record": (record, takes, gives),
+        "context": (context, takes, None),
+        "thread": (thread, takes, gives),
+        "batch": (batch, list[takes], list[gives]),  # type: ignore[valid-type]
+        "batch in thread": (batch_in_thread, list[takes], list[gives]),  # type: ignore[valid-type]
+        "stream": (stream, Records[takes], None),  # type: ignore[valid-type]
+        "parts": (parts, Records[takes], None),  # type: ignore[valid-type]
+    }
+    function, given, returned = functions[way]
+    function.__annotations__ |= {"given": given, "return": returned}
+    return function
 
 
 async def _columns(items: pa.RecordBatch) -> pa.RecordBatch:
@@ -231,80 +247,59 @@ def _columns_in_thread(items: pa.RecordBatch) -> pa.RecordBatch:
     return items
 
 
-async def _passed_on(item: Item) -> Item:
-    return item
-
-
-async def _decoded(item: Fragile) -> Item:
-    return Item(item.number)
-
-
-async def _decoded_batch(items: list[Fragile]) -> list[Item]:
-    return [Item(item.number) for item in items]
-
-
-async def _decoded_records(items: Records[Fragile], ctx: Context) -> None:
-    async for item in items:
-        ctx.forward(Item(item.number))
-
-
-async def _row(item: Item) -> Row:
-    return Row(item.number, item.kind)
-
-
-async def _rows(items: list[Item]) -> list[Row]:
-    return [Row(item.number, item.kind) for item in items]
-
-
-async def _row_of_records(items: Records[Item], ctx: Context) -> None:
-    async for item in items:
-        ctx.forward(Row(item.number, item.kind))
-
-
 @dataclass(frozen=True)
 class Mode:
+    """A function, and the options of its processor and its stream."""
+
     function: Callable[..., Any]
-    options: dict[str, Any]
-    stream: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    stream: dict[str, Any] = field(default_factory=dict)
     record: type = Item
 
 
-def _mode(function: Callable[..., Any], record: type = Item, **options: Any) -> Mode:
-    stream: dict[str, Any] = {name: options.pop(name) for name in ("codec", "key") if name in options}
-    return Mode(function, options, stream, record)
+def _mode(
+    way: str,
+    act: Callable[[Any], Any] = thrown,
+    takes: type[Item] = Item,
+    gives: type = Item,
+    stream: dict[str, Any] | None = None,
+    **options: Any,
+) -> Mode:
+    if way in ("context", "stream", "parts"):
+        options |= {"output": gives, "forward": True}
+    return Mode(in_way(way, act, takes, gives), options, stream or {}, takes)
 
 
-ITEMS: dict[str, Any] = {"output": Item, "forward": True}
-ROWS: dict[str, Any] = {"output": Row, "forward": True}
+ARROW = {"codec": "arrow"}
 MODES = {
-    "record": _mode(_each),
-    "record, def": _mode(_each_in_thread),
-    "record, context": _mode(_each_with_context, **ITEMS),
-    "record, timeout": _mode(_each, timeout=30),
-    "record, def, timeout": _mode(_each_in_thread, timeout=30),
-    "batch": _mode(_batch),
-    "batch, def": _mode(_batch_in_thread),
-    "batch, timeout": _mode(_batch, timeout=30),
-    "stream": _mode(_records, **ITEMS),
-    "stream, parts": _mode(_parts, **ITEMS),
-    "concurrent": _mode(_each, concurrency=3),
-    "concurrent, def": _mode(_each_in_thread, concurrency=3),
-    "columns": _mode(_columns),
-    "columns, def": _mode(_columns_in_thread),
-    "arrow, columns": _mode(_columns, codec="arrow"),
-    "arrow, record": _mode(_each, codec="arrow"),
-    "arrow, def": _mode(_each_in_thread, codec="arrow"),
-    "arrow, decoded": _mode(_decoded_batch, Fragile, codec="arrow"),
-    "key function": _mode(_passed_on, concurrency=3, key=key_of),
-    "decoded": _mode(_decoded, Fragile),
-    "decoded, batch": _mode(_decoded_batch, Fragile),
-    "decoded, stream": _mode(_decoded_records, Fragile, **ITEMS),
-    "decoded, concurrent": _mode(_decoded, Fragile, concurrency=3),
-    "decoded, columns": _mode(_columns, Fragile),
-    "rows": _mode(_row, **ROWS),
-    "rows, batch": _mode(_rows, **ROWS),
-    "rows, stream": _mode(_row_of_records, **ROWS),
-    "rows, concurrent": _mode(_row, concurrency=3, **ROWS),
+    "record": _mode("record"),
+    "record, def": _mode("thread"),
+    "record, context": _mode("context"),
+    "record, timeout": _mode("record", timeout=30),
+    "record, def, timeout": _mode("thread", timeout=30),
+    "batch": _mode("batch"),
+    "batch, def": _mode("batch in thread"),
+    "batch, timeout": _mode("batch", timeout=30),
+    "stream": _mode("stream"),
+    "stream, parts": _mode("parts"),
+    "concurrent": _mode("record", concurrency=3),
+    "concurrent, def": _mode("thread", concurrency=3),
+    "columns": Mode(_columns),
+    "columns, def": Mode(_columns_in_thread),
+    "arrow, columns": Mode(_columns, stream=ARROW),
+    "arrow, record": _mode("record", stream=ARROW),
+    "arrow, def": _mode("thread", stream=ARROW),
+    "arrow, decoded": _mode("batch", again, Fragile, stream=ARROW),
+    "key function": _mode("record", again, stream={"key": key_of}, concurrency=3),
+    "decoded": _mode("record", again, Fragile),
+    "decoded, batch": _mode("batch", again, Fragile),
+    "decoded, stream": _mode("stream", again, Fragile),
+    "decoded, concurrent": _mode("record", again, Fragile, concurrency=3),
+    "decoded, columns": Mode(_columns, record=Fragile),
+    "rows": _mode("record", as_row, gives=Row),
+    "rows, batch": _mode("batch", as_row, gives=Row),
+    "rows, stream": _mode("stream", as_row, gives=Row),
+    "rows, concurrent": _mode("record", as_row, gives=Row, concurrency=3),
 }
 
 
@@ -368,7 +363,7 @@ async def test_a_function_that_cancels_its_own_task_fails_and_the_worker_still_l
 ) -> None:
     """The count of cancels that it leaves would have a cancel of ours end more than it should."""
     items = [Item(number, "x" if number == POISON else "") for number in range(COUNT)]
-    async with working(redis_url, _mode(_cancels_itself, **options), items) as (worker, ids):
+    async with working(redis_url, Mode(_cancels_itself, options), items) as (worker, ids):
         await worker.until_drained()
         [letter] = await worker.dead_letters("handle")
         assert str(letter.entry_id) == ids[POISON]
@@ -386,7 +381,7 @@ async def test_a_cancel_that_reaches_the_runner_halts_it_and_ends_nothing_else(r
         return item
 
     items = [Item(1, "x")]
-    async with working(redis_url, _mode(leaves_it), items) as (worker, _):
+    async with working(redis_url, Mode(leaves_it), items) as (worker, _):
         halted = await until_shown(worker, is_halted)
         assert "internal error: RuntimeError: the function raised CancelledError" in halted.reason
 
