@@ -42,7 +42,7 @@ def numbers_in(client: Any, stream: str) -> dict[str, list[int]]:
     ("name", "environ"),
     [
         pytest.param("valkey", BACKLOG, id="valkey"),
-        pytest.param("redis7", {}, id="redis7"),
+        pytest.param("redis7", {}, id="redis7", marks=pytest.mark.soak),
         pytest.param("valkey", {}, id="valkey, no backlog", marks=pytest.mark.soak),
         pytest.param("redis7", BACKLOG, id="redis7, backlog", marks=pytest.mark.soak),
     ],
