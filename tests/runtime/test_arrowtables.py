@@ -21,7 +21,7 @@ from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.records import RecordType
 from streamworker.redisio.data.columns import unpacked
-from streamworker.runtime.send.routing import Router
+from streamworker.runtime.send.arrowtables import Router
 from tests.helpers import drawn
 from tests.records.kinds import MOMENTS, TEXT
 from tests.runtime.workbench import Bench, Order, bench
