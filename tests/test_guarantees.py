@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -38,10 +37,11 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
 from tests.chaos.forked import Forge
 from tests.chaos.proxy import proxied
+from tests.chaos.team import Team, now_ms
+from tests.chaos.times import FAST, slack_for_this_machine
 from tests.conftest import SpawnWorker
 from tests.helpers import is_halted, until_shown, wait_for, wait_for_async
 from tests.raw import records_in
-from tests.rebalance.scene import FAST, KEYS, Scene, slack_for_this_machine
 
 DOCS = Path(__file__).parent.parent / "docs" / "guarantees.md"
 
@@ -60,23 +60,19 @@ def entries_of(url: str, key: str) -> list[tuple[EntryId, dict[str, str]]]:
         ]
 
 
-def test_i1_nothing_that_was_confirmed_is_lost(crew: Forge, tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_i1_nothing_that_was_confirmed_is_lost(crew: Forge, tmp_path: Path) -> None:
     """A worker is killed, the server restarts, all connections are cut; each record is in the log."""
     with EmbeddedServer(data_dir=tmp_path / "redis") as server:
-        environ = FAST
-        scene = Scene(server.url, crew, tmp_path, partitions=4)
-        first = scene.worker("w1", **environ)
-        scene.worker("w2", **environ)
-        scene.wait_for_owners({"w1": 2, "w2": 2})
-        with scene.remembered_load() as told:
-            first.kill()
-            server.restart()
-            with redis.Redis.from_url(server.url) as client:
-                client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-            scene.worker("w3", **environ)
-            scene.wait_for_owners({"w2": 2, "w3": 2}, timeout_s=30)
-        scene.wait_until_drained()
-        assert told.confirmed and scene.judged(told)[1] == {}
+        async with Team(server.url, crew, tmp_path, name="ledger") as team:
+            await team.hired("w1", "w2")
+            async with team.load(per_second=400):
+                team.kill("w1")
+                await asyncio.to_thread(server.restart)
+                await team.raw.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                await team.hired("w3")
+            await team.finished()
+            assert team.sends.confirmed
 
 
 @pytest.mark.anyio
@@ -141,39 +137,38 @@ async def test_i3_order_holds_in_each_partition_and_for_each_key(redis_url: str)
     assert sorted(n for numbers in by_key.values() for n in numbers) == [n for n in range(600) if n % 10 != 3]
 
 
-def test_i4_a_worker_that_lost_its_partition_cannot_commit(
+@pytest.mark.anyio
+async def test_i4_a_worker_that_lost_its_partition_cannot_commit(
     redis_url: str, crew: Forge, tmp_path: Path
 ) -> None:
     """It sleeps with batches in hand, loses its partitions, wakes, and tries to commit."""
-    scene = Scene(redis_url, crew, tmp_path, partitions=4)
     environ = {**FAST, "ROWS_HANDLER_S": "0.3"}
-    scene.worker("w1", **environ)
-    sleeper = scene.worker("w2", **environ)
-    scene.wait_for_owners({"w1": 2, "w2": 2})
-    started, ended = (scene.ledger / f"{sleeper.pid}.{kind}" for kind in ("started", "jsonl"))
+    async with Team(redis_url, crew, tmp_path, name="ledger", environ=environ, ledger=True) as team:
+        await team.hired("w1", "w2")
+        sleeper, held = team.workers["w2"], await team.held_by("w2")
+        started, ended = (team.ledger / f"{sleeper.pid}.{kind}" for kind in ("started", "jsonl"))
 
-    def sleeps_with_a_batch_in_hand() -> bool:
-        sleeper.pause()
-        # Equal times are of one tick of the file system: what began in it takes longer than a tick.
-        if ended.exists() and started.stat().st_mtime_ns >= ended.stat().st_mtime_ns:
-            return True
-        sleeper.resume()
-        return False
+        def sleeps_with_a_batch_in_hand() -> bool:
+            sleeper.pause()
+            # Equal times are of one tick of the file system: what began in it takes longer than a tick.
+            if ended.exists() and started.stat().st_mtime_ns >= ended.stat().st_mtime_ns:
+                return True
+            sleeper.resume()
+            return False
 
-    with scene.remembered_load(200) as told:
-        wait_for(sleeps_with_a_batch_in_hand, "the sleeper is busy")
-        scene.wait_for_owners({"w1": 4})
-        sleeper.resume()
-        scene.wait_for_owners({"w1": 2, "w2": 2})
-    scene.wait_until_drained()
-    assert scene.judged(told)[1] == {}
-    assert sleeper.running
-    assert len(scene.executed()) > told.sent, "what it had in hand was executed again, and not logged again"
-    for partition in range(4):
-        owners = [(int(f["epoch"]), f["owner"]) for _, f in entries_of(redis_url, KEYS.acked(partition))]
-        assert [epoch for epoch, _ in owners] == sorted(epoch for epoch, _ in owners)
-        assert len({owner for _, owner in owners}) <= len({epoch for epoch, _ in owners})
-        assert all(len({o for e, o in owners if e == epoch}) == 1 for epoch, _ in owners)
+        async with team.load(per_second=200):
+            await team.until("the sleeper is busy", sleeps_with_a_batch_in_hand)
+            await team.takeover_ms(0, held)
+            sleeper.resume()
+            await team.settled()
+        await team.finished()
+        executed = [n for call in team.calls() for n in call["n"]]
+        assert len(executed) > len(set(executed)), "what it had in hand was executed again, and logged once"
+        for keys in map(team.keys.acked, range(team.partitions)):
+            owners = [(int(fields["epoch"]), fields["owner"]) for _, fields in entries_of(redis_url, keys)]
+            assert [epoch for epoch, _ in owners] == sorted(epoch for epoch, _ in owners)
+            assert len({owner for _, owner in owners}) <= len({epoch for epoch, _ in owners})
+            assert all(len({o for e, o in owners if e == epoch}) == 1 for epoch, _ in owners)
 
 
 @pytest.mark.anyio
@@ -266,38 +261,28 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
         assert logged() == ["1-0", "2-0"]
 
 
+@pytest.mark.anyio
 @pytest.mark.alone("about seconds")
-def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
+async def test_i7_the_partitions_of_a_killed_worker_run_again_within_five_seconds(
     redis_url: str, crew: Forge, tmp_path: Path
 ) -> None:
     """At default settings; and those of one that was asked to stop, half a second after its last batch."""
-    scene = Scene(redis_url, crew, tmp_path, partitions=4)
-    scene.worker("w1")
-    scene.wait_for_owners({"w1": 4})
-    killed, stopped = scene.worker("w2"), scene.worker("w3")
-    scene.wait_for_owners({"w1": 2, "w2": 1, "w3": 1})
-    with scene.remembered_load():
-        wait_for(lambda: len({call.pid for call in scene.calls()}) == 3, "all three are busy")
-        orphans = {view.partition for view in scene.held_by("w2")}
-        killed.kill()
-        at = time.monotonic()
-        wait_for(
-            lambda: orphans <= {c.partition for c in scene.calls() if c.pid != killed.pid and c.start > at},
-            "its partitions run elsewhere",
-        )
-        after = [call for call in scene.calls() if call.pid != killed.pid and call.start > at]
-        took = max(min(c.start for c in after if c.partition == p) for p in orphans) - at
-        stopped.terminate()
-        assert stopped.wait() == 0
-    print(f"takeover after SIGKILL: {took:.2f} s")
-    assert took <= 5.0
+    async with Team(redis_url, crew, tmp_path, name="ledger", environ={}, ledger=True) as team:
+        await team.hired("w1", "w2", "w3")
+        async with team.load(per_second=400):
+            await team.until("all three are busy", lambda: len({call["pid"] for call in team.calls()}) == 3)
+            orphans, at_ms = await team.held_by("w2"), now_ms()
+            team.kill("w2")
+            took_ms = await team.takeover_ms(at_ms, orphans)
+            assert await team.ended(team.ask_to_leave("w3")) == 0
+        print(f"takeover after SIGKILL: {took_ms:.0f} ms")
+        assert took_ms <= 5_000
 
-    def handover_ms() -> list[int]:
-        changes = scene.snapshot().rebalances
-        return [change.ms for change in changes if change.cause == "leave" and change.ms is not None]
+        async def handover_ms() -> list[int]:
+            return [ms for cause, _, ms in await team.rebalances() if cause == "leave" and ms is not None]
 
-    (leave_ms,) = wait_for(handover_ms, "the others have what it left")
-    longest_ms = 1000 * max(call.end - call.start for call in scene.calls())
+        (leave_ms,) = await team.until("the others have what it left", handover_ms)
+        longest_ms = 1000 * max(call["end"] - call["start"] for call in team.calls())
     print(f"handover after SIGTERM: {leave_ms} ms")
     assert leave_ms <= 500 + longest_ms + 1000 * slack_for_this_machine()
 

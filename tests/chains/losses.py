@@ -26,10 +26,10 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from tests.chains.chain_app import REGIONS, SKUS, Item, Noticed, Priced, Summed, item
 from tests.chains.scene import CHAIN, ChainScene
+from tests.chaos.sender import Sender, Sends
 from tests.helpers import beside, wait_for
 from tests.judge import read_logs
 from tests.raw import opened, records_of
-from tests.rebalance.remembered import Told, remember
 
 PARTITIONS = {"items": 4, "priced": 7, "summed": 3, "noticed": 2}
 TARGETS = {"price": ("priced",), "sum_up": ("summed", "noticed")}
@@ -144,24 +144,28 @@ class Judge:
 
     def __post_init__(self) -> None:
         self.base = self.look()
-        self._told = Told()
+        self._told = Sends()
 
     # -- a round -------------------------------------------------------------------------------
 
     @contextmanager
-    def flow(self) -> Iterator[Told]:
+    def flow(self) -> Iterator[Sends]:
         """Let records flow meanwhile from a sender that remembers what it was told."""
-        scene, told = self.scene, Told()
+        app = App("chain", redis_url=self.scene.url, durability=self.scene.durability)
+        items = app.stream("items", Item, key="customer", partitions=PARTITIONS["items"])
+        self._told = Sends()
+        sender = Sender(app, items, item, self._told, self.scene.sent)
 
         async def send(stop: threading.Event) -> None:
-            app = App("chain", redis_url=scene.url, durability=scene.durability)
-            items = app.stream("items", Item, key="customer", partitions=PARTITIONS["items"])
-            await remember(app, items, item, told, stop, PER_SECOND, scene.sent)
+            async with app:
+                async with sender.load(PER_SECOND):
+                    await asyncio.to_thread(stop.wait)
+                await sender.ask_what_is_lost()
 
         with beside(send):
-            yield told
-        self._told, scene.sent = told, scene.sent + told.sent
-        scene.send(TO_EACH)
+            yield self._told
+        self.scene.sent = sender.issued
+        self.scene.send(TO_EACH)
 
     def settle(self) -> None:
         """Wait until all has arrived; a target that knows more goes on once a worker has told of it."""
@@ -238,7 +242,7 @@ class Judge:
         gone = {n: sent for n, sent in self._told.confirmed.items() if n not in there}
         silent = [n for n, sent in gone.items() if not self._told.reported(sent)]
         assert not silent, f"their sender was not told that they are lost: {silent[:20]} of {len(silent)}"
-        assert self._told.entries_reported == len(gone)
+        assert self._told.reported_lost == len(gone)
         self.verdict.confirmed += len(self._told.confirmed)
         self.verdict.unsent += len(gone)
 

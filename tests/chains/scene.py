@@ -13,7 +13,7 @@ from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from tests.chains.chain_app import Item, item
 from tests.chaos.forked import Forge, Forked
-from tests.rebalance.scene import FAST
+from tests.chaos.times import FAST
 
 CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
 """The processors, and what each reads."""

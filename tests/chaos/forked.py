@@ -4,6 +4,7 @@ A start of Python with all that a worker loads takes a second of a core; a fork 
 is forked is a process like any other: with connections, threads and signals of its own.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -42,7 +43,8 @@ class Forked:
 
     def signal(self, number: signal.Signals) -> None:
         if self.code is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # It has just ended, and nobody has said so yet.
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """Ask it to drain and leave."""

@@ -26,12 +26,13 @@ class Item(msgspec.Struct):
     n: int
 
 
-def make_app(environ: Mapping[str, str]) -> App:
+def make_app(environ: Mapping[str, str], **settings: Any) -> App:
     made = App(
         environ["ROWS_APP"],
         redis_url=environ.get("STREAMWORKER_REDIS_URL"),
         assignment=environ.get("ASSIGNMENT", "range"),
         coordination=environ.get("COORDINATION", "membership"),
+        **settings,
     )
     # A release before entries of many records cannot read them, and does not know the option.
     options: dict[str, Any] = {"single_entries": True} if "ROWS_SINGLE" in environ else {}

@@ -1,7 +1,7 @@
 """A group of forked workers under fire: who does what to whom, and what an observer sees of it.
 
-All checks are made from the source, the acked logs and the workers' own ledgers, read by a client that
-does not go through the disturbed network.
+The server may be one, a Cluster, or the primary that sentinels name. All checks are made from the source, the
+acked logs and the workers' own ledgers, read by a client that does not go through the disturbed network.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,20 +23,27 @@ import redis.exceptions
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamworkerError
+from streamworker.errors import BackendError, BackendRefused, StreamworkerError
 from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.runtime.send.producer import Sent
+from streamworker.urls import kind_of
 from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
+from tests.chaos.sender import Sender, Sends
+from tests.chaos.times import FAST
 from tests.helpers import whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
-from tests.rebalance.scene import FAST
 
+APP = "tests.chaos.rows_app:app"
+"""What commands call the app of a team, with its ``environ``."""
 POLL_S = 0.05
 READ_COUNT = 2_000
 KEYS = 97
+"""Fewer than the records under way at a time, so that some share a key."""
 PATIENCE_S = 60.0
 """How long anything is waited for that must happen: on a busy machine a process may stand for seconds."""
 
@@ -74,15 +81,8 @@ class Entry:
         return list(decode_entry(EntryId.parse(self.id), dict(self.fields), schemas).to_pylist())
 
 
-@dataclass
-class Sends:
-    confirmed: set[int] = field(default_factory=set)
-    refused: set[int] = field(default_factory=set)
-    unknown: set[int] = field(default_factory=set)
-
-
 class Team:
-    """Some workers of one group on one server; an async context manager."""
+    """Some workers of one group, and a sender of its records; an async context manager."""
 
     def __init__(
         self,
@@ -97,6 +97,8 @@ class Team:
         producer_url: str | None = None,
         ledger: bool = False,
         single_entries: bool = False,
+        durability: str = "memory",
+        replicas: int = 1,
         rng: random.Random | None = None,
     ) -> None:
         self.url, self.name, self.partitions = url, name, partitions
@@ -107,30 +109,36 @@ class Team:
         self.entries: dict[int, list[Entry]] = {p: [] for p in range(partitions)}
         self.flushed: set[int] = set()
         """Numbers that a fault has made vanish, which the test allows."""
-        self.issued = 0
-        """Records that were given a number to be sent."""
         self.keys = GroupKeys(name, STREAM, PROCESSOR)
         self._folder = folder
-        self._ledger = folder / f"{name}-ledger" if ledger else None
-        if self._ledger:
-            self._ledger.mkdir()
+        self.ledger = folder / f"{name}-ledger"
+        """Where workers write down what they execute, if they are to."""
+        self.ledger.mkdir()
         self._environ = {
             "ROWS_APP": name,
             "ROWS_PARTITIONS": str(partitions),
             "STREAMWORKER_REDIS_URL": worker_url or url,
-            **({"ROWS_LEDGER": str(self._ledger)} if self._ledger else {}),
+            "STREAMWORKER_DURABILITY": durability,
+            "STREAMWORKER_DURABILITY_REPLICAS": str(replicas),
+            **({"ROWS_LEDGER": str(self.ledger)} if ledger else {}),
             **environ,
         }
         sends = {"STREAMWORKER_REDIS_URL": producer_url or url}
         if single_entries:
             sends["ROWS_SINGLE"] = "1"
-        self._app = make_app(self._environ | sends)
+        self._app = make_app(self._environ | sends, durability=durability, durability_replicas=replicas)
+        self.items = self._app.registry.streams[STREAM]
+        self.sender = Sender(self._app, self.items, lambda n: Item(f"k{n % KEYS}", n), self.sends)
         self._read_to = ["-"] * partitions
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        self.raw = aredis.Redis.from_url(self.url, protocol=2)
-        self._stack.push_async_callback(self.raw.aclose)
+        if not kind_of(self.url):
+            self.raw = aredis.Redis.from_url(self.url, protocol=2)
+            """A plain client of one server, for what others do to its keys."""
+            self._stack.push_async_callback(self.raw.aclose)
+        observer = Backend.open(self.url, name="observer", call_timeout_ms=10_000)
+        self._observer = await self._stack.enter_async_context(observer)
         await self._stack.enter_async_context(self._app)
         return self
 
@@ -139,6 +147,11 @@ class Team:
             worker.signal(signal.SIGKILL)
         with contextlib.suppress(StreamworkerError):
             await self._stack.aclose()
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """What its app goes by."""
+        return self._environ
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -202,7 +215,7 @@ class Team:
                 value = condition()
                 if hasattr(value, "__await__"):
                     value = await value
-            except (redis.exceptions.RedisError, OSError):
+            except (redis.exceptions.RedisError, StreamworkerError, OSError):
                 value = None
             if value:
                 return value
@@ -227,32 +240,28 @@ class Team:
     # -- looking -------------------------------------------------------------------------------
 
     async def locks(self) -> list[Lock]:
-        async with self.raw.pipeline(transaction=False) as pipe:
-            for p in range(self.partitions):
-                pipe.hmget(self.keys.lock(p), "owner", "epoch")
-            answers = await pipe.execute()
+        asked = [("HMGET", self.keys.lock(p), "owner", "epoch") for p in range(self.partitions)]
+        answers = all_answered(await self._observer.pipeline(asked))
         return [Lock((owner or b"").decode(), int(epoch or 0)) for owner, epoch in answers]
 
+    async def shares(self) -> dict[str, int]:
+        """Return how many partitions each worker holds."""
+        return dict(Counter(lock.name for lock in await self.locks() if lock.owner))
+
     async def read_logs(self) -> None:
-        async with self.raw.pipeline(transaction=False) as pipe:
-            for p in range(self.partitions):
-                pipe.execute_command("XRANGE", self.keys.acked(p), self._read_to[p], "+", "COUNT", READ_COUNT)
-            # A test may have put something else in a log's place for a while.
-            answers = await pipe.execute(raise_on_error=False)
-        for p, entries in enumerate(answers):
-            if isinstance(entries, redis.exceptions.ResponseError):
-                continue
-            for entry_id, pairs in entries:
-                fields = pairs if isinstance(pairs, dict) else dict(zip(pairs[::2], pairs[1::2], strict=True))
-                self.entries[p].append(
-                    Entry(
-                        entry_id,
-                        int(fields[b"at"]),
-                        int(fields[b"epoch"]),
-                        fields[b"last"].decode(),
-                        fields,
-                    )
-                )
+        asked = [
+            ("XRANGE", self.keys.acked(p), self._read_to[p], "+", "COUNT", READ_COUNT)
+            for p in range(self.partitions)
+        ]
+        for p, entries in enumerate(await self._observer.pipeline(asked)):
+            if isinstance(entries, BackendRefused):
+                continue  # A test may have put something else in a log's place for a while.
+            if isinstance(entries, BackendError):
+                raise entries
+            for entry_id, flat in entries:
+                fields = dict(zip(flat[::2], flat[1::2], strict=True))
+                at_ms, epoch = int(fields[b"at"]), int(fields[b"epoch"])
+                self.entries[p].append(Entry(entry_id, at_ms, epoch, fields[b"last"].decode(), fields))
                 self._read_to[p] = f"({entry_id.decode()}"
 
     async def first_commits(
@@ -298,11 +307,7 @@ class Team:
         return max((await self.first_commits(since_ms, range(self.partitions))).values()) - since_ms
 
     async def snapshot(self) -> GroupSnapshot:
-        async with Backend.open(self.url, name="observer", call_timeout_ms=5_000) as backend:
-            return await take_snapshot(backend, self.name, STREAM, PROCESSOR)
-
-    async def lag(self) -> int:
-        return (await self.snapshot()).lag
+        return await take_snapshot(self._observer, self.name, STREAM, PROCESSOR)
 
     async def rebalances(self) -> list[tuple[str, int, int | None]]:
         """Return the changes of the group on record: cause, when, and how long it took."""
@@ -316,15 +321,9 @@ class Team:
         """Return cause and time of each; how long one took comes later."""
         return [(cause, at_ms) for cause, at_ms, _ in await self.rebalances()]
 
-    def is_busy(self) -> bool:
-        """Whether a worker has begun a call."""
-        assert self._ledger is not None
-        return any(self._ledger.glob("*.started"))
-
     def calls(self) -> Iterator[dict[str, Any]]:
         """Return all that was executed, by the workers' ledgers."""
-        assert self._ledger is not None
-        for path in self._ledger.glob("*.jsonl"):
+        for path in self.ledger.glob("*.jsonl"):
             for line in whole_lines(path):
                 yield {**json.loads(line), "pid": int(path.stem)}
 
@@ -332,54 +331,20 @@ class Team:
 
     async def send(self, count: int) -> None:
         """Send records over all partitions, and note what became of each."""
-        numbers = range(self.issued, self.issued + count)
-        self.issued += count
-        items = self._app.registry.streams[STREAM]
+        await self.sender.send(count)
 
-        async def one(n: int) -> None:
-            try:
-                await items.send(Item(f"k{n % KEYS}", n))
-            except BackendRefused:
-                self.sends.refused.add(n)
-            except (BackendError, ProducerError):
-                self.sends.unknown.add(n)
-            else:
-                self.sends.confirmed.add(n)
-
-        await asyncio.gather(*map(one, numbers))
-
-    @asynccontextmanager
-    async def load(self, per_second: float = 40) -> AsyncIterator[None]:
-        stop = asyncio.Event()
-
-        async def produce() -> None:
-            due = time.monotonic()
-            while not stop.is_set():
-                await self.send(max(1, round(per_second / 20)))
-                due = max(due + 0.05, time.monotonic() - 0.5)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), max(0.001, due - time.monotonic()))
-
-        task = asyncio.create_task(produce())
-        try:
-            yield
-        finally:
-            stop.set()
-            await task
-
-    async def told_lost(self) -> int:
-        producer = self._app.producer(self._app.registry.streams[STREAM])
-        await producer.verify()
-        return sum(each.records for each in producer.lost)
+    def load(self, per_second: float = 40) -> AbstractAsyncContextManager[None]:
+        return self.sender.load(per_second)
 
     # -- judging -------------------------------------------------------------------------------
 
     async def drained(self, timeout_s: float = PATIENCE_S) -> None:
+        """Wait until all nodes tell that no record waits; of one that is away nobody knows."""
+
         async def look() -> bool:
-            try:
-                return await self.lag() == 0
-            except StreamworkerError:
-                return False
+            snapshot = await self.snapshot()
+            # A partition whose node gave no answer is shown as halted, without lag.
+            return snapshot.lag == 0 and all(view.state != "halted" for view in snapshot.partitions)
 
         await self.until("there is no lag", look, timeout_s)
 
@@ -415,27 +380,47 @@ class Team:
         await self.check_entries()
 
     async def check_entries(self) -> None:
-        """Judge what was read of the logs so far.
+        """Judge what was read of the logs so far."""
+        gone = await self._judged()
+        assert not gone, f"{self.name}: confirmed and lost: {sorted(gone)[:20]} ({len(gone)})"
+
+    async def lost(self) -> dict[int, Sent]:
+        """Return what was confirmed and is gone, as after a failover; all else is right.
+
+        Each of these sends, and no other, must have been reported to its sender.
+        """
+        self.forget_logs()
+        await self._read_all()
+        gone = await self._judged()
+        await self.sender.ask_what_is_lost()
+        silent = {n: sent for n, sent in gone.items() if not self.sends.reported(sent)}
+        assert not silent, f"{self.name}: lost without a word: {sorted(silent)[:20]} ({len(silent)})"
+        assert self.sends.reported_lost == len(gone), f"{self.name}: what was reported as lost is there"
+        return gone
+
+    async def _judged(self) -> dict[int, Sent]:
+        """Return which confirmed sends are not in the logs, which must be right.
 
         In a thread: on a busy machine it takes long, and this event loop passes on what other teams say.
         """
-        await asyncio.to_thread(self._judge, await self._schemas())
+        return await asyncio.to_thread(self._judge, await self._schemas())
 
-    def _judge(self, schemas: Mapping[str, pa.Schema]) -> None:
+    def _judge(self, schemas: Mapping[str, pa.Schema]) -> dict[int, Sent]:
         for p, entries in self.entries.items():
             chain = ((EntryId.parse(entry.id), entry.fields) for entry in entries)
             check_chain(f"{self.name}, partition {p}", chain)
         times = check_rows(
             (row for entry in entries for row in entry.rows(schemas)) for entries in self.entries.values()
         )
-        lost = self.sends.confirmed - times - self.flushed
-        assert not lost, f"{self.name}: confirmed and lost: {sorted(lost)[:20]} ({len(lost)})"
         came = self.sends.refused & times
         assert not came, f"{self.name}: refused and in the log: {sorted(came)[:20]}"
+        assert not times or max(times) < self.sender.issued, f"{self.name}: nobody sent {max(times)}"
+        confirmed = self.sends.confirmed.items()
+        return {n: sent for n, sent in confirmed if n not in times and n not in self.flushed}
 
     async def _schemas(self) -> dict[str, pa.Schema]:
-        stored: dict[Any, Any] = await self.raw.hgetall(self.keys.schemas)
-        return schemas_of(stored)
+        flat = await self._observer.execute("HGETALL", self.keys.schemas)
+        return schemas_of(dict(zip(flat[::2], flat[1::2], strict=True)))
 
     def check_nobody_was_hurt(self, *but: Forked) -> None:
         """No worker that is to live has ended, and none says that it met a bug."""

@@ -21,10 +21,10 @@ from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.redisio.group.protocols import KEY_TABLE
 from tests.chaos.figures import record
 from tests.chaos.forked import Forked
-from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
+from tests.chaos.rows_app import PROCESSOR, Item, make_app
 from tests.chaos.team import PATIENCE_S, Team, now_ms, setting
+from tests.chaos.times import CLAIM, FAST, LEASE, STEADY
 from tests.chaos.yard import Yard, gathered, scene, sized
-from tests.rebalance.scene import CLAIM, FAST, LEASE, STEADY
 
 pytestmark = [
     pytest.mark.anyio,
@@ -395,14 +395,13 @@ async def is_named_by_doctor(team: Team, key: str) -> bool:
 
 async def refusal(team: Team) -> str:
     """Return how a send to partition 0 is refused; empty if it is not."""
-    number, team.issued = team.issued, team.issued + 1
+    number = team.sender.next_number()
     key = next(key for n in range(999) if partition_for((key := f"own{n}").encode(), team.partitions) == 0)
     try:
-        await team._app.registry.streams[STREAM].send(Item(key, number))
+        team.sends.confirmed[number] = await team.items.send(Item(key, number))
     except BackendRefused as error:
         team.sends.refused.add(number)
         return str(error)
-    team.sends.confirmed.add(number)
     return ""
 
 

@@ -14,8 +14,8 @@ from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.client import Backend
 from tests.chaos.proxy import Proxy, proxied, running
 from tests.chaos.team import Team, now_ms, setting
+from tests.chaos.times import FAST, STEADY
 from tests.chaos.yard import Yard, gathered, scene, sized
-from tests.rebalance.scene import FAST, STEADY
 
 pytestmark = [
     pytest.mark.anyio,

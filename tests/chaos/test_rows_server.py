@@ -91,7 +91,7 @@ async def test_workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_th
                     await team.raw.flushall()
                 emptied_at = now_ms()
                 team.forget_logs()
-                team.flushed |= set(range(team.issued))
+                team.flushed |= set(range(team.sender.issued))
                 samples.append(await team.resumed_ms(emptied_at))
                 await team.settled()
                 came_back = await team.numbers() & former
@@ -161,7 +161,8 @@ async def test_what_is_left_after_a_loss_of_power_fits_together(
                 await team.drained()
                 lost = before - await team.numbers() - team.flushed
                 team.flushed |= lost
-                reported = await team.told_lost()
+                await team.sender.ask_what_is_lost()
+                reported = team.sends.reported_lost
                 gone.append(len(lost))
                 told.append(reported - before_told)
                 before_told = reported

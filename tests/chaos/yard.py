@@ -22,7 +22,7 @@ from streamworker.dev.server import EmbeddedServer
 from tests.chaos.figures import insist, percentile, record
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team
-from tests.rebalance.scene import FAST
+from tests.chaos.times import FAST
 
 SEED_VARIABLE = "STREAMWORKER_SEED"
 SMALL = "small"

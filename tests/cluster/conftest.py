@@ -1,13 +1,13 @@
 """Fixtures for what is special about a Cluster; the contract is tried on one as well."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
 from tests.chaos.forked import Forge
-from tests.cluster.support import ClusterScene
+from tests.chaos.team import Team
 from tests.raw import RawCluster, opened
 
 
@@ -23,5 +23,6 @@ def raw(nodes: EmbeddedCluster) -> Iterator[RawCluster]:
 
 
 @pytest.fixture
-def scene(nodes: EmbeddedCluster, tmp_path: Path, crew: Forge) -> ClusterScene:
-    return ClusterScene(nodes, crew, tmp_path, partitions=8)
+async def team(nodes: EmbeddedCluster, tmp_path: Path, crew: Forge) -> AsyncIterator[Team]:
+    async with Team(nodes.url, crew, tmp_path, name="ledger", partitions=8, ledger=True) as team:
+        yield team

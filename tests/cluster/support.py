@@ -3,19 +3,16 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import redis
 
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.redisio.wire.topology import slot_of
-from tests.chaos.forked import Forge
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.slots import OneSlot
 from tests.cluster.roles import quick_to_replace
 from tests.helpers import wait_for
-from tests.rebalance.scene import Scene
 
 PROXIES = "127.0.2.1"
 
@@ -152,11 +149,3 @@ def through_proxies(cluster: EmbeddedCluster, watch: OneSlot) -> Iterator[Lines]
             yield Lines([proxies.open(node.url, PROXIES, node.port, watch) for node in cluster.nodes])
         finally:
             name_hosts(True)
-
-
-class ClusterScene(Scene):
-    """Workers of the ledger app on a Cluster."""
-
-    def __init__(self, cluster: EmbeddedCluster, forge: Forge, folder: Path, partitions: int) -> None:
-        super().__init__(cluster.url, forge, folder, partitions)
-        self.cluster = cluster

@@ -4,23 +4,24 @@ Clients send each command through a proxy, which takes it apart. What their scri
 sees: that is what the primaries themselves tell.
 """
 
+import asyncio
 import json
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
+from tests.chaos.forked import ROOT, Forge
 from tests.chaos.slots import OneSlot, slots_of
-from tests.cluster.support import ClusterScene, client_of, is_primary, through_proxies
+from tests.chaos.team import APP, Team
+from tests.cluster.support import client_of, is_primary, through_proxies
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
-from tests.raw import RawCluster
-from tests.rebalance.scene import APP, ROOT
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -66,35 +67,32 @@ def listening(cluster: EmbeddedCluster) -> Iterator[list[tuple[bool, list[str]]]
 
 
 @pytest.mark.full("runs each command")
-def test_every_command_has_its_keys_in_one_slot(
-    scene: ClusterScene, raw: RawCluster, spawn: SpawnWorker, tmp_path: Path
+@pytest.mark.anyio
+async def test_every_command_has_its_keys_in_one_slot(
+    nodes: EmbeddedCluster, crew: Forge, spawn: SpawnWorker, tmp_path: Path
 ) -> None:
-    """Sending, processing, forwarding, sharing, and the commands that look and repair."""
+    """Sending, processing, forwarding, sharing, and the commands that look and repair.
+
+    Looking, which is done all the time here, does not go through the proxies.
+    """
     watch = OneSlot()
-    with listening(scene.cluster) as heard, through_proxies(scene.cluster, watch) as lines:
-        url = lines.url
-        environ = {**scene.environ, "STREAMWORKER_REDIS_URL": url}
-        first = scene.worker("w1", STREAMWORKER_REDIS_URL=url)
-        scene.wait_for_owners({"w1": 8})
-        second = scene.worker("w2", STREAMWORKER_REDIS_URL=url)
-        scene.url = url  # Looking, which is done all the time here, does not go through them.
-        with scene.remembered_load() as told:
-            wait_for(lambda: len(told.confirmed) >= 300, "records flow")
-        scene.url = scene.cluster.url
-        scene.wait_for_owners({"w1": 4, "w2": 4})
-        scene.wait_until_drained()
-        for words in (["status", "--json"], ["doctor"], ["repair", "--dry-run"]):
-            command = spawn(words[0], APP, *words[1:], cwd=ROOT, environ=environ)
-            code = command.wait()
-            assert code == 0, command.log()
-            if words[0] == "status":
-                assert len(json.loads(command.log())[0]["partitions"]) == 8
-            if words[0] == "doctor":
-                assert "3 primaries serve all slots, and each has a replica" in command.log()
-        for worker in (first, second):
-            worker.terminate()
-            assert worker.wait() == 0
-    assert scene.judged(told)[1] == {}
+    with listening(nodes) as heard, through_proxies(nodes, watch) as lines:
+        near = partial(Team, nodes.url, crew, tmp_path, name="ledger", partitions=8)
+        async with near(worker_url=lines.url, producer_url=lines.url) as team:
+            await team.hired("w1")
+            await team.hired("w2")
+            async with team.load(per_second=400):
+                await team.until("records flow", lambda: len(team.sends.confirmed) >= 300)
+            await team.finished()
+            for words in (["status", "--json"], ["doctor"], ["repair", "--dry-run"]):
+                command = spawn(words[0], APP, *words[1:], cwd=ROOT, environ=dict(team.environ))
+                assert await asyncio.to_thread(command.wait) == 0, command.log()
+                if words[0] == "status":
+                    assert len(json.loads(command.log())[0]["partitions"]) == 8
+                if words[0] == "doctor":
+                    assert "3 primaries serve all slots, and each has a replica" in command.log()
+            for leaving in [team.ask_to_leave(name) for name in ("w1", "w2")]:
+                assert await team.ended(leaving) == 0
     assert watch.crossing == [] and watch.refused == 0
     assert {"EVALSHA", "XREAD", "HGETALL", "GET"} <= set(watch.commands)
     assert sum(watch.commands.values()) > 1_000
@@ -105,7 +103,7 @@ def test_every_command_has_its_keys_in_one_slot(
     names = {words[0].lower() for is_script, words in heard if not is_script}
     assert {"evalsha", "xread", "hgetall", "get", "cluster", "client"} <= names
     assert sum(map(len, slots)) > 1_000
-    for node in scene.cluster.nodes:
+    for node in nodes.nodes:
         with client_of(node) as client:
             assert "errorstat_CROSSSLOT" not in client.info("errorstats")
 

@@ -7,6 +7,7 @@ Spark's processes read with redis-py, which makes an address of the one name ``l
 a certificate: what it reads has one for both.
 """
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from streamworker.dev.cluster import NODE_TIMEOUT_MS, ClusterNode, EmbeddedCluster
 from streamworker.dev.server import free_port
 from streamworker.errors import BackendUnavailable
+from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.source import connection
 from streamworker.spark.source.connection import Connection
@@ -25,16 +27,16 @@ from streamworker.spark.source.options import parse_options
 from tests.certificates import make_certificates, tls_config
 from tests.chaos.forked import Forge
 from tests.chaos.rows_app import PROCESSOR, STREAM
+from tests.chaos.team import Team
 from tests.cluster.support import another_primary, move_slot, primary_of
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
-from tests.helpers import wait_for
-from tests.rebalance.scene import KEYS, Scene
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.full("needs a Redis: the Valkey of PyPI has no TLS")]
 
 PASSWORD = "canary-Pa55word"
 NODES = 3
 PARTITIONS = 8
+KEYS = GroupKeys("ledger", STREAM, PROCESSOR)
 LOGS = {"app": KEYS.app, "stream": STREAM, "processor": PROCESSOR}
 
 
@@ -97,11 +99,6 @@ def redis_url(tls: TlsCluster) -> Iterator[str]:
         connection._clients.popitem()[1].client.close()
 
 
-@pytest.fixture
-def scene(redis_url: str, tmp_path: Path, crew: Forge) -> Scene:
-    return Scene(redis_url, crew, tmp_path, PARTITIONS)
-
-
 def read_all() -> list[int]:
     logs = AckedLogs(parse_options({**LOGS, "reader": "q", "retryTimeout": "10s"}))
     tails = logs.tails()
@@ -109,25 +106,29 @@ def read_all() -> list[int]:
     return [n for part in slices for entry in logs.read(part) for n in entry.batch["n"].to_pylist()]
 
 
-def test_workers_producers_and_readers_go_through_tls_to_every_node(
-    tls: TlsCluster, scene: Scene, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.anyio
+async def test_workers_producers_and_readers_go_through_tls_to_every_node(
+    tls: TlsCluster, redis_url: str, crew: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a slot goes to another node, which is followed to its name."""
-    assert {primary_of(tls, KEYS.events(p)) for p in range(PARTITIONS)} == set(tls.nodes)
-    worker = scene.worker("w1")
-    with scene.remembered_load() as told:
-        wait_for(lambda: len(told.confirmed) > 50, "records flow")
-        target = another_primary(tls, primary_of(tls, KEYS.events(0)))
-        assert move_slot(tls, KEYS.events(0), target, pause_s=0.02) >= 3
-        goal = len(told.confirmed) + 50
-        wait_for(lambda: len(told.confirmed) > goal, "records flow on")
-    scene.wait_until_drained()
-    tls.certify("both")
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", scene.url)
-    assert sorted(read_all()) == list(range(told.sent)) and told.unknown == {}
-    worker.terminate()
-    assert worker.wait() == 0
-    assert PASSWORD not in worker.log()
+    async with Team(redis_url, crew, tmp_path, name=KEYS.app, partitions=PARTITIONS) as team:
+        assert {primary_of(tls, KEYS.events(p)) for p in range(PARTITIONS)} == set(tls.nodes)
+        await team.hired("w1")
+        async with team.load(per_second=400):
+            confirmed = team.sends.confirmed
+            await team.until("records flow", lambda: len(confirmed) > 50)
+            target = another_primary(tls, primary_of(tls, KEYS.events(0)))
+            assert await asyncio.to_thread(move_slot, tls, KEYS.events(0), target, pause_s=0.02) >= 3
+            goal = len(confirmed) + 50
+            await team.until("records flow on", lambda: len(confirmed) > goal)
+        await team.finished()
+        tls.certify("both")
+        monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
+        there = await asyncio.to_thread(read_all)
+        assert sorted(there) == list(range(team.sender.issued)) and not team.sends.unknown
+        leaving = team.ask_to_leave("w1")
+        assert await team.ended(leaving) == 0
+        assert PASSWORD not in leaving.log()
 
 
 @pytest.mark.usefixtures("redis_url")

@@ -1,14 +1,18 @@
 """Real workers on a Cluster: they process, forward and share, while slots move and primaries die."""
 
+import asyncio
 import os
 import signal
 import time
+from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
 
+from streamworker.dev.cluster import EmbeddedCluster
+from tests.chaos.team import Team
+from tests.chaos.times import CLAIM, FAST, LEASE
 from tests.cluster.support import (
-    ClusterScene,
     another_primary,
     begin_move,
     finish_move,
@@ -17,10 +21,8 @@ from tests.cluster.support import (
     move_slot_whole,
     primary_of,
 )
-from tests.helpers import wait_for
-from tests.rebalance.scene import CLAIM, FAST, KEYS, LEASE
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 full = pytest.mark.full("workers on a Cluster that loses nodes and moves slots")
 
 
@@ -32,89 +34,82 @@ full = pytest.mark.full("workers on a Cluster that loses nodes and moves slots")
         pytest.param(LEASE, id="lease", marks=pytest.mark.soak),
     ],
 )
-def test_workers_process_forward_and_share_on_a_cluster(scene: ClusterScene, environ: dict[str, str]) -> None:
-    """A second worker joins while records come, a third dies: nothing is lost, doubled or out of order."""
-    places = {primary_of(scene.cluster, KEYS.events(p)).port for p in range(scene.partitions)}
+async def test_workers_process_forward_and_share_on_a_cluster(
+    nodes: EmbeddedCluster, team: Team, environ: Mapping[str, str]
+) -> None:
+    """A second worker joins while records come, and dies: nothing is lost, doubled or out of order."""
+    places = {primary_of(nodes, team.keys.events(p)).port for p in range(team.partitions)}
     assert len(places) > 1, "the partitions are on several nodes"
-    first = scene.worker("w1", **environ)
-    scene.wait_for_owners({"w1": 8})
-    with scene.remembered_load() as told:
-        second = scene.worker("w2", **environ)
-        wait_for(lambda: set(scene.owners()) == {"w1", "w2"}, "both have partitions", 60)
-        second.kill()
-        scene.wait_for_owners({"w1": 8}, 60)
-    scene.wait_until_drained()
-    assert scene.judged(told)[1] == {}
-    first.terminate()
-    assert first.wait() == 0
+    await team.hired("w1", **environ)
+    async with team.load(per_second=400):
+        await team.hired("w2", **environ)
+        team.kill("w2")
+        await team.settled()
+    await team.finished()
+    assert await team.ended(team.ask_to_leave("w1")) == 0
 
 
 @full
-def test_slots_move_while_events_flow(scene: ClusterScene) -> None:
+async def test_slots_move_while_events_flow(nodes: EmbeddedCluster, team: Team) -> None:
     """Of partitions and of the membership: nothing is lost or doubled, and nobody rebalances."""
-    scene.worker("w1", **FAST)
-    scene.worker("w2", **FAST)
-    scene.wait_for_owners({"w1": 4, "w2": 4})
-    generation = scene.snapshot().generation
-    with scene.remembered_load() as told:
-        wait_for(lambda: len(told.confirmed) > 200, "records flow")
-        for whole, key in ((False, KEYS.events(0)), (False, KEYS.members), (True, KEYS.events(1))):
-            target = another_primary(scene.cluster, primary_of(scene.cluster, key))
+    await team.hired("w1", "w2")
+    generation = (await team.snapshot()).generation
+    async with team.load(per_second=400):
+        await team.until("records flow", lambda: len(team.sends.confirmed) > 200)
+        for whole, key in (
+            (False, team.keys.events(0)),
+            (False, team.keys.members),
+            (True, team.keys.events(1)),
+        ):
+            target = another_primary(nodes, primary_of(nodes, key))
             if whole:
-                move_slot_whole(scene.cluster, key, target)
+                await asyncio.to_thread(move_slot_whole, nodes, key, target)
             else:
-                assert move_slot(scene.cluster, key, target, pause_s=0.05) >= 3
-            assert primary_of(scene.cluster, key) is target
-        time.sleep(0.5)
-    assert told.unknown == {}
-    scene.wait_until_drained()
-    assert scene.judged(told)[1] == {}
-    assert scene.snapshot().generation == generation
+                assert await asyncio.to_thread(move_slot, nodes, key, target, pause_s=0.05) >= 3
+        await team.resumed_ms(time.time() * 1000)
+    assert not team.sends.unknown
+    await team.finished()
+    assert (await team.snapshot()).generation == generation
 
 
 @full
-def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(scene: ClusterScene) -> None:
+async def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(
+    nodes: EmbeddedCluster, team: Team
+) -> None:
     """A script that needs a key from here and one from there has no answer meanwhile: no reason to end."""
-    first = scene.worker("w1", **FAST)
-    scene.wait_for_owners({"w1": 8})
-    first.terminate()
-    assert first.wait() == 0
-    lock, source = KEYS.lock(3), primary_of(scene.cluster, KEYS.lock(3))
-    target = another_primary(scene.cluster, source)
-    begin_move(scene.cluster, lock, target)
-    move_keys(scene.cluster, source, target, lock)
-    second = scene.worker("w2", **FAST)
-    wait_for(lambda: "start_delayed" in second.log(), "it says that it waits")
-    third = scene.worker("w3", **FAST)
-    wait_for(lambda: "start_delayed" in third.log(), "another says so, too")
-    third.terminate()
-    assert third.wait() == 0, "it was asked to end, and waits for nothing then"
-    finish_move(scene.cluster, lock, source, target)
-    scene.wait_for_owners({"w2": 8}, 30)
-    assert "moving its slots" in second.log()
+    await team.hired("w1")
+    assert await team.ended(team.ask_to_leave("w1")) == 0
+    lock, source = team.keys.lock(3), primary_of(nodes, team.keys.lock(3))
+    target = another_primary(nodes, source)
+    begin_move(nodes, lock, target)
+    move_keys(nodes, source, target, lock)
+    team.hire("w2", "w3")
+    await team.until("both say that they wait", lambda: len(team.logged("start_delayed")) >= 2)
+    assert await team.ended(team.ask_to_leave("w3")) == 0, "it was asked to end, and waits for nothing then"
+    await asyncio.to_thread(finish_move, nodes, lock, source, target)
+    await team.settled()
+    assert "moving its slots" in team.workers["w2"].log()
 
 
 @full
 @pytest.mark.alone("measures how long partitions stand still")
-def test_a_node_that_hangs_holds_up_only_its_partitions(scene: ClusterScene) -> None:
+async def test_a_node_that_hangs_holds_up_only_its_partitions(nodes: EmbeddedCluster, team: Team) -> None:
     """Sends, reads and commits about other nodes do not wait for it."""
-    scene.worker("w1", **FAST)
-    scene.wait_for_owners({"w1": 8})
-    victim = primary_of(scene.cluster, KEYS.events(0))
-    others = {p for p in range(scene.partitions) if primary_of(scene.cluster, KEYS.events(p)) is not victim}
-    if primary_of(scene.cluster, KEYS.members) is victim:
-        victim = another_primary(scene.cluster, victim)
-        others = {p for p in others if primary_of(scene.cluster, KEYS.events(p)) is not victim}
-    with scene.remembered_load() as told:
-        wait_for(lambda: len(told.confirmed) > 200, "records flow")
+    await team.hired("w1")
+    victim = primary_of(nodes, team.keys.events(0))
+    if primary_of(nodes, team.keys.members) is victim:
+        victim = another_primary(nodes, victim)
+    places = {p: primary_of(nodes, team.keys.events(p)) for p in range(team.partitions)}
+    async with team.load(per_second=400):
+        await team.until("records flow", lambda: len(team.sends.confirmed) > 200)
         began = time.monotonic()
         os.kill(victim.pid, signal.SIGSTOP)
-        time.sleep(2.0)
+        await asyncio.sleep(2.0)
         os.kill(victim.pid, signal.SIGCONT)
         ended = time.monotonic()
-    scene.wait_until_drained()
-    for partition in others:
-        starts = [c.start for c in scene.calls() if c.partition == partition and began < c.start < ended]
-        gaps = [after - before for before, after in pairwise([began, *starts, ended])]
-        assert max(gaps) < 1.0, f"partition {partition} stood still for {max(gaps):.2f} s"
-    assert scene.judged(told)[1] == {}
+    await team.finished()
+    for partition in (p for p, node in places.items() if node is not victim):
+        starts = sorted(call["start"] for call in team.calls() if call["partition"] == partition)
+        during = [start for start in starts if began < start < ended]
+        longest_s = max(after - before for before, after in pairwise([began, *during, ended]))
+        assert longest_s < 1.0, f"partition {partition} stood still for {longest_s:.2f} s"

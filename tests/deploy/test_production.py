@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.forked import ROOT
 from tests.following import Reader
-from tests.rebalance.scene import ROOT
 from tests.sentinel.trio import free_ports
 
 PAGE = ROOT / "docs/tutorials/production.md"

@@ -1,9 +1,9 @@
 """deploy/rolling.sh restarts real workers one after the other, while records flow."""
 
+import asyncio
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,12 +11,13 @@ import pytest
 
 from streamworker.errors import BackendUnavailable
 from streamworker.settings import Settings
-from tests.chaos.forked import Forge, Forked
+from tests.chaos.forked import ROOT, Forge, Forked
+from tests.chaos.team import APP, Team
 from tests.cli.test_probes import ask
 from tests.conftest import SpawnWorker
-from tests.rebalance.scene import APP, ROOT, Scene
 
 pytestmark = [
+    pytest.mark.anyio,
     pytest.mark.full("starts of Python, one after the other"),
     pytest.mark.slow,
     pytest.mark.timeout(300),
@@ -28,6 +29,7 @@ PER_SECOND = 400
 LOOK_EVERY_S = 0.05
 HOLD_MS = 120_000
 """Longer than a start of Python takes on a machine that is busy with much else."""
+MOVES = {"join", "leave", "return"}
 RESTART = """#!/bin/sh
 touch "$1.wanted"
 while [ -e "$1.wanted" ]; do sleep 0.1; done
@@ -47,9 +49,11 @@ class Ports(dict[str, str]):
 class Roll:
     """Workers, what is seen of them, and the restarts that the script asks for."""
 
-    def __init__(self, scene: Scene, spawn: SpawnWorker, options: Mapping[str, tuple[str, ...]]) -> None:
-        self.scene, self.options = scene, options
-        self.environ = {**scene.environ, "STREAMWORKER_HOLD_MS": str(HOLD_MS)}
+    def __init__(
+        self, team: Team, spawn: SpawnWorker, folder: Path, options: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        self.team, self.folder, self.options = team, folder, options
+        self.environ = {**team.environ, "STREAMWORKER_HOLD_MS": str(HOLD_MS)}
         self.ports = Ports()
         self.restarted: list[str] = []
         self.without_owner: dict[int, tuple[int, int]] = {}
@@ -58,7 +62,6 @@ class Roll:
         self.owned_by: dict[int, set[str]] = {number: set() for number in range(PARTITIONS)}
         self._spawn = spawn
         self.workers = {name: self._start(name) for name in options}
-        scene.wait_for_owners(dict.fromkeys(options, PARTITIONS // len(options)))
 
     def _start(self, name: str) -> Forked:
         arguments = ("run", APP, "--name", name, "--health-port", self.ports[name], *self.options[name])
@@ -68,10 +71,9 @@ class Roll:
         return ask(self.ports[name], "/readyz") == (200, "ok")
 
     def step(self) -> None:
-        """Look, and go on with the restart that is wanted."""
-        self._look()
+        """Go on with the restart that is wanted."""
         for name, worker in self.workers.items():
-            wanted = self.scene.folder / f"{name}.wanted"
+            wanted = self.folder / f"{name}.wanted"
             if not wanted.exists():
                 assert ask(self.ports[name], "/livez")[0] in {0, 200}  # 0: it has not begun to serve
             elif name not in self.restarted:
@@ -83,9 +85,9 @@ class Roll:
                 self.workers[name] = self._start(name)
                 wanted.unlink()
 
-    def _look(self) -> None:
+    async def look(self) -> None:
         try:
-            snapshot = self.scene.snapshot()
+            snapshot = await self.team.snapshot()
         except BackendUnavailable:  # The machine is busy: the next look tells.
             return
         for view in snapshot.partitions:
@@ -97,21 +99,26 @@ class Roll:
                 self.without_owner[view.partition] = first, snapshot.taken_ms
                 self.longest_ms = max(self.longest_ms, snapshot.taken_ms - first)
 
-    def run(self) -> None:
-        """Run the script to its end."""
-        restart = self.scene.folder / "restart"
+    def begin(self) -> "subprocess.Popen[bytes]":
+        """Start the script."""
+        restart = self.folder / "restart"
         restart.write_text(RESTART, "utf-8")
         restart.chmod(0o755)
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
-        script = subprocess.Popen(
+        return subprocess.Popen(
             [ROLLING, APP, *(f"{name}={self.ports[name]}" for name in self.workers)],
-            cwd=self.scene.folder,
+            cwd=self.folder,
             env={**self.environ, "PATH": path, "PYTHONPATH": str(ROOT), "RESTART": str(restart)},
         )
+
+    async def run(self) -> None:
+        """Run the script to its end."""
+        script = self.begin()
         try:
             while script.poll() is None:
-                self.step()
-                time.sleep(LOOK_EVERY_S)
+                await self.look()
+                await asyncio.to_thread(self.step)
+                await asyncio.sleep(LOOK_EVERY_S)
         finally:
             script.kill()
             script.wait()
@@ -124,25 +131,30 @@ class Roll:
 @pytest.mark.parametrize(
     "static", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["membership", "static-ids"]
 )
-def test_a_rolling_restart_loses_nothing_repeats_nothing_and_leaves_no_partition_alone(
+async def test_a_rolling_restart_loses_nothing_repeats_nothing_and_leaves_no_partition_alone(
     redis_url: str, crew: Forge, spawn: SpawnWorker, tmp_path: Path, *, static: bool
 ) -> None:
     """Each record that was sent is forwarded once. What moves has an owner within the grace period. What a
     static worker owned waits for that worker, at most as long as its seat is held.
     """
-    scene = Scene(redis_url, crew, tmp_path, PARTITIONS)
     names = ("w1", "w2")
-    roll = Roll(scene, spawn, {name: ("--static-id", name) if static else () for name in names})
-    with scene.remembered_load(PER_SECOND) as told:
-        roll.run()
-    scene.wait_until_drained()
-    there, gone = scene.judged(told)
-    assert there and not gone
+    options = {name: ("--static-id", name) if static else () for name in names}
+    async with Team(redis_url, crew, tmp_path, name="rolled", partitions=PARTITIONS, environ={}) as team:
+        roll = Roll(team, spawn, tmp_path, options)
+
+        async def is_shared() -> bool:
+            return await team.shares() == dict.fromkeys(names, PARTITIONS // len(names))
+
+        await team.until("they share the partitions", is_shared)
+        async with team.load(PER_SECOND):
+            await roll.run()
+        await team.finished()
+        history = [each for each in (await team.snapshot()).rebalances if each.cause in MOVES]
+    assert team.sends.confirmed
     grace_ms = Settings().grace_period_ms
-    history = [each for each in scene.snapshot().rebalances if each.cause in {"join", "leave", "return"}]
     slowest_ms = max(each.ms for each in history if each.ms is not None)
     print(
-        f"{len(there)} records of {told.sent} sent; without an owner for at most {roll.longest_ms} ms; "
+        f"{len(team.sends.confirmed)} records sent; without an owner for at most {roll.longest_ms} ms; "
         f"the slowest of {len(history)} rebalances took {slowest_ms} ms; grace {grace_ms} ms"
     )
     assert all(each.ms is not None for each in history)

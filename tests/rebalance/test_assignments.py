@@ -3,8 +3,8 @@
 import pytest
 
 from tests.chaos.team import Team
+from tests.chaos.times import FAST, STEADY
 from tests.chaos.yard import Yard, scene
-from tests.rebalance.scene import FAST, STEADY
 
 pytestmark = [
     pytest.mark.timeout(240),
