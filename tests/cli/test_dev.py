@@ -1,14 +1,13 @@
 """`streamworker dev` and the children of a process: all of them end, however it ends."""
 
-import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,30 +18,33 @@ from streamworker.cli.workers.children import Children
 from streamworker.dev import rendezvous
 from streamworker.variables import REDIS_URL_OVERRIDE
 from tests.chaos.forked import Forked
-from tests.cli.conftest import SHOP, OpenTerminal
+from tests.cli.conftest import SHOP, Invoke, OpenTerminal, lines_of
 from tests.conftest import SpawnWorker
 from tests.helpers import inherited, process_is_gone, wait_for
 
 full = pytest.mark.full("starts a server, a worker and a watcher each time")
+PYTHON = [sys.executable, "-S", "-c"]
 
 
-def family(pid: int) -> list[psutil.Process]:
-    """All that a process has started, and what that has started."""
-    children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
-    return children
+def on_dev(invoke: Invoke, *arguments: str, input: str | None = None) -> str:
+    """Run a command on the server of the ``dev`` that runs in this folder; return what it prints."""
+    found = rendezvous.find()
+    assert found is not None
+    sys.modules.pop("shop", None)  # Its app remembers the server of the ``dev`` before.
+    result = invoke(*arguments, input=input, env={REDIS_URL_OVERRIDE: found[1]})
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
-def owners(shop: Path, url: str | None = None) -> set[str]:
-    """The members of `price`, as a command in the folder sees them."""
-    shown = subprocess.run(
-        [sys.executable, "-m", "streamworker", "status", "shop:price", "--json"],
-        env={**os.environ, **({REDIS_URL_OVERRIDE: url} if url else {})},
-        cwd=shop,
-        capture_output=True,
-        check=True,
-    )
-    assert url or b"Using the server of `streamworker dev`" in shown.stderr
-    return {member["name"] for member in json.loads(shown.stdout)[0]["members"]}
+def group(invoke: Invoke) -> Any:
+    """What `status` says of `price`."""
+    return json.loads(on_dev(invoke, "status", "shop:price", "--json"))[0]
+
+
+def committed(invoke: Invoke) -> int:
+    """Rows that are in the acked log once nothing waits."""
+    wait_for(lambda: not any(view["lag"] for view in group(invoke)["partitions"]), "nothing waits")
+    return sum(view["rows"] for view in group(invoke)["partitions"])
 
 
 @pytest.fixture
@@ -55,16 +57,12 @@ def dev(spawn: SpawnWorker, shop: Path) -> Forked:
     return process
 
 
-def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(dev: Forked, shop: Path) -> None:
+def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
+    dev: Forked, shop: Path, invoke: Invoke
+) -> None:
     """Two workers share the partitions; one that is killed is named. SIGTERM drains them and ends with 0."""
-    children = family(dev.pid)
-    url = next(
-        child.environ()[REDIS_URL_OVERRIDE]
-        for child in children
-        if "--name" in child.cmdline() and child.environ().get(REDIS_URL_OVERRIDE)
-    )
-
-    wait_for(lambda: owners(shop, url) == {"w1", "w2"}, "both are members")
+    children = psutil.Process(dev.pid).children(recursive=True)
+    wait_for(lambda: {each["name"] for each in group(invoke)["members"]} == {"w1", "w2"}, "both are members")
     next(child for child in children if "w2" in child.cmdline()).kill()
     wait_for(lambda: "worker w2 was ended by signal 9" in dev.log(), "its end is reported")
     assert dev.running
@@ -72,7 +70,7 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(dev: For
     assert dev.wait(60) == ExitCode.OK, dev.log()
     assert dev.log().count("worker_left") == 1
     assert all(process_is_gone(child.pid) for child in children)
-    assert (shop / "data" / "redis").is_dir()
+    assert (shop / "data" / "redis").is_dir() and not rendezvous.FILE.exists()
 
 
 @full
@@ -88,17 +86,18 @@ def test_dev_ends_when_no_worker_can_run(dev: Forked, spawn: SpawnWorker, shop: 
 
 
 @full
-def test_dev_goes_on_with_the_data_of_the_last_run(spawn: SpawnWorker, shop: Path) -> None:
+def test_dev_goes_on_with_the_data_of_the_last_run(spawn: SpawnWorker, shop: Path, invoke: Invoke) -> None:
     """As Spark goes on from its checkpoints; `--fresh` clears both, after it has said what goes."""
     first = spawn("dev", "shop:app", "--workers", "1")
     wait_for(lambda: "worker_started" in first.log(), "the worker has started", 40)
-    send(shop)
-    assert committed(shop) == 3
+    orders = lines_of([json.dumps({"order_id": n, "customer": "ann", "amount": 1.0}) for n in range(3)])
+    on_dev(invoke, "send", "shop:orders", "-", input=orders)
+    assert committed(invoke) == 3
     first.terminate()
     assert first.wait(60) == ExitCode.OK, first.log()
     second = spawn("dev", "shop:app", "--workers", "1")
     wait_for(lambda: "worker_started" in second.log(), "the worker has started", 40)
-    assert committed(shop) == 3
+    assert committed(invoke) == 3
     assert spawn("dev", "shop:app").wait(60) == ExitCode.CONFIGURATION, "one in a folder"
     second.terminate()
     assert second.wait(60) == ExitCode.OK, second.log()
@@ -112,7 +111,7 @@ def test_dev_goes_on_with_the_data_of_the_last_run(spawn: SpawnWorker, shop: Pat
     fresh = spawn("dev", "shop:app", "--workers", "1", "--fresh", "--yes", "--no-spark")
     wait_for(lambda: "worker_started" in fresh.log(), "the worker has started", 40)
     assert not begun.exists()
-    assert committed(shop) == 0
+    assert committed(invoke) == 0
 
 
 PIPELINE = """
@@ -123,65 +122,32 @@ def revenue(rows):
 """
 
 
-def send(shop: Path) -> None:
-    orders = "\n".join(json.dumps({"order_id": n, "customer": "ann", "amount": 1.0}) for n in range(3))
-    command = [sys.executable, "-m", "streamworker", "send", "shop:orders", "-"]
-    subprocess.run(command, cwd=shop, input=orders.encode(), check=True, capture_output=True)
-
-
-def committed(shop: Path) -> int:
-    """Rows that are in the acked log once nothing waits."""
-
-    def rows() -> list[int]:
-        shown = subprocess.run(
-            [sys.executable, "-m", "streamworker", "status", "shop:price", "--json"],
-            cwd=shop,
-            capture_output=True,
-            check=True,
-        )
-        views = json.loads(shown.stdout)[0]["partitions"]
-        return [] if any(view["lag"] for view in views) else [view["rows"] for view in views]
-
-    return sum(wait_for(rows, "nothing waits"))
-
-
-@full
-def test_a_child_that_failed_is_named_with_its_last_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_failed_is_named_with_its_last_error(tmp_path: Path) -> None:
     """The live view shows these lines above all else."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "streamworker.py").write_text(
-        "print('error  pipeline revenue failed: it was deleted')\nprint('bye')\nexit(1)\n",
-        "utf-8",
-    )
-    log = tmp_path / "log"
-    with contextlib.chdir(tmp_path), Children(log_file=log) as children:
-        children.start("spark", [], is_worker=False)
+    fails = "print('error  pipeline revenue failed: it was deleted')\nprint('bye')\nraise SystemExit(1)"
+    with Children(log_file=tmp_path / "log") as children:
+        children.start("spark", [*PYTHON, fails], is_worker=False, runs=())
         wait_for(lambda: children.failed, "it has failed")
         told = "spark ended with 1. error  pipeline revenue failed: it was deleted"
         assert children.failures() == [told]
         assert children.failures() == [told], "the log is read once"
 
 
-@full
 def test_a_child_that_does_not_end_is_killed_when_told_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With all that it has started itself."""
     monkeypatch.setattr(children_module, "KILL_AFTER_S", 0.5)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "streamworker.py").write_text(
-        "import signal, subprocess, sys, time\n"
+    deaf = (
+        "import signal, subprocess\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "inner = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "inner = subprocess.Popen(['sleep', '600'])\n"
         "print(inner.pid, flush=True)\n"
-        "time.sleep(600)\n",
-        "utf-8",
+        "inner.wait()\n"
     )
     log = tmp_path / "log"
-    with contextlib.chdir(tmp_path), Children(log_file=log) as children:
-        child = children.start("deaf", [])
+    with Children(log_file=log) as children:
+        child = children.start("deaf", [*PYTHON, deaf], runs=())
         inner = int(wait_for(log.read_text, "the child has started"))
         children.stop()
         assert child.running
@@ -190,43 +156,19 @@ def test_a_child_that_does_not_end_is_killed_when_told_twice(
     wait_for(lambda: process_is_gone(inner), "the grandchild has ended too")
 
 
-@full
-def test_a_signal_while_children_start_reaches_the_late_ones_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_children_start_reaches_the_late_ones_too() -> None:
     """A child that is told before it listens has nothing in hand: that is no failure."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "streamworker.py").write_text("import time\ntime.sleep(600)\n", "utf-8")
-    with (
-        contextlib.chdir(tmp_path),
-        # As in `dev`, which has a handler then: what it starts does not ignore the signal.
-        inherited({signal.SIGTERM: signal.SIG_DFL}),
-        Children() as children,
-    ):
-        children.start("early", [])
+    # As in `dev`, which has a handler then: what it starts does not ignore the signal.
+    with inherited({signal.SIGTERM: signal.SIG_DFL}), Children() as children:
+        children.start("early", ["sleep", "600"], runs=())
         children.stop()
-        late = children.start("late", [])
+        late = children.start("late", ["sleep", "600"], runs=())
         assert children.wait() == ExitCode.OK
         assert late.exit_code == -signal.SIGTERM
 
 
 @full
-def test_other_commands_in_the_folder_find_the_server_of_dev(dev: Forked, shop: Path) -> None:
-    """In a second terminal nothing has to be set; when dev has gone, so has its file."""
-    wait_for(lambda: owners(shop) == {"w1", "w2"}, "both are members")
-    assert rendezvous.FILE.stat().st_mode & 0o777 == 0o600
-    found = rendezvous.find()
-    assert found is not None
-    assert found[0] == dev.pid
-    rendezvous.FILE.chmod(0o644)
-    assert rendezvous.find() is None, "a file that others may write to is not trusted"
-    dev.terminate()
-    assert dev.wait(60) == ExitCode.OK, dev.log()
-    assert not rendezvous.FILE.exists()
-
-
-@full
-def test_programs_in_the_folder_use_the_server_of_dev(spawn: SpawnWorker, shop: Path) -> None:
+def test_programs_in_the_folder_use_the_server_of_dev(spawn: SpawnWorker, shop: Path, invoke: Invoke) -> None:
     """Beside it whatever the app names; from another terminal if the app names none, and they say so."""
     names_none, names_one = (
         (shop / "shop.py").read_text("utf-8"),
@@ -245,7 +187,7 @@ def test_programs_in_the_folder_use_the_server_of_dev(spawn: SpawnWorker, shop: 
     fed = subprocess.run([sys.executable, "feed.py"], cwd=shop, capture_output=True, text=True, check=True)
     assert "sent to unix" in fed.stdout
     assert fed.stderr == f"using_server_of_dev process={dev.pid} folder={str(shop)!r}\n"
-    assert committed(shop) == 2
+    assert committed(invoke) == 2
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
 
@@ -265,17 +207,6 @@ def test_the_live_view_of_dev_offers_a_java_where_there_is_none(terminal: OpenTe
     assert "orders →" in str(shown)
     view.press("q")
     assert view.wait() == ExitCode.FAILED
-
-
-@full
-def test_nothing_outlives_dev_even_if_it_is_killed(dev: Forked, shop: Path) -> None:
-    """The kernel closes the pipes that the children look at; its file names a process that is not there."""
-    children = family(dev.pid)
-    assert len(children) >= 3
-    dev.kill()
-    assert rendezvous.FILE.exists()
-    assert rendezvous.find() is None
-    wait_for(lambda: all(process_is_gone(child.pid) for child in children), "all have ended", 60)
 
 
 @pytest.mark.full("starts four processes")
