@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -31,14 +30,42 @@ def started(worker: Forked) -> None:
     wait_for(lambda: "worker_started" in worker.log(), "the worker has started")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_told_to_stop_ends_with_0(
-    streamworker: Invoke, spawn: SpawnWorker, number: signal.Signals
+def test_a_worker_under_a_name_logs_json_and_drains_and_leaves_at_sigterm(
+    streamworker: Invoke, spawn: SpawnWorker
 ) -> None:
-    """It drains and leaves: the group has no member afterwards."""
+    """Only the named processor has it as a member, and none afterwards.
+
+    Where there is no terminal each line is an object with event, level and time: also that of a misspelt
+    variable, and the address of the probes.
+    """
+    worker = spawn(
+        *("run", "shop:app", "--processor", "price", "--name", "price-1", "--loop", "asyncio"),
+        *("--log-format", "auto", "--health-port", str(free_port())),
+        environ={"STREAMWORKER_HOLD": "20000"},
+    )
+
+    def members() -> dict[str, list[str]]:
+        taken = json.loads(streamworker("status", "shop:app", "--json").stdout)
+        return {s["processor"]: [m["name"] for m in s["members"]] for s in taken}
+
+    wait_for(lambda: any(members().values()), "it has joined")
+    assert members() == {"audit": [], "price": ["price-1"]}
+    worker.terminate()
+    assert worker.wait() == ExitCode.OK
+    assert members() == {"audit": [], "price": []}
+    lines = [json.loads(line) for line in worker.log().splitlines()]
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+    (warning,) = [line["event"] for line in lines if line["level"] == "warning"]
+    assert warning.endswith("Is STREAMWORKER_HOLD_MS meant?")
+    (serving,) = [line["url"] for line in lines if line["event"] == "serving"]
+    assert serving.startswith("http://127.0.0.1:")
+
+
+def test_a_worker_drains_and_leaves_at_ctrl_c(streamworker: Invoke, spawn: SpawnWorker) -> None:
+    """As at SIGTERM, with 0."""
     worker = spawn("run", "shop:app")
     started(worker)
-    worker.signal(number)
+    worker.signal(signal.SIGINT)
     assert worker.wait() == ExitCode.OK
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
 
@@ -75,42 +102,6 @@ def test_a_worker_that_is_told_twice_ends_with_5(
     assert worker.wait(10) == ExitCode.FORCED
 
 
-def test_only_the_named_processor_runs_under_the_given_name(streamworker: Invoke, spawn: SpawnWorker) -> None:
-    """The other group has no member."""
-    worker = spawn("run", "shop:app", "--processor", "price", "--name", "price-1")
-    started(worker)
-
-    def members() -> dict[str, list[str]]:
-        taken = json.loads(streamworker("status", "shop:app", "--json").stdout)
-        return {s["processor"]: [m["name"] for m in s["members"]] for s in taken}
-
-    wait_for(lambda: any(members().values()), "it has joined")
-    assert members() == {"audit": [], "price": ["price-1"]}
-
-
-def test_the_address_of_the_probes_is_a_line_as_any_other(streamworker: Invoke, spawn: SpawnWorker) -> None:
-    """Also with the format that the terminal chooses, which is JSON where there is none."""
-    worker = spawn("run", "shop:price", "--log-format", "auto", "--health-port", str(free_port()))
-    started(worker)
-    worker.terminate()
-    assert worker.wait() == 0
-    lines = [json.loads(line) for line in worker.log().splitlines()]
-    assert lines[0]["event"] == "serving" and lines[0]["url"].startswith("http://127.0.0.1:")
-
-
-def test_log_lines_can_be_json(streamworker: Invoke, spawn: SpawnWorker) -> None:
-    """One object a line, with event, level and time, also for a variable that is misspelt."""
-    environ = {"STREAMWORKER_HOLD": "20000"}
-    worker = spawn("run", "shop:app", "--log-format", "json", "--loop", "asyncio", environ=environ)
-    started(worker)
-    worker.terminate()
-    assert worker.wait() == 0
-    lines = [json.loads(line) for line in worker.log().splitlines()]
-    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
-    assert lines[0]["level"] == "warning"
-    assert lines[0]["event"].endswith("Is STREAMWORKER_HOLD_MS meant?")
-
-
 def test_a_worker_ends_with_its_parent(streamworker: Invoke, spawn: SpawnWorker) -> None:
     """`run --reload`, `run --spark` and `dev` leave no worker behind, even if they are killed: it drains."""
     parent = spawn("run", "shop:app", "--reload")
@@ -144,9 +135,7 @@ def test_with_reload_a_change_starts_the_worker_anew(
 
 def test_a_worker_serves_its_own_metrics_for_prometheus(streamworker: Invoke, spawn: SpawnWorker) -> None:
     """And no facts of groups, which each worker would tell whole."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     worker = spawn("run", "shop:app", "--metrics-port", str(port), "--name", "w1")
     started(worker)
     url = f"http://127.0.0.1:{port}"
@@ -170,18 +159,6 @@ def test_a_worker_serves_its_own_metrics_for_prometheus(streamworker: Invoke, sp
 def _get(url: str) -> str:
     with urllib.request.urlopen(url, timeout=10) as answer:
         return str(answer.read().decode())
-
-
-def test_reload_goes_with_nothing_that_has_the_terminal(invoke: Invoke) -> None:
-    """A wrong command line, said before anything starts."""
-    assert invoke("run", "shop:app", "--reload", "--tui").exit_code == ExitCode.USAGE
-
-
-def test_spark_without_a_pipeline_is_refused(streamworker: Invoke) -> None:
-    """Before a worker starts."""
-    result = streamworker("run", "shop:app", "--spark")
-    assert result.exit_code == ExitCode.CONFIGURATION
-    assert "has no pipeline" in result.stderr
 
 
 def test_run_with_the_live_view_stops_its_worker_when_it_is_left(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -16,7 +15,6 @@ import redis
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.dev.server import EmbeddedServer, free_port
-from tests.chaos.forked import Forked
 from tests.cli.conftest import SHOP, Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
@@ -26,69 +24,76 @@ REFUSED = "redis://127.0.0.1:1/0"
 """Nobody listens at port 1."""
 
 
-@pytest.fixture
-def refused(spawn: SpawnWorker, shop: Path) -> Callable[..., str]:
-    """Run a command that must be refused with a code; return what it said."""
+PIPELINE = """
 
-    def run(code: ExitCode, *arguments: str, environ: dict[str, str] | None = None) -> str:
-        process: Forked = spawn(*arguments, environ=environ)
-        assert process.wait(60) == code, process.log()
-        said = process.log()
-        assert said.startswith("Error: ") or code is ExitCode.USAGE, said
-        if "Importing module" not in said:
-            assert "Traceback" not in said
-            assert 'File "' not in said
-        return said
-
-    return run
+@app.pipeline(pricing, path='lake')
+def table(frame):
+    return frame
+"""
+NOBODY = {"STREAMWORKER_REDIS_URL": REFUSED}
 
 
-def test_an_unknown_app_path(refused: Callable[..., str]) -> None:
-    """What else may be wrong with it is in test_importing.py."""
-    assert "There is no module 'shoop'" in refused(ExitCode.CONFIGURATION, "run", "shoop:app")
+@pytest.mark.parametrize(
+    ("code", "arguments", "environ", "said"),
+    [
+        (ExitCode.CONFIGURATION, "run shoop:app", {}, "There is no module 'shoop'"),
+        (ExitCode.CONFIGURATION, "spark shop:app --pipeline tabel", {}, "Did you mean 'table'?"),
+        (
+            ExitCode.CONFIGURATION,
+            "run shop:app",
+            {"STREAMWORKER_GRACE_PERIOD_MS": "soon"},
+            "STREAMWORKER_GRACE_PERIOD_MS is 'soon'",
+        ),
+        (ExitCode.REDIS, "run shop:app", NOBODY, "127.0.0.1:1"),
+        # Sending waits for a server that is away for a moment, and gives up in the end.
+        (ExitCode.REDIS, "send shop:orders orders.jsonl", NOBODY, "127.0.0.1:1"),
+    ],
+)
+def test_what_is_wrong_is_named_in_a_sentence(
+    spawn: SpawnWorker, shop: Path, code: ExitCode, arguments: str, environ: dict[str, str], said: str
+) -> None:
+    """The path, the variable as the user typed it, the address; nothing hangs, and no traceback is shown."""
+    (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
+    (shop / "orders.jsonl").write_text("\n".join(orders(3)), "utf-8")
+    process = spawn(*arguments.split(), environ=environ)
+    assert process.wait() == code, process.log()
+    assert process.log().startswith("Error: ") and said in process.log()
+    assert "Traceback" not in process.log() and 'File "' not in process.log()
 
 
-def test_no_redis(refused: Callable[..., str], invoke: Invoke) -> None:
-    """The address is named; nothing hangs."""
-    nobody = {"STREAMWORKER_REDIS_URL": REFUSED}
-    assert "127.0.0.1:1" in refused(ExitCode.REDIS, "run", "shop:app", environ=nobody)
-    for command in ("status", "lag", "history", "top"):
-        result = invoke(command, "shop:app", env=nobody)
-        assert (result.exit_code, "127.0.0.1:1" in result.stderr) == (ExitCode.REDIS, True), command
+@pytest.mark.parametrize("command", ["status", "lag", "history", "top"])
+def test_a_look_without_redis_names_its_address(invoke: Invoke, command: str) -> None:
+    result = invoke(command, "shop:app", env=NOBODY)
+    assert (result.exit_code, "127.0.0.1:1" in result.stderr) == (ExitCode.REDIS, True)
 
 
 def test_no_redis_for_the_page(spawn: SpawnWorker, shop: Path) -> None:
     """It is served and waits, and the terminal says for what."""
     url = f"127.0.0.1:{free_port()}"
-    web = spawn("web", "shop:app", "--port", url, cwd=shop, environ={"STREAMWORKER_REDIS_URL": REFUSED})
+    web = spawn("web", "shop:app", "--port", url, cwd=shop, environ=NOBODY)
     wait_for(lambda: "Warning: Redis at 127.0.0.1:1 cannot be reached" in web.log(), "it is told")
     assert httpx.get(f"http://{url}", timeout=60).status_code == 200
 
 
-def test_no_redis_while_sending(refused: Callable[..., str], shop: Path) -> None:
-    """Sending waits for a server that is away for a moment, and gives up in the end."""
-    (shop / "orders.jsonl").write_text("\n".join(orders(3)), "utf-8")
-    said = refused(
-        ExitCode.REDIS, "send", "shop:orders", "orders.jsonl", environ={"STREAMWORKER_REDIS_URL": REFUSED}
-    )
-    assert "127.0.0.1:1" in said
-
-
-def test_a_setting_that_cannot_be(refused: Callable[..., str]) -> None:
-    """The variable is named as the user typed it."""
-    environ = {"STREAMWORKER_GRACE_PERIOD_MS": "soon"}
-    said = refused(ExitCode.CONFIGURATION, "run", "shop:app", environ=environ)
-    assert "STREAMWORKER_GRACE_PERIOD_MS is 'soon'" in said
-
-
 @pytest.mark.parametrize(
     "arguments",
-    [["run"], ["runn", "shop:app"], ["run", "shop:app", "--prozessor", "x"], ["dev", "shop:app", "-w", "0"]],
+    [
+        "run",
+        "runn shop:app",
+        "run shop:app --prozessor x",
+        "run shop:app --reload --tui",
+        "dev shop:app -w 0",
+    ],
 )
-def test_a_wrong_command_line(invoke: Invoke, arguments: list[str]) -> None:
-    """Usage, and what was not understood."""
-    result = invoke(*arguments)
+def test_a_wrong_command_line(invoke: Invoke, arguments: str) -> None:
+    """Usage, and what was not understood, before anything starts."""
+    result = invoke(*arguments.split())
     assert (result.exit_code, "Usage: streamworker" in result.stderr) == (ExitCode.USAGE, True)
+
+
+def test_spark_without_a_pipeline_is_refused_before_a_worker_starts(invoke: Invoke) -> None:
+    result = invoke("run", "shop:app", "--spark")
+    assert (result.exit_code, "has no pipeline" in result.stderr) == (ExitCode.CONFIGURATION, True)
 
 
 def test_doctor_judges_the_server_and_the_app(invoke: Invoke, own_server: EmbeddedServer) -> None:
@@ -111,14 +116,6 @@ def test_doctor_judges_the_server_and_the_app(invoke: Invoke, own_server: Embedd
     assert (code, verdicts["eviction"], verdicts["stream orders"]) == (ExitCode.FAILED, "fail", "fail")
     assert doctor(url=REFUSED)[1]["redis"] == "fail"
     assert doctor("nothing:app")[1]["app"] == "fail"
-
-
-def test_an_unknown_pipeline(refused: Callable[..., str], shop: Path) -> None:
-    """The nearest one is named, before Spark starts."""
-    pipeline = "\n@app.pipeline(pricing, path='lake')\ndef table(frame):\n    return frame\n"
-    (shop / "shop.py").write_text(SHOP + pipeline, "utf-8")
-    said = refused(ExitCode.CONFIGURATION, "spark", "shop:app", "--pipeline", "tabel")
-    assert "Did you mean 'table'?" in said
 
 
 def test_a_broken_pipe_is_no_traceback(shop: Path, redis_url: str) -> None:

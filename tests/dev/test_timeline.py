@@ -1,52 +1,22 @@
 """The picture of who owned which partition when."""
 
-from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView
+from dataclasses import replace
+
+from streamworker.core.snapshot import GroupSnapshot
 from streamworker.dev.timeline import Timeline
+from tests.tui.groups import group
 
 
 def snapshot(members: dict[str, str], owners: list[str | None]) -> GroupSnapshot:
     """Make a snapshot with these members (id to name) and the owner of each partition."""
-    return GroupSnapshot(
-        app="demo",
-        stream="flights",
-        processor="legs",
-        generation=1,
-        taken_ms=0,
-        members=tuple(
-            MemberView(
-                id=member,
-                name=name,
-                host="here",
-                pid=1,
-                joined_ms=0,
-                beat_age_ms=0,
-                state="active",
-                partitions=tuple(p for p, owner in enumerate(owners) if owner == member),
-            )
-            for member, name in members.items()
-        ),
+    calm = group(partitions=len(owners), workers=len(members))
+    named = zip(calm.members, members.items(), strict=True)
+    return replace(
+        calm,
+        members=tuple(replace(each, id=id_, name=name) for each, (id_, name) in named),
         partitions=tuple(
-            PartitionView(
-                partition=partition,
-                owner=owner,
-                assigned=owner,
-                epoch=1,
-                state="running" if owner else "unowned",
-                reason="",
-                checkpoint="0-0",
-                records=0,
-                gone=0,
-                lag=0,
-                length=0,
-                rows=0,
-                acked_length=0,
-                dead=0,
-                since_ms=0,
-            )
-            for partition, owner in enumerate(owners)
+            replace(view, owner=owner) for view, owner in zip(calm.partitions, owners, strict=True)
         ),
-        readers=(),
-        rebalances=(),
     )
 
 
