@@ -3,11 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
 
-from streamworker.spark.source.datasource import LogBatchReader, LogStreamReader, ReadTask
+from streamworker.spark.source.datasource import (
+    LogBatchReader,
+    LogStreamReader,
+    ReadTask,
+    StreamworkerDataSource,
+)
 from streamworker.spark.source.options import parse_options
-from streamworker.spark.source.schema import spark_schema
+from streamworker.spark.source.schema import arrow_target, spark_schema
 from tests.spark.acked import ORDER
 
 
@@ -24,6 +31,15 @@ def batch_reader(options: Mapping[str, str]) -> LogBatchReader:
 def numbers_of(reader: LogBatchReader | LogStreamReader, tasks: Sequence[ReadTask]) -> list[int]:
     """Return the numbers of the rows of tasks, in the order in which they are read."""
     return [n for task in tasks for batch in reader.read(task) for n in batch["n"].to_pylist()]
+
+
+def read(options: Mapping[str, str], schema: StructType | None = None) -> pa.Table:
+    """Return the rows of a batch read, with a schema of its own or the columns that Spark is told of."""
+    source = StreamworkerDataSource({**options})
+    schema = schema or source.schema()
+    reader: Any = source.reader(schema)
+    batches = [batch for task in reader.partitions() for batch in reader.read(task)]
+    return pa.Table.from_batches(batches, arrow_target(schema))
 
 
 class Query:

@@ -1,22 +1,18 @@
-"""Tables that were sent, handled and forwarded as columns, read by real Spark."""
+"""Tables that were sent, handled and forwarded as columns, as Spark's tasks read them."""
 
 import asyncio
 import datetime as dt
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import SparkSession
 
 from streamworker import App
 from streamworker.testing import local_worker
 from tests.spark.conftest import Connect
-from tests.spark.queries import batch, run
-
-pytestmark = pytest.mark.full("a query of Spark takes seconds")
+from tests.spark.reading import read
 
 
 @dataclass
@@ -51,10 +47,8 @@ def rides(count: int) -> pa.Table:
 
 
 @pytest.mark.anyio
-async def test_columns_go_through_a_worker_into_spark(
-    spark: SparkSession, redis_url: str, connect: Connect, tmp_path: Path
-) -> None:
-    """As they came, and as a function made them anew; as a batch and as a stream."""
+async def test_columns_go_through_a_worker_into_spark(redis_url: str, connect: Connect) -> None:
+    """As they came, and as a function made them anew."""
     connect("default", redis_url)
     app = App("shop", redis_url=redis_url)
     stream = app.stream("rides", Ride, key="user", partitions=2, codec="arrow")
@@ -72,17 +66,7 @@ async def test_columns_go_through_a_worker_into_spark(
         await stream.send_table(sent, rows_per_entry=700)
         await worker.until_drained()
     options = {"app": "shop", "stream": "rides"}
-
-    def look() -> None:
-        kept = batch(spark, {**options, "processor": "keep"})
-        found = {row.n: row for row in kept.collect()}
-        assert len(found) == kept.count() == sent.num_rows
-        for row in sent.to_pylist():
-            there = found[row["n"]].asDict()
-            # Spark gives times with a zone in the session's zone, UTC, without saying so.
-            assert there == {**row, "at": row["at"].replace(tzinfo=None)}
-        run(spark, {**options, "processor": "price", "maxRowsPerTrigger": "1700"}, tmp_path)
-        table = spark.read.parquet(str(tmp_path / "table"))
-        assert sorted((row.n, row.total) for row in table.collect()) == [(n, n / 2) for n in range(5_000)]
-
-    await asyncio.to_thread(look)
+    kept = await asyncio.to_thread(read, {**options, "processor": "keep"})
+    assert kept.sort_by("n").to_pylist() == sent.to_pylist()
+    priced = await asyncio.to_thread(read, {**options, "processor": "price"})
+    assert priced.sort_by("n").to_pylist() == [{"n": n, "total": n / 2} for n in range(5_000)]

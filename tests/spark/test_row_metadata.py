@@ -8,16 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
 from streamworker import App, Context, Retry
+from streamworker.errors import ConfigurationError
 from streamworker.testing import local_worker
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, start
-
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
+from tests.spark.reading import read
 
 
 class Order(msgspec.Struct):
@@ -71,7 +70,6 @@ async def handle(app: App, first: int, count: int) -> None:
     ids=["async", "def", "forwards and fails", "concurrent"],
 )
 def test_a_row_has_the_key_time_and_headers_of_its_record(
-    spark: SparkSession,
     redis_url: str,
     connect: Connect,
     function: Callable[..., Any],
@@ -82,20 +80,21 @@ def test_a_row_has_the_key_time_and_headers_of_its_record(
     connect("default", redis_url)
     before = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=1)
     asyncio.run(handle(shop(redis_url, function, **options), 0, 2))
-    with pytest.raises(PySparkException, match="log_metadata=True"):
-        batch(spark, ALL).collect()
+    with pytest.raises(ConfigurationError, match="log_metadata=True"):
+        read(ALL)
     asyncio.run(handle(shop(redis_url, function, log_metadata=True, **options), 2, 20))
 
-    assert batch(spark, OPTIONS).columns == ["n"]
-    assert batch(spark, {**OPTIONS, "includeMetadata": "true"}).columns[-2:] == ["_key", "_sent_at"]
-    found = batch(spark, ALL).orderBy("n").collect()
-    assert [row.n for row in found] == [n for n in range(22) for _ in range(each)]
+    assert read(OPTIONS).column_names == ["n"]
+    assert read({**OPTIONS, "includeMetadata": "true"}).column_names[-2:] == ["_key", "_sent_at"]
+    found = read(ALL).sort_by("n").to_pylist()
+    assert [row["n"] for row in found] == [n for n in range(22) for _ in range(each)]
     for row in found:
-        if row.n < 2:
-            assert (row._key, row._sent_at, row._headers) == (None, None, None)
+        n, headers = row["n"], row["_headers"]
+        if n < 2:
+            assert (row["_key"], row["_sent_at"], headers) == (None, None, None)
             continue
-        assert (row._key, row._headers) == (f"c{row.n}", {"n": str(row.n)} if row.n % 2 else None)
-        assert before <= row._sent_at.replace(tzinfo=dt.UTC) <= row._acked_at.replace(tzinfo=dt.UTC)
+        assert (row["_key"], headers and dict(headers)) == (f"c{n}", {"n": str(n)} if n % 2 else None)
+        assert before <= row["_sent_at"] <= row["_acked_at"]
 
 
 def test_a_watermark_needs_no_field_of_the_record(

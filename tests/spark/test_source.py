@@ -18,14 +18,14 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import read_position
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.source import datasource
-from streamworker.spark.source.datasource import LogBatchReader, StreamworkerDataSource
+from streamworker.spark.source.datasource import StreamworkerDataSource
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.urls import without_login
 from tests.helpers import wait_for
 from tests.spark.acked import ORDER, AckedLog, orders
-from tests.spark.reading import Query, batch_reader, numbers_of, stream_reader
+from tests.spark.reading import Query, batch_reader, numbers_of, read, stream_reader
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,7 @@ def test_older_rows_lack_a_new_column_as_null(acked: AckedLog) -> None:
         columns = {"n": pa.array([n] * len(value), pa.int64()), "s": pa.array(value)}
         note = {"note": pa.array(["new"])} if n == 2 else {}
         acked.append(0, pa.record_batch({**columns, "items": pa.array(items), **note}))
-    source = StreamworkerDataSource(acked.options())
-    reader = source.reader(source.schema())
-    assert isinstance(reader, LogBatchReader)
-    found = [row for task in reader.partitions() for each in reader.read(task) for row in each.to_pylist()]
+    found = read(acked.options()).to_pylist()
     assert [row["note"] for row in found] == [None, None, "new"]
     grown = {"a": 1, "b": None}
     assert [row["s"] for row in found] == [grown, None, *new]
@@ -198,7 +195,7 @@ def test_a_loss_ends_the_query_by_its_name(
     """Loudly, with what is missing; without failOnDataLoss it goes on behind that, with what comes later."""
     acked.fill(0, written)
     before = Query(acked.options())
-    read = before.run() if is_read else []
+    kept = before.run() if is_read else []
     lose(acked)
     with pytest.raises(DataLoss, match=says):
         Query(acked.options(), before.position).run()
@@ -206,7 +203,7 @@ def test_a_loss_ends_the_query_by_its_name(
         query = Query(acked.options(failOnDataLoss="false"), before.position)
         query.run()
         acked.append(0, orders(300, 2))
-        assert read + query.run() == [*left, 300, 301]
+        assert kept + query.run() == [*left, 300, 301]
 
 
 def test_a_group_that_was_reset_is_no_loss(acked: AckedLog) -> None:
@@ -252,9 +249,9 @@ def test_a_failure_stays_beside_a_position_until_its_query_has_read_on(acked: Ac
 
     first = stream_reader(options).initialOffset()
     assert after_a_failure(first) == "the disk is away"
-    read = stream_reader(options).latestOffset(first, ReadAllAvailable())
-    assert after_a_failure(read) == "", "it has read on"
-    assert after_a_failure(read) == "", "there is nothing to read"
+    end = stream_reader(options).latestOffset(first, ReadAllAvailable())
+    assert after_a_failure(end) == "", "it has read on"
+    assert after_a_failure(end) == "", "there is nothing to read"
 
 
 def commands_of(acked: AckedLog) -> Counter[str]:

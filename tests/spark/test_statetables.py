@@ -1,4 +1,4 @@
-"""Tables of state on real Spark: what `Table.scan` shows, as columns, in parallel and in little memory."""
+"""Tables of state as Spark reads them: what `Table.scan` shows, as columns, a page at a time."""
 
 import datetime as dt
 import enum
@@ -9,15 +9,17 @@ from typing import Any
 
 import anyio
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
+from pyspark.sql.types import StructType
 
 from streamworker import App
 from streamworker.declaring.table import Table
 from streamworker.dev.cluster import EmbeddedCluster
-from streamworker.errors import BackendUnavailable
+from streamworker.errors import BackendUnavailable, ConfigurationError, DecodeError, RecordError
 from streamworker.redisio.keys import StreamKeys
 from streamworker.spark.source.declared import find_columns
 from streamworker.spark.source.options import parse_options
@@ -26,8 +28,7 @@ from streamworker.spark.source.statetables import TableReader
 from streamworker.testing import local_worker
 from tests.raw import opened
 from tests.spark.conftest import Connect
-
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
+from tests.spark.reading import read
 
 KEYS = StreamKeys("shop", "orders")
 PARTITIONS = 4
@@ -78,8 +79,10 @@ def scanned(app: App) -> dict[Any, Any]:
     return anyio.run(scan)
 
 
-def read(spark: SparkSession, **options: str) -> DataFrame:
-    return spark.read.format("streamworker").options(app="shop", table="totals", **options).load()
+def rows_of(**options: str) -> list[dict[str, Any]]:
+    """Return the table's rows as Spark's tasks read them, without Spark."""
+    found: list[dict[str, Any]] = read({"app": "shop", "table": "totals", **options}).to_pylist()
+    return found
 
 
 def fill(redis_url: str, totals: Table[Any, Any], count: int, *, expires: bytes = b"") -> None:
@@ -107,15 +110,22 @@ def default(redis_url: str, connect: Connect) -> str:
 
 
 def test_the_largest_values_of_a_table_are_shown(spark: SparkSession, default: str) -> None:
-    """As columns: the stream's key, and the fields of the value; committed ones, from all partitions."""
+    """As columns: the stream's key, and the fields of the value; committed ones, from all partitions.
+
+    To a batch read alone: a table is no stream of Spark's.
+    """
     app, _ = app_with(default)
     worked(app, default, *(Order(f"customer-{n}", n) for n in range(50)))
-    found = read(spark)
+    table = {"app": "shop", "table": "totals"}
+    found = spark.read.format("streamworker").options(**table).load()
     assert found.columns == ["customer", "orders", "spent"]
     top = found.orderBy(sf.desc("spent")).limit(3).collect()
     assert [tuple(row) for row in top] == [(f"customer-{n}", 1, n / 4) for n in (49, 48, 47)]
     assert {row.customer: Total(row.orders, row.spent) for row in found.collect()} == scanned(app)
-    assert read(spark, stream="orders", includeMetadata="true").select("_partition").distinct().count() == 4
+    assert {row["_partition"] for row in rows_of(stream="orders", includeMetadata="true")} == {0, 1, 2, 3}
+    stream = spark.readStream.format("streamworker").options(**table).schema("customer string").load()
+    with pytest.raises(PySparkException, match=r"A table is no stream.*spark\.read"):
+        stream.writeStream.format("noop").start().processAllAvailable()
 
 
 class Size(enum.Enum):
@@ -164,7 +174,8 @@ def test_keys_of_several_parts_and_values_of_every_type_become_columns(
     """Renamed fields and records by position, too. A key part named as a field is told apart."""
     app, _ = app_with(default, Everything, key=("customer", "number"), of=everything)
     worked(app, default, *(Order("ann:1", n) for n in range(3)))
-    rows = read(spark).orderBy("number").collect()
+    table = spark.read.format("streamworker").options(app="shop", table="totals").load()
+    rows = table.orderBy("number").withColumn("at", sf.unix_timestamp("placed_at")).collect()
     assert [(row.key_customer, row.key_number) for row in rows] == [
         ("ann:1", None),
         ("ann:1", 1),
@@ -179,20 +190,19 @@ def test_keys_of_several_parts_and_values_of_every_type_become_columns(
         expected |= {"by_sku": {"a": line}, "raw": bytearray(value.raw)}
         expected["placed_at"] = found["placed_at"]
         assert {name: found[name] for name in expected} == expected
-    seconds = read(spark).select(sf.unix_timestamp("placed_at").alias("at")).distinct().collect()
-    assert [row["at"] for row in seconds] == [NOON.timestamp()]
+        assert row.at == NOON.timestamp()
 
 
 @pytest.mark.parametrize(
     ("key", "value", "columns"),
     [
-        (int, 7, "customer bigint, value bigint"),
-        (dt.date, 7, "customer date, value bigint"),
-        (str, {"orders": 1.5}, "customer string, value map<string,double>"),
+        (int, 7, {"customer": pa.int64(), "value": pa.int64()}),
+        (dt.date, 7, {"customer": pa.date32(), "value": pa.int64()}),
+        (str, {"orders": 1.5}, {"customer": pa.string(), "value": pa.map_(pa.string(), pa.float64())}),
     ],
 )
 def test_a_value_that_is_no_record_is_one_column(
-    spark: SparkSession, default: str, key: type, value: Any, columns: str
+    default: str, key: type, value: Any, columns: dict[str, pa.DataType]
 ) -> None:
     kept = {int: 12, dt.date: NOON.date(), str: "12"}[key]
     kind = dict[str, float] if isinstance(value, dict) else type(value)
@@ -209,14 +219,13 @@ def test_a_value_that_is_no_record_is_one_column(
         totals.set(order.customer, value)
 
     worked(app, default, Keyed(kept))  # type: ignore[arg-type]
-    found = read(spark)
-    assert ", ".join(f"{name} {kind}" for name, kind in found.dtypes) == columns
-    assert [tuple(row) for row in found.collect()] == [(kept, value)]
+    found = read({"app": "shop", "table": "totals"})
+    assert dict(zip(found.schema.names, found.schema.types, strict=True)) == columns
+    (row,) = found.to_pylist(maps_as_pydicts="strict")
+    assert row == {"customer": kept, "value": value}
 
 
-def test_values_that_were_stored_by_an_older_version_have_the_defaults(
-    spark: SparkSession, default: str
-) -> None:
+def test_values_that_were_stored_by_an_older_version_have_the_defaults(default: str) -> None:
     """As `Table.get` returns them; a field that is gone is left out, and a number fits a wider type."""
 
     class Older(msgspec.Struct):
@@ -234,7 +243,7 @@ def test_values_that_were_stored_by_an_older_version_have_the_defaults(
 
     app, _ = app_with(default, Newer, of=lambda order: (order.customer, Newer(order.number, note="new")))
     worked(app, default, Order("bob", 2))
-    rows = [tuple(row) for row in read(spark).orderBy("customer").collect()]
+    rows = sorted(tuple(row.values()) for row in rows_of())
     assert rows == [("ann", 1.0, 0.5, [], None), ("bob", 2.0, 0.5, [], "new")]
     assert scanned(app)["ann"] == Newer(1.0)
 
@@ -243,23 +252,23 @@ def test_values_that_were_stored_by_an_older_version_have_the_defaults(
 
     app, _ = app_with(default, Other, of=lambda order: (order.customer, Other("")))
     worked(app, default)
-    with pytest.raises(PySparkException, match=r"no value of its type for key b'(ann|bob)'.*Give new fields"):
-        read(spark).collect()
+    with pytest.raises(DecodeError, match=r"no value of its type for key b'(ann|bob)'.*Give new fields"):
+        rows_of()
 
 
-def test_what_has_expired_is_not_there_and_what_will_says_when(spark: SparkSession, default: str) -> None:
+def test_what_has_expired_is_not_there_and_what_will_says_when(default: str) -> None:
     """By the server's clock, whether or not somebody has removed it."""
     app, totals = app_with(default, ttl="1 hour")
     worked(app, default, Order("ann", 4))
     fill(default, totals, 20, expires=b"1700000000000")
-    left = "bigint(_expires_at) - bigint(current_timestamp()) as left"
-    (row,) = read(spark, includeMetadata="true").selectExpr("*", left).collect()
-    assert (row.customer, row.spent) == ("ann", 1.0)
-    assert row._partition == totals.spec.partition_of("ann")
-    assert 3000 < row.left <= 3600
+    (row,) = rows_of(includeMetadata="true")
+    assert (row["customer"], row["spent"]) == ("ann", 1.0)
+    assert row["_partition"] == totals.spec.partition_of("ann")
+    assert dt.timedelta(minutes=50) < row["_expires_at"] - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=1)
 
 
-def test_a_large_table_streams_through_a_page_at_a_time(spark: SparkSession, default: str) -> None:
+@pytest.mark.full("stores 300,000 values")
+def test_a_large_table_streams_through_a_page_at_a_time(default: str) -> None:
     """Five times the keys take no more memory; tasks are packed by keys, one partition each at most."""
     app, totals = app_with(default)
     worked(app, default)
@@ -277,10 +286,11 @@ def test_a_large_table_streams_through_a_page_at_a_time(spark: SparkSession, def
         assert (rows, most) == (count, BATCH_ROWS)
     assert peaks[1] < 1.3 * peaks[0], peaks
     assert [len(task.value) for task in reader(parallelism="4").partitions()] == [1, 1, 1, 1]
-    (found,) = read(spark).agg(sf.count("*"), sf.count_distinct("customer"), sf.sum("orders")).collect()
-    assert tuple(found) == (300_000, 300_000, sum(range(300_000)))
+    found = read({"app": "shop", "table": "totals", "parallelism": "4"})
+    assert sorted(found["orders"].to_pylist()) == list(range(300_000))
 
 
+@pytest.mark.full("stores 100,000 values")
 def test_a_partition_is_read_at_one_moment_however_long_it_takes(default: str) -> None:
     """What is committed after the first page was read is in none of the later ones."""
     app, totals = app_with(default)
@@ -297,6 +307,7 @@ def test_a_partition_is_read_at_one_moment_however_long_it_takes(default: str) -
     assert len(found) == sizes[0] and min(found) >= 0
 
 
+@pytest.mark.full("stores 160,000 values")
 def test_an_answer_that_breaks_off_ends_the_task(default: str) -> None:
     """The rest would be of another moment."""
     app, totals = app_with(default)
@@ -310,44 +321,37 @@ def test_an_answer_that_breaks_off_ends_the_task(default: str) -> None:
         list(pages)
 
 
-def test_a_table_of_a_cluster_is_read(
-    spark: SparkSession, connect: Connect, cluster: EmbeddedCluster
-) -> None:
+@pytest.mark.full("starts a Cluster")
+def test_a_table_of_a_cluster_is_read(connect: Connect, cluster: EmbeddedCluster) -> None:
     """Each partition on its node, by the app's name and the table's alone."""
     connect("cluster", cluster.url)
     app, _ = app_with(cluster.url)
     worked(app, cluster.url, *(Order(f"customer-{n}", n) for n in range(50)))
-    found = read(spark, connection="cluster").collect()
-    assert {row.customer: Total(row.orders, row.spent) for row in found} == scanned(app)
+    found = rows_of(connection="cluster")
+    assert {row["customer"]: Total(row["orders"], row["spent"]) for row in found} == scanned(app)
 
 
-def test_what_is_no_table_is_answered_with_the_tables_there_are(spark: SparkSession, default: str) -> None:
+def test_what_is_no_table_is_answered_with_the_tables_there_are(default: str) -> None:
     """And a table that has no columns with the reason."""
     app, _ = app_with(default, dict, of=lambda order: (order.customer, {}))
     worked(app, default, Order("ann", 1))
-    with pytest.raises(PySparkException, match=r"no columns: Field 'value'.*Read it with Table\.scan"):
-        read(spark)
-    stream = spark.readStream.format("streamworker").options(app="shop", table="totals")
-    with pytest.raises(PySparkException, match=r"A table is no stream.*spark\.read"):
-        stream.schema("customer string").load().writeStream.format("noop").start().processAllAvailable()
-    source = spark.read.format("streamworker")
+    with pytest.raises(ConfigurationError, match=r"no columns: Field 'value'.*Read it with Table\.scan"):
+        rows_of()
     for wrong in ({"table": "total"}, {"table": "totals", "stream": "others"}):
         with pytest.raises(
-            PySparkException, match=r"No worker has declared a table.*has: totals on orders\."
+            ConfigurationError, match=r"No worker has declared a table.*has: totals on orders\."
         ):
-            source.options(app="shop", **wrong).load()
+            rows_of(**wrong)
 
 
-def test_a_part_of_a_key_of_another_type_than_its_name_says_is_read_as_text(
-    spark: SparkSession, default: str
-) -> None:
+def test_a_part_of_a_key_of_another_type_than_its_name_says_is_read_as_text(default: str) -> None:
     """The record's field of that name is a time, and the key has its day."""
     app, _ = app_with(
         default, int, key=("customer", "placed_at"), of=lambda order: ((order.customer, NOON.date()), 1)
     )
     worked(app, default, Order("ann", 1))
-    with pytest.raises(PySparkException, match=r"Column 'placed_at' .* does not fit timestamp.*\.schema"):
-        read(spark).collect()
-    source = spark.read.format("streamworker").options(app="shop", table="totals")
-    (row,) = source.schema("placed_at date, value int, more string").load().collect()
-    assert tuple(row) == (NOON.date(), 1, None)
+    with pytest.raises(RecordError, match=r"Column 'placed_at' .* does not fit timestamp.*\.schema"):
+        rows_of()
+    own = StructType().add("placed_at", "date").add("value", "integer").add("more", "string")
+    (row,) = read({"app": "shop", "table": "totals"}, own).to_pylist()
+    assert row == {"placed_at": NOON.date(), "value": 1, "more": None}

@@ -115,6 +115,7 @@ def named_in(warnings: list[str]) -> set[int]:
     return found
 
 
+@pytest.mark.full("150 trials")
 @pytest.mark.parametrize(
     "count", [150, pytest.param(5_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
