@@ -1,9 +1,10 @@
-"""A checkpoint directory that is lost, or an older copy: refused; no row is doubled or left out (F37)."""
+"""A checkpoint directory or a table that is lost, or an older copy: no row is doubled or left out (F37)."""
 
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -11,14 +12,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.checks import batch_in
 from streamworker.spark.driver.pipelines import run_pipelines
+from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
+from streamworker.spark.source.table import check_holds
 from tests.chaos.figures import record
 from tests.spark.acked import AckedLog
 from tests.spark.queries import run, table
 from tests.spark.reading import stream_reader
+from tests.spark.running import Running
 from tests.spark.specs import pipeline, same
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -43,7 +48,7 @@ def lose_it() -> None:
     shutil.rmtree(CHECKPOINT)
 
 
-def content(session: Session) -> list[tuple[object, ...]]:
+def content(session: Session) -> list[tuple[Any, ...]]:
     return sorted(tuple(row) for row in session.spark.read.parquet(str(TABLE.resolve())).collect())
 
 
@@ -187,3 +192,80 @@ def test_batches_are_counted_on_other_file_systems_too(spark: SparkSession, tmp_
         (folder / name).touch()
     assert batch_in(spark, far) == batch_in(spark, str(folder)) == 10
     assert batch_in(spark, f"{far}/nothing") == batch_in(spark, f"{folder}/nothing") == -1
+
+
+# -- the table -------------------------------------------------------------------------------
+
+
+def run_once(session: Session, *specs: PipelineSpec) -> tuple[int, list[PipelineProgress]]:
+    told: list[PipelineProgress] = []
+    code = run_pipelines(list(specs), session=session, once=True, on_progress=told.append)
+    return code, [each for each in told if each.state == "failed"]
+
+
+def files() -> list[Path]:
+    """Return the files of the table; Spark itself makes the directory."""
+    return sorted(each for each in TABLE.rglob("*") if each.is_file())
+
+
+def test_a_table_that_ends_before_its_checkpoint_is_told_by_both_batches(tmp_path: Path) -> None:
+    """Of one that is gone, replaced or put back from a backup. The next batch is not written."""
+    for folder in (tmp_path / "ck/commits", table := tmp_path / "table/_spark_metadata"):
+        folder.mkdir(parents=True)
+        (folder / "0").touch()
+    check_holds(str(tmp_path / "table"), str(tmp_path / "ck"), {0: 4})
+    (tmp_path / "ck/commits/1").touch()
+    with pytest.raises(
+        DataLoss, match=r"ends with batch 0, and its query has committed batch 1, with 8 rows"
+    ):
+        check_holds(str(tmp_path / "table"), str(tmp_path / "ck"), {0: 8, 1: 0})
+    (table / "0").unlink()
+    with pytest.raises(DataLoss, match="holds no batch"):
+        check_holds(str(tmp_path / "table"), str(tmp_path / "ck"), {0: 8, 1: 0})
+
+
+def test_a_start_on_a_table_that_lacks_batches_writes_nothing(
+    spark_session: Session, acked: AckedLog
+) -> None:
+    """It says what is missing and the ways out, and a pipeline beside it goes on."""
+    other = pipeline(same, name="other", path="lake/other")
+    for _ in range(2):
+        acked.fill(0, [4])
+        assert run_once(spark_session, pipeline(same), other) == (0, [])
+    shutil.rmtree(TABLE)
+    acked.fill(0, [4])
+    code, (failed,) = run_once(spark_session, pipeline(same), other)
+    assert code == 1
+    assert failed.pipeline == "revenue"
+    assert "holds no batch, and its query has committed batch 1, with 8 rows in all" in failed.error
+    assert 'startingOffsets={"0": 8, "1": 0}' in failed.error
+    assert files() == []
+    assert spark_session.spark.read.parquet(str(Path("lake/other").absolute())).count() == 12
+
+    # The second way out that the message tells: the rows to come, in a new table.
+    onward = pipeline(same, name="onward", path="lake/on", options={"startingOffsets": '{"0": 8, "1": 0}'})
+    assert run_once(spark_session, onward) == (0, [])
+    assert spark_session.spark.read.parquet(str(Path("lake/on").absolute())).count() == 4
+
+
+def test_a_table_that_goes_away_under_a_running_query_ends_it_before_the_next_batch(
+    spark_session: Session, acked: AckedLog
+) -> None:
+    """From the first batch on."""
+    acked.fill(0, [4])
+    running = Running(spark_session, pipeline(same))
+    running.wait_for_rows(4)
+    shutil.rmtree(TABLE)
+    acked.fill(0, [4])
+    assert "with 4 rows in all" in running.wait_for_state("failed").error
+    assert running.end() == 1
+    assert files() == []
+
+
+def test_a_whole_result_that_is_gone_is_written_again(spark_session: Session, acked: AckedLog) -> None:
+    """Each batch writes all of it, so nothing is missing."""
+    for _ in range(2):
+        acked.fill(0, [7])
+        assert run_once(spark_session, pipeline(by_user)) == (0, [])
+        assert sum(orders for _, orders in content(spark_session)) == len(acked.numbers())
+        TABLE.unlink()
