@@ -31,8 +31,6 @@ from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH, WAREHOUSE
 from tests.spark.processes import START_S, Driver, few_and_many
 
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
-
 BATCHES_A_LIFE = 4
 ENTRIES_A_BATCH = 20
 POLL_S = 0.001
@@ -119,8 +117,8 @@ def keep_busy(acked: AckedLog, folder: Path) -> None:
 def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: SparkSession) -> None:
     """Kill a driver so often while the log grows, let the last one finish, and compare.
 
-    Of a few, every second one is killed alone, of many every fifth. Its JVM goes on, in the middle of
-    the batch, when the next driver is there: two that write may spoil the tables.
+    In turn a driver is killed alone, with its JVM, or its JVM alone. The JVM of one that was killed alone
+    goes on, in the middle of the batch, when the next driver is there: two that write may spoil the tables.
     """
     rng = random.Random(kills)
     found: Counter[str] = Counter()
@@ -131,8 +129,12 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
             driver = Driver(folder, redis_url, scratch)
             try:
                 outlive(orphan, driver)
+                orphan = None
                 live_a_little(driver, folder, rng)
-                orphan = driver.kill_alone() if life % (2 if kills <= 10 else 5) == 0 else None
+                if life % 3 == 0:
+                    orphan = driver.kill_alone()
+                elif life % 3 == 1:
+                    lose_its_jvm(driver, folder)
             finally:
                 if orphan is None:
                     driver.kill()
@@ -156,6 +158,14 @@ def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: Sp
         f"{found['written']} times written and not committed, {found['committed']} times between batches",
         seed=kills,
     )
+
+
+def lose_its_jvm(driver: Driver, folder: Path) -> None:
+    """Kill the JVM alone: the driver does not hang, says so, and names the log of the JVM."""
+    driver.kill_jvm()
+    assert driver.wait() != 0
+    said = (folder / "driver.log").read_text().rpartition("Spark's JVM has ended unexpectedly")[2]
+    assert Path(said.partition("its output is in ")[2].split()[0].rstrip(".")).exists()
 
 
 def read_all(driver: Driver, acked: AckedLog, folder: Path) -> None:
@@ -289,29 +299,5 @@ def violations_of_i9(
 def test_a_driver_killed_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int
 ) -> None:
-    """Alone and with its JVM in turn: appended rows are there once, and the replaced result is whole."""
+    """Alone, with its JVM, or the JVM alone: appended rows are there once, the replaced result is whole."""
     survive(kills, acked, redis_url, tmp_path, spark)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_driver_whose_jvm_is_killed_says_so_and_ends(
-    acked: AckedLog, redis_url: str, tmp_path: Path
-) -> None:
-    """It does not hang, and names the log of the JVM."""
-    acked.fill(0, [10])
-    driver = Driver(tmp_path, redis_url, str(tmp_path))
-    try:
-        wait_for(
-            lambda: driver.alive() and numbered(tmp_path, "legs", "commits") >= 0,
-            "the driver has done a batch",
-            timeout_s=START_S,
-        )
-        driver.kill_jvm()
-        assert driver.wait() != 0
-    finally:
-        driver.kill()
-    said = (tmp_path / "driver.log").read_text()
-    assert "Spark's JVM has ended unexpectedly" in said
-    log = said.rpartition("its output is in ")[2].split()[0].rstrip(".")
-    assert Path(log).exists()
