@@ -34,11 +34,7 @@ from tests.spark.queries import wait_for_rows
 from tests.spark.running import Running
 from tests.spark.specs import pipeline, same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("in_tmp_path"),
-    pytest.mark.full("a query of Spark takes seconds"),
-]
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 
 def by_user(frame: DataFrame) -> DataFrame:
@@ -176,28 +172,6 @@ def test_an_aggregate_is_replaced_as_a_whole(spark_session: Session, acked: Acke
     acked.fill(1, [10])
     assert run_pipelines([pipeline(by_user, mode="complete")], session=spark_session, once=True) == 0
     assert sorted(each.name[-6:] for each in versions.iterdir()) == ["000003", "000004"]
-
-
-def test_a_reader_of_a_replaced_result_always_sees_a_whole_one(
-    spark_session: Session, acked: AckedLog
-) -> None:
-    """Each look finds some batch's total, never a part of one, and never an older one than before."""
-    acked.fill(0, [10] * 30)
-    spec = pipeline(lambda frame: frame.agg(F.count("*").alias("orders")), mode="complete",
-                    options={"maxRowsPerTrigger": "20"})  # fmt: skip
-    running = Running(spark_session, spec)
-    seen = [0]
-
-    def look() -> bool:
-        if Path("lake/revenue").exists():
-            found = spark_session.spark.read.parquet(str(Path("lake/revenue").resolve())).collect()
-            seen.extend(row.orders for row in found)
-        return seen[-1] == 300
-
-    wait_for(look, "the result is complete", timeout_s=60)
-    assert running.end() == 0
-    assert seen == sorted(seen)
-    assert all(total % 20 == 0 for total in seen)
 
 
 def test_batches_as_directories_are_whole_for_every_reader(

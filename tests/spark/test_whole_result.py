@@ -15,8 +15,6 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 
 from streamworker.spark.source.sink import WholeResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
-
 FILES = 3
 
 
@@ -43,50 +41,35 @@ def table(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     thread.join()
 
 
-def by_pandas(table: Path) -> list[int]:
-    return list(pd.read_parquet(table).version)
+READERS: dict[str, Callable[[SparkSession, Path], list[int]]] = {
+    "pandas": lambda spark, table: list(pd.read_parquet(table).version),
+    "polars": lambda spark, table: list(pl.read_parquet(table / "*.parquet")["version"]),
+    "duckdb": lambda spark, table: [
+        version for (version,) in duckdb.execute(f"select version from '{table}/*.parquet'").fetchall()
+    ],
+    "spark": lambda spark, table: [row.version for row in spark.read.parquet(str(table)).collect()],
+}
 
 
-def by_polars(table: Path) -> list[int]:
-    return list(pl.read_parquet(table / "*.parquet")["version"])
-
-
-def by_duckdb(table: Path) -> list[int]:
-    found = duckdb.execute(f"select version from '{table}/*.parquet'").fetchall()
-    return [version for (version,) in found]
-
-
-def look(read: Callable[[Path], list[int]], table: Path, times: int) -> list[int]:
-    """Read the result so often, each time through the link, and through three swaps at least."""
+@pytest.mark.parametrize(
+    ("name", "times"),
+    [
+        ("duckdb", 100),
+        # Others read the same files: what differs is when they open them.
+        *(
+            pytest.param(name, 10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])
+            for name in READERS
+        ),
+    ],
+)
+def test_a_reader_that_resolves_the_link_reads_one_whole_version(
+    spark: SparkSession, table: Path, name: str, times: int
+) -> None:
+    """Through three swaps at least, and never an older one than before."""
     found: list[int] = []
     while len(found) < times or found[-1] < found[0] + 3:
-        versions = read(table.resolve())
+        versions = READERS[name](spark, table.resolve())
         assert len(versions) == 30
         assert len(set(versions)) == 1
         found.append(versions[0])
-    return found
-
-
-@pytest.mark.parametrize(
-    "times", [100, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
-)
-@pytest.mark.parametrize("read", [by_pandas, by_polars, by_duckdb])
-def test_a_reader_that_resolves_the_link_reads_one_whole_version(
-    table: Path, read: Callable[[Path], list[int]], times: int
-) -> None:
-    """And never an older one than before."""
-    found = look(read, table, times)
-    assert found == sorted(found)
-
-
-@pytest.mark.parametrize(
-    "times", [10, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
-)
-def test_spark_reads_one_whole_version_too(spark: SparkSession, table: Path, times: int) -> None:
-    """As the others do."""
-
-    def by_spark(place: Path) -> list[int]:
-        return [row.version for row in spark.read.parquet(str(place)).collect()]
-
-    found = look(by_spark, table, times)
     assert found == sorted(found)
