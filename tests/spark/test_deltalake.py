@@ -22,11 +22,7 @@ from streamworker.spark.source.deltalake import DeltaLake
 from tests.spark.acked import AckedLog
 from tests.spark.specs import pipeline, same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("in_tmp_path"),
-    pytest.mark.full("a query of Spark takes seconds"),
-]
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 TABLE = Path("lake/priced")
 LIMIT = {"maxRowsPerTrigger": "5"}

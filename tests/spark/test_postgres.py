@@ -25,11 +25,7 @@ from tests.postgres import postgres
 from tests.spark.acked import AckedLog
 from tests.spark.specs import pipeline, same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("in_tmp_path"),
-    pytest.mark.full("a query of Spark takes seconds"),
-]
+pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
 VARIABLE = "WAREHOUSE"
 LAST = dt.datetime(9999, 12, 31, 3, 30, tzinfo=dt.UTC)

@@ -25,8 +25,6 @@ from tests.spark.processes import few_and_many
 from tests.spark.running import Running
 from tests.spark.specs import pipeline
 
-pytestmark = pytest.mark.full("a query of Spark takes seconds")
-
 MAY_TAKE_S = 180.0
 """On a machine so busy that Spark gives up its Python processes before they have begun."""
 

@@ -18,8 +18,6 @@ from tests.spark.acked import AckedLog
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run
 
-pytestmark = pytest.mark.full("a query of Spark takes seconds")
-
 EVENT_LOG_BYTES_MIN = 10_000
 
 

@@ -7,17 +7,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark import cloudpickle as untyped_cloudpickle
 
-from streamworker.errors import ConfigurationError
-from streamworker.spark.driver.session import Session, open_session, socket_conf, travelling_modules
+from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.spark.driver import session
+from streamworker.spark.driver.session import (
+    EVERYWHERE,
+    Session,
+    open_session,
+    socket_conf,
+    travelling_modules,
+)
 from streamworker.spark.source.connection import Connection, resolve, variable_for
 from streamworker.spark.source.datasource import StreamworkerDataSource
 from tests.spark.acked import AckedLog
 from tests.spark.queries import batch
-
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
 
 cloudpickle: Any = untyped_cloudpickle
 
@@ -38,6 +44,7 @@ for attempt in (1, 2):
 """
 
 
+@pytest.mark.full("starts Spark twice")
 @pytest.mark.slow
 def test_a_session_is_quiet_and_can_be_started_again(acked: AckedLog, redis_url: str, tmp_path: Path) -> None:
     """Its JVM prints to a file, ends with it, and leaves nothing in the folder it was started in."""
@@ -67,8 +74,6 @@ def test_spark_finds_the_source_by_itself(spark_session: Session, acked: AckedLo
 def test_the_redis_url_reaches_spark_s_processes_through_their_environment(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from streamworker.spark.driver import session
-
     variable = variable_for("default")
     monkeypatch.delenv(variable, raising=False)
     values = session._jvm_environment(Path("/java"), redis_url, local=True)
@@ -99,22 +104,28 @@ def test_a_second_session_in_one_process_is_refused(spark_session: Session) -> N
         open_session("second")
 
 
-def test_a_master_that_cannot_be_is_said_with_the_log_s_place(
-    spark_session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_cluster_gets_no_settings_for_a_small_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    code = (
-        "import sys; from pathlib import Path; from streamworker.spark.driver.session import open_session\n"
-        "from streamworker.errors import BackendUnavailable\n"
-        "try: open_session('x', master='nonsense', log_path=Path(sys.argv[1]))\n"
-        "except BackendUnavailable as error: print(error)"
-    )
-    log = tmp_path / "jvm.log"
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(log)], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).parents[2],
-    )  # fmt: skip
-    assert "Spark did not start on nonsense" in done.stdout
-    assert str(log) in done.stdout
+    """Beside the user's. Without a Python it says what Spark's machines run; a failed start names its log."""
+    started: dict[str, str] = {}
+
+    def launch(conf: Any, popen_kwargs: Any) -> None:
+        started.update(conf.getAll())
+        raise OSError("no such master")
+
+    monkeypatch.setattr(pyspark.java_gateway, "launch_gateway", launch)
+    monkeypatch.setattr(pyspark.SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(session, "_forget_gateway", lambda: None)  # The one of other tests.
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    settings = {"spark.executor.memory": "512m", "spark.ui.showConsoleProgress": "true"}
+    with pytest.raises(
+        BackendUnavailable, match="did not start on spark://h:7077: no such master"
+    ) as refused:
+        open_session("x", master="spark://h:7077", conf=settings, log_path=tmp_path / "jvm.log")
+    assert str(tmp_path / "jvm.log") in str(refused.value)
+    assert started == {**EVERYWHERE, "spark.master": "spark://h:7077", "spark.app.name": "x", **settings}
+    assert "PYSPARK_PYTHON is not set: Spark runs python3 on its machines" in caplog.text
 
 
 def test_a_remote_server_has_a_scheme_of_its_own_and_no_master_beside_it() -> None:
@@ -138,8 +149,6 @@ def test_a_query_that_went_on_while_its_server_was_out_of_reach_is_stopped_befor
 
 
 def test_pyspark_missing_or_old_is_said_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyspark
-
     monkeypatch.setattr(pyspark, "__version__", "4.1.2")
     with pytest.raises(ConfigurationError, match=r"pyspark>=4\.2"):
         open_session("x")

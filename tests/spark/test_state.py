@@ -12,8 +12,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from tests.spark.acked import AckedLog
 from tests.spark.queries import rows, start
 
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
-
 
 class Count(StatefulProcessor):
     """Counts the rows of each user."""
