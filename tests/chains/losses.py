@@ -38,7 +38,7 @@ KEPT = {"RETENTION": "1 day"}
 PER_SECOND = 400
 TO_EACH = 1_000
 """So many records use each way at least once. A target that is sent nothing more tells no loss."""
-_DECODERS: dict[str, Any] = {
+DECODERS: dict[str, Any] = {
     "items": msgspec.json.Decoder(Item),
     "priced": msgspec.msgpack.Decoder(Priced),
     "summed": msgspec.json.Decoder(Summed),
@@ -199,7 +199,7 @@ class Judge:
         with opened(self.scene.url) as client:
             streams = {
                 (stream, p): [
-                    _DECODERS[stream].decode(fields[b"v"]).n
+                    DECODERS[stream].decode(fields[b"v"]).n
                     for fields in records_of(client, StreamKeys("chain", stream).events(p))
                 ]
                 for stream, count in PARTITIONS.items()

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.outbox import (
@@ -67,16 +67,6 @@ DRAWN = [step for step, odds in ODDS.items() for _ in range(odds)]
 SOURCE = "S"
 Record = tuple[str, int]
 """The name of its sender, and its number there."""
-
-
-class Try(Protocol):
-    """A request that is under way, or its answer."""
-
-    @property
-    def is_old(self) -> bool: ...
-    def arrive(self, *, durable: bool) -> None: ...
-    def hear(self) -> None: ...
-    def lose(self) -> None: ...
 
 
 class Broken(Exception):
@@ -519,6 +509,10 @@ class ForwardTry:
     def lose(self) -> None:
         """Let the owner wait no longer."""
         self.owner.heard([ForwardReply(ForwardCode.UNKNOWN)] * len(self.messages))
+
+
+Try = AppendTry | ForwardTry
+"""A request that is under way, or its answer."""
 
 
 # -- a schedule ----------------------------------------------------------------------------------

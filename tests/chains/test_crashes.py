@@ -4,12 +4,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import StreamKeys
-from tests.chains.chain_app import Item
+from tests.chains.losses import DECODERS, PARTITIONS
 from tests.chains.scene import ChainScene
 from tests.chaos.forked import Forge
 from tests.conftest import REDIS_SERVER
@@ -17,7 +16,7 @@ from tests.durability.pair import cut, newest_aof
 from tests.helpers import wait_for
 from tests.raw import opened, records_of
 
-STREAMS = {"items": 4, "priced": 7, "summed": 3}
+STREAMS = ("items", "priced", "summed")
 BACKLOG = {"ROOM": "100", "REPORT_S": "0.01"}
 """So that the last stream is full, and messages wait in the outbox before it."""
 
@@ -26,11 +25,10 @@ LAST = StreamKeys("chain", "summed").events(0)
 
 def numbers_in(client: Any, stream: str) -> dict[str, list[int]]:
     """Return what a stream holds of each customer, in order."""
-    decoder: Any = msgspec.json if stream != "priced" else msgspec.msgpack
     found = defaultdict[str, list[int]](list)
-    for partition in range(STREAMS[stream]):
+    for partition in range(PARTITIONS[stream]):
         for fields in records_of(client, StreamKeys("chain", stream).events(partition)):
-            record = decoder.decode(fields[b"v"], type=Item)
+            record = DECODERS[stream].decode(fields[b"v"])
             found[record.customer].append(record.n)
     return found
 

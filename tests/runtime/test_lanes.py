@@ -10,7 +10,6 @@ import redis
 
 from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import BackendRefused, ProducerError, StreamFull
-from streamworker.runtime.send import lane as lane_module
 from streamworker.runtime.send import lanes as lanes_module
 from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
@@ -40,26 +39,6 @@ async def test_the_rest_of_a_list_is_sent_while_its_head_is_appended(redis_url: 
         proxy.let_pass()
         assert await sending == 1_000
         assert await desk.numbers() == [*range(-1, 1_000), *range(1_000)]
-
-
-async def test_few_records_wait_for_the_append_before_them(redis_url: str) -> None:
-    """What is sent one by one meanwhile gathers: an append for each would cost more than it brings."""
-    async with proxied(redis_url) as proxy, bench(proxy.url, run=False) as desk:
-        await desk.producer.send(Order(-1))
-        proxy.hold(up=False)
-        sending = [asyncio.create_task(desk.producer.send(Order(0)))]
-        with redis.Redis.from_url(redis_url) as direct:
-            key = desk.stream_keys.events(0)
-            await wait_for_async(lambda: len(records_in(direct, key)) == 2, "the first was done")
-            sending += [
-                asyncio.create_task(desk.producer.send(Order(n)))
-                for n in range(1, lane_module.AHEAD_ENTRIES - 1)
-            ]
-            await asyncio.sleep(0.1)
-            assert len(records_in(direct, key)) == 2
-        proxy.let_pass()
-        await asyncio.gather(*sending)
-        assert await desk.numbers() == list(range(-1, lane_module.AHEAD_ENTRIES - 1))
 
 
 async def test_an_append_whose_predecessor_found_no_room_goes_back_behind_it(redis_url: str) -> None:

@@ -1,9 +1,7 @@
 """A producer writes each record once, in order, and says when it cannot."""
 
 import asyncio
-import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,7 +9,6 @@ import pytest
 import redis
 
 from streamworker.core.data.partitioner import partition_for
-from streamworker.core.pauses import Pauses
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import (
     BackendUnavailable,
@@ -113,35 +110,6 @@ async def test_a_record_that_cannot_be_appended_does_not_fail_those_beside_it(re
         assert await desk.numbers() == [0, 2]
 
 
-async def test_a_full_partition_raises_or_waits_as_asked(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With ``raise`` the sender is told at once; with ``wait`` the record goes in when there is room.
-
-    A timeout that ends between two tries says that it is full, and nothing was written; one that ends
-    within a try cannot know. So the pause between them is long here.
-    """
-    pauses = partial(Pauses, first_ms=4_000, max_ms=4_000)
-    monkeypatch.setattr("streamworker.runtime.send.lanes.full_pauses", pauses)
-    async with bench(redis_url, run=False, stream={"records_max": 10}) as desk:
-        await desk.acquire(0, "w1")
-        await desk.send(range(10))
-        with pytest.raises(StreamFull, match="limit of 10 records"):
-            await desk.producer.send(Order(10), on_full="raise")
-        waiting = asyncio.create_task(desk.producer.send(Order(11)))
-        lane = desk.producer._lanes._lanes[0]
-        await wait_for_async(lambda: lane.resting, "the partition was found full again")
-        with pytest.raises(StreamFull, match="limit of 10 records"):
-            await desk.producer.send(Order(12), timeout=0.1)
-        assert not waiting.done()
-        running = await desk.start(desk.spec(ignore))
-        desk.tasks.start_soon(desk.fetcher.run)
-        desk.tasks.start_soon(desk.committer.run)
-        await asyncio.wait_for(waiting, PATIENCE_S)
-        assert (await running.drained()).reason.value == "drained"
-        assert 12 not in await desk.numbers()
-
-
 async def test_nothing_of_a_list_is_sent_later_once_its_send_has_failed(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,21 +134,6 @@ async def test_nothing_of_a_list_is_sent_later_once_its_send_has_failed(
 
 async def ignore(batch: list[Order]) -> None:
     """Do nothing."""
-
-
-async def test_a_send_without_an_answer_ends_at_its_timeout_and_says_so(redis_url: str) -> None:
-    """The error says that the record may or may not be there; later sends still work, once each."""
-    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
-        await desk.producer.send(Order(0))
-        proxy.hold()
-        began = time.monotonic()
-        with pytest.raises(ProducerError, match="may or may not"):
-            await desk.producer.send(Order(1), timeout=0.5)
-        assert time.monotonic() - began < 20
-        proxy.let_pass()
-        await desk.producer.send(Order(2))
-        found = await desk.numbers()
-        assert found in ([0, 2], [0, 1, 2])
 
 
 @pytest.mark.parametrize("id", [None, "once"])
