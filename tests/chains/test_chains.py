@@ -1,6 +1,5 @@
 """What a processor sends to other streams: where it goes, in which order, and what holds it up."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -218,12 +217,6 @@ def _alerting(redis_url: str) -> Shop:
         return Alert(order.n)
 
     return its
-
-
-def _taken(url: str, partition: int) -> Mapping[bytes, bytes]:
-    with opened(url) as client:
-        found: Mapping[bytes, bytes] = client.hgetall(StreamKeys("shop", "alerts").taken(partition))
-        return found
 
 
 async def test_a_target_that_went_back_is_told_and_counted_and_the_chain_goes_on(redis_url: str) -> None:

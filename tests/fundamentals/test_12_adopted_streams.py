@@ -63,10 +63,6 @@ def writers(redis_url: str, each: int) -> Iterator[list[threading.Thread]]:
         thread.join()
 
 
-def all_there(seen: dict[str, dict[str, list[int]]], each: int) -> bool:
-    return all(sum(map(len, by_key.values())) >= 3 * each for by_key in seen.values())
-
-
 async def test_entries_are_taken_once_and_in_order_under_their_writers_full_load(emptied: str) -> None:
     """Two processes look, since both own partition 0 of their group; workers come and go meanwhile."""
     each = 2_000
