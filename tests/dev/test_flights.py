@@ -14,12 +14,6 @@ from streamworker.errors import ConfigurationError
 pytestmark = pytest.mark.spark("its data set comes with the extra `demo`")
 
 
-@pytest.fixture(scope="module")
-def flights() -> pa.Table:
-    """All flights."""
-    return load_flights()
-
-
 def test_no_flight_is_missing_and_each_has_a_name_of_its_own(flights: pa.Table) -> None:
     """336,776 rows, and the natural key is unique."""
     assert flights.num_rows == 336_776

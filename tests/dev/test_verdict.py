@@ -1,12 +1,13 @@
 """The demo's judge: whatever is wrong with Spark's tables shows in the figures."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
 
 from streamworker.core.snapshot import Rebalance
-from streamworker.dev.flights import expected_delays, load_flights
+from streamworker.dev.flights import expected_delays
 from streamworker.dev.verdict import Verdict, judge
 
 pytestmark = pytest.mark.spark("its data set comes with the extra `demo`")
@@ -17,10 +18,10 @@ REBALANCES = tuple(
 )
 
 
-@pytest.fixture(scope="module")
-def flights() -> pa.Table:
+@pytest.fixture
+def flights(flights: pa.Table) -> pa.Table:
     """Two thousand flights; some aircraft fly often, some flights have no aircraft."""
-    return load_flights().slice(0, 2_000)
+    return flights.slice(0, 2_000)
 
 
 @pytest.fixture
@@ -36,6 +37,10 @@ def legs(flights: pa.Table) -> pa.Table:
         "position", pa.array(positions)
     )
     return table.sort_by([("distance", "ascending"), ("dest", "descending")])
+
+
+Change = Callable[[pa.Table, pa.Table], pa.Table]
+"""From the data set and the table of legs to another table of legs."""
 
 
 def hash_of(tailnum: str | None) -> int:
@@ -99,61 +104,57 @@ def test_tables_that_are_right_hold(flights: pa.Table, legs: pa.Table) -> None:
     }
 
 
-def test_a_missing_row_is_lost_and_one_that_is_there_twice_is_a_duplicate(
-    flights: pa.Table, legs: pa.Table
-) -> None:
-    """One row fewer: one lost. One row more: one duplicate, none lost."""
-    fewer = judged(flights, legs.slice(1))
-    assert (fewer.lost, fewer.spark_rows, fewer.holds) == (1, 1_999, False)
-    more = judged(flights, pa.concat_tables([legs, legs.slice(5, 1)]))
-    assert (more.lost, more.duplicates, more.holds) == (0, 1, False)
+def with_value(column: str, value: object) -> Change:
+    """Give the first leg of the busiest aircraft another value."""
+    return lambda flights, legs: changed(legs, column, row_of(legs, busiest(flights), 0), value)
 
 
-@pytest.mark.parametrize(("column", "value"), [("arr_delay", -999), ("arr_delay", None), ("tailnum", None)])
-def test_a_row_with_another_value_is_lost(
-    flights: pa.Table, legs: pa.Table, column: str, value: object
-) -> None:
-    """The number of rows is right, but one is not what was sent."""
-    row = row_of(legs, busiest(flights), 0)
-
-    verdict = judged(flights, changed(legs, column, row, value))
-
-    assert (verdict.lost, verdict.spark_rows, verdict.holds) == (1, 2_000, False)
-
-
-def test_two_legs_of_one_aircraft_that_changed_places_are_out_of_order(
-    flights: pa.Table, legs: pa.Table
-) -> None:
-    """The log has the later leg first."""
+def swapped(flights: pa.Table, legs: pa.Table) -> pa.Table:
+    """Let the log have the later of two legs of one aircraft first."""
     first, second = (row_of(legs, busiest(flights), nth) for nth in (0, 1))
     positions = legs["position"].to_pylist()
-
-    swapped = changed(
-        changed(legs, "position", first, positions[second]), "position", second, positions[first]
-    )
-
-    assert (judged(flights, swapped).out_of_order, judged(flights, swapped).lost) == (1, 0)
+    legs = changed(legs, "position", first, positions[second])
+    return changed(legs, "position", second, positions[first])
 
 
-def test_an_aircraft_in_two_partitions_is_out_of_order(flights: pa.Table, legs: pa.Table) -> None:
-    """Between partitions there is no order, so one leg elsewhere is one leg out of order."""
+def moved(flights: pa.Table, legs: pa.Table) -> pa.Table:
+    """Put one leg of an aircraft into another partition: between partitions there is no order."""
     row = row_of(legs, busiest(flights), 1)
-    elsewhere = (legs["partition"].to_pylist()[row] + 1) % 3
-
-    assert judged(flights, changed(legs, "partition", row, elsewhere)).out_of_order == 1
+    return changed(legs, "partition", row, (legs["partition"].to_pylist()[row] + 1) % 3)
 
 
-def test_flights_without_an_aircraft_have_no_order(flights: pa.Table, legs: pa.Table) -> None:
-    """They are spread over all partitions, in turn."""
-    partitions = [
-        index % 3 if tail is None else partition
-        for index, (tail, partition) in enumerate(
-            zip(legs["tailnum"].to_pylist(), legs["partition"].to_pylist(), strict=True)
-        )
-    ]
-    at = legs.column_names.index("partition")
+def spread(_: pa.Table, legs: pa.Table) -> pa.Table:
+    """Spread flights without an aircraft over all partitions: they have no order."""
+    known = zip(legs["tailnum"].to_pylist(), legs["partition"].to_pylist(), strict=True)
+    partitions = [index % 3 if tail is None else partition for index, (tail, partition) in enumerate(known)]
+    return legs.set_column(legs.column_names.index("partition"), "partition", pa.array(partitions))
 
-    assert judged(flights, legs.set_column(at, "partition", pa.array(partitions))).holds
+
+@pytest.mark.parametrize(
+    ("change", "figures"),
+    [
+        pytest.param(lambda _, legs: legs.slice(1), {"lost": 1, "spark_rows": 1_999}, id="a row is missing"),
+        pytest.param(
+            lambda _, legs: pa.concat_tables([legs, legs.slice(5, 1)]),
+            {"duplicates": 1, "spark_rows": 2_001},
+            id="a row is there twice",
+        ),
+        pytest.param(with_value("arr_delay", -999), {"lost": 1}, id="another value"),
+        pytest.param(with_value("arr_delay", None), {"lost": 1}, id="a value is missing"),
+        pytest.param(with_value("tailnum", None), {"lost": 1}, id="an aircraft is missing"),
+        pytest.param(swapped, {"out_of_order": 1}, id="legs changed places"),
+        pytest.param(moved, {"out_of_order": 1}, id="an aircraft in two partitions"),
+        pytest.param(spread, {}, id="flights without an aircraft anywhere"),
+    ],
+)
+def test_whatever_is_wrong_with_the_legs_shows_in_the_figures(
+    flights: pa.Table, legs: pa.Table, change: Change, figures: dict[str, int]
+) -> None:
+    """And in no other figure than that of what is wrong."""
+    verdict = judged(flights, change(flights, legs))
+    right = {"lost": 0, "duplicates": 0, "out_of_order": 0, "spark_rows": 2_000}
+    assert {name: getattr(verdict, name) for name in right} == right | figures
+    assert verdict.holds == (not figures)
 
 
 @pytest.mark.parametrize("column", ["flights", "cancelled", "dep_delay", "arr_delay", "dep_delay_max"])
