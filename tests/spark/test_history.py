@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
 
 from streamworker import App
 from streamworker.dev.server import EmbeddedServer
@@ -18,12 +17,11 @@ from tests.conftest import CI
 from tests.helpers import wait_for_async
 from tests.raw import opened
 from tests.spark.conftest import Connect
-from tests.spark.queries import run, table
+from tests.spark.reading import read
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(FAKETIME is None and not CI, reason="libfaketime is not installed"),
-    pytest.mark.full("a query of Spark takes seconds"),
+    pytest.mark.full("five workers at five times take seconds"),
 ]
 
 AGES = [timedelta(minutes=minutes) for minutes in (180, 90, 45, 20, 0)]
@@ -80,7 +78,6 @@ async def read_by_a_new_processor(url: str, kept: str | None) -> list[int]:
     ids=["an hour", "without retention"],
 )
 def test_a_new_processor_and_a_new_query_begin_an_hour_back(
-    spark: SparkSession,
     connect: Connect,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -101,6 +98,6 @@ def test_a_new_processor_and_a_new_query_begin_an_hour_back(
         with opened(server.url) as raw:
             raw.config_set("stream-node-max-entries", 1)
         asyncio.run(fill(server.url, clock, kept, len(ALL) - len(to_processor)))
-        run(spark, {"app": "kept", "stream": "orders", "processor": "price"}, tmp_path)
-        assert table(spark, tmp_path) == to_query
+        rows = read({"app": "kept", "stream": "orders", "processor": "price"})
+        assert sorted(rows["n"].to_pylist()) == to_query
         assert asyncio.run(read_by_a_new_processor(server.url, kept)) == to_processor
