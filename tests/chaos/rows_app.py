@@ -5,6 +5,7 @@ its start and end by CLOCK_MONOTONIC, which all processes of a machine share.
 """
 
 import asyncio
+import functools
 import json
 import math
 import os
@@ -102,5 +103,9 @@ def hold_the_interpreter(seconds: float) -> None:
     re.match("(a+)+$", "a" * (letters + longer) + "b")
 
 
-if "ROWS_APP" in os.environ:  # As `streamworker run tests.chaos.rows_app:app` finds it.
-    app = make_app(os.environ)
+@functools.cache
+def __getattr__(name: str) -> App:
+    """Make the app once a command asks for ``tests.chaos.rows_app:app``: by then its variables are set."""
+    if name != "app":
+        raise AttributeError(name)
+    return make_app(os.environ)
