@@ -1,6 +1,5 @@
 """The documentation says what the code does."""
 
-import ast
 import doctest
 import re
 import subprocess
@@ -11,20 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from docs import generate
 from docs.logevents import MEANINGS, events
 from docs.reference import _commands
 from streamworker.cli.root import app as command_line
 from streamworker.cli.workers.exporter import METRICS
-from streamworker.core.ownership.lifecycle import as_table
 from streamworker.core.protocols.registry import PROTOCOLS
-from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.group.protocols import KEY_TABLE
 from streamworker.settings import Settings
-from streamworker.testing import local_worker
-from streamworker.variables import ENV_PREFIX
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -80,29 +74,10 @@ def test_pages_that_are_made_from_the_code_are_current(rendered: dict[Path, str]
     }
 
 
-def test_the_page_of_the_protocol_has_the_table_of_transitions() -> None:
-    """A transition that is added or removed shows in docs/protocol.md."""
-    assert as_table() in (DOCS / "protocol.md").read_text("utf-8")
-
-
 SETTINGS = {field.name for field in fields(Settings)}.union(
     *(entry.settings().values() for entry in PROTOCOLS.values())
 )
 """Of an application, and of single protocols."""
-
-
-def test_every_setting_is_documented_with_its_default() -> None:
-    """A setting without a reason below it cannot be rendered at all. One rule names all variables."""
-    page = (DOCS / "settings.md").read_text("utf-8")
-    assert f"its name in capitals after\n`{ENV_PREFIX}`" in page
-    for name in SETTINGS:
-        assert f"| `{name}` |" in page
-
-
-def test_every_kind_of_key_is_documented() -> None:
-    """Nobody should have to guess what a key in Redis is for."""
-    page = (DOCS / "redis-keys.md").read_text("utf-8")
-    assert all(f"`{row.key}`" in page for row in KEY_TABLE)
 
 
 def test_of_every_kind_of_key_is_said_what_a_stranger_can_do_to_it_and_what_holds() -> None:
@@ -112,53 +87,6 @@ def test_of_every_kind_of_key_is_said_what_a_stranger_can_do_to_it_and_what_hold
     said = {line[0].strip("`"): line[1:] for line in lines if line[0].startswith("`sw:")}
     assert {row.key for row in KEY_TABLE} <= said.keys()
     assert all(len(cells) == 3 and all(map(str.strip, cells)) for cells in said.values())
-
-
-ORDERS = """
-import msgspec
-from streamworker import App, Context, DeadLetter
-
-app = App("shop")
-
-class Order(msgspec.Struct):
-    customer: str
-    amount: int
-
-orders = app.stream("orders", Order, key="customer", partitions=2)
-
-@app.processor(orders, errors=DeadLetter())
-async def check(order: Order, ctx: Context) -> Order:
-    ctx.state["last"] = order.amount
-    if order.amount < 0:
-        raise ValueError(order.amount)
-    return order
-"""
-
-
-@pytest.mark.anyio
-async def test_the_documented_rights_are_enough_for_a_worker(own_server: EmbeddedServer) -> None:
-    """They are applied as they stand in docs/security.md; Redis logs whatever they forbid."""
-    page = (DOCS / "security.md").read_text("utf-8")
-    rules = re.search(r"ACL SETUSER (shop-worker on .*?)```", page, re.DOTALL)
-    assert rules
-    names: dict[str, Any] = {"__name__": "shop"}
-    exec(compile(ORDERS, "shop.py", "exec"), names)
-    app, order, orders = names["app"], names["Order"], names["orders"]
-    with redis.Redis.from_url(own_server.url) as admin:
-        admin.execute_command("ACL", "SETUSER", *rules[1].split(), ">PASSWORD")
-        user_url = re.sub(r"//:[^@]*@", "//shop-worker:PASSWORD@", own_server.url)
-        async with local_worker(app, url=user_url) as worker:
-            await orders.send_many([order("ann", 5), order("bob", -1), order("ann", 6)])
-            await worker.until_drained()
-            await worker.until(lambda now: now.processors["check"].members[0].beat_age_ms is not None)
-            assert len(await worker.rows("check")) == 2
-            assert len(await worker.dead_letters("check")) == 1
-        refused = {entry[b"object"] for entry in admin.execute_command("ACL", "LOG")}
-        assert refused <= {b"client|setinfo"}
-    with redis.Redis.from_url(user_url) as user:
-        for forbidden in (("FLUSHALL",), ("GET", "other"), ("CONFIG", "GET", "*"), ("KEYS", "*")):
-            with pytest.raises(redis.exceptions.NoPermissionError):
-                user.execute_command(*forbidden)
 
 
 def test_every_command_is_documented_and_used_in_the_guides() -> None:
@@ -192,12 +120,20 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(page), f"{name_of(path)}: {target}"
 
 
+@pytest.fixture(scope="module")
+def tests() -> set[str]:
+    """The names of all tests."""
+    texts = (path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return {name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_files_and_targets_that_a_page_names_exist(path: Path) -> None:
-    """A reader finds each file of the repository, and each target of the Makefile, by its name."""
+def test_files_targets_and_tests_that_a_page_names_exist(path: Path, tests: set[str]) -> None:
+    """A reader finds each file of the repository, each target of the Makefile and each test by its name."""
     text = path.read_text("utf-8")
     missing = {name for name in FILE.findall(text) if not any(ROOT.glob(name))}
     missing |= {name for names in TARGETS.findall(text) for name in names.split()} - made()
+    missing |= set(re.findall(r"`(test_\w+)`", text)) - tests
     assert not missing, f"{name_of(path)} names what is not there"
 
 
@@ -244,16 +180,6 @@ def test_the_worker_in_the_readme_has_twenty_lines_and_is_an_app() -> None:
     name, code = blocks(ROOT / "README.md")[0]
     assert name == "shop.py"
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
-
-
-def test_no_two_classes_have_one_name() -> None:
-    """A name has one meaning in all of the package; a private one stays in its file."""
-    places: dict[str, list[str]] = {}
-    for file in sorted(ROOT.glob("streamworker/**/*.py")):
-        for node in ast.parse(file.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 RIDDLES = ("who wants in", "is past", "what it came to", "deed", "by right", "mended", "put aside")
@@ -317,19 +243,3 @@ def test_each_event_of_the_log_has_a_meaning() -> None:
     assert logged.keys() == MEANINGS.keys()
     assert logged["record_dead"] == ("error", "runtime/run/modes/modes")
     assert logged["heartbeats_late"][0] == logged["partitions_started"][0] == "info"
-
-
-def test_messages_name_pages_and_no_files_that_an_installation_lacks() -> None:
-    """`docs: errors` is a page of the site; only docstrings for maintainers name files of docs/."""
-    named, files = set(), []
-    for path in sorted((ROOT / "streamworker").rglob("*.py")):
-        nodes = [*ast.walk(ast.parse(path.read_text("utf-8")))]
-        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        for node in nodes:
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                named |= {f"{page}.md" for page in re.findall(r"docs: ([\w/-]+)", node.value)}
-                files += [name_of(path)] * ("docs/" in node.value and id(node) not in docstrings)
-    assert len(named) > 10
-    assert [page for page in named if not (DOCS / page).exists()] == []
-    assert files == []
-    assert not FILE.findall((DOCS / "cli.md").read_text("utf-8"))

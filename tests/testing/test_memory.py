@@ -1,6 +1,5 @@
 """The server in memory: how long it lives, who uses it, and what is said where it is not."""
 
-import subprocess
 import sys
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from streamworker import App, Stream
-from streamworker.errors import BackendUnavailable
+from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import MemoryServer, local_worker
 
@@ -114,30 +113,14 @@ async def test_a_server_that_has_ended_is_away_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("missing", ["fakeredis", "lupa"])
-def test_without_its_extra_the_kit_names_it_and_works_on_a_real_server(missing: str) -> None:
-    """Importing the kit needs neither."""
-    program = f"""
-import sys
-sys.modules[{missing!r}] = None
-import anyio
-from streamworker import App
-from streamworker.errors import ConfigurationError
-from streamworker.testing import EmbeddedServer, local_worker
-from tests.testing.test_memory import shop
-
-async def main(url):
-    async with local_worker(shop()[0], url=url) as worker:
-        print("ran" if worker.name else "")
-
-try:
-    anyio.run(main, None)
-except ConfigurationError as error:
-    print(error, error.remedy)
-with EmbeddedServer() as server:
-    anyio.run(main, server.url)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "needs fakeredis with Lua" in done.stdout
-    assert "pip install 'streamworker[testing]'" in done.stdout
-    assert "\nran\n" in done.stdout
+async def test_without_its_extra_the_kit_names_it_and_works_on_a_real_server(
+    missing: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tests/test_layers.py shows that importing the kit needs neither."""
+    monkeypatch.delitem(sys.modules, "streamworker.testing.fake", raising=False)
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(ConfigurationError, match="needs fakeredis with Lua") as raised:
+        MemoryServer()
+    assert "pip install 'streamworker[testing]'" in raised.value.remedy
+    async with local_worker(shop()[0], url=redis_url) as worker:
+        assert worker.name
