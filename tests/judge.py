@@ -57,6 +57,7 @@ def check_chain(where: str, entries: Iterable[tuple[EntryId, Mapping[bytes, byte
         assert previous >= last, f"{at}: begins before {last}"
         assert EntryId.parse(fields[b"first"]) > previous, f"{at}: begins with what was committed"
         last = EntryId.parse(fields[b"last"])
+        assert last >= EntryId.parse(fields[b"first"]), f"{at}: ends before it begins"
 
 
 def check_rows(logs: Iterable[Iterable[Row]]) -> set[int]:

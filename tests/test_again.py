@@ -114,6 +114,7 @@ def test_a_test_that_fails_again_fails_the_run_at_once(run: Run, tmp_path: Path)
     assert "test_suite.py::test_twice failed again" in done.stdout
 
 
+@pytest.mark.full("starts pytest twice")
 @pytest.mark.parametrize(("before", "now"), [(0, 4), (3, 1)])
 def test_a_fourth_fails_the_run_in_whichever_stage(run: Run, tmp_path: Path, before: int, now: int) -> None:
     (tmp_path / "flaky").write_text("test_before.py::test\n" * before, "utf-8")
@@ -122,6 +123,7 @@ def test_a_fourth_fails_the_run_in_whichever_stage(run: Run, tmp_path: Path, bef
     assert len(lines(tmp_path / "flaky")) == before and len(lines(tmp_path / "once-0")) == 1
 
 
+@pytest.mark.full("starts pytest three times")
 @pytest.mark.parametrize("arguments", [(), ("-n", "1"), ("--continue-on-collection-errors",)])
 def test_an_error_that_names_no_test_is_not_forgiven(
     run: Run, tmp_path: Path, arguments: tuple[str, ...]
@@ -132,6 +134,7 @@ def test_an_error_that_names_no_test_is_not_forgiven(
     assert len(lines(tmp_path / "once-0")) <= 1 and lines(tmp_path / "flaky") == []
 
 
+@pytest.mark.full("starts pytest")
 def test_an_internal_error_is_not_forgiven(run: Run, tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("def pytest_runtest_logfinish():\n    raise OSError", "utf-8")
     done = run(FAILS_ONCE.replace("COUNT", "1"))

@@ -28,7 +28,9 @@ def test_no_mistake_no_promise_and_no_fault_is_without_a_home() -> None:
     """And the tests that are named exist: ``python -m tests.planting`` prints where each is proven."""
     proven = {name: tests for name, _, tests in homes()}
     assert [name for name, tests in proven.items() if not tests] == []
-    assert proven.keys() == {*PLANTS, *(f"I{n}" for n in range(1, 11)), *(f"F{n}" for n in range(1, 41))}
+    promises = [f"I{n}" for n in range(1, 11)]
+    assert proven.keys() == {*PLANTS, *promises, *(f"F{n}" for n in range(1, 41))}
+    assert all(f"::test_{name.lower()}_" in proven[name][0] for name in promises)
     for name in {name for tests in proven.values() for name in tests if "::" in name}:
         path, test = re.split(r"::|\[", name)[:2]
         text = (ROOT / path).read_text("utf-8")
