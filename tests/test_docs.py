@@ -2,8 +2,6 @@
 
 import doctest
 import re
-import subprocess
-import sys
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -28,9 +26,6 @@ PAGES = sorted(
         *DOCS.rglob("*.md"),
     ]
 )
-BLOCK = re.compile(
-    r"(?:<!-- runnable: (?P<name>[\w.]+) -->\n)?^```python\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE
-)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w/.-])(?:\.ci|benchmarks|deploy|docs|examples|streamworker|tests)/[\w./*-]*[\w/*]")
 TARGETS = re.compile(r"(?:`|^(?=make [a-z -]+(?:#|$)))make ([a-z -]+)", re.MULTILINE)
@@ -38,11 +33,6 @@ TARGETS = re.compile(r"(?:`|^(?=make [a-z -]+(?:#|$)))make ([a-z -]+)", re.MULTI
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
-
-
-def blocks(path: Path) -> list[tuple[str | None, str]]:
-    """Return the Python blocks of a page, each with the name under which it is to be run, if any."""
-    return [(match["name"], match["code"]) for match in BLOCK.finditer(path.read_text("utf-8"))]
 
 
 def anchors(path: Path) -> set[str]:
@@ -150,36 +140,6 @@ def test_a_forge_runs_targets_of_the_makefile_and_each_action_at_one_version(pat
     assert targets <= made()
     assert targets or "run: .ci/run\n" in text
     assert all(re.fullmatch(r"[\w/-]+@v\d+\.\d+\.\d+", used) for used in re.findall(r"uses: (.+)", text))
-
-
-@pytest.mark.parametrize("path", [page for page in PAGES if blocks(page)], ids=name_of)
-def test_python_in_the_pages_compiles(path: Path) -> None:
-    """Each block by itself."""
-    for _, code in blocks(path):
-        compile(code, name_of(path), "exec")
-
-
-@pytest.mark.full("starts servers and workers")
-@pytest.mark.parametrize(
-    ("path", "name", "code"),
-    [(path, name, code) for path in PAGES for name, code in blocks(path) if name],
-    ids=lambda value: name_of(value) if isinstance(value, Path) else None,
-)
-def test_python_that_a_reader_is_told_to_run_runs(path: Path, name: str, code: str, tmp_path: Path) -> None:
-    """Saved under the name that the page gives it: a program of its own, or a test for pytest."""
-    (tmp_path / name).write_text(code, "utf-8")
-    runner = ["-m", "pytest"] if name.startswith("test_") else []
-    result = subprocess.run(
-        [sys.executable, *runner, name], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert result.returncode == 0, f"{name_of(path)}\n{result.stdout}{result.stderr}"
-
-
-def test_the_worker_in_the_readme_has_twenty_lines_and_is_an_app() -> None:
-    """As its heading says; blank ones and comments of their own do not count."""
-    name, code = blocks(ROOT / "README.md")[0]
-    assert name == "shop.py"
-    assert len([line for line in code.splitlines() if line.strip()]) <= 20
 
 
 RIDDLES = ("who wants in", "is past", "what it came to", "deed", "by right", "mended", "put aside")

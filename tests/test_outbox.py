@@ -11,13 +11,12 @@ import msgspec
 import psycopg
 import pytest
 
+from tests.blocks import ROOT, save
 from tests.helpers import wait_for
 from tests.postgres import postgres
 from tests.raw import opened
 
-PAGE = (Path(__file__).parent.parent / "docs" / "outbox.md").read_text("utf-8")
-BLOCKS = re.findall(r"```(?:python|sql)\n(.*?)```", PAGE, re.DOTALL)
-CREATE, INSERT, SHOP, PROGRAM = BLOCKS
+CREATE, INSERT = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "outbox.md").read_text("utf-8"), re.DOTALL)
 ROWS = 400
 
 
@@ -32,8 +31,7 @@ def test_each_row_is_sent_once_and_in_order_though_the_program_is_killed(
     database: str, redis_url: str, tmp_path: Path
 ) -> None:
     """Two programs run, one of which moves; whichever moves is killed again and again."""
-    (tmp_path / "shop.py").write_text(SHOP, "utf-8")
-    (tmp_path / "outbox.py").write_text(PROGRAM, "utf-8")
+    save("docs/outbox.md", tmp_path)
     environment = os.environ | {"STREAMWORKER_REDIS_URL": redis_url}
 
     def started() -> "subprocess.Popen[bytes]":

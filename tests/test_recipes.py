@@ -13,11 +13,10 @@ import httpx
 import pytest
 
 from streamworker.testing import MemoryServer, local_worker
+from tests.blocks import save
 
 pytestmark = pytest.mark.anyio
 PAGES = sorted((Path(__file__).parent.parent / "docs" / "recipes").glob("*.md"))
-SAVED = re.compile(r"<!-- save: ([\w.]+) -->\n```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
 SENT = re.compile(r"^echo '(.+)' \| streamworker send (\w+):(\w+) -$", re.MULTILINE)
 
 
@@ -25,8 +24,7 @@ SENT = re.compile(r"^echo '(.+)' \| streamworker send (\w+):(\w+) -$", re.MULTIL
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
     """Import a program of a recipe, as a reader who has saved them."""
     for page in PAGES:
-        for name, code in SAVED.findall(page.read_text("utf-8")):
-            (tmp_path / name).write_text(code, "utf-8")
+        save(f"docs/recipes/{page.name}", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
     yield importlib.import_module

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.blocks import save
 from tests.helpers import PATIENCE_S, wait_for
 from tests.raw import opened
 from tests.runtime.workbench import full_memory
@@ -92,11 +92,7 @@ async def test_the_service_of_the_page_tells_its_clients_what_to_do(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/sending.md, word for word: once by its key, 422 for what is no order, 503 where Redis refuses."""
-    page = (ROOT / "docs" / "sending.md").read_text("utf-8")
-    for name, code in re.findall(
-        r"<!-- \w+: (\w+\.py) -->\n```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE
-    ):
-        (tmp_path / name).write_text(code, "utf-8")
+    save("docs/sending.md", tmp_path)
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("shop", "web"):  # What was imported under these names before is there again after the test.

@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.blocks import save
 from tests.helpers import wait_for
-from tests.test_docs import blocks
 
 ROOT = Path(__file__).parent.parent
 MOVED = {
@@ -132,8 +132,7 @@ def test_what_was_installed_runs_the_first_program_of_the_readme(
     assert done(streamworker, "--version") == f"streamworker {VERSION}\n"
     for command in ([], ["run"], ["dev"], ["send"], ["dead", "list"]):
         assert "Usage: streamworker" in done(streamworker, *command, "--help")
-    (program,) = (code for name, code in blocks(ROOT / "README.md") if name == "shop.py")
-    (tmp_path / "shop.py").write_text(program, "utf-8")
+    save("README.md", tmp_path)
     orders = [{"order_id": n, "customer": f"c{n % 3}", "amount": 50.0 * n} for n in range(10)]
     (tmp_path / "orders.jsonl").write_text("\n".join(map(json.dumps, orders)), "utf-8")
     with (tmp_path / "dev.log").open("w") as log:
