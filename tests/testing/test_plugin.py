@@ -179,13 +179,6 @@ def test_tests_without_a_worker_do_not_pay_for_it(tmp_path: Path) -> None:
     assert re.search(r"^1 passed in", printed, re.MULTILINE), printed
 
 
-def test_who_asks_for_a_worker_and_names_no_app_is_told_how_to(tmp_path: Path) -> None:
-    """With both ways."""
-    printed = run(tmp_path, "pythonpath = .", {"test_named.py": TESTS["test_named.py"]})
-    assert "No app is named." in printed
-    assert 'streamworker_app = "shop:app"' in printed
-
-
 @pytest.mark.full("starts a pytest")
 @pytest.mark.parametrize("mode", ["strict", "auto"])
 def test_a_test_that_another_plugin_runs_or_none_is_told_how_to_get_a_worker(
@@ -204,17 +197,21 @@ def test_a_test_that_another_plugin_runs_or_none_is_told_how_to_get_a_worker(
 def test_no_test_reaches_a_real_server_by_mistake(
     asks: str, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The environment may name one that others use; the error says how to ask for it."""
+    """The environment may name one that others use; the error says how to ask for it. Who asks for a worker
+    and names no app is told how to.
+    """
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
     fixtures = 'pytestmark = pytest.mark.usefixtures("streamworker_real_server")' if asks == "fixture" else ""
     options = "pythonpath = ." + ("\nstreamworker_real_server = true" if asks == "option" else "")
-    printed = run(tmp_path, options, {"test_mistake.py": BY_MISTAKE.replace("FIXTURES", fixtures)})
+    files = {"test_mistake.py": BY_MISTAKE.replace("FIXTURES", fixtures)}
+    printed = run(tmp_path, options, files | ({} if asks else {"test_named.py": TESTS["test_named.py"]}))
     with opened(redis_url) as raw:
         if asks:
             assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
             assert raw.dbsize() > 0
         else:
-            assert re.search(r"^3 failed in", printed, re.MULTILINE), printed
+            assert re.search(r"^3 failed, 2 errors in", printed, re.MULTILINE), printed
+            assert "No app is named." in printed and 'streamworker_app = "shop:app"' in printed
             assert "`streamworker_real_server = true`" in printed and "the fixture `worker`" in printed
             assert raw.dbsize() == 0
 
