@@ -146,14 +146,6 @@ def test_a_claim_that_is_won_is_followed_by_the_lock_and_the_start() -> None:
     assert (start.partition, start.owner) == (0, ME)
 
 
-def test_a_claim_that_somebody_else_won_is_dropped_until_the_next_cycle() -> None:
-    """One of two requests succeeds; the other one "will fail and return an error"."""
-    node = claiming()
-    assert node.claimed({}, {0: node.entry(0, OTHER, 100)}) == []
-    assert node.core.owned == frozenset()
-    assert node.wait(CYCLE) == [ListOwnership()]
-
-
 def test_a_steal_is_repeated_with_the_new_etag_while_the_old_owner_only_renewed() -> None:
     """The ETag loop: update the ETag to the latest, and go to (a)."""
     node = begun(4)

@@ -112,17 +112,6 @@ def test_who_is_behind_lets_those_go_first_who_are_not() -> None:
     assert mends(bench.wait(1)).membership.generation == 10
 
 
-def test_who_is_no_member_waits_until_members_would_have_done_it() -> None:
-    """It knows nothing of them: the document is put aside, and it founds the group as usual."""
-    bench = Bench.started()
-    bench.send(calls.DocumentRead(b"{}", 5_000))
-    assert names(bench.wait(STRANGER_BEATS * TIMING.heartbeat_interval_ms - 1)) == []
-    asked = mends(bench.wait(1))
-    assert asked.membership.generation == 0
-    (founds,) = of_type(bench.read(None), calls.ChangeDocument)
-    assert founds.expected == 0 and founds.added == (ME,)
-
-
 def test_who_is_no_member_and_has_read_a_version_writes_that_one() -> None:
     """It wanted to join, and the members died since: the group goes on from what it was."""
     bench = Bench.started()

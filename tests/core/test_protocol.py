@@ -23,9 +23,8 @@ from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.membership.worker import WorkerCore
 from streamworker.core.protocols.registry import PROTOCOLS
-from tests.core.groups import Around, check, check_rest, is_agreed, pause, settled, until
+from tests.core.groups import Around, check_rest, is_agreed, settled, until
 from tests.simulator.faults import QUIET
-from tests.simulator.runner import STUCK_MS
 from tests.simulator.simulation import Schedule, run
 from tests.simulator.world import World
 
@@ -87,37 +86,6 @@ def test_the_partitions_of_a_killed_worker_run_again_within_seconds(seed: int, t
     assert [change.cause for change in changes].count("death") == 1
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_worker_that_is_only_slow_keeps_its_partitions(seed: int) -> None:
-    """Stopped for 20 s, with its connection alive: nothing moves, and it goes on where it was."""
-    world = settled(seed, workers=3)
-    before, epochs = world.model.membership, [lock.epoch for lock in world.model.locks]
-    pause(world, world.random.choice(world.staying), 20_000)
-    world.clock.run_for(20_000)
-    check_rest(world)
-    assert world.model.membership == before
-    assert [lock.epoch for lock in world.model.locks] == epochs
-    assert max(world.checker.executions.values()) == 1
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_worker_that_slept_for_too_long_cannot_commit_after_it_wakes(seed: int) -> None:
-    """Its partitions went to others; what it has in hand is refused, and it joins again."""
-    world = settled(seed, workers=3)
-    sleeper = world.random.choice(world.staying)
-    former = sleeper.owner
-    pause(world, sleeper, 40_000)
-    world.clock.run_for(39_900)
-    assert former not in {lock.owner for lock in world.model.locks}
-    commits = sum(commit.owner == former for lock in world.model.locks for commit in lock.log)
-    assert commits > 0
-    world.clock.run_for(200)
-    until(world, lambda: is_agreed(world), "it is a member again", 5_000)
-    check(world)
-    assert sleeper.owner != former
-    assert sum(commit.owner == former for lock in world.model.locks for commit in lock.log) == commits
-
-
 @pytest.mark.parametrize("outage_ms", [300, 3_000, 8_000])
 @pytest.mark.parametrize("restarted", [True, False])
 @pytest.mark.parametrize("seed", range(10))
@@ -136,29 +104,6 @@ def test_an_outage_that_hits_all_workers_moves_nothing(seed: int, restarted: boo
     assert [lock.epoch for lock in world.model.locks] == epochs
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_an_owner_that_cannot_stop_is_overtaken_at_the_drain_deadline(seed: int) -> None:
-    """Its handler ignores being cancelled; the next owner waits no longer than the deadline."""
-    world = settled(seed, workers=1)
-    (first,) = world.workers
-    world.conditions = replace(QUIET, stuck=1.0)
-    world.clock.run_for(QUIET.batch_ms)  # what was in hand before is done
-    mine, moving = first.runners, range(4, 8)
-    until(world, lambda: any(mine[p].busy for p in moving), "it handles one that will move", 5_000)
-    world.conditions = QUIET
-    stuck = {p for p in moving if mine[p].busy}
-    for p in stuck:
-        mine[p].stubborn = True
-    second = world.start()
-    took_ms = until(world, lambda: len(second.runners) == 4, "the second worker has its half", STUCK_MS)
-    assert world.model.overtaken == len(stuck)
-    assert took_ms <= 12_000 + 3 * world.timing.acquire_retry_ms
-    world.clock.run_for(STUCK_MS)
-    assert world.model.fenced == len(stuck)
-    assert is_agreed(world)
-    check(world)
-
-
 def test_two_dozen_workers_start_at_once_and_share_sixteen_partitions() -> None:
     """They are let in together; eight stand by and take over as soon as others leave."""
     world = World(7, partitions=16)
@@ -172,20 +117,6 @@ def test_two_dozen_workers_start_at_once_and_share_sixteen_partitions() -> None:
     until(world, lambda: is_agreed(world), "the others have taken over", 10_000)
     assert {lock.owner for lock in world.model.locks} == {worker.owner for worker in world.staying}
     assert max(world.checker.executions.values()) == 1
-
-
-def test_a_group_that_is_stopped_as_a_whole_leaves_no_member_and_no_lock() -> None:
-    """What the last one leaves is a document without members and locks without owners."""
-    world = settled(3, workers=5)
-    for worker in world.staying:
-        world.stop(worker)
-    until(world, lambda: all(worker.finished for worker in world.workers), "all have left", 10_000)
-    document = world.model.membership
-    assert document is not None
-    assert document.members == ()
-    world.checker.judge_end(world.model)
-    world.checker.judge_calm(world.model)
-    check(world)
 
 
 class Watched(Around):

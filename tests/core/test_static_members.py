@@ -10,7 +10,7 @@ from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError
-from tests.core.workbench import ME, TIMING, Bench, beat, change, names, stored
+from tests.core.workbench import ME, TIMING, Bench, change, names, stored
 
 READ_MS = 5_000
 """The server's time when the bench's documents are read."""
@@ -58,35 +58,6 @@ def test_a_static_member_leaves_its_seat_behind() -> None:
     assert (seat.state, seat.held_until_ms) == ("held", READ_MS + TIMING.hold_ms)
     assert (left.removed, left.membership.owned_by(ME)) == ((ME,), frozenset(range(4)))
     assert "Finished" in names(bench.send(calls.DocumentChanged(12)))
-
-
-def test_the_seat_of_a_static_member_that_died_is_held_from_then_on() -> None:
-    """By the server's clock, as our own heartbeat told it last."""
-    bench = running(member("w2.0", "two"))
-    for age_ms in (3_000, 2_000, 1_000, 0):
-        beats = {"w2.0": beat(1, 7), ME: beat(60_000 - age_ms, 8)}
-        bench.heartbeat(after_ms=TIMING.heartbeat_interval_ms, beats=beats)
-    died = change(bench.send(calls.PeersProbed(frozenset({8}))))
-    seat = died.membership.get("w2.0")
-    assert died.message.cause == "death" and died.message.moved == ()
-    assert seat is not None
-    assert (seat.state, seat.held_until_ms) == ("held", 60_000 + TIMING.hold_ms)
-    assert died.removed == ("w2.0",)
-
-
-def test_a_seat_is_suspected_by_nobody_and_removed_when_its_hold_is_over() -> None:
-    """It sends no heartbeats, and is not asked for any."""
-    bench = running(member("w2.0", "two"))
-    held = group(member(ME, "one"), member("w2.0", "two")).with_gone(["w2.0"], 60_000)
-    bench.changed(11)
-    bench.read(replace(held, generation=11))
-    for second in range(59):
-        told = bench.heartbeat(after_ms=1_000, beats={ME: beat(second * 1_000, 8)})
-        assert names(told) == []
-    over = change(bench.heartbeat(after_ms=1_000, beats={ME: beat(60_000, 8)}))
-    assert (over.message.cause, over.message.member) == ("hold-expired", "w2")
-    assert over.message.moved == (4, 5, 6, 7)
-    assert over.membership.ids == (ME,)
 
 
 def test_a_static_worker_that_was_thought_dead_comes_back_to_its_seat_under_a_new_name() -> None:

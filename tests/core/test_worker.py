@@ -7,7 +7,7 @@ from streamworker.core.control import GroupChanged, PartitionsAcquired
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
-from streamworker.core.protocols.membership.joining import PATIENCE_MS, JoinWanted
+from streamworker.core.protocols.membership.joining import PATIENCE_MS
 from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.workbench import ME, TIMING, Bench, change, group, names, of_type
@@ -45,28 +45,6 @@ def test_the_first_worker_of_a_group_takes_every_partition() -> None:
     assert bench.core.phase is Phase.MEMBER
 
 
-def test_a_worker_that_joins_a_group_takes_its_range_and_names_what_moves() -> None:
-    """The message lists the partitions that change hands, and no others."""
-    bench = Bench.started()
-    asked = change(bench.read(group("w2.1", generation=7)))
-    assert asked.expected == 7
-    assert asked.membership.owners == ("w2.1",) * 4 + (ME,) * 4
-    assert asked.message.moved == (4, 5, 6, 7)
-    effects = bench.send(calls.DocumentChanged(8))
-    assert of_type(effects, ev.AcquireLocks) == [ev.AcquireLocks((4, 5, 6, 7), ME, 8, ("w2.1", ME))]
-
-
-def test_a_worker_beyond_the_number_of_partitions_stands_by() -> None:
-    """24 members on 16 partitions: the last 8 beat and own nothing."""
-    for rank, standing_by in ((15, False), (16, True), (23, True)):
-        ids = [f"w{n + 2}.1" for n in range(24)]
-        ids[rank] = ME
-        bench = Bench.started(partitions=16)
-        effects = bench.read(group(*ids, partitions=16))
-        assert ("AcquireLocks" in names(effects)) is not standing_by
-        assert "StartHeartbeat" in names(effects)
-
-
 def test_what_its_group_cannot_share_is_a_configuration_error() -> None:
     """Another number of partitions, both of which it names; an assignment that does not exist."""
     with pytest.raises(ConfigurationError, match=r"16 partitions.*started with 8"):
@@ -76,17 +54,6 @@ def test_what_its_group_cannot_share_is_a_configuration_error() -> None:
 
 
 # -- the document: conflicts and lost answers ----------------------------------------------------
-
-
-def test_who_lost_the_race_for_the_document_asks_to_be_let_in() -> None:
-    """It reads what the winner wrote once it hears of a change, and finds itself in it."""
-    bench = Bench.joining(None)
-    (knock,) = of_type(bench.refuse(group("w2.1", generation=5)), ev.PostControl)
-    assert isinstance(knock.message, JoinWanted) and knock.message.name == "w1"
-    assert bench.wait(CONFLICT_PAUSE_MS) == []
-    effects = bench.send(ev.ControlReceived((GroupChanged(6, "join", "w1", (4, 5, 6, 7)),)))
-    assert names(effects) == ["ReadDocument"]
-    assert names(bench.read(group("w2.1", ME, generation=6))) == ["StartHeartbeat", "AcquireLocks"]
 
 
 def test_who_is_not_let_in_in_time_joins_by_itself_on_what_the_winner_wrote() -> None:
@@ -179,17 +146,6 @@ def test_a_worker_acts_on_the_newest_generation_and_not_on_each() -> None:
     assert bench.send(ev.ControlReceived(news)) == [calls.ReadDocument()]
     assert bench.changed(16) == []
     assert names(bench.read(group(ME, generation=15))) == ["ReadDocument"]
-
-
-def test_a_lock_that_knows_a_later_generation_makes_the_worker_read_the_document() -> None:
-    """Our view is old; the lock is asked for again with the new one."""
-    bench = Bench.joining(group("w2.1", ME, generation=10))
-    effects = bench.send(ev.LocksAnswered(ME, (4, 5, 6, 7), dict.fromkeys((4, 5, 6, 7), Stale(11))))
-    assert names(effects) == ["ReadDocument"]
-    bench.read(group("w2.1", ME, "w3.1", generation=11))
-    (asked,) = of_type(bench.wait(TIMING.acquire_retry_ms), ev.AcquireLocks)
-    assert (asked.partitions, asked.generation) == ((4, 5), 11)
-    assert asked.live == ("w2.1", ME, "w3.1")
 
 
 def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:

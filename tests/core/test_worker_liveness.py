@@ -1,7 +1,6 @@
 """Heartbeats, lost memberships and dead peers, as one worker sees them."""
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MS
 from streamworker.core.protocols.membership.worker import Phase
@@ -30,17 +29,6 @@ def removals(effects: list[ev.Effect]) -> list[tuple[str, ...]]:
 
 
 # -- our own heartbeats --------------------------------------------------------------------------
-
-
-def test_a_worker_whose_heartbeats_are_late_starts_no_batch_until_one_gets_through() -> None:
-    """By its own deadline, without being told by anybody."""
-    bench = Bench.running(ME)
-    bench.heartbeat()
-    assert names(bench.wait(LATE_MS - 1)) == []
-    assert names(bench.wait(1)) == ["PauseBatches"]
-    assert names(bench.wait(60_000)) == []
-    assert names(bench.heartbeat(sent_ms=bench.now_ms - LATE_MS)) == [], "it was on its way for too long"
-    assert names(bench.heartbeat()) == ["ResumeBatches"]
 
 
 def test_a_worker_that_wakes_starts_no_batch_whatever_it_hears_first() -> None:
@@ -133,18 +121,6 @@ def test_a_change_under_way_when_the_membership_is_lost_does_not_confuse_the_nex
 
 
 # -- peers ---------------------------------------------------------------------------------------
-
-
-def test_a_killed_peer_is_removed_shortly_after_its_connection_is_gone() -> None:
-    """Two heartbeats of silence, one question, and its partitions have an owner again."""
-    bench = Bench.running(ME, "w2.1")
-    effects = silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
-    assert of_type(effects, calls.ProbePeers) == [calls.ProbePeers((7,))]
-    (change,) = of_type(probed(bench), calls.ChangeDocument)
-    assert change.message == GroupChanged(0, "death", "w2", (4, 5, 6, 7))
-    assert (change.membership.ids, change.removed) == ((ME,), ("w2.1",))
-    effects = bench.send(calls.DocumentChanged(11))
-    assert [ask.partitions for ask in of_type(effects, ev.AcquireLocks)] == [(4, 5, 6, 7)]
 
 
 def test_a_peer_that_beats_again_after_a_lost_race_is_not_removed() -> None:

@@ -1,7 +1,5 @@
 """Schedules of every protocol with all faults: what is promised holds, and a seed says everything."""
 
-from dataclasses import replace
-
 import pytest
 
 from streamworker.core.protocols.registry import PROTOCOLS
@@ -128,18 +126,6 @@ def test_a_stream_that_grows_is_shared_whole_where_the_protocol_reads_its_number
     outcome = run(Schedule(seed=1, protocol="claim", workers=2, partitions=4, plan=plan))
     assert not outcome.violations
     assert outcome.settled_ms is not None
-
-
-@pytest.mark.full("runs schedules of another protocol")
-def test_a_static_member_that_restarts_in_time_moves_nothing() -> None:
-    """Killed, and back under the same static id before its place is given away."""
-    plan = (Fault(5_000, FaultKind.ROLL, 1, 50),)
-    for seed in range(10):
-        schedule = Schedule(seed=seed, workers=3, partitions=6, assignment="sticky", static=1.0)
-        quiet, rolled = run(replace(schedule, plan=())), run(replace(schedule, plan=plan))
-        assert rolled.violations == ()
-        assert rolled.moves == quiet.moves
-        assert run(replace(schedule, plan=plan, static=0.0)).moves > quiet.moves
 
 
 def test_a_fault_that_does_not_exist_is_an_error_that_names_those_that_do() -> None:
