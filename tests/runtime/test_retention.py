@@ -134,22 +134,6 @@ async def test_a_changed_retention_takes_effect_and_both_programs_are_told(
     assert ("1 hour", "7 days") in [(line["kept"], line["declared"]) for line in differs(logged)]
 
 
-async def test_a_program_without_retention_drops_nothing_that_another_keeps(
-    raw: "redis.Redis", redis_url: str
-) -> None:
-    write(raw, HOUR_MS // 2, 0)
-    async with local_worker(shop(redis_url, [], retention="1 hour"), url=redis_url) as worker:
-        await worker.until_drained()
-    with structlog.testing.capture_logs() as logged:
-        app = shop(redis_url, [])
-        async with local_worker(app, url=redis_url) as worker:
-            await app.registry.streams["orders"].send(Order(2))
-            await worker.until_drained()
-            await wait_for_async(lambda: bool(differs(logged)), "the worker has looked")
-    assert raw.xlen(EVENTS) == 3
-    assert differs(logged)[0]["declared"] == "nothing"
-
-
 def forwarding(redis_url: str, seen: list[int]) -> App:
     """An app whose acked log may hold four entries that a reader has not read; each record is a commit."""
     app = App("kept", redis_url=redis_url, trim_interval_ms=50, acked_entries_max=4)

@@ -80,30 +80,6 @@ async def test_a_row_of_an_entry_of_columns_is_set_aside_alone(redis_url: str, k
         assert unpacked(letter.fields).to_pylist() == [{"number": 15, "customer": "ann"}]
 
 
-async def test_two_owners_do_not_set_a_record_aside_twice(redis_url: str) -> None:
-    """Both know of the order, and only the one that commits obeys it; the third finds none."""
-    calls: list[int] = []
-
-    def each(order: Order, _: Context) -> Priced:
-        calls.append(order.number)
-        return Priced(order.number, 1.0)
-
-    async with bench(redis_url) as desk:
-        await desk.send(range(10))
-        await streams.register(desk.backend, desk.keys, 1, "0")
-        record = EntryId.parse((await desk.ids())[4])
-        await put(desk, record)
-        late = await desk.acquire(0, "w1")
-        early = await desk.acquire(0, "w2")
-        assert late.aside.keys() == early.aside.keys() == {record}
-        await start(desk, "record", each, owner="w2")
-        await desk.until_committed(10)
-        third = await desk.acquire(0, "w3")
-        assert third.aside == {}
-        (letter,) = await list_dead(desk.backend, desk.keys, [0])
-        assert letter.by == "w2"
-
-
 async def test_orders_to_set_aside_have_a_limit_and_the_last_reason_counts(redis_url: str) -> None:
     async with bench(redis_url, run=False) as desk:
         await desk.send(range(101))
