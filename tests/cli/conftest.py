@@ -111,11 +111,11 @@ def terminal(shop: Path, redis_url: str, forge: Forge) -> Iterator[OpenTerminal]
         each.end()
 
 
-def work_off(redis_url: str) -> None:
-    """Let a worker ``w1`` of this process handle all that was sent to the shop, and leave."""
+def work_off(redis_url: str, app: str = "shop:app") -> None:
+    """Let a worker ``w1`` of this process handle all that was sent to an app, and leave."""
 
     async def work() -> None:
-        async with local_worker(resolve_app("shop:app"), url=redis_url, name="w1") as worker:
+        async with local_worker(resolve_app(app), url=redis_url, name="w1") as worker:
             await worker.until_drained()
 
     anyio.run(work)

@@ -25,7 +25,7 @@ from streamworker.redisio.scripts import wrong_type
 from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.spark.source.logs import INSPECT_REMEDY, LOSS_REMEDY
 from streamworker.tui.figures import memory
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, work_off
 from tests.conftest import SpawnWorker
 from tests.contract.support import everything, url_of_user
 from tests.helpers import wait_for
@@ -119,39 +119,24 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     assert told[-1]["member"].startswith("release locks by ")
 
 
-def test_a_schema_that_is_gone_is_named_until_a_worker_has_stored_it_again(
-    streamworker: Invoke, spawn: SpawnWorker, raw: "redis.Redis"
-) -> None:
-    """A group that has never run needs none yet; of one that has run nobody could read the log."""
+def test_a_schema_that_is_gone_is_named(streamworker: Invoke, raw: "redis.Redis", redis_url: str) -> None:
+    """A group that has never run needs none yet; of one that has run nobody could read the log.
+
+    That workers store it again is in tests/runtime/test_schemas.py.
+    """
     key = "sw:{shop.orders:price}:schemas"
-
-    def schema() -> Check:
-        """What it says of the schema. Where a busy server does not answer in time, it only says that."""
-        wait_for(lambda: "schema of price" in checks(), "the server answers in time")
-        return checks().get("schema of price") or schema()
-
-    assert schema().verdict == "ok"
+    assert checks()["schema of price"].verdict == "ok"
     assert "schema of audit" not in checks()
-    worker = spawn("run", "shop:price")
-    wait_for(lambda: "partitions_started" in worker.log(), "it has begun", 60)
-    stored = raw.hgetall(key)
-    said = schema()
+    work_off(redis_url)
+    said = checks()["schema of price"]
     assert (said.verdict, said.found) == ("ok", "1 stored")
-    worker.terminate()
-    assert worker.wait() == 0
     for damage in (lambda: raw.hdel(key, "current"), lambda: raw.delete(key)):
         damage()
-        said = schema()
+        said = checks()["schema of price"]
         assert (said.verdict, key in said.found) == ("fail", True)
         assert "within 2 s" in said.remedy
         assert "of that version" in said.remedy
     assert streamworker("doctor", "shop:app").exit_code == ExitCode.FAILED
-    again = spawn("run", "shop:price")
-    wait_for(lambda: "partitions_started" in again.log(), "it has begun", 60)
-    assert raw.hgetall(key) == stored
-    raw.delete(key)
-    wait_for(lambda: schema().verdict == "ok", "the worker has stored it again")
-    assert raw.hgetall(key) == stored
 
 
 def unwell(raw: "redis.Redis") -> None:
@@ -178,16 +163,6 @@ def unwell(raw: "redis.Redis") -> None:
     raw.hset("sw:{shop.orders.2}:lock:price", "owner", "w9.dead")
 
 
-def test_a_name_of_somebody_else_is_one_word_of_the_command_that_doctor_tells(
-    streamworker: Invoke, raw: "redis.Redis", shop: Path
-) -> None:
-    """Any client can make a group of any name, and people paste the command into a shell."""
-    unwell(raw)
-    raw.xgroup_create("sw:{shop.orders.0}:events", "a; touch b", "0-0")
-    said = checks()["stream orders: a; touch b"]
-    assert said.remedy.endswith("streamworker repair shop:app --forget-group 'a; touch b'")
-
-
 def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_named(
     streamworker: Invoke, raw: "redis.Redis", shop: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +180,11 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     assert "nobody reads it: 8 entries of " in said["log price"].found and " kB" in said["log price"].found
     assert "forward=False" in said["log price"].remedy and "log_retention=" in said["log price"].remedy
     assert "no members, lag 4" in said["group price"].found
+    # Any client can make a group of any name, and people paste the command into a shell.
+    raw.xgroup_create("sw:{shop.orders.0}:events", "a; touch b", "0-0")
+    remedy = checks()["stream orders: a; touch b"].remedy
+    assert remedy.endswith("streamworker repair shop:app --forget-group 'a; touch b'")
+    raw.xgroup_destroy("sw:{shop.orders.0}:events", "a; touch b")
 
     assert [step["action"] for step in plan(streamworker)] == ["release locks"]
     arguments = ("--forget-group", "old", "--trim-log", "price")
@@ -297,34 +277,28 @@ def test_a_stream_that_nothing_ends_is_named_with_its_rate(
     assert "stream billed: unread" not in checks(), "a group of another program reads it"
 
 
+@pytest.mark.parametrize("trouble", ["no history", "no memory"])
 def test_a_repair_goes_on_where_the_history_cannot_be_written_and_says_so(
-    streamworker: Invoke, raw: "redis.Redis", shop: Path
+    streamworker: Invoke, raw: "redis.Redis", shop: Path, trouble: str
 ) -> None:
-    """It ended after the first step, without a word of what it had done."""
+    """It ended after the first step, without a word of what it had done, and before one that makes room."""
     unwell(raw)
     control = "sw:{shop.orders:price}:control"
-    raw.delete(control)
-    raw.set(control, "mine")
-    done = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
-    assert done.exit_code == ExitCode.OK, done.output
-    missing = f"the history does not have it: {control} is no stream"
-    assert f"release locks of price: done; {missing}" in done.stdout
-    assert f"trim log of price: done; 8 entries dropped; {missing}" in done.stdout
-    assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
-    assert raw.get(control) == b"mine"
-
-
-def test_a_repair_makes_room_where_memory_is_full(
-    streamworker: Invoke, raw: "redis.Redis", shop: Path
-) -> None:
-    """It ended after the first step: what makes room came after a line of history that found none."""
-    unwell(raw)
-    raw.config_set("maxmemory", "1")
+    if trouble == "no history":
+        raw.delete(control)
+        raw.set(control, "mine")
+    else:
+        raw.config_set("maxmemory", "1")
     done = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
     raw.config_set("maxmemory", "1gb")
     assert done.exit_code == ExitCode.OK, done.output
-    assert "trim log of price: done; 8 entries dropped; the history does not have it: " in done.stdout
+    missing = "the history does not have it: " + (
+        f"{control} is no stream" if trouble == "no history" else ""
+    )
+    assert f"release locks of price: done; {missing}" in done.stdout
+    assert f"trim log of price: done; 8 entries dropped; {missing}" in done.stdout
     assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
+    assert trouble != "no history" or raw.get(control) == b"mine"
 
 
 def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,30 +67,25 @@ def test_tail_says_why_there_is_nothing_to_show(sent: Invoke, redis_url: str) ->
     assert sent("tail", "shop:orders").stderr == "No record was sent to orders yet.\n"
 
 
-def test_peek_shows_the_rows_that_were_committed_last_of_all_partitions(sent: Invoke, redis_url: str) -> None:
-    work_off(redis_url)
-    rows = json.loads(sent("peek", "shop:price", "--last", "1000").stdout)
-    assert len({row["partition"] for row in rows}) > 1
-    orders = {order["order_id"] for order in rows}
-    assert len(orders) == len(rows)
-    few = json.loads(sent("peek", "shop:price", "--last", "2").stdout)
-    assert few == rows[-2:]
-    by_one = [
-        row
-        for partition in range(4)
-        for row in json.loads(sent("peek", "shop:price", str(partition), "--last", "1000").stdout)
-    ]
-    assert {row["order_id"] for row in by_one} == orders and "partition" not in by_one[0]
-
-
-def test_peek_shows_the_newest_rows_of_an_acked_log(sent: Invoke, redis_url: str) -> None:
-    """With their numbers, oldest first, whatever the batches were."""
+def test_peek_shows_the_rows_that_were_committed_last(sent: Invoke, redis_url: str) -> None:
+    """With their numbers, oldest first, whatever the batches were: of all partitions, or of one."""
     place = json.loads(sent("tail", "shop:orders", "--key", "bob", "-n", "1", "--json").stdout)["id"]
-    partition = place.split("/")[0]
+    of_bob = place.split("/")[0]
     work_off(redis_url)
-    rows = json.loads(sent("peek", "shop:price", partition, "--last", "2").stdout)
-    assert [row["order_id"] for row in rows if row["customer"] == "bob"][-1] == 5
-    assert rows[1]["row"] == rows[0]["row"] + 1
+
+    def peek(*arguments: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(sent("peek", "shop:price", *arguments).stdout)
+        return found
+
+    rows = peek("--last", "1000")
+    assert len({row["partition"] for row in rows}) > 1
+    assert {row["order_id"] for row in rows} == set(range(6)) and len(rows) == 6
+    assert peek("--last", "2") == rows[-2:]
+    by_one = [row for partition in range(4) for row in peek(str(partition), "--last", "1000")]
+    assert {row["order_id"] for row in by_one} == set(range(6)) and "partition" not in by_one[0]
+    last = peek(of_bob, "--last", "2")
+    assert [row["order_id"] for row in last if row["customer"] == "bob"][-1] == 5
+    assert last[1]["row"] == last[0]["row"] + 1
     refused = sent("peek", "shop:price", "9")
     assert refused.exit_code == ExitCode.USAGE
     assert "partitions 0 to 3" in refused.output

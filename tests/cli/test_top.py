@@ -36,11 +36,3 @@ def test_the_live_view_survives_redis_going_away_and_coming_back(
     wait_for(lambda: "does not answer" not in view.frame, "the banner is gone")
     view.press("q")
     assert view.wait() == ExitCode.OK
-
-
-def test_the_live_view_that_cannot_begin_says_why_and_waits(terminal: OpenTerminal) -> None:
-    """The server may be the one that is started last."""
-    view = terminal("top", "shop:app", STREAMWORKER_REDIS_URL="redis://127.0.0.1:1/0")
-    wait_for(lambda: "127.0.0.1:1" in view.frame, "the address is named")
-    view.press("q")
-    assert view.wait() == ExitCode.OK
