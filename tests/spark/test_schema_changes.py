@@ -1,5 +1,7 @@
 """A newer schema than a query was planned with: no row loses a column that its worker forwarded."""
 
+import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,20 +10,28 @@ import pyarrow as pa
 import pytest
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructField, StructType
 
 from streamworker.core.data.entries import ZERO
-from streamworker.errors import RecordError, SchemaChanged
+from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
 from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_schema
 from streamworker.spark.driver.session import Session
+from streamworker.spark.source.datasource import StreamworkerDataSource
 from streamworker.spark.source.logs import LogEntry
 from streamworker.spark.source.schema import Conformer
 from tests.spark.acked import ORDER, AckedLog, orders
-from tests.spark.queries import batch, rows, run, start, wait_for_rows
+from tests.spark.queries import rows, run, start, wait_for_rows
+from tests.spark.reading import numbers_of, read, stream_reader
 from tests.spark.running import Running
-from tests.spark.specs import pipeline
+from tests.spark.specs import pipeline, same
 
-pytestmark = [pytest.mark.slow, pytest.mark.full("a query of Spark takes seconds")]
+SWITCHES = 100
+VERSION_S = 3.0
+"""How long a version of the workers runs at most."""
+ROWS_AN_ENTRY = 8
+PAUSE_S = 0.03
+"""Between two commits: some 250 rows a second."""
 
 PLACE = pa.struct([("city", pa.string())])
 FAR_PLACE = pa.struct([("city", pa.string()), ("zone", pa.int64())])
@@ -102,7 +112,7 @@ def test_a_pipeline_writes_every_row_with_every_column_that_was_forwarded(
     """Its query is started anew with the schema of now, before it commits a batch without the column."""
     versions = CHANGES[change]
     append(acked, 0, versions[0](0))
-    spec = pipeline(lambda frame: frame, path=str(tmp_path / "table"), checkpoint=str(tmp_path / "ck"))
+    spec = pipeline(same, path=str(tmp_path / "table"), checkpoint=str(tmp_path / "ck"))
     running = Running(spark_session, spec)
     try:
         for i, version in enumerate(versions):
@@ -116,6 +126,39 @@ def test_a_pipeline_writes_every_row_with_every_column_that_was_forwarded(
     assert running.restarts() == (0 if "optional" in change else 1)
     if "column" in change:
         assert [row["extra"] for row in found] == [None, None, 2.5, None]
+
+
+@pytest.mark.soak  # The table of changes has each kind once; here a query meets them at any moment.
+@pytest.mark.timeout(3600)
+def test_workers_go_back_and_forth_between_versions_while_rows_flow(
+    spark_session: Session, acked: AckedLog, tmp_path: Path
+) -> None:
+    """Every second switch brings a column more, and the others go back to the version before."""
+    rng = random.Random(SWITCHES)
+    spec = pipeline(same, path=str(tmp_path / "table"), checkpoint=str(tmp_path / "ck"))
+    running = Running(spark_session, spec)
+    first = 0
+    try:
+        for switch in range(SWITCHES):
+            version = switch // 2 + (1 if switch % 2 else 2)
+            until = time.monotonic() + rng.uniform(0, VERSION_S)
+            while first == 0 or time.monotonic() < until:
+                batch = orders(first, ROWS_AN_ENTRY)
+                for each in range(2, version + 1):
+                    values = [None if n % 5 == 0 else n + each / 256 for n in batch["n"].to_pylist()]
+                    batch = batch.append_column(f"extra{each}", pa.array(values, pa.float64()))
+                append(acked, rng.randrange(acked.partitions), batch)
+                first += ROWS_AN_ENTRY
+                time.sleep(PAUSE_S)
+            if rng.random() < 1 / 2:  # On a slow machine, too, the query meets some of the versions.
+                running.wait_for_rows(first)
+        running.wait_for_rows(first)
+    finally:
+        assert running.end() == 0
+    found = in_table(spark_session.spark, tmp_path / "table")
+    expected = [row for p in range(acked.partitions) for row in whole(acked, p, list(found[0]))]
+    assert found == sorted(expected, key=lambda row: int(row["n"]))
+    assert running.restarts() > 0
 
 
 def test_a_query_of_a_user_ends_before_the_batch_and_says_to_start_it_again(
@@ -144,7 +187,7 @@ def test_a_pipeline_of_the_older_code_takes_up_the_newer_schema_at_its_start(
     """Its processor's type has three columns; it is not upgraded, and loses nothing."""
     append(acked, 0, older(0))
     append(acked, 0, newer(2))
-    spec = pipeline(lambda frame: frame, path=str(tmp_path / "table"), checkpoint=str(tmp_path / "ck"))
+    spec = pipeline(same, path=str(tmp_path / "table"), checkpoint=str(tmp_path / "ck"))
     running = Running(spark_session, spec)
     running.wait_for_rows(4)
     assert running.end() == 0
@@ -154,27 +197,38 @@ def test_a_pipeline_of_the_older_code_takes_up_the_newer_schema_at_its_start(
     )
 
 
-def test_a_query_that_wants_some_columns_says_so(spark: SparkSession, acked: AckedLog) -> None:
+# -- without Spark ---------------------------------------------------------------------------
+
+
+def test_a_batch_that_was_planned_without_a_column_runs_again_with_it(acked: AckedLog) -> None:
+    """As after a kill: Spark repeats the batch, and the query was started anew with the schema of now."""
+    append(acked, 0, older(0))
+    append(acked, 0, newer(2))
+    before = stream_reader(acked.options())
+    start = before.initialOffset()
+    end = before.latestOffset(start, ReadAllAvailable())
+    with pytest.raises(SchemaChanged, match="Column 'extra' is double"):
+        numbers_of(before, before.partitions(start, end))
+    source = StreamworkerDataSource(acked.options())
+    again = source.streamReader(source.schema())
+    batches = [batch for task in again.partitions(start, end) for batch in again.read(task)]
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert rows == whole(acked, 0, ["n", "user", "amount", "extra"])
+
+
+def test_a_query_that_wants_some_columns_says_so(acked: AckedLog) -> None:
     """With a schema of its own it ends at a column that it lacks, unless it drops such columns."""
     acked.fill(0, [3])
     only_n = StructType([StructField("n", LongType())])
-    frame = spark.read.format("streamworker").options(**acked.options()).schema(only_n)
-    with pytest.raises(PySparkException, match=r"Column .user. is string .* otherColumns=drop"):
-        frame.load().collect()
-    found = frame.option("otherColumns", "drop").load().orderBy("n").collect()
-    assert [row.asDict() for row in found] == [{"n": 0}, {"n": 1}, {"n": 2}]
 
+    def rows_with(**option: str) -> list[dict[str, Any]]:
+        return read(acked.options(**option), only_n).to_pylist()  # type: ignore[no-any-return]
 
-def test_a_wrong_choice_is_named(spark: SparkSession, acked: AckedLog) -> None:
-    """Of either option."""
-    acked.fill(0, [1])
-    with pytest.raises(PySparkException, match=r"Option otherColumns is .keep.\. It must be fail or drop"):
-        batch(spark, acked.options(otherColumns="keep"))
-    with pytest.raises(PySparkException, match="Option recordSchema is no schema"):
-        batch(spark, acked.options(recordSchema="[]"))
-
-
-# -- without Spark ---------------------------------------------------------------------------
+    with pytest.raises(SchemaChanged, match=r"Column .user. is string .* otherColumns=drop"):
+        rows_with()
+    assert rows_with(otherColumns="drop") == [{"n": 0}, {"n": 1}, {"n": 2}]
+    with pytest.raises(ConfigurationError, match="Option recordSchema is no schema"):
+        StreamworkerDataSource(acked.options(recordSchema="[]")).schema()
 
 
 def entry(kind: pa.DataType, value: object = None) -> LogEntry:
@@ -202,5 +256,5 @@ def test_a_type_that_holds_more_than_the_planned_one_is_a_changed_schema(
 
 def test_a_type_that_no_column_holds_together_with_the_planned_one_is_an_error_that_stays() -> None:
     """A restart does not help: the value does not fit."""
-    with pytest.raises(RecordError, match="Column 'a' is string"):
+    with pytest.raises(RecordError, match="Column 'a' is string in rows up to 1 of partition 0"):
         Conformer(pa.schema({"a": pa.int64()})).conform([entry(pa.string(), "1"), entry(pa.string(), "one")])
