@@ -14,7 +14,7 @@ from typing import NoReturn
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
-from tasks import same  # type: ignore[import-not-found]  # a file beside this one, where it runs
+from tasks import put, same  # type: ignore[import-not-found]  # a file beside this one, where it runs
 
 from streamworker import App
 
@@ -100,6 +100,11 @@ if "WAREHOUSE" in os.environ:
     @app.pipeline(price, format="postgres", dsn_env="WAREHOUSE", table="orders", upsert=["order_id"])
     def warehouse(frame: DataFrame) -> DataFrame:
         return frame.select("order_id", "customer", "total", "placed_at")
+
+
+@app.pipeline(price, write=put)
+def own(frame: DataFrame) -> DataFrame:
+    return frame.select("order_id", "placed_at")
 
 
 @app.pipeline(price, path="lake/broken")

@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.full("a qu
 
 SPARK_HOME = Path(pyspark.__file__).parent
 FURTHER = pytest.mark.soak
-"""For kinds of Spark that try no code of ours but what this machine, the settings of a standalone cluster and
-a Connect server try: what could fail here is another release of Spark."""
+"""For kinds of Spark that try no code of ours but what a Connect server, a page that is followed, and the
+settings for a cluster in test_session try: what could fail here is another release of Spark."""
 RUN_S = 2 * START_S
 """The whole application takes some twenty seconds on a machine that has nothing else to do."""
 FAILS = (
@@ -48,8 +48,13 @@ APPLICATION = Path(__file__).parent / "application.py"
 TASKS = """
 def same(batches):
     yield from batches
+
+
+def put(rows, query, batch):
+    rows.write.mode("overwrite").parquet(f"lake/own/{query}-{batch}")
 """
-"""A module of the user's own, whose function runs in tasks; docs/spark-clusters.md names the ways to them."""
+"""A module of the user's own, to which docs/spark-clusters.md names the ways: a function for tasks, and a
+sink that writes a batch under a name that is the same in each attempt."""
 JOB = """
 import sys
 
@@ -170,11 +175,6 @@ class Standalone:
         assert found is not None
         return found[1]
 
-    def commands_of_executors(self) -> list[str]:
-        """Return how the Worker started each executor."""
-        logs = [path.read_text() for path in (self._folder / "work").glob("*/*/stderr")]
-        return re.findall(r"Spark Executor Command: .*", "\n".join(logs))
-
     def close(self) -> None:
         self._held.close()
 
@@ -215,6 +215,8 @@ def assert_tables_equal_the_log(folder: Path, acked: AckedLog, warehouse: str) -
     alerted = [row["order_id"] for row in sent if row["customer"] == "customer-1"]
     assert sorted(row["order_id"] for row in read("alerts")) == alerted
     assert sorted(row["order_id"] for row in read("batches")) == list(range(ROWS))
+    own = sorted(read("own"), key=lambda row: int(row["order_id"]))
+    assert own == [{"order_id": row["order_id"], "placed_at": row["placed_at"]} for row in sent]
     delta = DeltaTable(lake / "delta").to_pyarrow_table(columns=["order_id", "day"]).to_pylist()
     days = [{"order_id": row["order_id"], "day": row["placed_at"].date()} for row in sent]
     assert sorted(delta, key=lambda row: int(row["order_id"])) == days
@@ -235,7 +237,7 @@ def assert_done(folder: Path, acked: AckedLog, warehouse: str) -> dict[str, str]
 @pytest.mark.parametrize(
     "kind",
     [
-        "local[*]",
+        pytest.param("local[*]", marks=FURTHER),
         pytest.param("local-cluster[1,1,1024]", marks=FURTHER),
         pytest.param("standalone", marks=FURTHER),
         "connect",
@@ -276,28 +278,6 @@ def test_the_application_does_the_same_on_every_kind_of_spark(
     assert seen["spark.sql.shuffle.partitions"] == shuffles
     if kind.startswith("local"):
         assert seen["spark.master"] == kind
-
-
-def test_settings_reach_a_standalone_cluster(
-    app_file: Path, spawn: SpawnWorker, standalone: Standalone
-) -> None:
-    """And its executors. Without ``PYSPARK_PYTHON`` the command says what Spark's machines will run."""
-    command = "spark", "app:app", "--once", "--pipeline", "rows", "--master", standalone.url
-    conf = "--conf", "spark.executor.memory=512m", "--conf", "spark.ui.enabled=false"
-    process = spawn(*command, *conf, environ=LOOPBACK | PYTHON)
-    assert process.wait(RUN_S) == 0, process.log()[-3000:]
-    assert json.loads((app_file / "seen.json").read_text()) == {
-        "spark.master": standalone.url,
-        "spark.sql.shuffle.partitions": "4",
-        "spark.executor.memory": "512m",
-    }
-    assert ["-Xmx512M" in each for each in standalone.commands_of_executors()] == [True]
-    assert sorted(pq.read_table(app_file / "lake" / "rows")["order_id"].to_pylist()) == list(range(ROWS))
-
-    without = spawn(*command, environ=LOOPBACK)
-    said = "PYSPARK_PYTHON is not set: Spark runs python3 on its machines, which needs streamworker[spark]"
-    wait_for(lambda: said in without.log(), "the command says that PYSPARK_PYTHON is missing")
-    without.kill()
 
 
 def run_command(folder: Path, redis_url: str, name: str, *arguments: str, code: int = 0, **more: str) -> str:
