@@ -113,11 +113,11 @@ def test_workers_that_go_again_and_again_break_no_promise(tmp_path: Path) -> Non
     """Killed, frozen or asked to leave: log, state, chain, table, keys and timer are right."""
     kinds = ("worker killed", "worker frozen", "worker asked to leave")
     plan = Plan(
-        SEED, minutes=0.25, events=3_000, faults=24, partitions=8, workers=4, producers=1, kinds=kinds
+        SEED, minutes=0.15, events=1_800, faults=16, partitions=8, workers=4, producers=1, kinds=kinds
     )
     verdict = run(plan, tmp_path)
     verdict.check()
-    assert verdict.figures["rows"] == 3_000 - verdict.figures["dead_letters"]
+    assert verdict.figures["rows"] == 1_800 - verdict.figures["dead_letters"]
 
 
 def planted(plant: Plant, seed: int) -> Plan:

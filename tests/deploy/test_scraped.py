@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the exporter and three workers under load, and one of them is killed.
 
-It takes half a minute. SCRAPED_SECONDS=600 makes the load longer.
+SCRAPED_SECONDS=600 makes the load longer.
 """
 
 import json
@@ -28,13 +28,13 @@ from tests.helpers import wait_for
 __all__ = ["folder"]
 
 pytestmark = [
-    pytest.mark.full("needs prometheus of the package prometheus, and 30 seconds of load"),
+    pytest.mark.full("needs prometheus of the package prometheus, and a load"),
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]
 
 RULES = Path(__file__).parents[2] / "deploy/prometheus/rules.yml"
-SECONDS = float(os.environ.get("SCRAPED_SECONDS", "20"))
+SECONDS = float(os.environ.get("SCRAPED_SECONDS", "8"))
 WORKERS = ("w1", "w2", "w3")
 CONFIG = """
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}}
