@@ -8,19 +8,18 @@
     python -m tests.simulator --scenario incident.txt
 """
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from streamworker.cli.options import AsJson, option
-from streamworker.cli.output import print_json, print_table, progress_bar, say
+from streamworker.cli.options import option
+from streamworker.cli.output import print_table, progress_bar, say
 from streamworker.cli.support import errors_reported, give_up
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import PROTOCOLS, entry_of
 from streamworker.errors import ConfigurationError
-from tests.simulator.batch import Summary, run_many, summarise
+from tests.simulator.batch import figures_of, run_many
 from tests.simulator.scenario import play, read
 from tests.simulator.simulation import Outcome, Schedule, explain, run
 from tests.simulator.transcript import Transcript
@@ -29,20 +28,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 EXPLAINED = 3
 """Number of failures whose transcript is printed; further transcripts rarely help."""
-
-ROWS = (
-    ("schedules", "schedules"),
-    ("moves", "partitions that moved"),
-    ("minimum", "moves that no protocol can avoid"),
-    ("settled", "schedules that came to rest"),
-    ("settle_median_ms", "time to balance after the faults, median, ms"),
-    ("settle_longest_ms", "time to balance after the faults, longest, ms"),
-    ("unowned_longest_ms", "longest time a partition had no owner, ms"),
-    ("jumps", "jumps without cause"),
-    ("commands_a_second", "Redis commands for each worker and second"),
-    ("records", "records that were handled"),
-    ("violations", "violations"),
-)
 
 
 @app.command()
@@ -75,7 +60,6 @@ def simulate(
         float | None,
         option("--minutes M", "Virtual minutes with faults; drawn from the seed if not given.", min=0.01),
     ] = None,
-    json: AsJson = False,
     trace: Annotated[
         bool, option("--trace", "Print the events and effects of each core in the first schedule.")
     ] = False,
@@ -113,27 +97,19 @@ def simulate(
     if trace:
         _trace(plans[0])
         return
-    results = [_run(plan, schedules) for plan in plans]
-    _show([summary for summary, _ in results], as_json=json)
-    failed = [outcome for _, outcomes in results for outcome in outcomes]
+    results = {plan.protocol: _run(plan, schedules) for plan in plans}
+    columns = [figures_of(outcomes) for outcomes in results.values()]
+    print_table(["", *results], [[name, *(each[name] for each in columns)] for name in columns[0]])
+    failed = [outcome for outcomes in results.values() for outcome in outcomes if outcome.violations]
     _explain(failed)
     if failed:
         give_up()
 
 
-def _run(schedule: Schedule, count: int) -> tuple[Summary, list[Outcome]]:
+def _run(schedule: Schedule, count: int) -> list[Outcome]:
     with progress_bar() as bar:
         runs = run_many(schedule, range(schedule.seed, schedule.seed + count))
-        outcomes = list(bar.track(runs, total=count, description=schedule.protocol))
-    return summarise(schedule.protocol, outcomes), [each for each in outcomes if each.violations]
-
-
-def _show(summaries: list[Summary], *, as_json: bool) -> None:
-    if as_json:
-        print_json([asdict(summary) for summary in summaries])
-        return
-    columns = ["", *(summary.protocol for summary in summaries)]
-    print_table(columns, [[text, *(getattr(each, name) for each in summaries)] for name, text in ROWS])
+        return list(bar.track(runs, total=count, description=schedule.protocol))
 
 
 def _explain(failed: list[Outcome]) -> None:
