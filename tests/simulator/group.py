@@ -7,6 +7,7 @@ see.
 from collections.abc import Callable
 from random import Random
 
+from streamworker.core.data.outbox import OutboxQueue
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, make_coordinator
 from streamworker.core.protocols.settings import Coordination
@@ -14,8 +15,7 @@ from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.errors import ConfigurationError
 from tests.simulator.checkers import Checker, worker_of
 from tests.simulator.clock import Dice, VirtualClock
-from tests.simulator.faults import QUIET
-from tests.simulator.ground import Ground
+from tests.simulator.faults import QUIET, Conditions
 from tests.simulator.senders import Senders
 from tests.simulator.server.extensions import EXTENSIONS
 from tests.simulator.server.model import RedisModel
@@ -35,13 +35,21 @@ START_MS = 1_000_000
 """First time of the server's clock; generations and epochs begin there."""
 
 
-class SimulatedGroup(Ground):
+class SimulatedGroup:
     """The clock, the random generator, the server, the senders and the workers.
 
     A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability
     ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``senders.send``.
     Tests observe the server with ``model``, and the cores with ``wrap``.
     """
+
+    connections = 0
+    has_timers = False
+    """Whether each partition has a timer."""
+    has_chains = False
+    """Whether each batch sends a message to another stream."""
+    queue = OutboxQueue
+    """Decides about these messages."""
 
     def __init__(
         self,
@@ -62,7 +70,9 @@ class SimulatedGroup(Ground):
     ) -> None:
         self.random = Dice(seed)
         self.timing = timing or Timing()
-        self.usual = self.conditions = QUIET
+        self.usual: Conditions = QUIET
+        self.conditions: Conditions = QUIET
+        """The faults of the network and of handlers that last at this moment."""
         self.clock = VirtualClock(start_ms)
         self.trace = trace
         if trace is not None:
@@ -98,7 +108,7 @@ class SimulatedGroup(Ground):
         self._coordination = coordination or self.protocol.settings()
         self._static = static
         self._load_seed = seed
-        self.senders = Senders(self, entry_every_ms, self._told)
+        self.senders = Senders(self, entry_every_ms)
 
     # -- workers -------------------------------------------------------------------------------
 
@@ -108,7 +118,7 @@ class SimulatedGroup(Ground):
         if not static_id and self.random.random() < self._static:
             static_id = f"s-{name}"
         self.note(f"{name} starts{f' as {static_id}' if static_id else ''}")
-        worker = SimWorker(self, name, self.make_core, self.refused, static_id=static_id)
+        worker = SimWorker(self, name, static_id=static_id)
         self.workers.append(worker)
         self.checker.figures.came(name)
         return worker
@@ -194,12 +204,28 @@ class SimulatedGroup(Ground):
 
     # -- the network and the senders -----------------------------------------------------------
 
+    def latency_ms(self) -> int:
+        """Return the time of one way through the network."""
+        return self.random.randint(1, self.conditions.latency_ms)
+
+    def new_connection(self) -> int:
+        """Return the client id of a new connection."""
+        self.connections += 1
+        self.model.connections.add(self.connections)
+        return self.connections
+
+    def note(self, text: str) -> None:
+        """Write a line to the transcript, if there is one."""
+        if self.trace is not None:
+            self.trace.happened(self.clock.now_ms, text)
+
     def _spread_the_word(self) -> None:
         for worker in self.workers:
             if worker.alive and not worker.finished:
                 worker.poll_soon()
 
-    def _told(self, partition: int) -> None:
+    def sent(self, partition: int) -> None:
+        """Tell the workers of an entry that reached the server."""
         for worker in self.workers:
             if (runner := worker.runners.get(partition)) is not None:
                 runner.told()

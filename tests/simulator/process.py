@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from streamworker.core.events import Event
 from tests.simulator.clock import Executor
-from tests.simulator.ground import Ground
+
+if TYPE_CHECKING:
+    from tests.simulator.group import SimulatedGroup
 
 T = TypeVar("T")
 
@@ -22,7 +24,7 @@ BUSY_MAX_MS = 5_000
 class Process(ABC):
     """One process."""
 
-    def __init__(self, world: Ground) -> None:
+    def __init__(self, world: "SimulatedGroup") -> None:
         self.world = world
         self.alive, self.paused, self.batches_paused = True, False, False
         self.cut = self.deaf = False

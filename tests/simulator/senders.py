@@ -1,10 +1,12 @@
 """The senders of the simulator: entries that are sent until they are confirmed."""
 
 from collections import Counter
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from tests.simulator.ground import Ground
 from tests.simulator.process import CALL_TIMEOUT_MS, LATEST_MS
+
+if TYPE_CHECKING:
+    from tests.simulator.group import SimulatedGroup
 
 SIZES = (1, 1, 7, 2, 1, 20, 3)
 """How many records the entries hold, in turn by the number of the first."""
@@ -12,13 +14,10 @@ LARGE, LARGE_EVERY = 1_000, 499
 
 
 class Senders:
-    """Sends an entry to a random partition every ``every_ms``, on average; with None only what it is told to.
+    """Sends an entry to a random partition every ``every_ms``, on average; with None only when told."""
 
-    It calls ``sent`` with the partition of each entry that reached the server.
-    """
-
-    def __init__(self, ground: Ground, every_ms: int | None, sent: Callable[[int], None]) -> None:
-        self._ground, self._every_ms, self._sent = ground, every_ms, sent
+    def __init__(self, ground: "SimulatedGroup", every_ms: int | None) -> None:
+        self._ground, self._every_ms = ground, every_ms
         self._numbers: Counter[int] = Counter()
         """The number of the last record of each partition."""
         self._sending: set[int] = set()
@@ -61,7 +60,7 @@ class Senders:
             self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
             return
         model.append(partition, number, count)
-        self._sent(partition)
+        self._ground.sent(partition)
         if conditions.repeated and self._ground.random.random() < conditions.repeated:
             run = model.run
             self._ground.clock.after(

@@ -4,39 +4,31 @@
 model's table says what an effect does at Redis.
 """
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from streamworker.core import events as ev
 from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership import events as calls
-from streamworker.core.protocols.registry import Coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.group.operations import OPERATIONS
-from tests.simulator.ground import Ground
 from tests.simulator.process import Process
 from tests.simulator.runner import SimRunner
+
+if TYPE_CHECKING:
+    from tests.simulator.group import SimulatedGroup
 
 
 class SimWorker(Process):
     """One process: a core, its connection, its clock and its runners.
 
-    It calls ``refused`` if its core raises an error about its configuration. ``partitions`` is a wrong number
-    in its configuration, or 0 for the right one.
+    ``partitions`` is a wrong number in its configuration, or 0 for the right one.
     """
 
     def __init__(
-        self,
-        world: Ground,
-        name: str,
-        make: Callable[["SimWorker"], Coordinator],
-        refused: Callable[["SimWorker", ConfigurationError], None],
-        *,
-        static_id: str = "",
-        partitions: int = 0,
+        self, world: "SimulatedGroup", name: str, *, static_id: str = "", partitions: int = 0
     ) -> None:
         super().__init__(world)
         self.name, self.static_id, self.partitions = name, static_id, partitions
-        self._refused = refused
         self.stopping, self.finished = False, False
         self.owner = ""
         """Its latest owner id in the locks."""
@@ -53,7 +45,7 @@ class SimWorker(Process):
         self._look_ms: int | None = None
         """When the core's deadline is looked at next, by the simulation's clock."""
         self._control_read, _ = world.model.control_after(0)
-        self.core = make(self)
+        self.core = world.make_core(self)
         self.connect()
         self.later(0, lambda: self.handle(ev.Started()))
         self.later(0, lambda: self._beat(0))
@@ -82,7 +74,7 @@ class SimWorker(Process):
         try:
             effects = self.core.handle(event, self.now_ms)
         except ConfigurationError as error:
-            self._refused(self, error)
+            self.world.refused(self, error)
             return
         if self.world.trace is not None:
             self.world.trace.took(self.world.clock.now_ms, self.name, event, effects)

@@ -157,7 +157,7 @@ class World(SimulatedGroup):
         elif self.model.membership is not None:
             name = f"w{len(self.workers) + 1}"
             self.note(f"{name} starts, with {partitions} partitions")
-            self.workers.append(SimWorker(self, name, self.make_core, self.refused, partitions=partitions))
+            self.workers.append(SimWorker(self, name, partitions=partitions))
 
     # -- the network and the server ------------------------------------------------------------
 
