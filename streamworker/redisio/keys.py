@@ -104,9 +104,39 @@ def declaration(kind: Literal["processor", "table"], name: str, stream: str) -> 
     return f"{kind}:{name}:{stream}"
 
 
-def _in_partition(kind: str) -> Callable[["StreamKeys", int], str]:
+class KeyRow(NamedTuple):
+    """One kind of key, and the type of its value."""
+
+    key: str
+    type: str
+
+    def named(self, app: str, stream: str, group: str, partition: int = 0, producer: str = "") -> str:
+        """Return the key of this kind for these names."""
+        tag, brace, kind = self.key.partition("}")
+        names = {"app": app, "stream": stream, "GROUP": group, "P": str(partition)}
+        where = "".join(names.get(part, part) for part in re.split(r"([{.:])", tag))
+        return f"{where}{brace}{kind.replace('GROUP', group).replace('ID', producer)}"
+
+    @property
+    def kind(self) -> str:
+        """The text after the braces, without the name of a group or a producer."""
+        return self.key.partition("}:")[2].partition(":")[0]
+
+
+_ROWS = [KeyRow("sw:{app.stream}:stream", "hash")]
+"""All kinds of keys of a stream and of a group; those below add themselves."""
+
+
+def _in_partition(kind: str, type: str) -> Callable[["StreamKeys", int], str]:
     """Return the method that names a key of one partition."""
+    _ROWS.append(KeyRow(f"sw:{{app.stream.P}}:{kind}", type))
     return lambda self, partition: f"{self._partition_tag(partition)}:{kind}"
+
+
+def _each_in_partition(kind: str, of: str, type: str) -> Callable[["StreamKeys", int, str], str]:
+    """Return the method that names a key of one partition for a producer, a table or a record's id."""
+    _ROWS.append(KeyRow(f"sw:{{app.stream.P}}:{kind}:{of}", type))
+    return lambda self, partition, name: f"{self._partition_tag(partition)}:{kind}:{name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,39 +159,30 @@ class StreamKeys:
         """How the stream is declared."""
         return f"sw:{{{self.app}.{self.stream}}}:stream"
 
-    events = _in_partition("events")
+    events = _in_partition("events", "stream")
     """Entries of one partition."""
-    groups = _in_partition("groups")
-    """The groups that read one partition."""
-    counts = _in_partition("counts")
+    producer = _each_in_partition("producer", "ID", "string, expires after an hour")
+    """Last send of one producer to one partition."""
+    seen = _each_in_partition("seen", "ID", "string, expires after id_window")
+    """The entry of a record that was sent with an id."""
+    later = _in_partition("later", "zset")
+    """When the records of one partition are due that are sent later."""
+    delayed = _in_partition("delayed", "hash")
+    """The records of one partition that are sent later."""
+    counts = _in_partition("counts", "hash")
     """Counts of the records in entries that hold many."""
-    taken = _in_partition("taken")
+    taken = _in_partition("taken", "hash")
     """How much one partition has taken from each outbox."""
-
-    def producer(self, partition: int, producer: str) -> str:
-        """Last send of one producer to one partition."""
-        return f"{self._partition_tag(partition)}:producer:{producer}"
-
-    def table(self, partition: int, table: str) -> str:
-        """Values of one table in one partition."""
-        return f"{self._partition_tag(partition)}:table:{table}"
-
-    def expiry(self, partition: int, table: str) -> str:
-        """When the values of one table in one partition expire."""
-        return f"{self._partition_tag(partition)}:expiry:{table}"
+    groups = _in_partition("groups", "hash")
+    """The groups that read one partition."""
+    table = _each_in_partition("table", "TABLE", "hash")
+    """Values of one table in one partition."""
+    expiry = _each_in_partition("expiry", "TABLE", "zset")
+    """When the values of one table in one partition expire."""
 
     def tables(self, partition: int, tables: Iterable[str]) -> list[str]:
         """Both keys of each of some tables, as scripts take them."""
         return [key(partition, table) for table in tables for key in (self.table, self.expiry)]
-
-    def seen(self, partition: int, digest: str) -> str:
-        """The entry of a record that was sent with an id."""
-        return f"{self._partition_tag(partition)}:seen:{digest}"
-
-    later = _in_partition("later")
-    """When the records of one partition are due that are sent later."""
-    delayed = _in_partition("delayed")
-    """The records of one partition that are sent later."""
 
     def _partition_tag(self, partition: int) -> str:
         return f"sw:{{{self.app}.{self.stream}.{partition}}}"
@@ -178,15 +199,17 @@ class OutboxKeys(NamedTuple):
     """Its name at the targets."""
 
 
-def _of_group_in_partition(kind: str) -> Callable[["GroupKeys", int], str]:
+def _of_group_in_partition(kind: str, type: str) -> Callable[["GroupKeys", int], str]:
     """Return the method that names a group's key of one partition."""
+    _ROWS.append(KeyRow(f"sw:{{app.stream.P}}:{kind}:GROUP", type))
     return lambda self, partition: f"{self._partition_tag(partition)}:{kind}:{self.group}"
 
 
 class _OfGroup:
     """A key that belongs to no partition, as an attribute."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, type: str) -> None:
+        _ROWS.append(KeyRow(f"sw:{{app.stream:GROUP}}:{kind}", type))
         self._kind = kind
 
     def __get__(self, keys: "GroupKeys", _: type) -> str:
@@ -208,15 +231,15 @@ class GroupKeys(StreamKeys):
         StreamKeys.__post_init__(self)
         check_name("processor", self.group)
 
-    lock = _of_group_in_partition("lock")
+    lock = _of_group_in_partition("lock", "hash")
     """Owner, epoch and checkpoint of one partition."""
-    acked = _of_group_in_partition("acked")
+    acked = _of_group_in_partition("acked", "stream")
     """Acked log of one partition."""
-    copy = _of_group_in_partition("copy")
+    copy = _of_group_in_partition("copy", "stream")
     """Where ``repair`` copies the acked log of one partition."""
-    dead = _of_group_in_partition("dead")
+    dead = _of_group_in_partition("dead", "stream")
     """Dead letters of one partition."""
-    state = _of_group_in_partition("state")
+    state = _of_group_in_partition("state", "hash")
     """Keyed state of one partition."""
 
     def outbox(self, partition: int) -> "OutboxKeys":
@@ -224,26 +247,26 @@ class GroupKeys(StreamKeys):
         source = f"{self.stream}/{partition}/{self.group}"
         return OutboxKeys(self.messages(partition), self.heads(partition), source)
 
-    messages = _of_group_in_partition("outbox")
+    messages = _of_group_in_partition("outbox", "stream")
     """Messages in the outbox of one partition."""
-    heads = _of_group_in_partition("heads")
+    heads = _of_group_in_partition("heads", "hash")
     """Heads of the outbox of one partition."""
 
-    members = _OfGroup("members")
+    members = _OfGroup("members", "string")
     """The membership document."""
-    damaged = _OfGroup("damaged")
+    damaged = _OfGroup("damaged", "any")
     """A damaged value that was moved away from the key of the membership document or the heartbeats."""
-    control = _OfGroup("control")
+    control = _OfGroup("control", "stream")
     """Control messages."""
-    beats = _OfGroup("beats")
+    beats = _OfGroup("beats", "hash")
     """Last heartbeats."""
-    loads = _OfGroup("loads")
+    loads = _OfGroup("loads", "hash")
     """The loads that each member measured of its partitions."""
-    readers = _OfGroup("readers")
+    readers = _OfGroup("readers", "hash")
     """Positions of the acked logs' readers."""
-    holds = _OfGroup("holds")
+    holds = _OfGroup("holds", "hash")
     """Positions that batch reads of the acked logs hold for a limited time."""
-    schemas = _OfGroup("schemas")
+    schemas = _OfGroup("schemas", "hash")
     """Arrow schemas of the acked logs."""
 
     def of_group(self, name: str) -> str:
@@ -260,53 +283,6 @@ done. The commit of a timer's call is refused if the field of the state has chan
 has that value already (``tick.lua``)."""
 
 
-class KeyRow(NamedTuple):
-    """One kind of key, and the type of its value."""
-
-    key: str
-    type: str
-
-    def named(self, app: str, stream: str, group: str, partition: int = 0, producer: str = "") -> str:
-        """Return the key of this kind for these names."""
-        tag, brace, kind = self.key.partition("}")
-        names = {"app": app, "stream": stream, "GROUP": group, "P": str(partition)}
-        where = "".join(names.get(part, part) for part in re.split(r"([{.:])", tag))
-        return f"{where}{brace}{kind.replace('GROUP', group).replace('ID', producer)}"
-
-    @property
-    def kind(self) -> str:
-        """The text after the braces, without the name of a group or a producer."""
-        return self.key.partition("}:")[2].partition(":")[0]
-
-
-SHARED: tuple[KeyRow, ...] = (
-    KeyRow("sw:{app.stream}:stream", "hash"),
-    KeyRow("sw:{app.stream.P}:events", "stream"),
-    KeyRow("sw:{app.stream.P}:producer:ID", "string, expires after an hour"),
-    KeyRow("sw:{app.stream.P}:seen:ID", "string, expires after id_window"),
-    KeyRow("sw:{app.stream.P}:later", "zset"),
-    KeyRow("sw:{app.stream.P}:delayed", "hash"),
-    KeyRow("sw:{app.stream.P}:counts", "hash"),
-    KeyRow("sw:{app.stream.P}:taken", "hash"),
-    KeyRow("sw:{app.stream.P}:groups", "hash"),
-    KeyRow("sw:{app.stream.P}:lock:GROUP", "hash"),
-    KeyRow("sw:{app.stream.P}:acked:GROUP", "stream"),
-    KeyRow("sw:{app.stream.P}:copy:GROUP", "stream"),
-    KeyRow("sw:{app.stream.P}:dead:GROUP", "stream"),
-    KeyRow("sw:{app.stream.P}:state:GROUP", "hash"),
-    KeyRow("sw:{app.stream.P}:table:TABLE", "hash"),
-    KeyRow("sw:{app.stream.P}:expiry:TABLE", "zset"),
-    KeyRow("sw:{app.stream.P}:outbox:GROUP", "stream"),
-    KeyRow("sw:{app.stream.P}:heads:GROUP", "hash"),
-    KeyRow("sw:{app.stream:GROUP}:members", "string"),
-    KeyRow("sw:{app.stream:GROUP}:damaged", "any"),
-    KeyRow("sw:{app.stream:GROUP}:control", "stream"),
-    KeyRow("sw:{app.stream:GROUP}:beats", "hash"),
-    KeyRow("sw:{app.stream:GROUP}:loads", "hash"),
-    KeyRow("sw:{app.stream:GROUP}:readers", "hash"),
-    KeyRow("sw:{app.stream:GROUP}:holds", "hash"),
-    KeyRow("sw:{app.stream:GROUP}:schemas", "hash"),
-    KeyRow("sw:{app.}:declared", "hash"),
-)
+SHARED = (*_ROWS, KeyRow("sw:{app.}:declared", "hash"))
 """What is kept under every protocol; ``group.protocols`` adds the rest. docs/redis-keys.md says what each
 key holds."""
