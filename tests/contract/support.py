@@ -18,7 +18,6 @@ from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import DocumentChanged, MendDocument
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.admin import repair
-from streamworker.redisio.admin.steps import do_step
 from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadEntry
@@ -238,7 +237,7 @@ async def mend_logs(group: Group, partitions: int = 1) -> list[str]:
     """Do what `streamworker repair` plans where nobody is dead; return what became of each step."""
     steps = plan_group(await repair.look(group.backend, group.keys, partitions), NOBODY_IS_DEAD)
     assert {step.action for step in steps} <= {"repair log"}
-    return [await do_step(group.backend, step, "ann") for step in steps]
+    return [await repair.do_step(group.backend, step, "ann") for step in steps]
 
 
 def url_of_user(url: str, user: str, password: str) -> str:

@@ -11,7 +11,6 @@ from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.admin import repair
-from streamworker.redisio.admin.steps import do_step
 from streamworker.redisio.data.ackedlog import link_of
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.scripts import REPAIR_AHEAD
@@ -220,7 +219,7 @@ async def test_a_log_that_was_made_anew_meanwhile_is_left_alone(filled: Filled) 
     filled.raw.hset(LOCK, "log", "another.1")
     before = everything(filled.raw)
     (step,) = plan_group(facts, NOBODY_IS_DEAD)
-    assert (await do_step(filled.group.backend, step, "ann")).startswith("left alone")
+    assert (await repair.do_step(filled.group.backend, step, "ann")).startswith("left alone")
     assert everything(filled.raw) == before
 
 
@@ -280,7 +279,7 @@ async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
         assert raw.xrange(ACKED, count=len(before)) == before
         facts = await repair.look(backend, GROUP, 1)
         (step,) = plan_group(facts, NOBODY_IS_DEAD)
-        assert (await do_step(backend, step, "ann")).startswith("done")
+        assert (await repair.do_step(backend, step, "ann")).startswith("done")
         await worker.until_drained()
         assert [row["n"] for row in await worker.rows(price)] == list(range(4_000))
     for start, last, epoch in ((1_234, "", 0), (at.rows, at.last, at.epoch)):

@@ -22,8 +22,7 @@ from streamworker.errors import ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin.health import holders
 from streamworker.redisio.admin.outboxes import find_diverged
-from streamworker.redisio.admin.repair import look
-from streamworker.redisio.admin.steps import CHANGED, Step, do_step
+from streamworker.redisio.admin.repair import CHANGED, Step, do_step, look
 from streamworker.redisio.keys import GroupKeys, StreamKeys, check_name
 from streamworker.redisio.wire.client import Backend
 

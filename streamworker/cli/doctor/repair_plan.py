@@ -12,8 +12,7 @@ from streamworker.core.protocols.membership.document import Member
 from streamworker.core.words import counted
 from streamworker.errors import CoordinationError
 from streamworker.redisio.admin.outboxes import Diverged
-from streamworker.redisio.admin.repair import Facts
-from streamworker.redisio.admin.steps import Step
+from streamworker.redisio.admin.repair import Facts, Step
 from streamworker.redisio.group.locks import LockView
 from streamworker.settings import Settings
 

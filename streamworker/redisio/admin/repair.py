@@ -1,17 +1,22 @@
-"""The reads and changes of ``streamworker repair``; each change is a compare-and-set.
+"""The steps of ``streamworker repair``: what is read to plan them, and how each is done.
 
-This module decides nothing; ``cli.doctor.repair_plan`` chooses the changes. A change is skipped if the data
-has changed since it was read. So a repair does not harm a live group, and every change may be repeated.
+This module decides nothing; ``cli.doctor.repair_plan`` chooses the steps. Each change is a compare-and-set:
+it is skipped if the data has changed since it was read. So a repair does not harm a live group, and every
+change may be repeated.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
 
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.events import Beat, DocumentChanged
+from streamworker.core.words import counted
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin.health import connection_names, in_pieces
+from streamworker.redisio.admin.outboxes import Diverged, accept_target
 from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
@@ -66,6 +71,38 @@ class Facts:
         """Return a member's last heartbeat."""
         text = self.beats.get(member, "")
         return read_beats([_stored(member), _stored(text)]).get(member)
+
+
+CHANGED = "left alone: it has changed since"
+"""How the outcome of a step begins whose keys have changed since it was planned."""
+
+Action = Literal[
+    "remove members",
+    "release locks",
+    "repair log",
+    "forget reader",
+    "trim log",
+    "drop damaged",
+    "accept target",
+    "forget group",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a repair, and the reason for it."""
+
+    action: Action
+    facts: Facts = field(repr=False)
+    """The facts of the plan; the step is done only if they have not changed."""
+    what: str
+    """What the step changes, for people."""
+    why: str
+    names: tuple[str, ...] = ()
+    """The members or the reader that the step removes."""
+    partitions: tuple[int, ...] = ()
+    diverged: Diverged | None = None
+    """The target that goes on."""
 
 
 async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
@@ -185,10 +222,10 @@ async def forget_group(backend: Backend, facts: Facts) -> bool:
     return done
 
 
-async def note(
-    backend: Backend, keys: GroupKeys, what: str, partitions: Sequence[int] = (), *, by: str
+async def _noted(
+    backend: Backend, keys: GroupKeys, by: str, what: str, partitions: Sequence[int] = ()
 ) -> str:
-    """Write a repair to the group's history; return why it failed, or an empty text.
+    """Write a repair to the group's history; return what is to be said if that failed, or an empty text.
 
     The key may have another type, or memory may be full. The rest of a repair continues in that case,
     since it may free memory.
@@ -198,7 +235,8 @@ async def note(
     try:
         await control.post(backend, keys, [message])
     except BackendRefused as error:
-        return f"{keys.control} is no stream" if is_wrong_type(error) else error.message
+        refusal = f"{keys.control} is no stream" if is_wrong_type(error) else error.message
+        return f"; the history does not have it: {refusal}"
     return ""
 
 
@@ -208,3 +246,50 @@ async def _done(backend: Backend, script: Script, call: ScriptCall) -> bool:
 
 def _stored(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
+
+
+# -- steps --------------------------------------------------------------------------------------
+
+
+async def do_step(backend: Backend, step: Step, by: str) -> str:
+    """Do a step, which the group's history names with who did it; return what came of it, in words."""
+    facts, keys = step.facts, step.facts.keys
+    noted = partial(_noted, backend, keys, by)
+    match step.action:
+        case "remove members":
+            return "done" if await remove_members(backend, facts, step.names) else CHANGED
+        case "forget reader":
+            if not await forget_reader(backend, facts, step.names[0]):
+                return CHANGED
+            return f"done{await noted(f'{step.action} {step.what}')}"
+        case "release locks":
+            released = [p for p in step.partitions if await release_lock(backend, keys, p, facts.locks[p])]
+            end = await noted(step.action, released) if released else ""
+            return f"{_how_many(len(released), len(step.partitions))}{end}"
+        case "repair log":
+            (p,) = step.partitions
+            is_done = await repair_log(backend, keys, p, facts.locks[p])
+            return f"done{await noted(step.action, [p])}" if is_done else CHANGED
+        case "trim log":
+            dropped = {p: await trim_log(backend, keys, p, facts.locks[p]) for p in step.partitions}
+            trimmed = [p for p, count in dropped.items() if count is not None]
+            total = sum(count or 0 for count in dropped.values())
+            entries = counted(total, "entry", "entries")
+            end = await noted(f"{step.action}: {entries}", trimmed) if total else ""
+            return f"{_how_many(len(trimmed), len(step.partitions))}; {entries} dropped{end}"
+        case "accept target":
+            assert step.diverged is not None
+            if not await accept_target(backend, keys, step.diverged):
+                return CHANGED
+            return f"done{await noted(f'{step.action} {step.what}', step.partitions)}"
+        case "drop damaged":
+            return "done" if await drop_damaged(backend, facts) else CHANGED
+        case "forget group":
+            gone = [p for p in step.partitions if await forget_partition(backend, facts, p)]
+            if len(gone) == len(step.partitions) and await forget_group(backend, facts):
+                return "done"
+            return f"{CHANGED}: {len(gone)} of {len(step.partitions)} partitions are removed"
+
+
+def _how_many(done: int, total: int) -> str:
+    return "done" if done == total else f"{CHANGED}: {total - done} of {total} partitions"
