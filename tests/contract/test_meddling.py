@@ -14,7 +14,7 @@ from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, reque
 
 pytestmark = pytest.mark.anyio
 
-SEEDS, STEPS = 25, 60
+SEEDS, STEPS = 15, 60
 KEY = STREAM.events(0)
 
 
@@ -127,18 +127,6 @@ async def check(backend: Backend, parties: list[Party], sent: list[Entry], delet
         assert unread <= there
         snapshot = await take_snapshot(backend, "shop", "orders", party.group.keys.group)
         assert snapshot.lag == len(unread)
-
-
-async def test_a_worker_is_told_what_was_deleted_before_it_read_it(group: Group, raw: Raw) -> None:
-    """Once, with the number; it stays in the lock."""
-    entries, lock = await group.begun(10)
-    await group.commit(request(lock, entries[:3]))
-    raw.xtrim(KEY, maxlen=5, approximate=False)
-    raw.xdel(KEY, str(entries[7].id))
-    again = await group.own("w2")
-    assert (again.gone, again.entries) == (3, 6)
-    assert (await group.own("w2")).gone == 0
-    assert (await group.lock()).gone == 3
 
 
 async def test_a_group_whose_lock_is_gone_keeps_everything(group: Group, raw: Raw) -> None:

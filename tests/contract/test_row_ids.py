@@ -12,9 +12,8 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.records.rows import NumberedRows, first_id, ids_of_rows
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.columns import Packer
-from streamworker.redisio.data.streams import Append, AppendCode, AppendReply, append_many
-from streamworker.redisio.group.loads import read_lags
-from tests.contract.support import GROUP, STREAM, Group, Raw
+from streamworker.redisio.data.streams import Append, AppendReply, append_many
+from tests.contract.support import STREAM, Group, Raw
 
 pytestmark = pytest.mark.anyio
 
@@ -101,16 +100,6 @@ async def test_no_two_rows_have_one_id_whoever_writes_beside(group: Group, send:
     found = await spans(group)
     assert len(found) > 100
     assert all(before[1] < after[0] for before, after in pairwise(found))
-
-
-async def test_lag_and_limit_count_rows(group: Group, send: Sender) -> None:
-    """An append that does not fit is refused as a whole."""
-    await group.register()
-    await send(30, 20)
-    assert (await read_lags(group.backend, GROUP, [0]))[0] == 50
-    assert (await send(51, limit=100)).code is AppendCode.FULL
-    assert (await send(50, limit=100)).code is AppendCode.OK
-    assert (await read_lags(group.backend, GROUP, [0]))[0] == 100
 
 
 async def test_an_entry_that_was_copied_has_one_id(group: Group, send: Sender, raw: Raw) -> None:

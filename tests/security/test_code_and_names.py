@@ -1,6 +1,7 @@
 """Nothing that comes from outside runs as code, and no name reaches a key that is not its own."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -39,8 +40,9 @@ def test_no_module_runs_what_it_reads() -> None:
     """No pickle, no YAML, no eval, no shell: a record, a message or a document is data."""
     modules = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.rglob("*.py")}
     assert len(modules) > 100
-    found = {(module, what) for module, text in modules.items() for what in found_in(ast.parse(text))}
-    assert found == set(ALLOWED)
+    words = re.compile("|".join([*RUNS_WHAT_IT_READS, *RUNNING_CALLS, "shell"]))
+    read = {module: found_in(ast.parse(text)) for module, text in modules.items() if words.search(text)}
+    assert {(module, what) for module, found in read.items() for what in found} == set(ALLOWED)
 
 
 def test_the_look_for_such_modules_finds_them() -> None:
