@@ -29,7 +29,7 @@ from tests.security.forged import LOG, Fields, Shelf, batch_of, cut
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
-LOGS, LOGS_SOAK = 300, 10_000
+LOGS, LOGS_SOAK = 150, 10_000
 SOURCE = 400
 """More source entries than any history has."""
 GROUPS = 8
