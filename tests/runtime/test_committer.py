@@ -99,6 +99,20 @@ async def test_a_commit_that_is_fenced_after_a_lost_reply_is_judged_by_the_check
         assert reply.code is (CommitCode.UNKNOWN if passed else CommitCode.FENCED)
 
 
+async def test_a_submit_that_is_cancelled_leaves_the_others_alone(redis_url: str) -> None:
+    """One of two commits that are sent together is cancelled; nobody hears of it, and the other is done."""
+    async with bench(redis_url, partitions=2) as desk:
+        locks = [await own(desk, p) for p in range(2)]
+        tasks = [
+            asyncio.create_task(desk.commit(request(locks[p], EntryId(5, 0), partition=p))) for p in range(2)
+        ]
+        await asyncio.sleep(0)
+        tasks[0].cancel()
+        assert (await asyncio.wait_for(tasks[1], 5)).code is CommitCode.OK
+        with pytest.raises(asyncio.CancelledError):
+            await tasks[0]
+
+
 async def test_a_commit_that_is_withdrawn_in_time_is_not_sent(redis_url: str) -> None:
     """Its runner was cancelled in the same turn of the event loop: nothing is done, nobody is told."""
     async with bench(redis_url) as desk:
