@@ -65,11 +65,16 @@ def test_a_script_sends_without_an_event_loop_of_its_own(shop: Shop) -> None:
 
 
 PROGRAM = """
-import os
-from tests.runtime.test_sync import *
+import os, sys, threading, time
+import msgspec, redis
+from streamworker import App
 
-shop = Shop(sys.argv[1])
-orders = shop.orders
+class Order(msgspec.Struct):
+    number: int
+    customer: str = "ann"
+
+app = App("shop", redis_url=sys.argv[1])
+orders = app.stream("orders", Order, key="customer", partitions=1, single_entries=True)
 orders.sync.send(Order(1))
 if os.fork() == 0:
     orders.sync.send_many(Order(number) for number in range(100, 200))
@@ -77,12 +82,14 @@ if os.fork() == 0:
 orders.sync.send_many(Order(number) for number in range(2, 100))
 assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
 orders.sync.send(Order(200))
-with opened(shop.url) as client:
+with redis.Redis.from_url(sys.argv[1]) as client:
     client.client_pause(500, all=False)  # So that the next send is under way when the program ends.
 threading.Thread(target=orders.sync.send, args=[Order(201)], daemon=True).start()
-((_, producers),) = shop.app._opened.values()
-wait_for(lambda: any(lane.under_way for lane in producers["orders"]._lanes._lanes.values()), "it has begun")
+((_, producers),) = app._opened.values()
+while not any(lane.under_way for lane in producers["orders"]._lanes._lanes.values()):
+    time.sleep(0.01)
 """
+"""It imports no more than a program of a user."""
 
 
 def test_a_program_ends_by_itself_says_nothing_and_sends_what_is_under_way(shop: Shop) -> None:
