@@ -62,22 +62,17 @@ def pipelines_in(folder: Path) -> list[PipelineSpec]:
     ]
 
 
-def run_until_stopped(pipelines: list[PipelineSpec], master: str = "local[2]") -> int:
-    """Run pipelines until SIGTERM, with what they log on standard error."""
+def main(folder: Path, master: str = "local[2]") -> int:
+    """Run the pipelines until SIGTERM, with what they log on standard error."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    if master.startswith("sc://"):
-        return run_pipelines(pipelines, remote=master, stop=stop)
-    return run_pipelines(pipelines, master=master, stop=stop)
-
-
-def main(folder: Path, master: str = "local[2]") -> int:
     specs = pipelines_in(folder)
     if master.startswith("sc://"):
-        specs.insert(0, pipeline(broken, name="broken", path=str(folder / "broken")))
-    return run_until_stopped(specs, master)
+        broken_one = pipeline(broken, name="broken", path=str(folder / "broken"))
+        return run_pipelines([broken_one, *specs], remote=master, stop=stop)
+    return run_pipelines(specs, master=master, stop=stop)
 
 
 if __name__ == "__main__":

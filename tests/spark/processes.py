@@ -46,13 +46,11 @@ class Driver:
         redis_url: str,
         scratch: str,
         master: str = "local[2]",
-        *,
-        module: str = "tests.spark.driver",
     ) -> None:
         self._log = (folder / "driver.log").open("ab")
         environ = {"STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": "", "TMPDIR": scratch}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(folder), master],
+            [sys.executable, "-m", "tests.spark.driver", str(folder), master],
             env={**os.environ, **environ},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
