@@ -1,6 +1,5 @@
 """Other programs delete entries that wait: the worker says how many, and its lag stays right."""
 
-import msgspec
 import pytest
 import redis
 import structlog
@@ -8,12 +7,9 @@ import structlog
 from streamworker import App
 from streamworker.cli.workers.exporter import samples_of
 from streamworker.testing import local_worker
+from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
-
-
-class Order(msgspec.Struct):
-    number: int
 
 
 async def test_a_worker_that_takes_a_partition_says_what_was_deleted_while_nobody_ran_it(

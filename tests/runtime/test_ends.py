@@ -253,7 +253,6 @@ def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
 IN_THE_WAY = {
     "to_thread": ("await asyncio.to_thread(time.sleep, 120)", "thread (asyncio|uvloop)_0"),
     "pool": ("running.append(ThreadPoolExecutor(1, 'mine').submit(time.sleep, 120))", "thread mine_0"),
-    "thread": ("threading.Thread(target=time.sleep, args=(120,), name='mine').start()", "thread mine"),
     "process": ("FORK.Process(target=time.sleep, args=(120,), name='mine').start()", r"process \d+ \(mine\)"),
     "atexit": ("atexit.register(time.sleep, 120)", ""),
     "task": ("running.append(asyncio.create_task(stubborn()))", ""),

@@ -5,7 +5,6 @@ from collections import defaultdict
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -18,14 +17,9 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.watch.meters import ERRORS_MAX, METERS, OTHER, Meters
 from tests.helpers import wait_for_async
 from tests.raw import opened
+from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
-
-
-class Order(msgspec.Struct):
-    """A record."""
-
-    number: int
 
 
 class Measured:

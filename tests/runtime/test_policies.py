@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, Halt, Policy, Records, Retry, Skip
-from streamworker.testing import LocalWorker, local_worker
+from streamworker.testing import local_worker
 from tests.runtime.workbench import MODES, OVERLAPPING, Bench, Order, Priced, bench, handling, start
 
 pytestmark = pytest.mark.anyio
@@ -151,13 +151,9 @@ async def test_rows_of_columns_are_named_by_their_numbers(redis_url: str, kind: 
     async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
         assert [row["number"] for row in await worker.rows("sort")] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
-        await _has_one_letter(worker)
+        (letter,) = await worker.dead_letters("sort")
+        assert letter.error == "DeadLetter: five"
 
 
 class Item(msgspec.Struct):
     number: int
-
-
-async def _has_one_letter(worker: LocalWorker) -> None:
-    (letter,) = await worker.dead_letters("sort")
-    assert letter.error == "DeadLetter: five"

@@ -21,15 +21,12 @@ from streamworker.runtime.run import trims
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened, records_of
+from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
 
 HOUR_MS = 3_600_000
 EVENTS = "sw:{kept.orders.0}:events"
-
-
-class Order(msgspec.Struct):
-    number: int
 
 
 @pytest.fixture

@@ -219,7 +219,7 @@ async def test_lifespan_closes_what_a_web_service_opened(shop: Shop) -> None:
     assert shop.numbers() == [0, 1, 2]
 
 
-@pytest.mark.full("compares times")
+@pytest.mark.soak  # It compares times; what is sent is looked at by the tests above.
 def test_sync_sends_at_seven_tenths_of_the_rate_of_async(redis_url: str) -> None:
     """Lists and generators, in turns, on the same server."""
     app = App("shop", redis_url=redis_url)

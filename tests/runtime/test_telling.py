@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -12,12 +11,9 @@ from streamworker.runtime import telling
 from streamworker.testing import local_worker
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
+from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
-
-
-class Order(msgspec.Struct):
-    number: int
 
 
 @pytest.mark.full("waits for a server that hangs")
