@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Annotated, Any
+from unittest.mock import Mock, PropertyMock
 
 import msgspec
 import polars as pl
@@ -21,7 +22,7 @@ from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.records import RecordType
 from streamworker.redisio.data.columns import unpacked
-from streamworker.runtime.send.arrowtables import Router
+from streamworker.runtime.send.arrowtables import Router, _bytes_of
 from tests.helpers import drawn
 from tests.records.kinds import MOMENTS, TEXT
 from tests.runtime.workbench import Bench, Order, bench
@@ -161,6 +162,13 @@ async def test_a_table_of_polars_is_sent_as_it_is(redis_url: str) -> None:
         assert [batch.to_pylist() for batch in await entries(desk, 0)] == [
             [{"number": 1, "customer": "ann"}, {"number": 2, "customer": "bob"}]
         ]
+
+
+def test_a_table_is_measured_by_its_buffers_where_pyarrow_cannot_tell_the_size_of_its_rows() -> None:
+    """Before 24.0 it could not, for the texts of polars."""
+    table = Mock(spec=pa.Table, **{"get_total_buffer_size.return_value": 64})
+    type(table).nbytes = PropertyMock(side_effect=pa.ArrowTypeError)
+    assert _bytes_of(table) == 64
 
 
 @pytest.mark.anyio
