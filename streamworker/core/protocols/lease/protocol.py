@@ -95,10 +95,10 @@ class LeaseCore:
             return None
         times = [self._ownership.next_deadline_ms(), self._outbox.next_deadline_ms()]
         if self._phase is _Phase.ACTIVE:
-            active = self._load(self.active)
+            waits_ms = self._waits_ms()
             for partition in self._busy:
                 lease = self._leases[partition]
-                times += [lease.wait_until_ms, lease.clear_ms, self._race_ms(partition, lease, active)]
+                times += [lease.wait_until_ms, lease.clear_ms, self._race_ms(partition, lease, waits_ms)]
             times.append(self._challenger.next_deadline_ms())
         return min((at for at in times if at is not None), default=None)
 
@@ -149,27 +149,33 @@ class LeaseCore:
                             lease.wait_until_ms = now_ms
         return []
 
-    def _race_ms(self, partition: int, lease: LeaseState, load: int) -> int | None:
+    def _waits_ms(self) -> tuple[int, int]:
+        """Return how long this node waits by its load: for a partition of others, and for one of its own."""
+        load, step_ms = self._load(self.active), self._step_ms
+        return race_delay_ms(load, step_ms, is_processing=False), race_delay_ms(
+            load, step_ms, is_processing=True
+        )
+
+    def _race_ms(self, partition: int, lease: LeaseState, waits_ms: tuple[int, int]) -> int | None:
         """Return when this node's wait ends, by the load that it has then and not when the wait began."""
         if lease.raced_from_ms is None or lease.racing:
             return None
-        wait_ms = race_delay_ms(load, self._step_ms, is_processing=partition in self.owned)
-        return max(lease.raced_from_ms + wait_ms, lease.retry_ms)
+        return max(lease.raced_from_ms + waits_ms[partition in self.owned], lease.retry_ms)
 
     def _due(self, now_ms: int) -> list[ev.Effect]:
         """Do what is due for each busy partition."""
         effects: list[ev.Effect] = []
-        load = self._load(self.active)
+        waits_ms = self._waits_ms()
         for partition in sorted(self._busy):
             lease = self._leases[partition]
             if lease.clear_ms is not None and lease.clear_ms <= now_ms:
                 self._take_out(partition, lease)
             if lease.wait_until_ms is not None and lease.wait_until_ms <= now_ms:
                 effects += self._start(partition, lease, now_ms)
-            race_ms = self._race_ms(partition, lease, load)
+            race_ms = self._race_ms(partition, lease, waits_ms)
             if race_ms is not None and race_ms <= now_ms:
                 lease.racing, lease.ended_by = True, ""
-                load = self._load(self.active)
+                waits_ms = self._waits_ms()
                 effects.append(calls.RaceForLease(self.owner, partition))
             if not (lease.won or lease.racing or lease.wait_for) and lease.raced_from_ms is None:
                 self._busy.discard(partition)
