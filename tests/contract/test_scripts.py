@@ -209,14 +209,7 @@ ANY_TYPE = {
     *(("lease/challenge", 2), ("lease/update", 2)),
     *(("admin/repair_damaged", 0), ("admin/repair_group", 6)),
 }
-"""What stands there may be of any type. The document: tests/contract/test_mending.py; heartbeats, loads and
-the control stream, also of changes, repairs and leases: test_beats.py; what was put aside: test_repair.py."""
-KEY_PLACES = [
-    (name, place)
-    for name, call in CALLS.items()
-    for place in range(len(call.keys))
-    if (name, place) not in ANY_TYPE
-]
+"""What stands there may be of any type: test_mending.py and, of what was put aside, test_repair.py."""
 
 
 def test_every_script_is_in_these_cases() -> None:
@@ -261,11 +254,14 @@ NEEDS_ROOM = {
 
 @pytest.mark.usefixtures("small_nodes")
 @pytest.mark.parametrize("is_full", [False, True])
-@pytest.mark.parametrize("name", sorted(set(CALLS) - {"data/count"}))
-async def test_every_script_writes_where_the_types_are_right_and_there_is_room(
-    group: Group, full_memory: Raw, name: str, is_full: bool
+@pytest.mark.parametrize("name", sorted(CALLS))
+async def test_a_script_needs_its_keys_alone_and_does_all_or_nothing_when_memory_is_full(
+    group: Group, full_memory: Raw, redis_url: str, name: str, is_full: bool
 ) -> None:
-    """When memory is full, a script is refused before it writes, or does all that it does otherwise."""
+    """A user with rights to the keys that it declares can run it: what Cluster and ACLs need.
+
+    When memory is full, it is refused before it writes, or does what it does otherwise.
+    """
     raw = full_memory
     await prepare(group)
     if name in {"group/acquire", "group/register"}:
@@ -280,28 +276,36 @@ async def test_every_script_writes_where_the_types_are_right_and_there_is_room(
         raw.set(GROUP.members, "x")
     before = everything(raw)
     call = CALLS[name]
+    rights = [f"~{key}" for key in call.keys]
+    raw.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "+@all", *rights)
     raw.config_set("maxmemory", 1 if is_full else "1gb")
-    (reply,) = await group.backend.run_many(call.script, [(call.keys, call.args)])
+    async with Backend.open(url_of_user(redis_url, "narrow", "secret"), name="narrow") as backend:
+        (reply,) = await backend.run_many(call.script, [(call.keys, call.args)])
+    raw.execute_command("ACL", "DELUSER", "narrow")
     if is_full and name in NEEDS_ROOM:
         assert isinstance(reply, BackendRefused) and "out of memory" in str(reply)
         assert everything(raw) == before
     else:
         assert reply[0] == b"OK"
-        assert everything(raw) != before
+        assert everything(raw) != before or name == "data/count"
 
 
-@pytest.mark.parametrize("name, place", KEY_PLACES)
+@pytest.mark.parametrize("name", sorted(CALLS))
 async def test_a_key_of_another_type_stops_a_script_before_it_writes(
-    group: Group, raw: Raw, name: str, place: int
+    group: Group, raw: Raw, name: str
 ) -> None:
-    await prepare(group)
+    """Each of its keys, but for those that may be of any type."""
     call = CALLS[name]
-    raw.delete(call.keys[place])
-    raw.rpush(call.keys[place], "mine")
-    before = everything(raw)
-    reply = await group.backend.run(call.script, (call.keys, call.args))
-    assert reply == [b"BADTYPE", call.keys[place].encode()]
-    assert everything(raw) == before
+    for place, key in enumerate(call.keys):
+        if (name, place) not in ANY_TYPE:
+            raw.flushall()
+            await prepare(group)
+            raw.delete(key)
+            raw.rpush(key, "mine")
+            before = everything(raw)
+            reply = await group.backend.run(call.script, (call.keys, call.args))
+            assert reply == [b"BADTYPE", key.encode()]
+            assert everything(raw) == before
 
 
 @pytest.mark.parametrize("name", ["data/append", "group/acquire"])
@@ -335,21 +339,6 @@ async def test_a_script_forgotten_between_its_load_and_its_call_is_loaded_again(
     raw.script_flush()
     await group.send(1)
     assert (flushes, raw.xlen(EVENTS)) == (3, 1)
-
-
-@pytest.mark.parametrize("name", sorted(CALLS))
-async def test_a_script_touches_only_the_keys_that_it_declares(
-    group: Group, raw: Raw, redis_url: str, name: str
-) -> None:
-    """A user with rights to these keys alone can run it: what Cluster and ACLs need."""
-    await prepare(group)
-    call = CALLS[name]
-    rights = [f"~{key}" for key in call.keys]
-    raw.execute_command("ACL", "SETUSER", "narrow", "reset", "on", ">secret", "+@all", *rights)
-    async with Backend.open(url_of_user(redis_url, "narrow", "secret"), name="narrow") as backend:
-        reply = await backend.run(call.script, (call.keys, call.args))
-        assert isinstance(reply, list)
-    raw.execute_command("ACL", "DELUSER", "narrow")
 
 
 def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster() -> None:
