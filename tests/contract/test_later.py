@@ -75,18 +75,6 @@ async def shop(backend: Backend) -> Shop:
     return made
 
 
-async def test_what_is_due_is_sent_in_the_order_of_its_times(shop: Shop) -> None:
-    """Whatever the order in which it was scheduled; the rest waits, and is said to."""
-    for number, seconds in enumerate((30, 10, 20, 40)):
-        assert await shop.put(f"r{number}", seconds) == (AppendCode.OK, seconds)
-    assert await shop.move() == later.Moved(0, False, 10_000)
-    await shop.at(30)
-    assert await shop.move() == later.Moved(3, False, 10_000)
-    assert await shop.sent() == ["r1", "r2", "r0"]
-    assert await shop.move() == later.Moved(0, False, 10_000)
-    assert await shop.waiting() == ["r3"]
-
-
 async def test_a_record_is_kept_with_all_its_fields_and_its_name(shop: Shop) -> None:
     """Bytes of any kind, and what `later list` shows."""
     reply = await later.schedule(
@@ -151,18 +139,6 @@ async def test_cancel_says_true_only_of_what_is_never_sent(shop: Shop) -> None:
     await shop.move()
     assert not await shop.cancel("b")
     assert await shop.sent() == ["b"]
-
-
-async def test_a_late_repeat_of_a_call_does_not_schedule_anew_what_was_cancelled(shop: Shop) -> None:
-    """Its answer was lost; another call may schedule the id again."""
-    await shop.put("a", 10)
-    assert await shop.cancel("a")
-    assert (await shop.put("a", 10))[0] is AppendCode.OK
-    await shop.at(20)
-    assert (await shop.move()).records == 0
-    assert await shop.put("a", 30) == (AppendCode.OK, 30)
-    await shop.at(30)
-    assert (await shop.move()).records == 1
 
 
 async def test_movers_side_by_side_send_each_record_once(shop: Shop) -> None:

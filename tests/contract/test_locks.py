@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-import anyio
 import pytest
 
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO
 from streamworker.core.events import MarkLock
 from streamworker.core.ownership.locks import Acquired, Held
 from streamworker.errors import BackendRefused
@@ -165,41 +164,6 @@ async def test_a_checkpoint_is_moved_under_an_owner_that_has_paused(group: Group
     assert not resumed.is_paused and resumed.checkpoint == entries[0].id
     assert paused.epoch < resumed.reset < resumed.epoch
     assert (await group.commit(request(resumed, entries[1:]))).code is CommitCode.OK
-
-
-async def test_no_commit_gets_between_the_check_of_a_pause_and_the_move(group: Group) -> None:
-    """A late commit of the owner, its pause and the move race: no commit follows a move in any order."""
-    entries, lock = await group.begun(12)
-    outcomes = set[tuple[bool, CommitCode]]()
-    for at in range(len(entries)):
-        begin = lock.checkpoint
-
-        async def commit(lock: Acquired, at: int, codes: list[CommitCode]) -> None:
-            for _ in range(at % 5):  # It comes at another time in each round.
-                await group.backend.time_ms()
-            codes.append((await group.commit(request(lock, entries[at : at + 1]))).code)
-
-        async def move(begin: EntryId, at: int, moves: list[object]) -> None:
-            await make_request(group.backend, GROUP, [0], "pause", who="ann", why="")
-            await group.own("w1")
-            moves.append(await locks.move_checkpoint(group.backend, GROUP, 0, begin, entries=at))
-
-        codes, moves = list[CommitCode](), list[object]()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(commit, lock, at, codes)
-            tasks.start_soon(move, begin, at, moves)
-        committed = codes == [CommitCode.OK]
-        assert moves == [entries[at].id if committed else begin], (
-            "the move saw the last commit that there was"
-        )
-        view = await group.lock()
-        assert (view.checkpoint, view.entries) == (begin, at)
-        outcomes.add((committed, codes[0]))
-        await make_request(group.backend, GROUP, [0], "resume", who="ann", why="")
-        lock = await group.own("w1")
-        assert (await group.commit(request(lock, entries[at : at + 1]))).code is CommitCode.OK
-        lock = replace(lock, checkpoint=entries[at].id, entries=at + 1)
-    assert outcomes <= {(True, CommitCode.OK), (False, CommitCode.FENCED)}
 
 
 # -- stalls: shown in the lock, and never over what says more ---------------------------------------
