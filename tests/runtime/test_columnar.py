@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from streamworker import DeadLetter, DecodeError, Retry
+from streamworker import App, DeadLetter, DecodeError, Retry
 from streamworker.context import Context
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import ConfigurationError
@@ -393,28 +393,24 @@ async def test_entries_of_the_last_release_and_of_the_next_are_read(redis_url: s
     assert RecordType.of(Wider).from_arrow(RecordType.of(Wider).fit_arrow(old)) == [Wider(2)]
 
 
+async def _record(order: Order) -> None: ...
+async def _stream(records: Records[Order]) -> None: ...
+async def _mixed(batch: list[Order]) -> pa.Table: ...
+
+
 @pytest.mark.parametrize(
-    "changes, function, wrong",
+    ("function", "options", "wrong"),
     [
-        ({}, lambda rows: None, None),
-        ({"concurrency": 4}, "record", "entries of stream 'orders' hold many rows"),
-        ({}, "stream", "takes Records"),
-        ({}, "mixed", "takes Order and returns columns"),
+        (_record, {"concurrency": 4}, "entries of stream 'orders' hold many rows"),
+        (_stream, {}, "takes Records"),
+        (_mixed, {}, "takes Order and returns columns"),
     ],
 )
-async def test_what_columns_cannot_do_is_refused_when_it_is_declared(
-    redis_url: str, changes: dict[str, Any], function: Any, wrong: str | None
+def test_what_columns_cannot_do_is_refused_when_it_is_declared(
+    function: Callable[..., Any], options: dict[str, Any], wrong: str
 ) -> None:
     """With what to write instead."""
-
-    async def record(order: Order) -> None: ...
-    async def stream(records: Records[Order]) -> None: ...
-    async def mixed(batch: list[Order]) -> pa.Table: ...
-
-    named: dict[str, Callable[..., Any]] = {"record": record, "stream": stream, "mixed": mixed}
-    async with columns(redis_url, run=False) as desk:
-        if wrong is None:
-            assert desk.spec(function).batch in (500, 1_000)
-            return
-        with pytest.raises(ConfigurationError, match=wrong):
-            desk.spec(named[function], **changes)
+    app = App("shop")
+    orders = app.stream("orders", Order, codec="arrow")
+    with pytest.raises(ConfigurationError, match=wrong):
+        app.processor(orders, name="take", **options)(function)

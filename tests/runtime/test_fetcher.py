@@ -28,6 +28,13 @@ ANY = BatchLimits(1, 1, 0)
 """What makes a batch of the first entry that comes."""
 
 
+def take(buffer: PartitionBuffer, records: int) -> int:
+    """Take entries and give their bytes back, as when they are committed; return how many there were."""
+    taken = buffer.take(records, 10_000_000)
+    buffer.release(len(taken), sum(entry.size for entry in taken))
+    return len(taken)
+
+
 async def waits_at_the_server(desk: Bench) -> None:
     """Wait until a read is blocked."""
 
@@ -75,9 +82,7 @@ async def test_a_partition_that_gets_room_again_is_read_again(redis_url: str) ->
         with anyio.fail_after(10):
             while got < 100:
                 await buffer.wait_ready(ANY)
-                taken = buffer.take(5, 10_000)
-                buffer.release(len(taken), sum(entry.size for entry in taken))
-                got += len(taken)
+                got += take(buffer, 5)
         assert buffer.waiting == 0
 
 
@@ -131,13 +136,9 @@ async def test_memory_stays_within_the_budget_with_many_partitions(redis_url: st
         async with asyncio.timeout(30):
             while sum(got) < 64 * 30:
                 most = max(most, desk.budget.used)
-                moved = False
-                for p, buffer in enumerate(buffers):
-                    taken = buffer.take(7, 1_000_000)
-                    moved = moved or bool(taken)
-                    got[p] += len(taken)
-                    buffer.release(len(taken), sum(entry.size for entry in taken))
-                await asyncio.sleep(0 if moved else 0.001)
+                moved = [take(buffer, 7) for buffer in buffers]
+                got = [before + count for before, count in zip(got, moved, strict=True)]
+                await asyncio.sleep(0 if any(moved) else 0.001)
         assert got == [30] * 64
         print(f"most bytes held: {most / budget:.2f} of the budget")
         assert most <= 1.25 * budget
@@ -156,9 +157,7 @@ async def test_a_partition_that_is_stuck_does_not_starve_the_others(redis_url: s
         with anyio.fail_after(20):
             while got < 1_200:
                 for buffer in buffers[1:]:
-                    taken = buffer.take(10, 1_000_000)
-                    got += len(taken)
-                    buffer.release(len(taken), sum(entry.size for entry in taken))
+                    got += take(buffer, 10)
                 await asyncio.sleep(0)
         assert buffers[0].held <= 1.5 * desk.budget.limit / 4
 
@@ -171,8 +170,7 @@ async def test_a_partition_of_full_entries_is_read_ahead_beside_one_of_single_en
         full, single = (desk.fetcher.add(p, ZERO) for p in range(2))
         await wait_for_async(lambda: full.waiting > 1, "the first full entries came")
         for n in range(5):
-            taken = full.take(full.waiting - 1, 10_000_000)
-            full.release(len(taken), sum(entry.size for entry in taken))
+            take(full, full.waiting - 1)
             await desk.add_raw(b"small", partition=1)
             await wait_for_async(lambda: full.waiting > 1, f"entries came beside one that waits, {n}")
         assert single.waiting == 5
@@ -390,11 +388,11 @@ async def test_a_partition_whose_entries_were_large_is_still_read_while_another_
         await wait_for_async(lambda: stuck.waiting == 1, "one partition holds an entry that stays")
         await desk.add_raw(b"x" * 3 * 1024 * 1024, partition=0)
         await wait_for_async(lambda: large.waiting == 1, "the large entry came")
-        large.release(1, sum(entry.size for entry in large.take(1, 1)))
+        take(large, 1)
         for n in range(10):
             await desk.add_raw(b"small", partition=0)
             await wait_for_async(lambda: large.waiting == 1, f"entry {n} behind the large one came")
-            large.release(1, sum(entry.size for entry in large.take(1, 1)))
+            take(large, 1)
 
 
 def _has_entry(buffer: PartitionBuffer) -> bool:
