@@ -545,7 +545,7 @@ async def rate_by_hand(handler: Callable[..., Any], count: int, clock: Callable[
     return count / (clock() - began)
 
 
-@pytest.mark.full("measures rates")
+@pytest.mark.soak  # It measures rates for a while, by itself; nothing is wrong if they are lower for a day.
 @pytest.mark.alone("measures rates")
 async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Reading, order by key, commits and rows cost a few times what a task by itself does, whatever waits.
