@@ -3,8 +3,6 @@
 import collections
 import dataclasses
 import pickle
-import subprocess
-import sys
 from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import msgspec
@@ -153,15 +151,3 @@ def test_a_generic_pydantic_model_is_a_record() -> None:
 
     envelopes = RecordType.of(Envelope[int])
     assert envelopes.arrow_schema() == pa.schema([pa.field("content", pa.int64(), nullable=False)])
-
-
-def test_records_load_nothing_that_a_program_does_not_use() -> None:
-    """A program that sends records of one kind loads neither pydantic nor pyarrow."""
-    code = (
-        "import sys, msgspec; from streamworker.records import RecordType\n"
-        "class Order(msgspec.Struct):\n    number: int\n"
-        "RecordType.of(Order).encoder('json')(Order(1))\n"
-        "print(sorted({'pydantic', 'pyarrow', 'pyspark'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
