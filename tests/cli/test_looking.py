@@ -1,7 +1,6 @@
 """`status`, `lag`, `history`, `top --once` on a group that has worked."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -94,29 +93,6 @@ def test_a_stream_of_seconds_tells_no_rate_of_growth(
 def _kept(streamworker: Invoke) -> str:
     lines = streamworker("status", "shop:price").stdout.splitlines()
     return next((line for line in lines if line.startswith("stream ") and "7 days" in line), "")
-
-
-@pytest.mark.full("waits for seconds to pass")
-def test_status_tells_the_rate_of_each_processor(
-    streamworker: Invoke, spawn: SpawnWorker, shop: Path
-) -> None:
-    """Records committed in a second, from two looks a second apart, and how long the lag takes at it."""
-    slow = (shop / "shop.py").read_text("utf-8").replace(
-        "async def audit(order: Order) -> None: ...",
-        "async def audit(order: Order) -> None:\n    import asyncio\n    await asyncio.sleep(0.02)",
-    )  # fmt: skip
-    (shop / "shop.py").write_text(slow, "utf-8")
-    sent = streamworker("send", "shop:orders", "-", input="\n".join(orders(5_000)))
-    assert sent.exit_code == 0, sent.output
-    spawn("run", "shop:app", "--name", "w1")
-
-    def audit() -> str:
-        lines = streamworker("status", "shop:app").stdout.splitlines()
-        return next(line for line in lines if "audit" in line)
-
-    wait_for(lambda: re.search(r"  [\d,]+ in .* [1-9]\d*/s", audit()), "the rate is there")
-    told = json.loads(streamworker("status", "shop:app", "--json").stdout)
-    assert {each["processor"]: each["per_second"] > 0 for each in told}["audit"]
 
 
 def test_history_tells_why_what_moved_and_how_long(streamworker: Invoke, redis_url: str) -> None:

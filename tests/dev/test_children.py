@@ -57,9 +57,20 @@ def test_a_child_that_listens_is_ended_by_a_request(started: Start) -> None:
     assert not child.running
 
 
-def test_a_child_that_does_not_listen_is_killed(started: Start) -> None:
+@pytest.mark.parametrize(
+    ("command", "inherits"),
+    [
+        pytest.param(DEAF, signal.SIG_DFL, id="it does not listen"),
+        # Whoever starts us with SIGTERM ignored has our children ignore it too, and no shell undoes that.
+        pytest.param(SLEEP, signal.SIG_IGN, id="it inherits a deaf ear"),
+    ],
+)
+def test_a_child_that_sigterm_does_not_end_is_killed(
+    started: Start, command: list[str], inherits: signal.Handlers
+) -> None:
     """stop() kills after its time and says so."""
-    child = started(DEAF)
+    with inherited({signal.SIGTERM: inherits}):
+        child = started(command)
 
     assert not child.stop(timeout_s=0.3)
     assert child.exit_code == -9
@@ -106,15 +117,6 @@ def test_children_end_when_we_are_killed(child: list[str], tmp_path: Path) -> No
         parent.wait()
 
         wait_for(lambda: process_is_gone(pid), "the child has ended with its parent")
-
-
-def test_a_child_that_inherits_a_deaf_ear_is_killed(started: Start) -> None:
-    """Whoever starts us with SIGTERM ignored has our children ignore it too, and no shell undoes that."""
-    with inherited({signal.SIGTERM: signal.SIG_IGN}):
-        child = started(SLEEP)
-
-    assert not child.stop(timeout_s=0.3)
-    assert child.exit_code == -9
 
 
 def test_a_child_may_have_the_output_and_the_umask_of_its_parent(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView, ReaderView, Rebalance
+from streamworker.core.snapshot import ReaderView, Rebalance
 from streamworker.tui import model
 from tests.tui.groups import group
 
@@ -98,21 +98,3 @@ def test_standbys_and_halted_partitions_are_named() -> None:
     rows = model.rows(None, replace(snapshot, partitions=(snapshot.partitions[0], halted)))
     assert [worker.member.name for worker in rows.standbys] == ["w3"]
     assert [(view.partition, view.reason) for view in rows.halted] == [(1, "ValueError: no")]
-
-
-def test_a_group_without_members_has_rows_too() -> None:
-    """A processor that nobody runs still has a backlog to show."""
-    snapshot = group(partitions=3, workers=0, lag=7)
-    rows = model.rows(None, snapshot)
-    assert rows.workers == ()
-    assert rows.snapshot.lag == 21
-
-
-def test_the_views_are_the_core_snapshot_types() -> None:
-    """The recording format is the snapshot itself, so it can be read back without loss."""
-    import msgspec
-
-    snapshot = group(partitions=2, workers=1)
-    assert isinstance(snapshot.members[0], MemberView)
-    assert isinstance(snapshot.partitions[0], PartitionView)
-    assert msgspec.json.decode(msgspec.json.encode(snapshot), type=GroupSnapshot) == snapshot
