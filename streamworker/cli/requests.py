@@ -7,10 +7,9 @@ from typing import Annotated
 
 import anyio
 
-from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, option
 from streamworker.cli.output import say
-from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async
+from streamworker.cli.support import ask, check_partitions, give_up, group_keys
 from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of, ranges
 from streamworker.declaring.specs import ProcessorSpec
@@ -18,6 +17,7 @@ from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import Given, Request, make_request
+from streamworker.redisio.wire.client import Backend
 
 POLL_S = 0.05
 FAILING = ("halted", "retrying")
@@ -43,7 +43,7 @@ def pause(
       streamworker pause shop:price --why "the mail server moves"
       streamworker pause shop:price --partition 3 --partition 4
     """
-    run_async(_give, *resolve_processor(processor), "pause", partition, why, wait)
+    _order(processor, "pause", partition, why, wait)
 
 
 def resume(
@@ -55,7 +55,7 @@ def resume(
     Examples:
       streamworker resume shop:price
     """
-    run_async(_give, *resolve_processor(processor), "resume", partition, why, wait)
+    _order(processor, "resume", partition, why, wait)
 
 
 def retry(
@@ -70,31 +70,35 @@ def retry(
     Examples:
       streamworker retry shop:price --partition 7
     """
-    run_async(_give, *resolve_processor(processor), "retry", partition, why, wait)
+    _order(processor, "retry", partition, why, wait)
+
+
+def _order(path: str, request: Request, partitions: list[int] | None, why: str, wait: str) -> None:
+    app, spec = resolve_processor(path)
+    wanted = sorted(set(partitions or range(spec.stream.partitions)))
+    check_partitions(spec.stream, wanted, "--partition")
+    ask(app, _give, spec, request, wanted, why, duration_ms(wait, "--wait") / 1000)
 
 
 async def _give(
-    app: App, spec: ProcessorSpec, request: Request, partitions: list[int] | None, why: str, wait: str
+    backend: Backend, spec: ProcessorSpec, request: Request, wanted: list[int], why: str, wait_s: float
 ) -> None:
-    keys, wanted = group_keys(spec), sorted(set(partitions or range(spec.stream.partitions)))
-    check_partitions(spec.stream, wanted, "--partition")
-    wait_s = duration_ms(wait, "--wait") / 1000
-    async with connected(app) as backend:
-        before = await read_locks(backend, keys, wanted)
-        given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
-        if not given:
-            raise StreamworkerError(
-                f"{spec.name} has never run in these partitions, so there is nothing to {request}.",
-                remedy="Start a worker first, or look at `streamworker status`.",
-            )
-        news = {p: each for p, each in given.items() if each.is_new}
-        open_, locks = news, dict[int, LockView]()
-        with anyio.move_on_after(wait_s):
-            while open_:
-                read = await read_locks(backend, keys, list(news))
-                locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
-                open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
-                await anyio.sleep(POLL_S if open_ else 0)
+    keys = group_keys(spec)
+    before = await read_locks(backend, keys, wanted)
+    given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
+    if not given:
+        raise StreamworkerError(
+            f"{spec.name} has never run in these partitions, so there is nothing to {request}.",
+            remedy="Start a worker first, or look at `streamworker status`.",
+        )
+    news = {p: each for p, each in given.items() if each.is_new}
+    open_, locks = news, dict[int, LockView]()
+    with anyio.move_on_after(wait_s):
+        while open_:
+            read = await read_locks(backend, keys, list(news))
+            locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
+            open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
+            await anyio.sleep(POLL_S if open_ else 0)
     failing = [p for p, lock in before.items() if isinstance(lock, LockView) and lock.state in FAILING]
     _tell(spec.name, request, news, open_, locks, failing if request == "retry" else wanted)
 

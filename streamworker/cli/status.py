@@ -7,7 +7,7 @@ import anyio
 
 from streamworker.cli.options import AsJson, GroupPath, Limit, Processors
 from streamworker.cli.output import print_json, print_table, say
-from streamworker.cli.support import LOOK_S, ask, run_async, take, take_all
+from streamworker.cli.support import LOOK_S, ask, take, take_all
 from streamworker.core.holdings import Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.words import checkpoint_text, ranges
@@ -134,7 +134,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
     Examples:
       streamworker lag shop:app
     """
-    taken = run_async(take_all, resolve_processors(app, processor))
+    taken = take_all(resolve_processors(app, processor))
     facts = [_lag_of(snapshot) for snapshot in taken]
     if json:
         print_json(facts)
@@ -176,7 +176,7 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
       streamworker history shop:price
       streamworker history shop:app --limit 10 --json
     """
-    taken = run_async(take_all, resolve_processors(app, processor))
+    taken = take_all(resolve_processors(app, processor))
     changes = [(snapshot, change) for snapshot in taken for change in snapshot.rebalances[-limit:]]
     problems = [problem for snapshot in taken for problem in snapshot.problems]
     say(*problems, error=True)

@@ -122,7 +122,10 @@ async def take(
     )
 
 
-async def take_all(selection: Selection) -> list[GroupSnapshot]:
-    """Take a snapshot of each processor's group on one new connection."""
-    async with connected(selection.app) as backend:
+def take_all(selection: Selection) -> list[GroupSnapshot]:
+    """Take a snapshot of each processor's group, on a connection of its own."""
+
+    async def taking(backend: Backend) -> list[GroupSnapshot]:
         return [await take(backend, spec) for spec in selection.processors]
+
+    return ask(selection.app, taking)

@@ -11,7 +11,7 @@ from streamworker.app import App
 from streamworker.cli.options import ProcessorPath, Yes, option
 from streamworker.cli.output import confirm, print_table, say
 from streamworker.cli.requests import Partition, operator
-from streamworker.cli.support import check_partitions, connected, give_up, group_keys, run_async, take
+from streamworker.cli.support import ask, check_partitions, give_up, group_keys, take
 from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
@@ -103,7 +103,10 @@ def reset(
       streamworker reset shop:price --to 2026-01-31T12:00Z --dry-run
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
-    run_async(_reset, *resolve_processor(processor), to, partition, dry_run, clear_tables, yes)
+    app, spec = resolve_processor(processor)
+    wanted = sorted(set(partition or range(spec.stream.partitions)))
+    check_partitions(spec.stream, wanted, "--partition")
+    ask(app, _reset, app, spec, to, wanted, dry_run, clear_tables, yes)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -127,49 +130,48 @@ def parse_target(text: str) -> EntryId | None:
 
 
 async def _reset(
+    backend: Backend,
     app: App,
     spec: ProcessorSpec,
     to: str,
-    partitions: list[int] | None,
+    wanted: list[int],
     dry_run: bool,
     clear_tables: bool,
     yes: bool,
 ) -> None:
-    target, wanted = parse_target(to), sorted(set(partitions or range(spec.stream.partitions)))
-    check_partitions(spec.stream, wanted, "--partition")
-    async with connected(app) as backend:
-        await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
-        is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
-        plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
-        moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
-        if not moves:
-            give_up("Nothing would run again and nothing would be skipped. Nothing was changed.")
-        print_table(
-            ("partition", "checkpoint", "new checkpoint", "effect"),
-            [
-                (move.partition, checkpoint_text(move.before), checkpoint_text(move.after), move.effect)
-                for move in moves
-            ],
-        )
-        tables = [table.name for table in spec.tables]
-        say(*_told("Moves", moves), *await _stays(backend, spec, moves, clear_tables))
-        if dry_run:
-            say("Nothing was changed.")
-            return
-        if not yes:
-            confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
-            # A worker may have started while the command waited for the answer.
-            is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
-        moved: list[int] = []
-        try:
-            for move in moves:
-                owner = "" if is_run else move.owner
-                await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
-                moved.append(move.partition)
-        finally:
-            if moved:
-                told = RequestMade("reset", tuple(moved), (), storable(operator()), f"to {to}")
-                await post(backend, group_keys(spec), [told.fields()])
+    target = parse_target(to)
+    await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
+    is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
+    plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
+    moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
+    if not moves:
+        give_up("Nothing would run again and nothing would be skipped. Nothing was changed.")
+    print_table(
+        ("partition", "checkpoint", "new checkpoint", "effect"),
+        [
+            (move.partition, checkpoint_text(move.before), checkpoint_text(move.after), move.effect)
+            for move in moves
+        ],
+    )
+    tables = [table.name for table in spec.tables]
+    say(*_told("Moves", moves), *await _stays(backend, spec, moves, clear_tables))
+    if dry_run:
+        say("Nothing was changed.")
+        return
+    if not yes:
+        confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
+        # A worker may have started while the command waited for the answer.
+        is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
+    moved: list[int] = []
+    try:
+        for move in moves:
+            owner = "" if is_run else move.owner
+            await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
+            moved.append(move.partition)
+    finally:
+        if moved:
+            told = RequestMade("reset", tuple(moved), (), storable(operator()), f"to {to}")
+            await post(backend, group_keys(spec), [told.fields()])
     say(*_told("Moved", moves))
     if is_run:
         say(f"Paused: `streamworker resume MODULE:{spec.name}` lets it go on.")

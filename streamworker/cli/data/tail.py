@@ -10,7 +10,7 @@ import typer
 from streamworker.cli.data.wording import decoded
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import print_json, say
-from streamworker.cli.support import ask, check_partitions, connected, group_keys, run_async
+from streamworker.cli.support import ask, check_partitions, group_keys
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.words import counted
@@ -52,7 +52,8 @@ def tail(
       streamworker tail shop:orders
       streamworker tail shop:orders --key bob --follow
     """
-    run_async(_tail, resolve_stream(stream), key, last, follow, json)
+    shown = resolve_stream(stream)
+    ask(shown.app, _tail, shown, key, last, follow, json)
 
 
 def peek(
@@ -105,25 +106,26 @@ class _Lines:
         return f"{name}  {local_time(at_ms)}  {'cannot be decoded' if record is None else record}"
 
 
-async def _tail(stream: Stream[Any], key: str | None, last: int, follow: bool, as_json: bool) -> None:
+async def _tail(
+    backend: Backend, stream: Stream[Any], key: str | None, last: int, follow: bool, as_json: bool
+) -> None:
     lines, keys = _Lines(stream, key, as_json=as_json), StreamKeys(stream.app.name, stream.name)
     count = last if key is None else LOOKED_AT
-    async with connected(stream.app) as backend:
-        newest = await _newest(backend, keys, lines, count)
-        shown = [pair for p, entries in newest.items() for each in entries for pair in lines.of(p, each)]
-        say(*(line for _, line in sorted(shown)[-last:]))
-        if not shown:
-            say(await _why_none(backend, stream, lines, key), error=True)
-        after = {p: entries[-1].id if entries else EntryId(0, 0) for p, entries in newest.items()}
-        while follow:
-            await anyio.sleep(FOLLOW_S)
-            commands = [("XRANGE", keys.events(p), f"({after[p]}", "+", "COUNT", LOOKED_AT) for p in after]
-            fresh: list[tuple[EntryId, str]] = []
-            for p, reply in zip(after, all_answered(await backend.pipeline(commands)), strict=True):
-                for entry in Entries.of(reply):
-                    after[p] = entry.id
-                    fresh += lines.of(p, entry)
-            say(*(line for _, line in sorted(fresh)))
+    newest = await _newest(backend, keys, lines, count)
+    shown = [pair for p, entries in newest.items() for each in entries for pair in lines.of(p, each)]
+    say(*(line for _, line in sorted(shown)[-last:]))
+    if not shown:
+        say(await _why_none(backend, stream, lines, key), error=True)
+    after = {p: entries[-1].id if entries else EntryId(0, 0) for p, entries in newest.items()}
+    while follow:
+        await anyio.sleep(FOLLOW_S)
+        commands = [("XRANGE", keys.events(p), f"({after[p]}", "+", "COUNT", LOOKED_AT) for p in after]
+        fresh: list[tuple[EntryId, str]] = []
+        for p, reply in zip(after, all_answered(await backend.pipeline(commands)), strict=True):
+            for entry in Entries.of(reply):
+                after[p] = entry.id
+                fresh += lines.of(p, entry)
+        say(*(line for _, line in sorted(fresh)))
 
 
 async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key: str | None) -> str:

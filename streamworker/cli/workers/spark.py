@@ -12,12 +12,13 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, option
 from streamworker.cli.output import console, say
 from streamworker.cli.requests import FAILING
-from streamworker.cli.support import connected, group_keys, run_async, take_all
+from streamworker.cli.support import ask, group_keys, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.importing import Selection, resolve_app, with_pipelines
 from streamworker.redisio.group import readers
+from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import held_up
 
 
@@ -71,7 +72,8 @@ def spark(
     settings = _settings(conf, packages, remote)
     if forget is not None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # A command that was cut short does not end with 0.
-        run_async(_forget, resolve_app(app), forget)
+        found = resolve_app(app)
+        ask(found, _forget, found, forget)
         return
     logs.configure(log_level.value, log_format.value)
     found = with_pipelines(resolve_app(app))
@@ -122,7 +124,7 @@ def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     read = {name for spec in chosen for name in spec.reads}
     selection = Selection(app, tuple(spec for spec in app.registry.processors.values() if spec.name in read))
     try:
-        snapshots = run_async(take_all, selection)
+        snapshots = take_all(selection)
     except BackendRefused as refused:  # The rights of a reader are enough to read, and not for this look.
         say(f"Whether partitions stand still is not known. {refused}", error=True)
         return ExitCode.OK
@@ -141,15 +143,14 @@ def _told_why(app: App, pipeline: str | None, has_read: bool) -> int:
     return ExitCode.OK
 
 
-async def _forget(app: App, name: str) -> None:
+async def _forget(backend: Backend, app: App, name: str) -> None:
     """Remove a reader from every group of the app that has it."""
     known, done = set[str](), list[str]()
-    async with connected(app) as backend:
-        for spec in app.registry.processors.values():
-            keys = group_keys(spec)
-            known |= (await readers.positions(backend, keys)).keys()
-            if await readers.forget(backend, keys, name):
-                done.append(spec.name)
+    for spec in app.registry.processors.values():
+        keys = group_keys(spec)
+        known |= (await readers.positions(backend, keys)).keys()
+        if await readers.forget(backend, keys, name):
+            done.append(spec.name)
     if not done:
         raise ConfigurationError(
             f"No processor of app {app.name!r} has a reader {name!r}.",
