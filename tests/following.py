@@ -63,7 +63,7 @@ class Reader:
                 wait_for(partial(self._succeeds, step["what"]), step["what"], timeout_s=START_S)
             elif step["mark"] == "stop":
                 stopped = self._beside.pop(step["what"])
-                stopped.send_signal(signal.SIGTERM)
+                stopped.signal(signal.SIGTERM)
                 stopped.wait(START_S)
             elif step["mark"]:
                 mark, what = step["mark"], step["what"] or ""

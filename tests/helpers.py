@@ -173,18 +173,23 @@ class LoggedProcess:
         return self.process.pid
 
     @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return self.process.poll()
+
+    @property
     def running(self) -> bool:
-        return self.process.poll() is None
+        return self.code is None
 
     def log(self) -> str:
         return self.log_path.read_text("utf-8", "replace")
 
-    def send_signal(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def terminate(self) -> None:
         """Ask it to drain and leave (SIGTERM)."""
-        self.send_signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it at once (SIGKILL) and wait until it is gone."""
@@ -193,11 +198,11 @@ class LoggedProcess:
 
     def pause(self) -> None:
         """Stop it where it stands (SIGSTOP)."""
-        self.send_signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
-        self.send_signal(signal.SIGCONT)
+        self.signal(signal.SIGCONT)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait until it has ended and return its exit code; fail with its log if it does not end in time."""

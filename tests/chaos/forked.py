@@ -83,8 +83,8 @@ class Forked:
 class Forge:
     """The process that workers are forked from; ends with all of them."""
 
-    def __init__(self, folder: Path, root: Path = ROOT, app: str = APP) -> None:
-        self._folder, self._root, self._app = folder, root, app
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
+        self._folder, self._root = folder, root
         self._orders = 0
         self._changed = threading.Condition()
         self._born: dict[int, int] = {}
@@ -95,7 +95,7 @@ class Forge:
     def __enter__(self) -> Self:
         with (self._folder / "forge.log").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.chaos.forked_main", self._app],
+                [sys.executable, "-m", "tests.chaos.forked_main", APP],
                 cwd=self._root,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

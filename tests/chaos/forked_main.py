@@ -4,6 +4,7 @@ It loads what a worker loads, and then makes a copy of itself for each worker or
 line of JSON on its standard input. What becomes of them it tells on its standard output, a line each.
 """
 
+import asyncio
 import ctypes
 import gc
 import importlib
@@ -174,9 +175,13 @@ def _work(order: dict[str, Any]) -> int:
     if shift_s := float(order["environ"].get("ROWS_CLOCK_S", "0")):
         _shift_clock(shift_s)
     its = order["environ"]
+    module = importlib.import_module(its.get("WORKER_APP", sys.argv[1]))
+    if "FORKED_PROGRAM" in its:  # It is to be the app's own program, with these arguments.
+        sys.argv[1:] = its["FORKED_PROGRAM"].split()
+        asyncio.run(module.main())
+        return 0
     logs.configure(its.get("WORKER_LOG_LEVEL", "info"), its.get("WORKER_LOG_FORMAT", "json"))
-    app = importlib.import_module(its.get("WORKER_APP", sys.argv[1])).make_app(os.environ)
-    return run_worker(app, name=order["name"])
+    return run_worker(module.make_app(os.environ), name=order["name"])
 
 
 def _shift_clock(shift_s: float) -> None:

@@ -36,7 +36,9 @@ from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 class Running(Protocol):
     """A process that can be hurt."""
 
-    pid: int
+    @property
+    def pid(self) -> int:
+        """Process id; another one once it was started again."""
 
     @property
     def code(self) -> int | None:
@@ -44,6 +46,9 @@ class Running(Protocol):
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it has not ended."""
+
+    def log(self) -> str:
+        """Return what it has said."""
 
 
 @dataclass(eq=False)

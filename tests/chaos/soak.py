@@ -43,7 +43,7 @@ from tests.chaos.chaos_app import (
 from tests.chaos.checker import Judge, Limits, Violation
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.dump import dump_of, take_dump
-from tests.chaos.forked import ROOT, Forge
+from tests.chaos.forked import Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot, is_over
 from tests.chaos.nodes import PRIMARIES, ChaosCluster
@@ -139,25 +139,6 @@ class Verdict:
         assert not self.violations, self.report
 
 
-class Program:
-    """A process of this machine, as a slot holds it."""
-
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._process = process
-        self.pid = process.pid
-
-    @property
-    def code(self) -> int | None:
-        return self._process.poll()
-
-    def signal(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 class Soak:
     """One run."""
 
@@ -191,15 +172,11 @@ class Soak:
 
     # -- the whole -----------------------------------------------------------------------------
 
-    def run(self) -> Verdict:
-        server = self._make_server()
-        with (
-            contextlib.ExitStack() as self._networks,
-            server as self._server,
-            Forge(self._history, app="tests.chaos.chaos_app") as self._forge,
-        ):
+    def run(self, forge: Forge) -> Verdict:
+        self._forge = forge
+        with contextlib.ExitStack() as self._networks, self._make_server() as self._server:
             try:
-                self._field = Field(server, self._slots, self._names, self._recorder.write)
+                self._field = Field(self._server, self._slots, self._names, self._recorder.write)
                 self._open()
                 self._storm()
                 self._heal()
@@ -254,6 +231,7 @@ class Soak:
             **{f"STREAMWORKER_{each}": str(ms // self.plan.haste) for each, ms in SETTINGS.items()},
             "STREAMWORKER_REDIS_URL": proxy.url,
             "STREAMWORKER_DURABILITY": self.plan.durability,
+            "WORKER_APP": "tests.chaos.chaos_app",
             "CHAOS_HISTORY": str(self._history),
             "CHAOS_PARTITIONS": str(self.plan.partitions),
             "CHAOS_NAME": name,
@@ -267,29 +245,15 @@ class Soak:
         self._starts[name] += 1
         environ = self._environ(name)
         # A file for each start: a worker that is killed may leave half a line.
-        log_path = self._worker_log(name)
-        log_path.touch()  # One that is killed at once leaves no line, and no file either.
-        return self._forge.fork(f"{name}.{self._starts[name]}", environ, log_path)
-
-    def _worker_log(self, name: str) -> Path:
-        return self._history / f"{name}.{self._starts[name]}.log"
+        number = f"{name}.{self._starts[name]}"
+        return self._forge.fork(number, environ, self._history / f"{number}.log")
 
     def _start_producer(self, name: str) -> Running:
         plan = self.plan
         count = plan.events // plan.producers
         pace = plan.events / plan.producers / (60 * plan.minutes)
-        with (self._history / f"{name}.txt").open("ab") as log:
-            return Program(
-                subprocess.Popen(
-                    [sys.executable, "-m", "tests.chaos.chaos_app", name, str(count), f"{pace:.2f}"],
-                    cwd=ROOT,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    env={**os.environ, **self._environ(name)},
-                    start_new_session=True,
-                )
-            )
+        environ = {**self._environ(name), "FORKED_PROGRAM": f"{name} {count} {pace:.2f}"}
+        return self._forge.fork(name, environ, self._history / f"{name}.txt")
 
     # -- faults ----------------------------------------------------------------------------------
 
@@ -423,7 +387,7 @@ class Soak:
         if not slot.is_worker and code == 0:
             self._done.add(slot.name)
             return
-        log = self._log_of(slot)
+        log = slot.process.log()
         # A worker that cannot reach Redis at its start says so and ends: whoever started it starts it again.
         if slot.is_worker and code == ExitCode.REDIS and "worker_started" not in log:
             self._recorder.write("run", what="not begun", name=slot.name, code=code, last=_last_words(log))
@@ -434,10 +398,6 @@ class Soak:
 
     def _died(self, slot: Slot, code: int | None, log: str) -> None:
         self._recorder.write("died", name=slot.name, code=code, last=_last_words(log))
-
-    def _log_of(self, slot: Slot) -> str:
-        path = self._worker_log(slot.name) if slot.is_worker else self._history / f"{slot.name}.txt"
-        return path.read_text("utf-8", "replace")
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -495,9 +455,8 @@ class Soak:
         with contextlib.suppress(TimeoutError):
             self._until(lambda: not any(s.running for s in workers), "all workers have left", STOP_S)
         for slot in workers:
-            code = None if slot.process is None else slot.process.code
-            if code != 0:
-                self._died(slot, code, self._log_of(slot))
+            if slot.process is not None and slot.process.code != 0:
+                self._died(slot, slot.process.code, slot.process.log())
 
     def _dump(self) -> None:
         names = self._names
@@ -527,10 +486,7 @@ class Soak:
             with contextlib.suppress(Exception):
                 fault.end()
         for slot in self._slots:
-            if isinstance(slot.process, Program):
-                slot.process.end()
-            elif slot.running:
-                slot.send(signal.SIGKILL)
+            slot.send(signal.SIGKILL)
 
     def _judge(self) -> Verdict:
         history = read_history(self._history)
@@ -589,6 +545,7 @@ def _last_words(log: str) -> str:
 
 def run_soak(
     plan: Plan,
+    forge: Forge,
     folder: Path | None = None,
     say: Callable[[str], None] = lambda _: None,
     *,
@@ -598,7 +555,7 @@ def run_soak(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(prefix=f"soak-{plan.seed}-", dir=folder))
-    verdict = Soak(plan, place, say).run()
+    verdict = Soak(plan, place, say).run(forge)
     if not verdict.violations and not keep:
         shutil.rmtree(place, ignore_errors=True)
     return verdict
@@ -629,7 +586,10 @@ def main() -> None:
         parser.error("--durability replicas needs --cluster: one server has no replicas")
     plan = Plan(**options, kinds=kinds)
     began_ms = monotonic_ms()
-    verdict = run_soak(plan, folder, lambda text: print(text, file=sys.stderr, flush=True), keep=keep)
+    with tempfile.TemporaryDirectory() as place, Forge(Path(place)) as forge:
+        verdict = run_soak(
+            plan, forge, folder, lambda text: print(text, file=sys.stderr, flush=True), keep=keep
+        )
     figures = {**verdict.figures, "violations": len(verdict.violations)}
     figures["seconds"] = round((monotonic_ms() - began_ms) / 1000)
     if as_json:

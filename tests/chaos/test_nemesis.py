@@ -20,8 +20,7 @@ from redis.retry import Retry
 from tests.chaos import nemesis
 from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Poisoned, Slot, WrongType, is_over
 from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
-from tests.chaos.soak import Program
-from tests.helpers import wait_for
+from tests.helpers import LoggedProcess, wait_for
 from tests.raw import records_in
 
 pytestmark = pytest.mark.full("some faults need root")
@@ -35,15 +34,15 @@ ANSWER_S = 1.0
 """What takes longer counts as no answer; the slowest line takes 0.6 s."""
 
 
-def sleeper() -> Program:
-    """Start a process that does nothing, in the place of a worker."""
-    return Program(subprocess.Popen(["sleep", "60"], start_new_session=True))
-
-
 @pytest.fixture(scope="module")
 def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
     """A server with what a group keeps in it, and two processes, one in a network of its own."""
     folder: Path = tmp_path_factory.mktemp("nemesis")
+
+    def sleeper() -> LoggedProcess:
+        """Start a process that does nothing, in the place of a worker."""
+        return LoggedProcess(["sleep", "60"], cwd=folder, log_path=folder / "log", environ={})
+
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(
             ChaosServer(folder / "data", small_disk=True, clock=FAKETIME is not None)
@@ -61,7 +60,7 @@ def field(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Field]:
             slot.begin()
         yield Field(server, slots, NAMES)
         for slot in slots:
-            assert isinstance(slot.process, Program)
+            assert isinstance(slot.process, LoggedProcess)
             slot.process.end()
 
 

@@ -4,7 +4,6 @@ The seed is fixed, so that a change is judged by what it changes; ``CHAOS_SEED``
 """
 
 import os
-import subprocess
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,12 @@ import pytest
 import tests.chaos.soak as soak_module
 from streamworker.cli.exit_codes import ExitCode
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
+from tests.chaos.forked import Forge
 from tests.chaos.history import read_history
 from tests.chaos.nemesis import LOSSLESS, DiskFull, Emptied, Field, Names, Slot
 from tests.chaos.servers import ChaosServer
-from tests.chaos.soak import Plan, Program, Soak, Verdict, run_soak
-from tests.helpers import wait_for
+from tests.chaos.soak import Plan, Soak, Verdict, run_soak
+from tests.helpers import LoggedProcess, wait_for
 from tests.planting import PLANTS, Plant, each_found_by
 
 pytestmark = pytest.mark.full("a storm of faults, and a mistake that it must catch")
@@ -31,8 +31,8 @@ PLANT_TRIES = 8
 """What a mistake needs may happen to miss what is under way; another seed then meets it."""
 
 
-def run(plan: Plan, folder: Path) -> Verdict:
-    verdict = run_soak(plan, folder, print)
+def run(plan: Plan, forge: Forge, folder: Path) -> Verdict:
+    verdict = run_soak(plan, forge, folder, print)
     print(verdict.figures)
     return verdict
 
@@ -95,8 +95,8 @@ def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
 ) -> None:
     """Any other end before its start is a crash, and said to be one; each is started again."""
     soak = Soak(Plan(SEED), tmp_path)
-    slot = Slot("w0", lambda: Program(subprocess.Popen(["sh", "-c", f"exit {code:d}"])))
-    (tmp_path / "history" / "w0.0.log").write_text(f"what it said\n{log}\n")
+    command, log_path = ["sh", "-c", f"echo 'what it said\n{log}'; exit {code:d}"], tmp_path / "said"
+    slot = Slot("w0", lambda: LoggedProcess(command, cwd=tmp_path, log_path=log_path, environ={}))
     slot.begin()
     wait_for(lambda: not slot.running, "the process has ended")
     soak._ended(slot)
@@ -109,13 +109,13 @@ def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_workers_that_go_again_and_again_break_no_promise(tmp_path: Path) -> None:
+def test_workers_that_go_again_and_again_break_no_promise(forge: Forge, tmp_path: Path) -> None:
     """Killed, frozen or asked to leave: log, state, chain, table, keys and timer are right."""
     kinds = ("worker killed", "worker frozen", "worker asked to leave")
     plan = Plan(
         SEED, minutes=0.15, events=1_800, faults=16, partitions=8, workers=4, producers=1, kinds=kinds
     )
-    verdict = run(plan, tmp_path)
+    verdict = run(plan, forge, tmp_path)
     verdict.check()
     assert verdict.figures["rows"] == 1_800 - verdict.figures["dead_letters"]
 
@@ -133,25 +133,25 @@ def planted(plant: Plant, seed: int) -> Plan:
     )  # fmt: skip
 
 
-def is_caught(plant: Plant, folder: Path) -> bool:
+def is_caught(plant: Plant, forge: Forge, folder: Path) -> bool:
     """Whether the mistake is found, in a few tries: it breaks one of the promises that it names."""
     breaks = set(plant.found_by["soak"].partition(" by ")[0].split())
-    plans = (planted(plant, SEED + number) for number in range(PLANT_TRIES))
-    return any(breaks & {violation.promise for violation in run(plan, folder).violations} for plan in plans)
+    runs = (run(planted(plant, SEED + number), forge, folder) for number in range(PLANT_TRIES))
+    return any(breaks & {violation.promise for violation in each.violations} for each in runs)
 
 
 @pytest.mark.timeout(600)
-def test_a_mistake_in_the_code_is_caught(tmp_path: Path) -> None:
+def test_a_mistake_in_the_code_is_caught(forge: Forge, tmp_path: Path) -> None:
     """A checker that has not caught a planted fault is not trusted."""
-    assert is_caught(PLANTS[SURE], tmp_path)
+    assert is_caught(PLANTS[SURE], forge, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 @each_found_by("soak")
-def test_each_mistake_in_the_code_is_caught(plant: Plant, tmp_path: Path) -> None:
+def test_each_mistake_in_the_code_is_caught(plant: Plant, forge: Forge, tmp_path: Path) -> None:
     """The others take minutes."""
-    assert is_caught(plant, tmp_path)
+    assert is_caught(plant, forge, tmp_path)
 
 
 def check_machine(verdict: Verdict, *, lacks: Collection[str] = ()) -> None:
@@ -179,11 +179,12 @@ def test_what_this_machine_lacks_for_a_fault_fails_where_a_change_is_decided_abo
 @pytest.mark.soak
 @pytest.mark.timeout(1_200)
 @pytest.mark.parametrize("share", [pytest.param(0.5, id="half"), pytest.param(1, id="whole")])
-def test_the_soak(tmp_path: Path, share: float) -> None:
+def test_the_soak(forge: Forge, tmp_path: Path, share: float) -> None:
     """50,000 events, 16 partitions, 8 workers, 160 faults of all kinds in 4 minutes; or half of that."""
     whole = Plan(SEED)
     events, faults = int(share * whole.events), int(share * whole.faults)
-    verdict = run(replace(whole, minutes=share * whole.minutes, events=events, faults=faults), tmp_path)
+    plan = replace(whole, minutes=share * whole.minutes, events=events, faults=faults)
+    verdict = run(plan, forge, tmp_path)
     verdict.check()
     assert sum(verdict.figures["faults"].values()) >= 150 * share
     check_machine(verdict)
@@ -196,10 +197,10 @@ def test_the_soak(tmp_path: Path, share: float) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_the_soak_on_a_cluster(tmp_path: Path) -> None:
+def test_the_soak_on_a_cluster(forge: Forge, tmp_path: Path) -> None:
     """The same history and the same checker; failovers may cost what their producers report, and no more."""
     plan = Plan(SEED, minutes=1.5, events=4_500, faults=50, partitions=8, workers=5, cluster=True)
-    verdict = run(plan, tmp_path)
+    verdict = run(plan, forge, tmp_path)
     verdict.check()
     check_machine(verdict, lacks={DiskFull.name})
     assert len(verdict.figures["faults"]) >= 30
@@ -212,7 +213,7 @@ def test_the_soak_on_a_cluster(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_what_a_fault_may_take_back_leaves_the_rest_in_order(tmp_path: Path) -> None:
+def test_what_a_fault_may_take_back_leaves_the_rest_in_order(forge: Forge, tmp_path: Path) -> None:
     """Emptied databases, restarts without data and cut files among the others: only what is gone is gone."""
     plan = Plan(SEED, minutes=1, events=8_000, faults=40, partitions=8, workers=4, lossy=True)
-    run(plan, tmp_path).check()
+    run(plan, forge, tmp_path).check()
