@@ -30,6 +30,7 @@ CONFIG = """
 cluster-preferred-endpoint-type unknown-endpoint
 cluster-replica-no-failover yes
 repl-backlog-size 32mb
+appendfsync no
 """
 
 

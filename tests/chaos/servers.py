@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -16,7 +15,7 @@ import redis
 
 from streamworker.dev.server import EmbeddedServer
 from tests.chaos.proxy import Proxy, ProxyThread
-from tests.durability.pair import cut, newest_aof
+from tests.durability.pair import OnFile, cut, newest_aof
 from tests.helpers import wait_for
 
 FAKETIME = next(
@@ -157,9 +156,7 @@ class ChaosServer:
         proxies: ProxyThread | None = None,
     ) -> None:
         self.folder = folder
-        self.server = server or EmbeddedServer(
-            data_dir=folder, binary=binary, maxmemory=ROOM, appendonly=True
-        )
+        self.server = server or OnFile(folder, binary=binary, maxmemory=ROOM)
         self.proxies = proxies or ProxyThread()
         self._has_own_proxies = proxies is None
         self.is_paused = False
@@ -168,8 +165,6 @@ class ChaosServer:
         self._mounted = False
         self.clock = FakeClock(folder.with_suffix(".clock")) if clock else None
         self._inside: Any = None
-        self.answered_ms: list[float] = []
-        """When it answered PING first, by the monotonic clock, once a start."""
 
     @property
     def url(self) -> str:
@@ -250,10 +245,6 @@ class ChaosServer:
         """Start it on what its files hold; returns once it answers."""
         with self.clock.around() if self.clock else contextlib.nullcontext():
             self.server.start()
-        self.answered_ms.append(time.monotonic() * 1000)
-        # While an fsync takes its time, `everysec` answers before it writes: SIGKILL would lose what was
-        # confirmed. Without any fsync each write is the kernel's before its answer goes out.
-        self.config("appendfsync", "no")
 
     def restart(self) -> None:
         """End it with SIGKILL, and start it with what it has on disk."""

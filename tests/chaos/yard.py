@@ -23,20 +23,12 @@ from tests.chaos.figures import insist, percentile, record
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team
 from tests.chaos.times import FAST
+from tests.durability.pair import OnFile
 
 SEED_VARIABLE = "STREAMWORKER_SEED"
 SMALL = "small"
 AT_A_TIME = 6
 """Scenes that are played side by side: on two cores more of them would measure each other."""
-
-
-class OnFile(EmbeddedServer):
-    """A server that loses nothing by SIGKILL of what it had confirmed."""
-
-    def _config(self) -> str:
-        # While an fsync takes its time, `everysec` answers before it writes. Without any fsync each write is
-        # the kernel's before its answer goes out.
-        return super()._config() + "appendfsync no\n"
 
 
 class Yard:
@@ -62,12 +54,10 @@ class Yard:
         return random.Random(f"{self.seed} {name}")
 
     @asynccontextmanager
-    async def server(
-        self, *, appendonly: bool = False, data_dir: Path | None = None, **options: Any
-    ) -> AsyncIterator[EmbeddedServer]:
+    async def server(self, *, appendonly: bool = False, **options: Any) -> AsyncIterator[EmbeddedServer]:
         """Start a server; with ``appendonly`` it keeps its data over a restart."""
-        data = (data_dir or self.folder / f"data-{next(self._numbers)}") if appendonly else None
-        server = (OnFile if appendonly else EmbeddedServer)(data_dir=data, appendonly=appendonly, **options)
+        data = self.folder / f"data-{next(self._numbers)}"
+        server = OnFile(data, **options) if appendonly else EmbeddedServer(**options)
         await asyncio.to_thread(server.start)
         try:
             yield server

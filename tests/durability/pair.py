@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
 import redis
@@ -19,14 +19,19 @@ from tests.helpers import wait_for
 FOLLOW_TIMEOUT_S = 15.0
 
 
-class AlwaysOnDisk(EmbeddedServer):
-    """A server that writes to its disk before it answers, also after it was started again."""
+class OnFile(EmbeddedServer):
+    """A server that keeps what it has in an append-only file, and loses nothing by SIGKILL that it confirmed.
 
-    def start(self) -> Self:
-        super().start()
-        with raw(self) as client:
-            client.config_set("appendfsync", "always")
-        return self
+    While an fsync takes its time, `everysec` answers before it writes. Without any fsync each write is the
+    kernel's before its answer goes out; with `always` it is on the disk, which a power failure leaves.
+    """
+
+    def __init__(self, data_dir: Path, *, appendfsync: str = "no", **options: Any) -> None:
+        super().__init__(data_dir=data_dir, appendonly=True, **options)
+        self._appendfsync = appendfsync
+
+    def _config(self) -> str:
+        return f"{super()._config()}appendfsync {self._appendfsync}\n"
 
 
 class Switch(Proxy):

@@ -12,7 +12,6 @@ from streamworker.cli.doctor.server import persistence
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.info import read_info
 from tests.chaos.servers import NEEDS_ROOT, ChaosServer, rewrite
-from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 
 pytestmark = [
@@ -21,13 +20,10 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["valkey", "redis7"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChaosServer]:
+@pytest.fixture
+def server(binary: str | None, tmp_path: Path) -> Iterator[ChaosServer]:
     """A server whose data lies on a disk that can be filled."""
-    is_redis = request.param == "redis7"
-    if is_redis and REDIS_SERVER is None:
-        pytest.fail(NO_REDIS_SERVER)
-    with ChaosServer(tmp_path / "data", binary=REDIS_SERVER if is_redis else None, small_disk=True) as one:
+    with ChaosServer(tmp_path / "data", binary=binary, small_disk=True) as one:
         yield one
 
 
