@@ -240,7 +240,7 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
     async with yard.group("held") as team:
         await team.hired("w0", "w1", ROWS_HANDLER="gil", ROWS_HANDLER_S="2.5")
         async with team.load(per_second=60):
-            await asyncio.sleep(6)
+            await asyncio.sleep(3)
             # On a busy machine the first of such records may come late, and hold for less than it should.
             late = await team.until("it is said", partial(team.logged, "heartbeats_late"), poll_s=0.5)
         await team.finished()

@@ -24,8 +24,8 @@ WEIGHTED = {
 """Ten times the usual pace, and a threshold for machines on which other things run."""
 HOT = {"ROWS_HANDLER_S": "0.002", "ROWS_HOT": "6", "ROWS_HOT_S": "0.2"}
 """Partition 6 takes a worker's whole time, the others a tenth or less."""
-REST_MS = 6_000
-"""Twelve looks."""
+REST_MS = 4_000
+"""Eight looks."""
 
 
 async def balanced(team: Team) -> list[int]:
