@@ -15,9 +15,6 @@ from streamworker import App, Context
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import When
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.group.requests import make_request
-from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.connecting import connected
 from streamworker.testing import MemoryServer, local_worker
 
 pytestmark = pytest.mark.anyio
@@ -56,40 +53,6 @@ async def test_minutes_pass_in_moments_and_what_is_due_happens_in_between() -> N
     assert time.monotonic() - began_s < 30
     assert [elapsed for elapsed, _ in seen] == pytest.approx([300, 60], abs=0.1)
     assert (seen[1][1] - seen[0][1]).total_seconds() == pytest.approx(600, abs=1)
-
-
-@pytest.mark.full("simulates an hour")
-@pytest.mark.parametrize("is_paused", [True, False])
-async def test_a_processor_paused_for_an_hour_goes_on_where_it_stood(*, is_paused: bool) -> None:
-    """Its worker keeps the partitions, and takes nothing; without the pause it takes all meanwhile."""
-    app, orders = _shop()
-    seen: list[int] = []
-
-    @app.processor(orders)
-    async def take(order: Order) -> None:
-        seen.append(order.number)
-
-    keys, partitions = GroupKeys("shop", "orders", "take"), range(2)
-    async with (
-        local_worker(app, clock="virtual") as worker,
-        connected(app.settings, "ann", 1) as backend,
-    ):
-        await orders.send_many(Order("ann", number) for number in range(10))
-        await worker.until_drained()
-        if is_paused:
-            await make_request(backend, keys, partitions, "pause", who="ann", why="the mail server moves")
-            await worker.until(lambda now: {v.state for v in now.processors["take"].partitions} == {"paused"})
-        before = (await worker.snapshot()).processors["take"]
-        await orders.send_many(Order("ann", number) for number in range(10, 20))
-        await worker.advance("1 hour")
-        assert seen == list(range(10 if is_paused else 20))
-        after = (await worker.snapshot()).processors["take"]
-        assert after.taken_ms - before.taken_ms >= 3_600_000
-        assert after.lag == (10 if is_paused else 0)
-        assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
-        await make_request(backend, keys, partitions, "resume", who="ann", why="")
-        await worker.until_drained()
-    assert seen == list(range(20))
 
 
 async def test_time_stands_still_while_something_runs() -> None:
@@ -211,30 +174,6 @@ async def test_a_call_may_wait_for_a_real_socket() -> None:
             await orders.send(Order("ann", 1))
             await worker.until_drained()
     assert answers == [b"2.50\n"]
-
-
-async def test_a_killed_worker_is_missed_after_its_time_and_its_records_are_handled_once_more() -> None:
-    """Although nobody waits for that time."""
-    app, orders = _shop()
-    entries: list[str] = []
-
-    @app.processor(orders, batch=10)
-    async def take(batch: list[Order], ctx: Context) -> list[Order]:
-        entries.extend(map(str, ctx.entry_ids))
-        await anyio.sleep(1)
-        return batch
-
-    began_s = time.monotonic()
-    async with local_worker(app, clock="virtual", name="first") as first:
-        await orders.send_many(Order(f"c{n % 9}", n) for n in range(100))
-        await first.until(lambda now: now.processors["take"].committed >= 20)
-        await first.kill()
-        async with local_worker(app, clock="virtual", name="second") as second:
-            await second.until_drained()
-            rows = await second.rows(take)
-    assert sorted(row["number"] for row in rows) == list(range(100))
-    assert len(entries) > 100, "what was under way ran again"
-    assert time.monotonic() - began_s < 30
 
 
 async def test_the_server_of_an_app_lives_until_its_last_block_ends() -> None:

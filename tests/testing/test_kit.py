@@ -3,17 +3,17 @@
 import asyncio
 import threading
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import msgspec
-import pyarrow as pa
 import pytest
 
 from streamworker import App, Context, Halt, Processor
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import Snapshot, fake_context, local_worker
+from streamworker.testing.memory import is_in_memory
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -37,8 +37,11 @@ class Total(msgspec.Struct):
 
 
 async def test_after_a_kill_the_next_worker_counts_each_record_once(url: str) -> None:
-    """Nothing is handed over: the batch in hand runs again, what was committed does not."""
+    """Nothing is handed over: the batch in hand runs again, what was committed does not. By a virtual clock
+    the dead worker is missed after its time, although nobody waits for it.
+    """
     app = App("shop", **QUICK)
+    clock: Literal["virtual", "real"] = "virtual" if is_in_memory(url) else "real"
     orders = app.stream("orders", Order, key="customer", partitions=2)
 
     @app.processor(orders, batch=10)
@@ -48,12 +51,12 @@ async def test_after_a_kill_the_next_worker_counts_each_record_once(url: str) ->
         await anyio.sleep(0.01)
         return [Total(order.customer, ctx.state[order.customer]) for order in batch]
 
-    async with local_worker(app, url=url, name="first") as first:
+    async with local_worker(app, url=url, clock=clock, name="first") as first:
         await orders.send_many(Order(f"c{n % 7}", 1) for n in range(400))
         seen = await first.until(lambda now: now.processors["sum_up"].committed >= 40)
         await first.kill()
         assert seen.processors["sum_up"].lag > 0
-        async with local_worker(app, url=url, name="second") as second:
+        async with local_worker(app, url=url, clock=clock, name="second") as second:
             dead = await second.snapshot()
             assert {view.owner for view in dead.processors["sum_up"].partitions} != {None}, "nobody released"
             await second.until_drained()
@@ -64,8 +67,9 @@ async def test_after_a_kill_the_next_worker_counts_each_record_once(url: str) ->
 
 
 async def test_what_was_sent_is_shown_as_records_in_its_order(url: str) -> None:
-    """Over all partitions."""
+    """Over all partitions; columns are no records."""
     app = App("shop")
+    columns = app.stream("columns", Order, codec="arrow")
     orders = app.stream("orders", Order, key="customer", partitions=4)
 
     @app.processor(orders)
@@ -77,24 +81,8 @@ async def test_what_was_sent_is_shown_as_records_in_its_order(url: str) -> None:
             await orders.send(order)
             await anyio.sleep(0.002)  # Ids of two partitions differ by the clock of the server.
         assert await worker.sent(orders) == sent
-
-
-async def test_columns_come_and_go_as_columns(url: str) -> None:
-    """Many rows in an entry; what was sent cannot be shown as records then."""
-    app = App("shop")
-    orders = app.stream("orders", Order, key="customer", partitions=2, codec="arrow")
-
-    @app.processor(orders, output=Order)
-    async def large(rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows.filter(pa.compute.greater(rows["amount"], 97))
-
-    async with local_worker(app, url=url) as worker:
-        columns = {"customer": [f"c{n % 9}" for n in range(100)], "amount": list(range(100))}
-        assert await orders.send_table(pa.table(columns)) == 100
-        await worker.until_drained()
-        assert sorted(row["amount"] for row in await worker.rows(large)) == [98, 99]
         with pytest.raises(ConfigurationError, match="are columns"):
-            await worker.sent(orders)
+            await worker.sent(columns)
 
 
 async def test_a_wait_in_vain_says_what_was_seen_last(url: str) -> None:
