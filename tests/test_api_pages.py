@@ -22,7 +22,6 @@ from streamworker import errors
 SHOWN = re.compile(r"^::: ([\w.]+)\n((?: {4}.*\n)*)", re.MULTILINE)
 PARAMETERS = re.compile(r"^Parameters\n-+\n(.*?)(?=^\w+\n-{3,}|\Z)", re.MULTILINE | re.DOTALL)
 ENTRY = re.compile(r"^(\S.*)\n((?: {4}.*\n?|\n)+)", re.MULTILINE)
-RAISES = re.compile(r"^Raises\n-+\n(.*?)(?=^\w+\n-{3,}|\Z)", re.MULTILINE | re.DOTALL)
 
 
 class Shown(NamedTuple):

@@ -285,10 +285,3 @@ def test_a_worker_loads_an_app_in_several_modules(parts: Path) -> None:
     many = importlib.import_module("many")
     Worker(many.app)
     assert list(many.app.registry.processors) == ["send"]
-
-
-def test_a_module_of_an_app_that_fails_is_named(parts: Path) -> None:
-    """With its line."""
-    (parts / "mail.py").write_text("1 / 0\n")
-    with pytest.raises(ConfigurationError, match=r"Importing module 'many\.mail' failed: ZeroDivisionError"):
-        resolve_app("many:app")
