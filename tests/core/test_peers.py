@@ -138,17 +138,6 @@ def test_nobody_waits_longer_than_a_few_heartbeats_for_those_before() -> None:
     assert watch.judge(watch.observe("w0")) == ("w0",)
 
 
-def test_a_member_that_left_is_forgotten() -> None:
-    """Its id never comes back; should it, it is counted anew."""
-    watch = Watch()
-    watch.silence("w2", beats=10)
-    watch.members = ("w1", "w3")
-    watch.observe()
-    watch.members = GROUP
-    assert watch.observe("w2") == ()
-    assert watch.peers.suspects == ()
-
-
 # -- between our heartbeats -----------------------------------------------------------------------
 
 
@@ -170,16 +159,6 @@ def test_a_peer_is_looked_at_when_its_time_is_over_and_not_only_at_our_next_hear
     assert watch.peers.check(at_ms) == [SendHeartbeat()]
     assert watch.observe("w2", gap_ms=600) == (2,)
     assert watch.judge((2,)) == ("w2",)
-
-
-def test_those_who_died_together_are_looked_at_together() -> None:
-    """A machine with many workers died: one rebalance, not one a worker."""
-    watch = Watch()
-    watch.observe()
-    watch.observe("w2", "w3", w2=700, w3=200)
-    watch.observe("w2", "w3")
-    assert watch.peers.next_deadline_ms() == watch.now_ms + 800
-    assert watch.judge(watch.observe("w2", "w3", gap_ms=800)) == ("w2", "w3")
 
 
 def test_the_oldest_member_is_looked_at_as_soon_as_any_other() -> None:
@@ -250,16 +229,6 @@ def test_those_who_act_later_look_later_and_not_at_all_once_the_dead_is_removed(
     watch.peers.keep(("w1", "w3"))
     assert watch.peers.next_deadline_ms() is None
     assert watch.peers.suspects == ()
-
-
-def test_a_slow_peer_is_looked_at_when_the_long_time_is_over() -> None:
-    """Not a millisecond before, and then it is removed although its connection is there."""
-    watch = watched(400)
-    for _ in range(TIMING.slow_after_ms // INTERVAL_MS - 2):
-        watch.observe("w2")
-    assert watch.peers.next_deadline_ms() == watch.now_ms + 600
-    assert watch.judge(watch.observe("w2", gap_ms=599), 2) == ()
-    assert watch.judge(watch.observe("w2", gap_ms=1), 2) == ("w2",)
 
 
 def test_a_clock_of_the_server_that_is_set_makes_nobody_older_than_our_last_look() -> None:
