@@ -33,23 +33,6 @@ async def test_a_batch_has_at_most_so_many_records_and_loses_none(redis_url: str
     assert [value for batch in batches for value in batch] == list(range(100))
 
 
-async def test_a_batch_waits_for_company_only_as_long_as_within_says(redis_url: str) -> None:
-    """One record alone is handled too, once it is `within` seconds old."""
-    app = App("meters", redis_url=redis_url)
-    readings = app.stream("readings", Reading, partitions=1)
-    sizes: list[int] = []
-
-    @app.processor(readings, batch=1_000_000, within=0.05)
-    async def store(batch: list[Reading]) -> None:
-        sizes.append(len(batch))
-
-    async with local_worker(app, url=redis_url) as worker:
-        await readings.send(Reading(1))
-        await worker.until_drained()
-
-    assert sizes == [1]
-
-
 async def test_a_record_alone_waits_for_no_company_unless_within_says_so() -> None:
     """A batch is taken as soon as the one before is done, in each mode that has batches."""
     app = App("meters")

@@ -160,30 +160,6 @@ async def test_a_batch_does_not_go_on_from_a_call_that_redis_has_lost(emptied: s
     assert sum(msgspec.msgpack.decode(value) for value in found if value) == 2
 
 
-async def test_a_timer_runs_between_records_too(redis_url: str) -> None:
-    app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    seen: list[str] = []
-
-    @app.processor(orders)
-    async def audit(order: Order, ctx: Context) -> None:
-        ctx.state["last"] = order.customer
-        await until(lambda: bool(seen) or order.customer != "ann", "the timer has run once")
-        seen.append(order.customer)
-
-    @audit.timer(every=0.1)
-    def tell(ctx: Context) -> None:
-        seen.append(f"timer after {ctx.state.get('last')}")
-
-    async with local_worker(app, url=redis_url) as worker:
-        await until(lambda: bool(seen), "the timer has run")
-        await orders.send_many([Order(customer, 1.0) for customer in ("ann", "bob", "cid")])
-        await worker.until_drained()
-        await until(lambda: "timer after cid" in seen, "it runs on")
-
-    assert [each for each in seen if not each.startswith("timer")] == ["ann", "bob", "cid"]
-
-
 async def test_a_timer_that_waits_for_the_backlog_runs_under_constant_load(redis_url: str) -> None:
     """It has seen what was sent before its time. What comes later does not count, so it need not be empty."""
     app = App("shop", redis_url=redis_url)
