@@ -1,40 +1,12 @@
 """Groups in the simulator's world, for tests of what a protocol promises."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from streamworker.core.events import Effect, Event
-from streamworker.core.protocols.registry import Coordinator
 from tests.simulator.faults import Fault, FaultKind
 from tests.simulator.runner import STUCK_MS
 from tests.simulator.simulation import story
 from tests.simulator.worker import SimWorker
 from tests.simulator.world import World
-
-
-class Around:
-    """Stands between the world and a core."""
-
-    def __init__(self, core: Coordinator) -> None:
-        self.core = core
-
-    def handle(self, event: Event, now_ms: int) -> list[Effect]:
-        changed = self.before(event)
-        return [] if changed is None else self.after(self.core.handle(changed, now_ms))
-
-    @property
-    def held(self) -> Sequence[int]:
-        return self.core.held
-
-    def next_deadline_ms(self) -> int | None:
-        return self.core.next_deadline_ms()
-
-    def before(self, event: Event) -> Event | None:
-        """Return what the core gets in place of an event."""
-        return event
-
-    def after(self, effects: list[Effect]) -> list[Effect]:
-        """Return what is done in place of some effects."""
-        return effects
 
 
 def until(world: World, condition: Callable[[], bool], what: str, within_ms: int) -> int:

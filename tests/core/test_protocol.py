@@ -4,6 +4,7 @@ Here are the single promises, each from several seeds. All faults at once, and t
 are in tests/simulation; the steps themselves, line by line, in tests/protocol.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,8 +23,8 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.membership.worker import WorkerCore
-from streamworker.core.protocols.registry import PROTOCOLS
-from tests.core.groups import Around, check_rest, is_agreed, settled, until
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
+from tests.core.groups import check_rest, is_agreed, settled, until
 from tests.simulator.faults import QUIET
 from tests.simulator.simulation import Schedule, run
 from tests.simulator.world import World
@@ -119,14 +120,22 @@ def test_two_dozen_workers_start_at_once_and_share_sixteen_partitions() -> None:
     assert max(world.checker.executions.values()) == 1
 
 
-class Watched(Around):
+class Watched:
     """A core that must not drain a partition which nobody took away from it or made a request about."""
 
-    stopping = False
-    requested: frozenset[int] = frozenset()
-    """The partitions about which an operator made a request."""
+    def __init__(self, core: Coordinator) -> None:
+        self.core, self.stopping = core, False
+        self.requested: frozenset[int] = frozenset()
+        """The partitions about which an operator made a request."""
 
-    def before(self, event: Event) -> Event:
+    @property
+    def held(self) -> Sequence[int]:
+        return self.core.held
+
+    def next_deadline_ms(self) -> int | None:
+        return self.core.next_deadline_ms()
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
         self.stopping |= isinstance(event, StopRequested)
         if isinstance(event, ControlReceived):
             orders = [message for message in event.messages if isinstance(message, RequestMade)]
@@ -136,9 +145,7 @@ class Watched(Around):
         if isinstance(event, LocksAnswered):
             replies = event.replies.items()
             self.requested |= {p for p, reply in replies if isinstance(reply, Acquired) and reply.requested}
-        return event
-
-    def after(self, effects: list[Effect]) -> list[Effect]:
+        effects = self.core.handle(event, now_ms)
         drained = {effect.partition for effect in effects if isinstance(effect, DrainRunner)}
         uncaused = drained & self.owned - self.requested
         assert self.stopping or not uncaused, f"drained without a cause: {uncaused}"
