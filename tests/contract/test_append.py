@@ -70,13 +70,6 @@ async def test_an_append_is_refused_before_the_one_that_it_follows(group: Group)
     assert [reply.code for reply in await append_many(group.backend, STREAM, [late])] == [AppendCode.EARLY]
 
 
-async def test_a_first_append_that_arrives_behind_its_second_writes_nothing(group: Group) -> None:
-    """The second went on without it, so its turn is past, whatever became of who sent it."""
-    await append_many(group.backend, STREAM, [Append(0, "p", 2, 0, [b"b"])])
-    (late,) = await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [b"a"])])
-    assert (late.code, late.length) == (AppendCode.DUP, 1)
-
-
 async def test_each_producer_and_partition_counts_for_itself(group: Group) -> None:
     """The same number of another producer, or in another partition, is another append."""
     appends = [

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, RecordError
 from streamworker.redisio.data import commit
@@ -112,29 +112,6 @@ async def test_only_the_owner_commits_and_only_at_its_epoch(
     stale = request(lock, entries, rows=1, owner=owner, epoch=lock.epoch + step)
     assert (await group.commit(stale)).code is CommitCode.FENCED
     assert everything(raw) == before
-
-
-async def test_a_commit_that_skips_entries_is_a_gap(group: Group, raw: Raw) -> None:
-    """A batch that does not begin at the checkpoint is refused, whatever its owner believes."""
-    entries, lock = await group.begun(3)
-    before = everything(raw)
-    reply = await group.commit(request(lock, entries[2:], rows=1, previous=entries[1].id))
-    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
-    assert everything(raw) == before
-
-
-async def test_nobody_commits_without_a_lock(group: Group, raw: Raw) -> None:
-    """After FLUSHALL, and after a release, there is no owner to compare with; acquiring makes a lock anew."""
-    entries, lock = await group.begun(1)
-    await group.release("w1", lock.epoch)
-    assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
-    raw.flushall()
-    reply = await group.commit(request(lock, entries))
-    assert (reply.code, reply.epoch, reply.checkpoint) == (CommitCode.FENCED, 0, None)
-    assert everything(raw) == {}
-    new = await group.own("w2")
-    assert (new.checkpoint, new.epoch >= lock.epoch) == (ZERO, True)
-    assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
 
 
 async def test_entries_that_the_server_lost_after_they_were_read_are_not_committed(
