@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.errors import BackendRefused
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.redisio.data.statetables import count_values, expire_many, read_fields, read_table
-from tests.contract.support import GROUP, OTHER_TYPES, Group, Raw, request
+from tests.contract.support import GROUP, Group, request
 from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -112,19 +111,3 @@ async def test_a_table_that_keeps_values_for_ever_from_now_on_keeps_them(group: 
     values, _ = await read_fields(group.backend, VALUES, [b"ann"])
     assert values == [b" 2"]
     assert await group.backend.execute("ZRANGE", INDEX, 0, -1) == [b"bob"]
-
-
-@pytest.mark.parametrize("key", [VALUES, INDEX])
-async def test_a_key_of_another_type_is_named_and_nothing_is_written(
-    group: Group, raw: Raw, key: str
-) -> None:
-    """By the commit, and by whoever removes what has expired."""
-    (sent,) = await commits(group, {"ann": 1}, ttl_ms=HOUR_MS)
-    command, *arguments = OTHER_TYPES["string"]
-    raw.execute_command(command, key, *arguments)
-    reply = await group.commit(sent)
-    assert reply.code is CommitCode.BADTYPE
-    assert key in str(reply.error)
-    assert (await group.lock()).checkpoint == sent.previous
-    with pytest.raises(BackendRefused, match="holds another type"):
-        await expire_many(group.backend, GROUP, ["totals"], {0: ("w1", sent.epoch)})
