@@ -63,7 +63,7 @@ INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
         "clock", "telling", "signals", "observing", "connecting", "durability", "provisioning", "resources",
-        "read", "send", "tracing", "forward", "run", "measuring", "watch", "listener", "partitions", "group",
+        "read", "send", "tracing", "forward", "run", "watch", "listener", "partitions", "group",
         "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),

@@ -11,7 +11,6 @@ import random
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import anyio
@@ -19,6 +18,7 @@ from anyio.abc import TaskGroup
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
+from streamworker.core.data.load import LoadMeter
 from streamworker.core.ownership.merging import merged
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership import events as calls
@@ -28,6 +28,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, BackendUnavailable, InternalError
 from streamworker.log import get_logger
 from streamworker.redisio.group.control import post
+from streamworker.redisio.group.loads import read_lags
 from streamworker.redisio.group.locks import mark_many
 from streamworker.redisio.group.operation import Access, Operation
 from streamworker.redisio.group.operations import OPERATIONS
@@ -35,7 +36,6 @@ from streamworker.redisio.group.requests import read_versions
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.measuring import measure
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.partitions import Partitions
 from streamworker.runtime.provisioning import provision
@@ -289,6 +289,19 @@ class Group:
                     self.deliver(ev.RequestsSeen(seen))
 
     async def _measure(self, every_ms: int, scope: anyio.CancelScope) -> None:
-        running, report = self.partitions.running, partial(self.keeper.report, self.keys)
+        """Measure the load of each partition until cancelled, a round trip each; heartbeats report it."""
+        meter, running = LoadMeter(), self.partitions.running
         with scope:
-            await measure(self.backend, self.keys, running, report, every_ms, self._log)
+            try:
+                while True:
+                    await anyio.sleep(every_ms / 1000)
+                    try:
+                        lags = await read_lags(self.backend, self.keys, tuple(running()))
+                    except BackendError as error:
+                        self._log.warning("lags_unread", error=str(error))
+                        continue
+                    counters = {p: runner.counters(lags.get(p)) for p, runner in running().items()}
+                    self.keeper.report(self.keys, meter.look(counters))
+            finally:
+                # Otherwise heartbeats would report the last load for as long as the worker lives.
+                self.keeper.report(self.keys, {})

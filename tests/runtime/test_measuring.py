@@ -1,34 +1,38 @@
 """Measuring what partitions ask of their worker, and what counts as work."""
 
-import anyio
-import pytest
-import structlog
+import asyncio
+from typing import Any
 
+import pytest
+
+from streamworker import App
 from streamworker.runtime.clock import monotonic_ms
-from streamworker.runtime.measuring import measure
+from streamworker.runtime.watch.keeper import Keeper
+from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import Order, handling
 
 pytestmark = pytest.mark.anyio
 
-EVERY_MS = 20
 
-
-async def test_what_is_not_measured_any_more_is_no_load(redis_url: str) -> None:
+async def test_what_is_not_measured_any_more_is_no_load(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when a group goes on under another assignment: the last figure must not stand there for ever."""
     told: list[dict[int, int]] = []
+    monkeypatch.setattr(Keeper, "report", lambda _keeper, _keys, loads: told.append(dict(loads)))
+    often: dict[str, Any] = {"heartbeat_interval_ms": 200, "balance_interval_ms": 200}
+    app = App("shop", redis_url=redis_url, assignment="weighted", **often)
+    orders, release = app.stream("orders", Order, partitions=1), asyncio.Event()
 
+    @app.processor(orders)
     async def price(_: Order) -> None:
-        await anyio.sleep(30)
+        await release.wait()
 
-    async with handling(redis_url, price, [1]) as (desk, running), anyio.create_task_group() as tasks:
-        tasks.start_soon(
-            measure,
-            *(desk.backend, desk.keys, lambda: {0: running.runner}),
-            *(lambda loads: told.append(dict(loads)), EVERY_MS, structlog.get_logger("test")),
-        )
+    async with local_worker(app, url=redis_url):
+        await orders.send(Order(1))
         await wait_for_async(lambda: bool(told and told[-1].get(0)), "a load was measured")
-        tasks.cancel_scope.cancel()
+        release.set()
     assert told[-1] == {}
 
 

@@ -20,12 +20,13 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.context import OwnedPartition
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.load import Counters
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.tries import Tries
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
-from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.clock import monotonic_ms, monotonic_s
 from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
@@ -148,6 +149,11 @@ class PartitionRunner:
         self.ending.drains = True
         if self.commits.is_full:
             self.ending.full()
+
+    def counters(self, lag: int | None) -> Counters:
+        """Return what the partition has done until now; ``lag`` is the number of entries that wait."""
+        at_ms, done = monotonic_ms(), self.commits.records_done
+        return Counters(self.commits.epoch, at_ms, self.activity.worked_ms(at_ms), done, lag)
 
     async def _stay_halted(self, reason: str) -> None:
         self.commits.log.error("partition_halted", reason=reason)
