@@ -87,18 +87,23 @@ def test_a_web_service_takes_orders_once_asks_later_and_ends_quietly(
     assert not any(word in log for word in ("ERROR", "Traceback", "destroyed"))
 
 
+def imported(monkeypatch: pytest.MonkeyPatch, folder: Path, redis_url: str) -> Any:
+    """Import the web service of a folder; what was imported under its names is there again after the test."""
+    monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
+    monkeypatch.syspath_prepend(folder)
+    for name in ("shop", "web"):
+        monkeypatch.setitem(sys.modules, name, sys)
+        del sys.modules[name]
+    return import_module("web")
+
+
 @pytest.mark.anyio
 async def test_the_service_of_the_page_tells_its_clients_what_to_do(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/sending.md, word for word: once by its key, 422 for what is no order, 503 where Redis refuses."""
     save("docs/sending.md", tmp_path)
-    monkeypatch.setenv("STREAMWORKER_REDIS_URL", redis_url)
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("shop", "web"):  # What was imported under these names before is there again after the test.
-        monkeypatch.setitem(sys.modules, name, sys)
-        del sys.modules[name]
-    web = import_module("web")
+    web = imported(monkeypatch, tmp_path, redis_url)
     transport = httpx.ASGITransport(web.api)
     async with web.app.lifespan(), httpx.AsyncClient(transport=transport, base_url="http://web") as client:
         ids, order = {"idempotency-key": "17"}, {"customer": "ann", "amount": 5.0}
@@ -113,19 +118,14 @@ async def test_the_service_of_the_page_tells_its_clients_what_to_do(
     assert len(entries(redis_url, "orders", 16)) == 1
 
 
-def test_a_script_imports_without_an_event_loop(redis_url: str, tmp_path: Path) -> None:
-    """The function of the same module, in a process that has none."""
+def test_a_script_imports_without_an_event_loop(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function of the same module; that it keeps no program alive is in tests/runtime/test_sync.py."""
     shutil.copy(WEB, tmp_path / "web.py")
     shutil.copy(SHOP, tmp_path / "shop.py")
-    code = "import web; row = dict(id='1', customer='ann', sku='tea', quantity='2')\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + "print(web.nightly_import([row] * 3_000))"],
-        cwd=tmp_path,
-        env=os.environ | {"STREAMWORKER_REDIS_URL": redis_url},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "3000\n", "")
+    web = imported(monkeypatch, tmp_path, redis_url)
+    row = {"id": "1", "customer": "ann", "sku": "tea", "quantity": "2"}
+    assert web.nightly_import([row] * 3_000) == 3_000
     assert entries(redis_url, "orders", 16)
+    web.app.close()
