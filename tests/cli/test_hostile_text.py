@@ -12,11 +12,9 @@ import typer
 from streamworker import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.root import app as command_line
-from streamworker.dev.rendezvous import find
 from streamworker.importing import resolve_stream
 from streamworker.redisio.data.state import RAN
 from streamworker.redisio.keys import GroupKeys, StreamKeys
-from streamworker.variables import REDIS_URL_OVERRIDE
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
@@ -154,7 +152,7 @@ SHOWS_IT = LOOKS.keys() - SHOWS_NONE
 
 ELSEWHERE = {
     "run": "test_a_worker_that_fails_on_such_a_record_logs_it_harmlessly",
-    "dev": "test_dev_passes_nothing_on_that_a_terminal_obeys",
+    "dev": "its workers write as those of `run`, to the same terminal",
     "demo": "it shows its own records only",
     "exporter": "it prints its address only; prometheus-client escapes labels",
     "web": "test_text_of_others_is_shown_as_text; it prints its address only",
@@ -312,18 +310,6 @@ def test_a_worker_that_fails_on_such_a_record_logs_it_harmlessly(
     run = terminal("run", "shop:app", "--name", "w1", "--log-format", format)
     wait_for(lambda: "Traceback" in run.read() and run.text.count(SEEN) > 2, "both have failed")
     check(run.text.rpartition("\r\n")[0])
-
-
-def test_dev_passes_nothing_on_that_a_terminal_obeys(failing: Path, terminal: OpenTerminal) -> None:
-    """Its workers write to its own terminal."""
-    dev = terminal("dev", "shop:app", "--workers", "1", "--no-spark", "--no-tui")
-    wait_for(lambda: "worker_started" in dev.read(), "its worker has started")
-    _, url = find() or (0, "")
-    assert terminal("send", "shop:orders", "order.jsonl", **{REDIS_URL_OVERRIDE: url}).wait() == 0
-    wait_for(lambda: SEEN in dev.read(), "the record has failed")
-    dev.press("\x03")
-    dev.wait()
-    check(dev.text.replace("^C", ""))
 
 
 def test_a_module_that_cannot_be_imported_forges_no_line(

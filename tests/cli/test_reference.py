@@ -71,13 +71,3 @@ def test_help_loads_nothing_of_weight() -> None:
         env={**os.environ, "PYTHONPATH": str(PAGE.parents[1])},
     )
     assert done.stderr.splitlines() == ["[]"] * 3 and done.stdout.count("Usage: ") == 2
-
-
-def test_typer_and_rich_stay_in_the_command_line_and_the_live_view() -> None:
-    """A worker in a container needs neither to import."""
-    package = PAGE.parents[1] / "streamworker"
-    for path in package.rglob("*.py"):
-        inside = path.relative_to(package).parts[0]
-        if inside in ("cli", "tui", "dev"):
-            continue
-        assert not re.search(r"^\s*(from|import) (rich|typer)\b", path.read_text("utf-8"), re.MULTILINE), path

@@ -23,9 +23,12 @@ def raw(redis_url: str) -> redis.Redis:
     return redis.Redis.from_url(redis_url)
 
 
-def _deploy(shop: Path, before: str, after: str) -> None:
+HOURLY = '\n\n@app.pipeline(pricing, path="lake/hourly")\ndef hourly(rows):\n    return rows\n'
+
+
+def _deploy(shop: Path, before: str, after: str, more: str = "") -> None:
     assert before in SHOP
-    (shop / "shop.py").write_text(SHOP.replace(before, after), "utf-8")
+    (shop / "shop.py").write_text(SHOP.replace(before, after) + more, "utf-8")
     sys.modules.pop("shop", None)
 
 
@@ -49,10 +52,13 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
     split = streamworker("schema", "check", "shop:app")
     assert split.exit_code == 3 and "partitions: 4 -> 8  breaks: workers refuse to start" in split.output
 
-    _deploy(shop, "amount: float", "amount: int\n    coupon: str")
+    _deploy(shop, "amount: float", "amount: int\n    coupon: str", HOURLY)
     broken = streamworker("schema", "check", "shop:app", "--json")
     assert broken.exit_code == 3, broken.output
-    told = {each["what"]: each["breaks"] for each in json.loads(broken.stdout)}
+    found = json.loads(broken.stdout)
+    assert {each["where"] for each in found} == {"orders", "price (rows)"}
+    assert any(each["effect"].endswith("its pipelines are hourly") for each in found)
+    told = {each["what"]: each["breaks"] for each in found}
     assert told["Order.amount: float -> int"] and told["Order gains `coupon: str`"]
     assert told["field 'amount' was double and is int64"], "the rows that `price` forwards"
     assert "changes break what is stored." in broken.stderr
