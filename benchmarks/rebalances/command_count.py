@@ -35,8 +35,6 @@ class CommandCount:
     """
 
     def __init__(self, url: str | None) -> None:
-        self.by_client: Counter[str] = Counter()
-        """Counts by client address; all clients on a unix socket share one address."""
         self.by_name: Counter[str] = Counter()
         """Counts by command or script."""
         self._link = None if url is None else Link(Endpoint(url, "monitor"))
@@ -74,4 +72,3 @@ class CommandCount:
         if name == "evalsha" and match[3]:
             name = _SCRIPTS.get(match[3].decode(), name)
         self.by_name[name] += 1
-        self.by_client[match[1].decode("utf-8", "replace")] += 1

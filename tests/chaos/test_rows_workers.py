@@ -328,7 +328,7 @@ def be_nice(pid: int) -> None:
 @pytest.mark.timeout(600)
 async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard) -> None:
     """Within three seconds, at forty commands each, in each round."""
-    rounds = [await run_herd(workers=50, partitions=64) for _ in range(3)]
+    rounds = [await run_herd(yard.forge, workers=50, partitions=64) for _ in range(3)]
     agreed = [each.agree_ms or 60_000 for each in rounds]
     commands = max(each.commands_a_worker for each in rounds)
     generations = max(each.generations for each in rounds)

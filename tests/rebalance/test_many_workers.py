@@ -13,7 +13,8 @@ import pytest
 from benchmarks.rebalances.changes import Rebalances, Story, tell
 from benchmarks.rebalances.facts import Change
 from streamworker.dev.server import EmbeddedServer
-from tests.rebalance.herd import Herd, run_herd
+from tests.chaos.forked import Forge
+from tests.rebalance.herd import run_herd
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -53,13 +54,6 @@ def loaded(told: Story) -> dict[str, Change]:
     return {each.what: each for each in told.changes if each.commands is None}
 
 
-def herd(workers: int, partitions: int) -> Herd:
-    """Let workers join at once, and print what that was like."""
-    found = asyncio.run(run_herd(workers=workers, partitions=partitions))
-    print(f"{found.commands_a_worker:.1f} commands a worker; {found}")
-    return found
-
-
 # It takes half a minute. In short test_protocols.py proves which partitions move of sticky workers.
 @pytest.mark.soak
 def test_a_join_a_leave_and_a_death_move_the_fewest_partitions_and_no_other_is_touched() -> None:
@@ -78,9 +72,10 @@ def test_a_join_a_leave_and_a_death_move_the_fewest_partitions_and_no_other_is_t
     assert join.pause_moved_ms < death.pause_moved_ms, "who leaves in good order is not waited for"
 
 
-def test_workers_that_join_at_once_make_a_few_documents_and_not_one_each() -> None:
+def test_workers_that_join_at_once_make_a_few_documents_and_not_one_each(forge: Forge) -> None:
     """The first makes one, and lets the others in together."""
-    found = herd(workers=16, partitions=32)
+    found = asyncio.run(run_herd(forge, workers=16, partitions=32))
+    print(f"{found.commands_a_worker:.1f} commands a worker; {found}")
     assert found.agree_ms is not None
     assert found.generations <= 6
     assert found.commands_a_worker <= 2 * COMMANDS_MOST
