@@ -47,23 +47,6 @@ def test_load_is_measured_from_when_the_group_shares_by_it_until_it_does_not() -
     assert of_type(bench.read(group(ME, "w2.1", generation=12)), calls.ReportLoad) == [calls.ReportLoad(0)]
 
 
-def test_nobody_measures_or_looks_under_another_assignment() -> None:
-    """It costs nothing where it is not used."""
-    bench = Bench.started()
-    assert of_type(bench.read(group(ME, "w2.1")), calls.ReportLoad) == []
-    bench.heartbeat(after_ms=INTERVAL_MS)
-    assert of_type(bench.wait(10 * RULES.interval_ms), calls.ReadLoads) == []
-
-
-def test_the_first_member_looks_and_the_others_do_not() -> None:
-    """One look an interval, however large the group is."""
-    first, second = Bench.member_of(weighted(ME, "w2.1")), Bench.member_of(weighted("w2.1", ME))
-    for bench in (first, second):
-        bench.heartbeat(beats={"w2.1": beat(1, 2)})
-    assert len(of_type(first.wait(RULES.interval_ms), calls.ReadLoads)) == 1
-    assert of_type(second.wait(RULES.interval_ms), calls.ReadLoads) == []
-
-
 def test_the_next_one_looks_while_the_first_is_silent() -> None:
     """It need not be dead: a slow one is not removed for long."""
     bench = Bench.member_of(weighted("w2.1", ME))
@@ -111,17 +94,6 @@ def test_a_decision_on_a_document_that_is_being_read_anew_is_dropped_when_that_i
     assert of_type(effects, calls.ChangeDocument) == []
 
 
-def test_the_dead_are_removed_before_anything_is_balanced() -> None:
-    """Their partitions change everything."""
-    bench = Bench.member_of(weighted(ME, "w2.1"))
-    for _ in range(3):
-        bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    bench.send(calls.CallFailed(calls.DocumentCall.PROBE))
-    bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
-    (change,) = of_type(bench.send(calls.PeersProbed(frozenset())), calls.ChangeDocument)
-    assert change.message.cause == "death"
-
-
 def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
     """Nothing is asked while an answer may still come, and other calls that fail say nothing of it."""
     bench = Bench.member_of(weighted(ME, "w2.1"))
@@ -134,12 +106,3 @@ def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
         effects = [] if call is None else bench.send(calls.CallFailed(call))
         effects += bench.wait(3 * RULES.interval_ms)
         assert len(of_type(effects, calls.ReadLoads)) == looks, call
-
-
-def test_a_worker_that_leaves_looks_no_more() -> None:
-    """Neither does one that the group removed."""
-    for ending in (ev.StopRequested(), calls.HeartbeatDone(ME, True, 10, 0, "run", {})):
-        bench = Bench.member_of(weighted(ME, "w2.1"))
-        bench.heartbeat()
-        bench.send(ending)
-        assert of_type(bench.wait(3 * RULES.interval_ms), calls.ReadLoads) == []

@@ -166,33 +166,6 @@ def test_a_document_that_went_back_behind_a_lock_is_written_anew() -> None:
 # -- leaving -------------------------------------------------------------------------------------
 
 
-def test_a_leaving_worker_drains_says_so_releases_and_only_then_is_gone() -> None:
-    """Marked as leaving first: it stays a member, and its locks are not free, until they are released."""
-    bench = Bench.running(ME, "w2.1")
-    effects = bench.send(ev.StopRequested())
-    assert names(effects) == ["DrainRunner"] * 4 + ["ChangeDocument"]
-    asked = change(effects)
-    assert asked.message == GroupChanged(0, "leave", "w1", (0, 1, 2, 3))
-    assert asked.membership.ids == (ME, "w2.1")
-    assert (asked.added, asked.removed) == ((), ())
-
-    assert names(bench.send(calls.DocumentChanged(11))) == []
-    for p in (0, 1, 2):
-        assert names(bench.release(bench.send(ev.RunnerStopped(p, 100 + p)))) == ["PostControl"]
-    effects = bench.release(bench.send(ev.RunnerStopped(3, 103)))
-    assert names(effects) == ["PostControl", "ChangeDocument"]
-    asked = change(effects)
-    assert asked.message == GroupChanged(0, "left", "w1", ())
-    assert (asked.expected, asked.removed) == (11, (ME,))
-
-    assert bench.send(calls.DocumentChanged(12)) == [
-        calls.StopHeartbeat(),
-        ev.Finished(),
-    ]
-    assert bench.core.phase is Phase.GONE
-    assert bench.core.next_deadline_ms() is None
-
-
 def test_a_worker_that_owns_nothing_and_the_last_one_leave_all_the_same_in_two_steps() -> None:
     """Standing by is being a member; whoever joins after the last one takes its partitions."""
     bench = Bench.running(*(f"w{n + 2}.1" for n in range(4)), ME, partitions=4)

@@ -134,16 +134,6 @@ def test_a_peer_that_beats_again_after_a_lost_race_is_not_removed() -> None:
     assert removals(bench.wait(10)) == []
 
 
-def test_a_removal_that_a_peer_did_first_is_not_repeated() -> None:
-    """The refusal brings the document without the dead."""
-    bench = Bench.running(ME, "w2.1", "w3.1")
-    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
-    bench.heartbeat(beats={"w2.1": beat(1, 7), "w3.1": beat(9_000, 8)})
-    assert removals(probed(bench, 8)) == [("w2.1",)]
-    effects = bench.refuse(group(ME, "w3.1", generation=11))
-    assert removals(effects + bench.wait(INTERVAL_MS)) == []
-
-
 def test_races_that_were_lost_long_ago_do_not_lengthen_later_pauses() -> None:
     """A race that is lost to somebody who did the same is over."""
     bench = Bench.running(ME, "w2.1")
