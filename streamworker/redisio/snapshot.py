@@ -6,7 +6,7 @@ nothing that grows with the number of entries.
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, RequestMade
@@ -88,7 +88,7 @@ async def take_snapshot(
     if not document:
         membership = _by_locks(looks)
         known_beats = {member: Beat(now_ms, 0, "", 0) for member in membership.ids}
-    partitions = tuple(_partition_view(look, membership, group) for look in looks)
+    partitions = tuple(_judged(look, membership, group) for look in looks)
     members = _member_views(membership, known_beats, partitions, now_ms, silent_after_ms)
     if members and all(member.state in ("silent", "held") for member in members):
         partitions = await _silent(backend, keys, partitions)
@@ -121,18 +121,8 @@ async def take_snapshot(
 _NO_LOCK = LockView("", 0, ZERO, 0, 0, "", 0, "", "", 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What Redis stores about one partition."""
-
-    partition: int
-    lock: LockView
-    length: int
-    lag: int
-    acked_length: int
-    dead: int
-    outbox: int
-    problem: str
+_Look = tuple[LockView, PartitionView]
+"""What Redis stores about one partition; only ``_judged`` says who should own it, and what its owner does."""
 
 
 async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> list[_Look]:
@@ -149,7 +139,8 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             RecordCounts.command(keys.counts(p)),
         ]
     replies = await backend.pipeline(commands)
-    looks, uncounted = [], []
+    looks: list[_Look] = []
+    uncounted: list[tuple[int, EntryId]] = []
     for p in range(count):
         lock, length, groups, settled, acked_length, dead, outbox, counts = replies[8 * p : 8 * p + 8]
         packed = RecordCounts.of(counts)
@@ -163,18 +154,30 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
         lag, is_sure = _lag(groups, settled, keys.group, (_number(length), records, packed), view)
         if view is not None and not is_sure:
             uncounted.append((p, view.checkpoint))
-        looks.append(
-            _Look(
-                partition=p,
-                lock=view or _NO_LOCK,
-                length=records,
-                lag=lag,
-                acked_length=_number(acked_length),
-                dead=_number(dead),
-                outbox=_number(outbox),
-                problem=str(broken[0]) if broken else "",
-            )
+        held = view or _NO_LOCK
+        known = PartitionView(
+            partition=p,
+            owner=held.owner or None,
+            assigned=None,
+            epoch=held.epoch,
+            state="halted" if broken else "running",
+            reason=str(broken[0]) if broken else "",
+            checkpoint=str(held.checkpoint),
+            records=held.entries - held.gone,
+            gone=held.gone,
+            lag=lag,
+            length=records,
+            rows=held.rows,
+            acked_length=_number(acked_length),
+            dead=_number(dead),
+            outbox=_number(outbox),
+            since_ms=held.since_ms,
+            retry=held.retry,
+            pause=held.pause,
+            deaths=held.deaths,
+            timers=held.timers,
         )
+        looks.append((held, known))
     return await _with_counted_lags(backend, keys, looks, uncounted) if uncounted else looks
 
 
@@ -218,61 +221,40 @@ async def _with_counted_lags(
         # If the viewer's Redis user may not run scripts, the upper bound is shown.
         if not isinstance(reply, BackendError) and reply[0] == b"OK" and not reply[4]
     }
-    return [replace(look, lag=counted.get(look.partition, look.lag)) for look in looks]
+    return [(lock, replace(view, lag=counted.get(view.partition, view.lag))) for lock, view in looks]
 
 
-def _partition_view(look: _Look, membership: Membership, group: str) -> PartitionView:
-    lock, owners = look.lock, membership.owners
-    assigned = owners[look.partition] if look.partition < len(owners) else None
-    owner = lock.owner or None
-    state, reason = _state(look, owner, assigned, membership)
+def _judged(look: _Look, membership: Membership, group: str) -> PartitionView:
+    (lock, view), owners = look, membership.owners
+    assigned = owners[view.partition] if view.partition < len(owners) else None
+    state, reason = _state(lock, view, assigned, membership)
     if lock.deaths:
-        suspect = f"{look.partition}/{lock.suspect}"
+        suspect = f"{view.partition}/{lock.suspect}"
         died = "1 worker" if lock.deaths == 1 else f"{lock.deaths} workers"
         reason = reason or f"{died} died in a row in the call of record {suspect}."
         reason += (
             f" Set it aside: `streamworker dead put MODULE:{group} {suspect}`. "
-            f"Or have it called again: `streamworker retry MODULE:{group} --partition {look.partition}`."
+            f"Or have it called again: `streamworker retry MODULE:{group} --partition {view.partition}`."
         )
-    return PartitionView(
-        partition=look.partition,
-        owner=owner,
-        assigned=assigned,
-        epoch=lock.epoch,
-        state=state,
-        reason=reason,
-        checkpoint=str(lock.checkpoint),
-        records=lock.entries - lock.gone,
-        gone=lock.gone,
-        lag=look.lag,
-        length=look.length,
-        rows=lock.rows,
-        acked_length=look.acked_length,
-        dead=look.dead,
-        outbox=look.outbox,
-        since_ms=lock.since_ms,
-        retry=lock.retry if state == "retrying" else None,
-        pause=lock.pause,
-        deaths=lock.deaths,
-        timers=lock.timers,
-    )
+    retry = lock.retry if state == "retrying" else None
+    return replace(view, assigned=assigned, state=state, reason=reason, retry=retry)
 
 
 def _state(
-    look: _Look, owner: str | None, assigned: str | None, membership: Membership
+    lock: LockView, view: PartitionView, assigned: str | None, membership: Membership
 ) -> tuple[PartitionState, str]:
-    if look.problem:
-        return "halted", look.problem
-    if owner is None or membership.get(owner) is None:
+    if view.state == "halted":
+        return "halted", view.reason
+    if view.owner is None or membership.get(view.owner) is None:
         # A lock whose owner was removed counts as free.
         return ("acquiring" if assigned else "unowned"), ""
-    if look.lock.pause is not None:
-        return "paused" if look.lock.obeyed >= look.lock.requested else "pausing", ""
-    match look.lock.state:
+    if lock.pause is not None:
+        return "paused" if lock.obeyed >= lock.requested else "pausing", ""
+    match lock.state:
         case "halted" | "retrying" | "draining" as state:
-            return state, look.lock.reason
+            return state, lock.reason
         case _:
-            return "running", look.lock.reason
+            return "running", lock.reason
 
 
 async def _silent(
@@ -297,9 +279,9 @@ def _by_locks(looks: Sequence[_Look]) -> Membership:
 
     Such a protocol has no heartbeats either, so members count as alive while they hold a lock.
     """
-    owners = tuple(look.lock.owner or None for look in looks)
+    owners = tuple(view.owner for _, view in looks)
     since: dict[str, int] = {}
-    for lock in (look.lock for look in looks if look.lock.owner):
+    for lock in (lock for lock, _ in looks if lock.owner):
         since[lock.owner] = min(since.get(lock.owner, lock.since_ms), lock.since_ms)
     members = tuple(
         Member(owner, owner.rpartition(".")[0] or owner, "", 0, joined_ms)
