@@ -6,7 +6,6 @@ import pytest
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.protocols.membership.events import ChangeRefused, DocumentChanged
-from streamworker.errors import BackendRefused
 from streamworker.redisio.group import control, loads, membership
 from streamworker.redisio.group.membership import HeartbeatReply, Renewal
 from streamworker.redisio.keys import GroupKeys
@@ -145,10 +144,3 @@ async def test_the_control_stream_does_not_grow_for_ever(
     monkeypatch.setattr(control, "MESSAGES_MAX", 150)
     await control.post(group.backend, GROUP, [{"kind": "x"}] * 1_000)
     assert raw.xlen(GROUP.control) <= 250
-
-
-async def test_posting_to_a_key_of_another_type_says_so(group: Group, raw: Raw) -> None:
-    """Nothing is swallowed here; the caller decides that a message is only a hint."""
-    raw.set(GROUP.control, "mine")
-    with pytest.raises(BackendRefused, match="WRONGTYPE"):
-        await control.post(group.backend, GROUP, [{"kind": "x"}])

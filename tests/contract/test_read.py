@@ -131,12 +131,6 @@ async def test_a_server_that_becomes_a_replica_ends_the_wait(
         raw.execute_command("REPLICAOF", "NO", "ONE")
 
 
-async def test_reading_a_key_of_another_type_says_so(raw: Raw, connection: BlockingConnection) -> None:
-    raw.set(STREAM.events(1), "mine")
-    with pytest.raises(BackendRefused, match="WRONGTYPE"):
-        await streams.read(connection, STREAM, {0: ZERO, 1: ZERO}, 10, 10)
-
-
 async def test_entries_are_counted_up_to_a_position(
     group: Group, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -308,17 +308,6 @@ async def test_a_key_of_another_type_stops_a_script_before_it_writes(
             assert everything(raw) == before
 
 
-@pytest.mark.parametrize("name", ["data/append", "group/acquire"])
-async def test_a_script_that_the_server_forgot_is_sent_again(group: Group, raw: Raw, name: str) -> None:
-    """SCRIPT FLUSH, or a restart, between two calls is not noticed by the caller."""
-    call = CALLS[name]
-    for _ in range(2):
-        await group.backend.run(call.script, (call.keys, call.args))
-        raw.script_flush()
-    replies = await group.backend.run_many(call.script, [(call.keys, call.args)] * 3)
-    assert not [reply for reply in replies if isinstance(reply, Exception)]
-
-
 async def test_a_script_forgotten_between_its_load_and_its_call_is_loaded_again(
     group: Group, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
