@@ -51,7 +51,7 @@ ON_REDIS_TOO = {
 }  # fmt: skip
 """Modules of tests/contract that ``make test-full`` tries on Redis 7, for what a server may do in its own
 way: types and errors of commands, ids, trimming, connections. The others have the mark ``soak`` there,
-since their Lua text is the same."""
+since their Lua text is the same, and so has what runs in ``make test-full`` alone."""
 
 ELSEWHERE_TOO = {"test_commit", "test_membership", "test_snapshot"}
 """Modules of tests/contract that ``make test-full`` tries on a Cluster and by way of sentinels. The others
@@ -74,10 +74,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     sentinels and on a Cluster.
     """
     if CONTRACT in metafunc.definition.path.parents and "server" in metafunc.fixturenames:
-        stem = metafunc.definition.path.stem
-        servers: list[Any] = [
-            "valkey", pytest.param("redis7", marks=[] if stem in ON_REDIS_TOO else pytest.mark.soak)
-        ]  # fmt: skip
+        stem, is_full = metafunc.definition.path.stem, metafunc.definition.get_closest_marker("full")
+        on_redis: Any = [] if stem in ON_REDIS_TOO and not is_full else pytest.mark.soak
+        servers: list[Any] = ["valkey", pytest.param("redis7", marks=on_redis)]
         if not metafunc.definition.get_closest_marker("one_server"):
             slow = pytest.mark.full("three times as slow as on one server")
             mark = slow if stem in ELSEWHERE_TOO else pytest.mark.soak
