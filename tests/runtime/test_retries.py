@@ -59,9 +59,9 @@ async def test_a_database_that_is_away_delays_records_and_nothing_else(
 
     errors = Retry(backoff=0.05, backoff_max=BACKOFF_MAX_MS / 1000)
     app.processor(items, name="store", errors=errors, **options)(some if "batch" in options else one)
-    keys = [f"k{n}" for n in range(200)]
+    keys = [f"k{n}" for n in range(100)]
     async with local_worker(app, url=redis_url) as worker:
-        await items.send_many(Item(key, number) for number in range(10) for key in keys)
+        await items.send_many(Item(key, number) for number in range(5) for key in keys)
         await _retries(worker, PARTITIONS)
         before = (await worker.snapshot()).processors["store"]
         often = await worker.until(
@@ -80,7 +80,7 @@ async def test_a_database_that_is_away_delays_records_and_nothing_else(
         after = (await worker.snapshot()).processors["store"]
     assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
     assert all(view.reason == "" for view in after.partitions)
-    assert stored == {key: list(range(10)) for key in keys}
+    assert stored == {key: list(range(5)) for key in keys}
 
 
 @pytest.mark.parametrize("trouble", ["a slow way to Redis", "no answer"])
@@ -160,9 +160,9 @@ async def test_after_a_minute_of_failures_all_partitions_run_at_full_speed_withi
         first_s.setdefault(ctx.partition, loop.time())
         stored[item.key].append(item.number)
 
-    keys = [f"k{n}" for n in range(200)]
+    keys = [f"k{n}" for n in range(100)]
     async with local_worker(app, clock="virtual") as worker:
-        await items.send_many(Item(key, number) for number in range(10) for key in keys)
+        await items.send_many(Item(key, number) for number in range(5) for key in keys)
         await _retries(worker, PARTITIONS)
         before = (await worker.snapshot()).processors["store"]
         await anyio.sleep(60)
@@ -170,7 +170,7 @@ async def test_after_a_minute_of_failures_all_partitions_run_at_full_speed_withi
         await worker.until_drained()
         after = (await worker.snapshot()).processors["store"]
     assert [view.epoch for view in after.partitions] == [view.epoch for view in before.partitions]
-    assert stored == {key: list(range(10)) for key in keys}
+    assert stored == {key: list(range(5)) for key in keys}
     assert len(first_s) == PARTITIONS
     assert max(first_s.values()) - healed_s <= 4
 

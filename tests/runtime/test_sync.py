@@ -89,7 +89,6 @@ threading.Thread(target=orders.sync.send, args=[Order(201)], daemon=True).start(
 while not any(lane.under_way for lane in producers["orders"]._lanes._lanes.values()):
     time.sleep(0.01)
 """
-"""It imports no more than a program of a user."""
 
 
 def test_a_program_ends_by_itself_says_nothing_and_sends_what_is_under_way(shop: Shop) -> None:
