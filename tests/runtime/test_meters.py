@@ -5,6 +5,7 @@ from collections import defaultdict
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -12,8 +13,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from streamworker import App, DeadLetter, Retry
+from streamworker.declaring.specs import StreamSpec
 from streamworker.metrics import measure
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime.observing import Observer, observe
 from streamworker.runtime.watch.meters import ERRORS_MAX, METERS, OTHER, Meters
 from tests.helpers import wait_for_async
 from tests.raw import opened
@@ -171,3 +174,36 @@ def test_without_a_provider_nothing_of_opentelemetry_is_told() -> None:
     app = App("shop")
     measure(app, CollectorRegistry())
     assert isinstance(app.observer, Meters)
+
+
+# -- several observers -------------------------------------------------------------------------
+
+
+class Number(msgspec.Struct):
+    """A record."""
+
+    value: int
+
+
+class Listing(Observer):
+    """Keeps what it is told of sends."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def sent(self, spec: StreamSpec, seconds: float, records: int, waited: int) -> None:
+        """Keep it."""
+        self.told.append((spec.name, seconds, records, waited))
+
+
+def test_each_observer_of_an_app_is_told() -> None:
+    """What one of them does not want to know is told the others all the same."""
+    app = App("watched")
+    stream = app.stream("numbers", Number)
+    first, deaf, last = Listing(), Observer(), Listing()
+    for each in (first, deaf, last):
+        observe(app, each)
+    assert app.observer is not None
+    app.observer.sent(stream.spec, 0.5, 3, 0)
+    app.observer.repeated(stream.spec)
+    assert first.told == last.told == [("numbers", 0.5, 3, 0)]

@@ -1,16 +1,21 @@
-"""What holds a partition up is shown; the reasons of its reads and its commits do not clear each other."""
+"""What holds a partition up is shown, and a server that is away does not fill the log."""
 
 import asyncio
 import random
+from collections import Counter
 from typing import Any, cast
 
 import pytest
 import structlog
 from structlog.stdlib import BoundLogger
+from structlog.testing import capture_logs
 
+from streamworker import App, Context
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.keys import GroupKeys
+from streamworker.runtime import telling
 from streamworker.runtime.run.rollback import Witness
+from streamworker.testing import local_worker
 from tests.chaos.proxy import proxied
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.workbench import Order, Priced, bench
@@ -76,3 +81,38 @@ async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot
         await desk.backend.execute("DEL", keys.lock(1))
         await desk.acquire(1, "w1")
         assert await asyncio.wait_for(both[1], PATIENCE_S) == []
+
+
+# -- what is told while a server is away -------------------------------------------------------
+
+
+@pytest.mark.full("waits for a server that hangs")
+async def test_calls_that_get_no_answer_are_told_once_a_kind_and_not_by_each_partition(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A day without Redis would fill a disk: each partition tries again every second or two."""
+    monkeypatch.setattr(telling, "_told_s", {})
+    app = App("told", call_timeout_ms=1_000, trim_interval_ms=100)
+    orders = app.stream("orders", Order, key="number", partitions=4)
+
+    @app.processor(orders)
+    async def take(order: Order) -> Order:
+        return order
+
+    @take.timer(every="0.1 seconds")
+    async def tick(ctx: Context) -> None: ...
+
+    async with proxied(redis_url) as proxy, local_worker(app, url=proxy.url) as worker:
+        await orders.send(Order(1))
+        await worker.until_drained()
+        with capture_logs() as logs:
+            proxy.hold()
+            telling._told_s.clear()  # A call that a busy machine held up would have told of its kind already.
+            sends = [asyncio.create_task(orders.send(Order(n))) for n in range(40)]
+            wanted = {"fetch_failed", "timers_wait", "trim_failed", "schema_unreadable", "send_unanswered"}
+            await wait_for_async(lambda: wanted <= {log["event"] for log in logs}, "each kind of call failed")
+            proxy.let_pass()
+            await asyncio.gather(*sends)
+            await worker.until_drained()
+        told = Counter(log["event"] for log in logs if log["log_level"] == "warning")
+        assert {event: told[event] for event in wanted} == dict.fromkeys(wanted, 1)
