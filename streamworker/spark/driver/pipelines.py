@@ -5,7 +5,6 @@ streamworker writes, or a stream writer, which streamworker starts. In both case
 checkpoint directory, the trigger and the query's name.
 """
 
-import difflib
 import logging
 import random
 import threading
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from streamworker.core.pauses import pause_ms
 from streamworker.declaring.specs import PipelineSpec
-from streamworker.errors import BackendUnavailable, ConfigurationError, StreamworkerError
+from streamworker.errors import BackendUnavailable, ConfigurationError, StreamworkerError, did_you_mean
 from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local, source_options
 from streamworker.spark.driver.driverlock import sole_driver
@@ -167,10 +166,9 @@ def _selected(
     chosen = [spec for spec in specs if spec.name == name]
     if not chosen:
         names = [spec.name for spec in specs]
-        close = difflib.get_close_matches(name, names, n=1)
         raise ConfigurationError(
             f"There is no pipeline {name!r} in {owner}.",
-            remedy=f"Did you mean {close[0]!r}?" if close else f"It has: {', '.join(names)}.",
+            remedy=did_you_mean(name, names).strip() or f"It has: {', '.join(names)}.",
         )
     return chosen, redis_url
 
