@@ -267,13 +267,13 @@ def test_what_has_expired_is_not_there_and_what_will_says_when(default: str) -> 
     assert dt.timedelta(minutes=50) < row["_expires_at"] - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=1)
 
 
-@pytest.mark.full("stores 300,000 values")
+@pytest.mark.full("stores 120,000 values")
 def test_a_large_table_streams_through_a_page_at_a_time(default: str) -> None:
-    """Five times the keys take no more memory; tasks are packed by keys, one partition each at most."""
+    """Twice the keys take no more memory; tasks are packed by keys, one partition each at most."""
     app, totals = app_with(default)
     worked(app, default)
     peaks = []
-    for count in (60_000, 300_000):
+    for count in (60_000, 120_000):
         fill(default, totals, count)
         rows = most = 0
         tasks = reader(maxPartitions="1").partitions()
@@ -284,10 +284,10 @@ def test_a_large_table_streams_through_a_page_at_a_time(default: str) -> None:
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert (rows, most) == (count, BATCH_ROWS)
-    assert peaks[1] < 1.3 * peaks[0], peaks
+    assert peaks[1] < 1.1 * peaks[0], peaks
     assert [len(task.value) for task in reader(parallelism="4").partitions()] == [1, 1, 1, 1]
     found = read({"app": "shop", "table": "totals", "parallelism": "4"})
-    assert sorted(found["orders"].to_pylist()) == list(range(300_000))
+    assert sorted(found["orders"].to_pylist()) == list(range(120_000))
 
 
 @pytest.mark.full("stores 100,000 values")
