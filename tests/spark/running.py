@@ -10,6 +10,13 @@ from streamworker.spark.driver.session import Session
 from tests.helpers import wait_for
 
 
+def run_once(session: Session, *specs: PipelineSpec) -> tuple[int, str]:
+    """Run pipelines over what the logs hold; return the exit code, and the error of one that failed."""
+    told: list[PipelineProgress] = []
+    code = run_pipelines(specs, session=session, once=True, on_progress=told.append)
+    return code, next((each.error for each in told if each.state == "failed"), "")
+
+
 class Running:
     """``run_pipelines`` in a thread, with all that it told."""
 

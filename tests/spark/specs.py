@@ -21,6 +21,13 @@ def same(frame: Any) -> Any:
     return frame
 
 
+def by_user(frame: Any) -> Any:
+    """Return one row a user, of the number of orders and their amount: a whole result."""
+    from pyspark.sql import functions as sf
+
+    return frame.groupBy("user").agg(sf.count("*").alias("orders"), sf.sum("amount").alias("amount"))
+
+
 def pipeline(function: Callable[..., Any] = print, *, forward: bool = True, **given: Any) -> PipelineSpec:
     """Return a pipeline over processor ``price`` that is well declared but for ``given``."""
     stream = StreamSpec(

@@ -7,24 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.checks import batch_in
 from streamworker.spark.driver.pipelines import run_pipelines
-from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
 from streamworker.spark.source.table import check_holds
 from tests.chaos.figures import record
 from tests.spark.acked import AckedLog
-from tests.spark.queries import run, table
-from tests.spark.reading import stream_reader
-from tests.spark.running import Running
-from tests.spark.specs import pipeline, same
+from tests.spark.reading import Query, stream_reader
+from tests.spark.running import Running, run_once
+from tests.spark.specs import by_user, pipeline, same
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -32,14 +27,10 @@ TABLE = Path("lake/revenue")
 CHECKPOINT = Path("lake/.streamworker/revenue/revenue/checkpoint")
 
 
-def by_user(frame: DataFrame) -> DataFrame:
-    return frame.groupBy("user").agg(F.count("*").alias("orders"))
-
-
 def pass_by(session: Session, acked: AckedLog, function: Callable[[DataFrame], DataFrame]) -> None:
     """Run a pipeline over new rows, and trim what it has read, as workers do."""
     acked.fill(0, [4])
-    assert run_pipelines([pipeline(function)], session=session, once=True) == 0
+    assert run_once(session, pipeline(function)) == (0, "")
     position = json.loads(acked.redis.hget(acked.keys.readers, "revenue"))
     acked.trim(0, position["p"]["0"])
 
@@ -69,7 +60,7 @@ def test_a_table_of_files_is_not_written_on_from_another_checkpoint(
     assert content(spark_session) == before
     lose_it()
     shutil.copytree(tmp_path / "right", CHECKPOINT)
-    assert run_pipelines([pipeline(same)], session=spark_session, once=True) == 0
+    assert run_once(spark_session, pipeline(same)) == (0, "")
     assert [row[0] for row in content(spark_session)] == acked.numbers()
     record(
         "F37",
@@ -92,21 +83,19 @@ def test_a_whole_result_is_not_made_anew_from_what_is_left(spark_session: Sessio
     assert content(spark_session) == before
 
 
-def test_a_query_of_your_own_is_refused_by_the_name_of_its_reader(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """Wherever it begins, until the reader is forgotten, or loss is accepted."""
+def test_a_query_of_your_own_is_refused_by_the_name_of_its_reader(acked: AckedLog) -> None:
+    """Until the reader is forgotten, or loss is accepted. Without a name it is not guarded."""
     acked.fill(0, [4])
     options = acked.options(reader="mine")
-    run(spark, options, tmp_path / "one")
+    Query(options).run()
     acked.trim(0, 4)
-    with pytest.raises(PySparkException, match=r"DataLoss: Reader 'mine' was at row 4 .* begins anew"):
-        run(spark, options, tmp_path / "two")
-    run(spark, options | {"failOnDataLoss": "false"}, tmp_path / "three")
+    with pytest.raises(DataLoss, match=r"Reader 'mine' was at row 4 .* begins anew"):
+        Query(options)
+    for allowed in (options | {"failOnDataLoss": "false"}, acked.options()):
+        assert Query(allowed).run() == []
     acked.fill(0, [4])
     acked.redis.hdel(acked.keys.readers, "mine")
-    run(spark, options, tmp_path / "four")
-    assert table(spark, tmp_path / "four") == [4, 5, 6, 7]
+    assert Query(options).run() == [4, 5, 6, 7]
 
 
 def test_a_start_that_spark_did_not_come_to_write_down_may_be_made_again(
@@ -167,19 +156,6 @@ def test_a_reader_that_goes_on_holds_the_rows_of_one_that_nothing_is_known_of(
     assert places(acked) == {"fast": 4, "slow": 2}
 
 
-def test_spark_by_itself_leaves_rows_out_in_silence(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """Why it is refused. A query of your own without ``reader`` is not guarded."""
-    acked.fill(0, [4])
-    run(spark, acked.options(), tmp_path)
-    acked.trim(0, 4)
-    acked.fill(0, [4])
-    shutil.rmtree(tmp_path / "ck")
-    run(spark, acked.options(), tmp_path)
-    assert table(spark, tmp_path) == [0, 1, 2, 3]
-
-
 def test_batches_are_counted_on_other_file_systems_too(spark: SparkSession, tmp_path: Path) -> None:
     """Through Hadoop, with the marks that Spark's compaction leaves."""
     folder = tmp_path / "offsets"
@@ -195,12 +171,6 @@ def test_batches_are_counted_on_other_file_systems_too(spark: SparkSession, tmp_
 
 
 # -- the table -------------------------------------------------------------------------------
-
-
-def run_once(session: Session, *specs: PipelineSpec) -> tuple[int, list[PipelineProgress]]:
-    told: list[PipelineProgress] = []
-    code = run_pipelines(list(specs), session=session, once=True, on_progress=told.append)
-    return code, [each for each in told if each.state == "failed"]
 
 
 def files() -> list[Path]:
@@ -231,20 +201,20 @@ def test_a_start_on_a_table_that_lacks_batches_writes_nothing(
     other = pipeline(same, name="other", path="lake/other")
     for _ in range(2):
         acked.fill(0, [4])
-        assert run_once(spark_session, pipeline(same), other) == (0, [])
+        assert run_once(spark_session, pipeline(same), other) == (0, "")
     shutil.rmtree(TABLE)
     acked.fill(0, [4])
-    code, (failed,) = run_once(spark_session, pipeline(same), other)
+    code, error = run_once(spark_session, pipeline(same), other)
     assert code == 1
-    assert failed.pipeline == "revenue"
-    assert "holds no batch, and its query has committed batch 1, with 8 rows in all" in failed.error
-    assert 'startingOffsets={"0": 8, "1": 0}' in failed.error
+    assert f"The table {TABLE.absolute()} holds no batch" in error
+    assert "its query has committed batch 1, with 8 rows in all" in error
+    assert 'startingOffsets={"0": 8, "1": 0}' in error
     assert files() == []
     assert spark_session.spark.read.parquet(str(Path("lake/other").absolute())).count() == 12
 
     # The second way out that the message tells: the rows to come, in a new table.
     onward = pipeline(same, name="onward", path="lake/on", options={"startingOffsets": '{"0": 8, "1": 0}'})
-    assert run_once(spark_session, onward) == (0, [])
+    assert run_once(spark_session, onward) == (0, "")
     assert spark_session.spark.read.parquet(str(Path("lake/on").absolute())).count() == 4
 
 
@@ -266,6 +236,6 @@ def test_a_whole_result_that_is_gone_is_written_again(spark_session: Session, ac
     """Each batch writes all of it, so nothing is missing."""
     for _ in range(2):
         acked.fill(0, [7])
-        assert run_once(spark_session, pipeline(by_user)) == (0, [])
-        assert sum(orders for _, orders in content(spark_session)) == len(acked.numbers())
+        assert run_once(spark_session, pipeline(by_user)) == (0, "")
+        assert sum(orders for _, orders, _ in content(spark_session)) == len(acked.numbers())
         TABLE.unlink()

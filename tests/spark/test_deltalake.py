@@ -16,10 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.pipelines import run_pipelines
-from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
 from streamworker.spark.source.deltalake import DeltaLake
 from tests.spark.acked import AckedLog
+from tests.spark.running import run_once
 from tests.spark.specs import pipeline, same
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -31,12 +31,6 @@ LAST = dt.datetime(9999, 12, 31, 3, 30, tzinfo=dt.UTC)
 
 def delta(function: Any = same, **given: Any) -> Any:
     return pipeline(function, **{"format": "deltalake", "path": str(TABLE), "options": LIMIT, **given})
-
-
-def run_once(session: Session, spec: Any) -> tuple[int, str]:
-    told: list[PipelineProgress] = []
-    code = run_pipelines([spec], session=session, once=True, on_progress=told.append)
-    return code, told[-1].error
 
 
 def numbers() -> list[int]:

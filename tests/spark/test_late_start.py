@@ -4,9 +4,6 @@ import logging
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
 from streamworker.core.data.readers import read_position
 from streamworker.errors import DataLoss
@@ -17,9 +14,8 @@ from streamworker.spark.source import datasource
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.offsets import from_json
 from tests.spark.acked import AckedLog
-from tests.spark.queries import run, table
 from tests.spark.reading import batch_reader, numbers_of, stream_reader
-from tests.spark.specs import pipeline
+from tests.spark.specs import by_user, pipeline, same
 
 
 @pytest.fixture(autouse=True)
@@ -82,26 +78,12 @@ def test_where_nothing_may_be_missing_it_does_not_begin(acked: AckedLog) -> None
     assert acked.redis.hlen(acked.keys.readers) == 0
 
 
-def test_a_query_of_a_user_begins_and_one_that_must_not_ends(
-    spark: SparkSession, acked: AckedLog, tmp_path: Path
-) -> None:
-    """Through Spark."""
-    run(spark, acked.options(), tmp_path / "one")
-    assert table(spark, tmp_path / "one") == acked.numbers()[6:]
-    with pytest.raises(PySparkException, match="DataLoss: The query begins late: 6 of 12 rows"):
-        run(spark, acked.options(failOnDataLoss="true"), tmp_path / "two")
-
-
 def test_a_pipeline_says_so_and_goes_on_and_a_whole_result_is_not_made_of_a_part(
     spark_session: Session, acked: AckedLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The result of an aggregate would be wrong; failOnDataLoss=false makes it of what is left."""
-
-    def by_user(frame: DataFrame) -> DataFrame:
-        return frame.groupBy("user").agg(F.count("*").alias("orders"))
-
     told: list[PipelineProgress] = []
-    rows = pipeline(lambda frame: frame, name="rows", path="lake/rows")
+    rows = pipeline(same, name="rows", path="lake/rows")
     whole = pipeline(by_user)
     part = pipeline(by_user, name="part", path="lake/part", options={"failOnDataLoss": "false"})
     specs = [rows, whole, part]

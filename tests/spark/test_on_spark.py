@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from streamworker.dev.server import EmbeddedServer
-from tests.spark.acked import NOTHING, ORDER, AckedLog
+from tests.spark.acked import NOTHING, AckedLog
 from tests.spark.conftest import Connect
 from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
 
@@ -81,38 +81,6 @@ def test_a_limit_is_exact_to_the_row_and_redis_is_told_of_the_last_one(
     assert value["took"] >= last["durationMs"]["addBatch"], "what the last micro-batch took stands beside it"
     assert value["log"] == {"0": acked.identity(0), "1": acked.identity(1)}
     assert value["at"] > 1_600_000_000_000
-
-
-def test_a_batch_read_takes_the_rows_between_two_offsets(spark: SparkSession, acked: AckedLog) -> None:
-    """All that is there by default, be it nothing."""
-    acked.declare(ORDER)
-    acked.register()
-    assert batch(spark, acked.options()).collect() == []
-    acked.fill(0, [5, 5])
-    acked.fill(1, [4])
-    assert sorted(row.n for row in batch(spark, acked.options()).collect()) == acked.numbers()
-    part = batch(spark, acked.options(startingOffsets='{"0": 3, "1": -1}', endingOffsets='{"0": 7}'))
-    assert sorted(row.n for row in part.collect()) == [3, 4, 5, 6]
-
-
-def test_metadata_says_where_each_row_comes_from(spark: SparkSession, acked: AckedLog) -> None:
-    """Partition, row number, time of the commit, last source id of its batch, epoch."""
-    before = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=1)
-    acked.fill(0, [2, 3])
-    acked.fill(1, [1])
-    found = batch(spark, acked.options(includeMetadata="true")).orderBy("_partition", "_offset").collect()
-    assert [(row.n, row._partition, row._offset, row._entry_id) for row in found] == [
-        (0, 0, 1, "2-0"),
-        (1, 0, 2, "2-0"),
-        (2, 0, 3, "5-0"),
-        (3, 0, 4, "5-0"),
-        (4, 0, 5, "5-0"),
-        (1_000_000, 1, 1, "1-0"),
-    ]
-    epochs = {p: int(acked.redis.hget(acked.keys.lock(p), "epoch")) for p in (0, 1)}
-    assert all(row._epoch == epochs[row._partition] for row in found)
-    stamps = [row._acked_at.replace(tzinfo=dt.UTC) for row in found]
-    assert all(before <= stamp <= dt.datetime.now(dt.UTC) for stamp in stamps)
 
 
 def test_every_arrow_type_that_records_have_arrives_as_it_was(spark: SparkSession, acked: AckedLog) -> None:

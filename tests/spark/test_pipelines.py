@@ -31,14 +31,10 @@ from streamworker.spark.source.sink import Batches, WholeResult
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.queries import wait_for_rows
-from tests.spark.running import Running
-from tests.spark.specs import pipeline, same
+from tests.spark.running import Running, run_once
+from tests.spark.specs import by_user, pipeline, same
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
-
-def by_user(frame: DataFrame) -> DataFrame:
-    return frame.groupBy("user").agg(F.sum("amount").alias("amount"), F.count("*").alias("orders"))
 
 
 def for_each(function: Callable[[DataFrame, int], None], name: str = "revenue") -> PipelineSpec:
@@ -141,7 +137,7 @@ def test_rows_of_two_processors_are_joined_and_each_side_is_read_once(
 
     both = pipeline(refunded, processors=(price, refund))
     with AckedLog(redis_url, partitions=1, stream="refunds", processor="refund") as other:
-        for here, there in (([8], [3]), ([2], [4]), ([], [6])):
+        for here, there in (([8], [3]), ([2], [10])):
             acked.fill(0, here)
             other.fill(0, there)
             told: list[PipelineProgress] = []
@@ -158,11 +154,10 @@ def test_rows_of_two_processors_are_joined_and_each_side_is_read_once(
 def test_an_aggregate_is_replaced_as_a_whole(spark_session: Session, acked: AckedLog) -> None:
     """In the default mode too: an aggregate without a watermark has no other meaning."""
     acked.fill(0, [20])
-    assert run_pipelines([pipeline(by_user)], session=spark_session, once=True) == 0
+    assert run_once(spark_session, pipeline(by_user)) == (0, "")
     assert spent(spark_session) == expected_spent(acked)
-    for _ in range(3):
-        acked.fill(1, [10])
-        assert run_pipelines([pipeline(by_user, mode="complete")], session=spark_session, once=True) == 0
+    acked.fill(1, [10])
+    assert run_once(spark_session, pipeline(by_user, mode="complete")) == (0, "")
     assert spent(spark_session) == expected_spent(acked)
     versions = Path("lake/.streamworker/revenue/revenue/versions")
     assert Path("lake/revenue").is_symlink()
@@ -170,8 +165,8 @@ def test_an_aggregate_is_replaced_as_a_whole(spark_session: Session, acked: Acke
     for version in versions.iterdir():
         os.utime(version, times=(version.stat().st_mtime - 3600,) * 2)
     acked.fill(1, [10])
-    assert run_pipelines([pipeline(by_user, mode="complete")], session=spark_session, once=True) == 0
-    assert sorted(each.name[-6:] for each in versions.iterdir()) == ["000003", "000004"]
+    assert run_once(spark_session, pipeline(by_user, mode="complete")) == (0, "")
+    assert sorted(each.name[-6:] for each in versions.iterdir()) == ["000001", "000002"]
 
 
 def test_batches_as_directories_are_whole_for_every_reader(
@@ -185,7 +180,7 @@ def test_batches_as_directories_are_whole_for_every_reader(
     acked.fill(0, [9])
     for more in ([], [1], [6]):  # The second run has one row, and leaves it out.
         acked.fill(0, more)
-        assert run_pipelines([spec], session=spark_session, once=True) == 0
+        assert run_once(spark_session, spec) == (0, "")
     table = tmp_path / "lake" / "each"
     kept = [n for n in acked.numbers() if n != 9]
     assert sorted(pd.read_parquet(table)["n"]) == kept
@@ -205,7 +200,7 @@ def test_batches_as_directories_are_whole_for_every_reader(
     assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 1
     assert "does not hold batch 4, which its query has committed" in told[-1].error
     two = replace(spec, name="two", path="lake/two")
-    assert run_pipelines([two], session=spark_session, once=True) == 0
+    assert run_once(spark_session, two) == (0, "")
     for wrong, says in (
         (replace(two, name="other", checkpoint="other"), "written from another checkpoint directory"),
         (replace(two, name="all", path="lake/all", function=by_user), "aggregate without a watermark"),
@@ -269,7 +264,7 @@ def test_a_sink_of_the_user_s_is_handed_what_names_a_batch(spark_session: Sessio
     spec = pipeline(same, path=None, write=write, mode="update", options={"maxRowsPerTrigger": "4"})
     for _ in range(2):
         acked.fill(0, [4])
-        assert run_pipelines([spec], session=spark_session, once=True) == 0
+        assert run_once(spark_session, spec) == (0, "")
     checkpoint = Path(".streamworker/shop/revenue/checkpoint/metadata")
     query = json.loads(checkpoint.read_text())["id"]
     assert handed == [(query, 0, [0, 1, 2, 3])] * 2 + [(query, 1, [4, 5, 6, 7])]
@@ -285,8 +280,8 @@ def test_a_stream_writer_that_is_returned_is_started_with_our_checkpoint_and_tri
 
     acked.fill(0, [5])
     spec = for_each(keep)
-    assert run_pipelines([spec], session=spark_session, once=True) == 0
-    assert run_pipelines([spec], session=spark_session, once=True) == 0
+    assert run_once(spark_session, spec) == (0, "")
+    assert run_once(spark_session, spec) == (0, "")
     assert sorted(seen) == acked.numbers()
     assert (tmp_path / ".streamworker/shop/revenue/checkpoint/metadata").exists()
 
@@ -460,7 +455,7 @@ def test_a_data_loss_is_not_tried_again(spark_session: Session, acked: AckedLog)
     acked.trim(0, 3)
     told: list[PipelineProgress] = []
     spec = pipeline(same, options={"startingOffsets": '{"0": 3}'})
-    assert run_pipelines([spec], session=spark_session, once=True) == 0
+    assert run_once(spark_session, spec) == (0, "")
     acked.fill(0, [3])
     acked.trim(0, 9)
     assert run_pipelines([spec], session=spark_session, once=True, on_progress=told.append) == 1

@@ -18,11 +18,11 @@ from streamworker.declaring.specs import PipelineSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError, DataLoss
 from streamworker.spark.driver.failures import read_failure
 from streamworker.spark.driver.pipelines import run_pipelines
-from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
 from streamworker.spark.source.postgres import AWAY, Postgres
 from tests.postgres import postgres
 from tests.spark.acked import AckedLog
+from tests.spark.running import run_once
 from tests.spark.specs import pipeline, same
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
@@ -55,12 +55,6 @@ def query(warehouse: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
 def into(table: str = "orders", function: Any = same, **given: Any) -> PipelineSpec:
     fixed = {"format": "postgres", "path": None, "dsn_env": VARIABLE, "table": table}
     return pipeline(function, **{**fixed, "options": {"maxRowsPerTrigger": "5"}, **given})
-
-
-def run_once(session: Session, *specs: PipelineSpec) -> tuple[int, str]:
-    told: list[PipelineProgress] = []
-    code = run_pipelines(list(specs), session=session, once=True, on_progress=told.append)
-    return code, told[-1].error
 
 
 def sink(checkpoint: Path, **given: Any) -> Postgres:

@@ -1,5 +1,6 @@
 """The source as Spark calls it, in this process and without a JVM: each loss is told by its name."""
 
+import datetime as dt
 import json
 import subprocess
 import sys
@@ -62,6 +63,37 @@ def test_an_offset_that_is_not_there_is_refused(
     acked.trim(0, 3)
     with pytest.raises((ConfigurationError, DataLoss), match=complaint):
         batch_reader(acked.options(**offsets)).partitions()
+
+
+def test_a_batch_read_takes_the_rows_between_two_offsets(acked: AckedLog) -> None:
+    """All that is there by default, be it nothing."""
+    acked.declare(ORDER)
+    acked.register()
+    assert read(acked.options()).num_rows == 0
+    acked.fill(0, [5, 5])
+    acked.fill(1, [4])
+    assert sorted(read(acked.options())["n"].to_pylist()) == acked.numbers()
+    part = read(acked.options(startingOffsets='{"0": 3, "1": -1}', endingOffsets='{"0": 7}'))
+    assert sorted(part["n"].to_pylist()) == [3, 4, 5, 6]
+
+
+def test_metadata_says_where_each_row_comes_from(acked: AckedLog) -> None:
+    """Partition, row number, time of the commit, last source id of its batch, epoch."""
+    before = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=1)
+    acked.fill(0, [2, 3])
+    acked.fill(1, [1])
+    found = read(acked.options(includeMetadata="true")).to_pylist()
+    assert [(row["n"], row["_partition"], row["_offset"], row["_entry_id"]) for row in found] == [
+        (0, 0, 1, "2-0"),
+        (1, 0, 2, "2-0"),
+        (2, 0, 3, "5-0"),
+        (3, 0, 4, "5-0"),
+        (4, 0, 5, "5-0"),
+        (1_000_000, 1, 1, "1-0"),
+    ]
+    epochs = {p: int(acked.redis.hget(acked.keys.lock(p), "epoch")) for p in (0, 1)}
+    assert all(row["_epoch"] == epochs[row["_partition"]] for row in found)
+    assert all(before <= row["_acked_at"] <= dt.datetime.now(dt.UTC) for row in found)
 
 
 def test_large_partitions_are_split_and_small_ones_packed(acked: AckedLog) -> None:
