@@ -59,7 +59,8 @@ async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
             "two owners": ([*log[:-1], changed(log[-1], owner="other.1")],),
             "begins before": ([*log, again],),
             "begins with what was committed": ([*log, changed(again, prev=behind)],),
-            "went back": ([*log, changed(again, prev=behind, first=later)],),
+            "ends before it begins": ([*log, changed(again, prev=behind, first=later)],),
+            "went back": ([*log, changed(again, prev=behind, first=later, last=later)],),
             "confirmed and lost": (log[:-1],),
         }
         for says, logs in plants.items():
