@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.blocks import ALL, FRAGMENTS, ROOT, Block, run
-from tests.following import STEP
 
 PROGRAMS = {
     "README.md": "tests/test_wheel.py",
@@ -31,10 +30,11 @@ def runs(block: Block) -> str:
         return "as a fragment" + (", with Spark" if block.needs_spark else "")
     if block.mark == "runnable":
         return "as a program"
-    if block.mark in ("run by", "not run"):
-        return f"{block.mark} {block.what}"
-    folder = Path(block.page).parent.as_posix()
-    return PROGRAMS.get(block.page) or PROGRAMS.get(folder, "") if block.mark in STEP.pattern else ""
+    if block.mark in ("run by", "not run", "skip"):
+        return f"{block.mark}: {block.what}"
+    if block.mark not in ("save", "append"):
+        return ""
+    return PROGRAMS.get(block.page) or PROGRAMS.get(Path(block.page).parent.as_posix(), "")
 
 
 def test_each_block_is_run_or_says_why_not() -> None:

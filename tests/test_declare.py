@@ -6,7 +6,6 @@ from dataclasses import fields
 from typing import Any, Literal
 
 import msgspec
-import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -94,7 +93,7 @@ def in_columns(rows: pa.RecordBatch) -> None:
     """Take columns."""
 
 
-def to_columns(rows: pa.Table, ctx: Context) -> pl.DataFrame | None:
+def to_columns(rows: pa.Table, ctx: Context) -> pa.RecordBatch | None:
     """Take columns and return some."""
 
 
