@@ -10,7 +10,6 @@ import pytest
 from tests.blocks import ALL, FRAGMENTS, ROOT, Block, run
 
 PROGRAMS = {
-    "README.md": "tests/test_wheel.py",
     "docs/getting-started.md": "tests/test_tutorials.py",
     "docs/moving": "tests/test_moving.py",
     "docs/outbox.md": "tests/test_outbox.py",
@@ -42,10 +41,8 @@ def test_each_block_is_run_or_says_why_not() -> None:
     for what, count in Counter(map(runs, ALL)).most_common():
         print(f"{count:4} {what}")
     assert [str(block) for block in ALL if not runs(block)] == []
-    tests = {block.what: block.page for block in ALL if block.mark == "run by"} | {
-        test: page for page, test in PROGRAMS.items()
-    }
-    for test, page in tests.items():
+    others = {block.page: block.what for block in ALL if block.mark == "run by"}
+    for page, test in (others | PROGRAMS).items():
         assert Path(page).stem in (ROOT / test).read_text("utf-8"), f"{test} does not run {page}"
 
 
