@@ -1,7 +1,7 @@
 # Every target makes what it needs: .venv with the exact versions of constraints.txt.
 #
 #   make demo           the whole system on real data, in 40 seconds
-#   make check          the rules: core, records, what users see, declarations, layers, docs; in two minutes with its
+#   make check          the rules: core, records, what users see, declarations, layers, docs; in a minute with its
 #                       installation, without Spark and Java
 #   make test           the tests that decide while you work, in five minutes; without root and without redis-server
 #   make test-full      all tests but the soak tests, in twenty-five minutes; on Redis too where there is a

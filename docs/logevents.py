@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "streamworker"
@@ -10,6 +11,7 @@ NAMES_IT = {"warn": (1, "warning"), "Note": (0, "info"), "_tell": (0, "error"), 
 """Functions that log for others: which of their arguments is the event, and the level."""
 
 
+@cache
 def events() -> dict[str, tuple[str, str]]:
     """Return the level and the module of each event that the code logs."""
     found: dict[str, tuple[str, str]] = {}
