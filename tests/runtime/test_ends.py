@@ -215,6 +215,7 @@ def test_a_worker_says_which_code_of_a_function_has_ended_it(
         await asyncio.sleep(60)
 
     lines.sync.send(Line("bad"))
+    app.close()
     # They would end this process when the worker has not left in time.
     monkeypatch.setattr("streamworker.runtime.worker.TwoStages", lambda *_, **__: nullcontext())
     with capture_logs() as logs:
