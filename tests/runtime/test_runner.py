@@ -147,6 +147,23 @@ async def test_a_drain_in_the_middle_of_a_slice_starts_no_other_call(redis_url: 
         assert await desk.committed() == 101
 
 
+async def test_a_full_batch_does_not_wait(redis_url: str) -> None:
+    """With enough records, or enough bytes, the time plays no part."""
+    sizes: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        sizes.append(len(batch))
+
+    async with handling(redis_url, price, range(100), batch=50, within=60) as (desk, running):
+        await desk.until_committed(100)
+        await running.drained()
+        await desk.send(range(100))
+        await desk.start(desk.spec(price, batch=50, within=60, batch_bytes=300))
+        await desk.until_committed(190)
+        assert sizes[:2] == [50, 50]
+        assert max(sizes[2:]) <= 10
+
+
 async def test_an_incomplete_batch_is_given_up_when_the_partition_drains(redis_url: str) -> None:
     """Draining does not wait for ``within``, and the waiting records are left to the next owner."""
     called: list[int] = []
