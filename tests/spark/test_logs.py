@@ -1,6 +1,7 @@
 """Reading the logs, without Spark: in bounded chunks, with few rights, on after an outage."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -26,13 +27,6 @@ from streamworker.spark.source.schema import BATCH_ROWS, Conformer, arrow_target
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
-
-
-@pytest.fixture
-def acked(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
-    with AckedLog(redis_url, partitions=2) as log:
-        yield log
 
 
 def whole(reader: AckedLogs, partition: int = 0) -> Slice:
@@ -270,8 +264,6 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is open and silent is no reason to wait for ever."""
-    import signal
-
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", own_server.url)
     monkeypatch.setitem(connection._POLICY, "socket_timeout", 1.0)
     with AckedLog(own_server.url, partitions=1) as log:
