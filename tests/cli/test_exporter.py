@@ -71,6 +71,13 @@ def test_a_scrape_costs_few_round_trips(streamworker: Invoke, redis_url: str) ->
     assert up.samples[0].value == 1 and asked <= 17 * 4 + 30
 
 
+def test_a_port_that_is_none_is_refused_and_no_signal_stays_blocked(invoke: Invoke) -> None:
+    """Else processes that are started would not end."""
+    result = invoke("exporter", "shop:app", "--port", "all")
+    assert (result.exit_code, "--port is 'all'" in result.stderr) == (ExitCode.CONFIGURATION, True)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_without_redis_the_exporter_says_that_and_nothing_else(streamworker: Invoke, shop: Path) -> None:
     """What stood in the last scrape is not told again, until Redis is back."""
     del streamworker, shop

@@ -5,7 +5,6 @@ import shlex
 import shutil
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -134,19 +133,17 @@ def _run_all(
             children.start(shlex.join(program), program, is_worker=False, runs=())
         say(f"Started {counted(workers, 'worker')}{' and Spark' if spark else ''}.", *shown, error=True)
         if log_file is not None:
-            notices = partial(_notices, shown, children)
-            show(selection, stopped=lambda: not children.running, notices=notices)
+            show(
+                selection,
+                stopped=lambda: not children.running,
+                notices=lambda: [*shown, *children.failures()],
+            )
             say("Stopping: workers finish their batches.", error=True)
             children.stop()
         code = children.wait()
         if children.failed and log_file is not None:
             say(*printable_lines(log_file.read_text("utf-8", "replace"))[-TAIL_LINES:], error=True)
         return code
-
-
-def _notices(shown: list[str], children: Children) -> list[str]:
-    """Return what stands above the live view."""
-    return [*shown, *children.failures()]
 
 
 def _check_checkpoints(app: App, folder: Path) -> None:
