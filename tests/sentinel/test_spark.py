@@ -4,31 +4,22 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pyarrow as pa
 import pytest
 import redis
-from pyspark.sql.streaming.datasource import ReadAllAvailable
-from pyspark.sql.types import StructType
 
 from streamworker.errors import BackendUnavailable, DataLoss
 from streamworker.redisio.wire.primaries import Answer
 from streamworker.spark.source import connection
 from streamworker.spark.source.connection import Connection
-from streamworker.spark.source.datasource import LogStreamReader
-from streamworker.spark.source.logs import AckedLogs
-from streamworker.spark.source.offsets import Offset, from_json
-from streamworker.spark.source.options import parse_options
-from streamworker.spark.source.schema import spark_schema
 from tests.helpers import wait_for
 from tests.sentinel.trio import Instance, Trio
-from tests.spark.acked import ORDER, AckedLog
+from tests.spark.acked import AckedLog
+from tests.spark.reading import Query
 
 pytestmark = [
     pytest.mark.full("sentinels, replicas and failovers, which take seconds each"),
     pytest.mark.spark("reads as Spark's executors do"),
 ]
-
-EVERYTHING = ReadAllAvailable()
 
 
 @pytest.fixture
@@ -122,29 +113,6 @@ def test_sentinels_that_have_not_heard_of_a_failover_lead_nobody_back(
 # -- what a failover loses -------------------------------------------------------------------
 
 
-class Query:
-    """A query's planner, without Spark."""
-
-    def __init__(self, **more: str) -> None:
-        given = {"app": "shop", "stream": "orders", "processor": "price", "connection": "trio", **more}
-        options = parse_options(given, streaming=True)
-        schema: StructType = spark_schema(ORDER, include_metadata=False)
-        self.reader = LogStreamReader(options, schema)
-        self.logs = AckedLogs(options)
-        self.position = self.reader.initialOffset()
-
-    def plan(self) -> list[pa.RecordBatch]:
-        end = self.reader.latestOffset(self.position, EVERYTHING)
-        tasks = self.reader.partitions(self.position, end)
-        found = [batch for task in tasks for batch in self.reader.read(task)]
-        self.position = end
-        return found
-
-    @property
-    def offset(self) -> Offset:
-        return from_json(self.position)
-
-
 @contextmanager
 def log_at(server: Instance) -> Iterator[AckedLog]:
     with AckedLog(f"redis://:{server.password}@127.0.0.1:{server.port}/0", partitions=1) as log:
@@ -165,26 +133,23 @@ def failover_that_loses(steady: Trio) -> Iterator[None]:
     steady.replace(old)
 
 
-def rows(batches: list[pa.RecordBatch]) -> int:
-    return sum(batch.num_rows for batch in batches)
-
-
 def test_rows_that_were_read_and_are_lost_end_a_query(steady: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log is shorter than what was read; the message says by how much."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_TRIO", steady.url)
     with log_at(steady.primary) as log:
         log.fill(0, [3])
-        query, tolerant = Query(), Query(failOnDataLoss="false")
-        assert rows(query.plan()) == 3
-        tolerant.plan()
+        options = log.options(connection="trio")
+        query, tolerant = Query(options), Query({**options, "failOnDataLoss": "false"})
+        assert len(query.batch()) == 3
+        tolerant.batch()
         everywhere(log)
         with failover_that_loses(steady):
             log.fill(0, [5])
-            assert rows(query.plan()) == 5
-            tolerant.plan()
+            assert len(query.batch()) == 5
+            tolerant.batch()
     with pytest.raises(DataLoss, match=r"read up to row 8, and it is shorter.*"):
-        query.plan()
-    tolerant.plan()
+        query.batch()
+    tolerant.batch()
     with log_at(steady.primary) as log:
         log.fill(0, [2])
-        assert rows(tolerant.plan()) == 2, "it goes on behind what is left"
+        assert len(tolerant.batch()) == 2, "it goes on behind what is left"
