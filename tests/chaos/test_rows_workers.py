@@ -213,11 +213,17 @@ async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
 async def test_a_handler_that_blocks_or_computes_for_sessions_moves_nothing(
     yard: Yard, *, sessions: int, session_s: float, environ: Mapping[str, str]
 ) -> None:
-    """Heartbeats have a thread of their own: a busy worker is alive. Each of two has one partition."""
+    """Heartbeats have a thread of their own: a busy worker is alive.
+
+    Two have a partition each. A third one stands by, and would take over from who gives no sign of life.
+    """
     seconds = str(sessions * session_s)
     async with yard.group("blocked", partitions=2, environ=environ) as team:
-        team.hire("blocking", ROWS_HANDLER="block", ROWS_HANDLER_S=seconds)
-        before = await team.hired("computing", ROWS_HANDLER="compute", ROWS_HANDLER_S=seconds)
+        await team.hired("blocking", ROWS_HANDLER="block", ROWS_HANDLER_S=seconds)
+        await team.hired("computing", ROWS_HANDLER="compute", ROWS_HANDLER_S=seconds)
+        before = await team.hired("standby")
+        await team.until("it stands by", partial(has_joined, team, "standby"))
+        assert {lock.name for lock in before} == {"blocking", "computing"}
         rebalances = await team.begun()
         await team.send(20)
         await team.drained(PATIENCE_S + 3 * sessions * session_s)
