@@ -118,9 +118,9 @@ def swapped(flights: pa.Table, legs: pa.Table) -> pa.Table:
 
 
 def moved(flights: pa.Table, legs: pa.Table) -> pa.Table:
-    """Put one leg of an aircraft into another partition: between partitions there is no order."""
-    row = row_of(legs, busiest(flights), 1)
-    return changed(legs, "partition", row, (legs["partition"].to_pylist()[row] + 1) % 3)
+    """Put the last leg of an aircraft into a later partition: between partitions there is no order."""
+    row = row_of(legs, busiest(flights), -1)
+    return changed(legs, "partition", row, legs["partition"].to_pylist()[row] + 1)
 
 
 def spread(_: pa.Table, legs: pa.Table) -> pa.Table:
