@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 IdsOf = Callable[[Entry], Iterable[EntryId]]
-"""Returns the number of rows in an entry from its fields, where entries hold several rows."""
+"""Returns the id of each row of an entry, where entries hold several rows."""
 
 
 class TablesInCall(Protocol):
