@@ -13,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -252,6 +253,7 @@ def happenings() -> str:
     return "\n".join(["```text", *forms, "```"])
 
 
+@cache
 def parts() -> dict[str, str]:
     """Return everything that stands in a page between marks, by name."""
     told = {f"transcript of {name}": text for name, text in transcripts().items()}
