@@ -133,16 +133,12 @@ def of_the_user(spark: SparkSession) -> SparkSession:
 
 
 @pytest.mark.usefixtures("sent")
-@pytest.mark.parametrize("whose", ["ours", "of the user"])
-def test_times_are_the_same_for_every_reader(
-    spark_session: Session, of_the_user: SparkSession, whose: str
-) -> None:
-    """Also those of windows. A session of the user's is as it was when the pipelines have ended."""
-    session = spark_session if whose == "ours" else Session(of_the_user, None)
-    before = session.spark.conf.getAll
-    write(session, "lake")
-    assert_all_read_the_same(spark_session.spark, Path("lake"))
-    assert session.spark.conf.getAll == before
+def test_times_are_the_same_for_every_reader(of_the_user: SparkSession) -> None:
+    """Also those of windows. The session of the user's is as it was when the pipelines have ended."""
+    before = of_the_user.conf.getAll
+    write(Session(of_the_user, None), "lake")
+    assert_all_read_the_same(of_the_user, Path("lake"))
+    assert of_the_user.conf.getAll == before
 
 
 @pytest.mark.soak  # In test_masters a server writes to each sink; this is about a user's session there.
