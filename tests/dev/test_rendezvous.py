@@ -29,6 +29,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     socket.touch()
     with announced(f"unix://:secret@{socket}?db=0"):
         written = FILE.read_bytes()
+        assert FILE.stat().st_mode & 0o777 == 0o600, "it holds the password"
     FILE.touch(0o600)
     FILE.write_bytes(written)
     for name in (REDIS_URL_OVERRIDE, URL_VARIABLE):

@@ -103,7 +103,7 @@ def test_the_password_is_nowhere_when_workers_and_commands_fail(
     assert files_with(canary, shop) == []
 
 
-@pytest.mark.full("starts dev; tests/cli/test_dev.py looks at its file, tests/dev at its server")
+@pytest.mark.full("starts dev; tests/dev looks at its file and at its server")
 def test_dev_keeps_the_password_of_its_server_in_one_file_that_is_ours(
     spawn: SpawnWorker, shop: Path
 ) -> None:
