@@ -66,6 +66,30 @@ async def test_a_failing_record_halts_the_partition_and_what_came_before_is_comm
         assert stopped.reason is StopReason.HALTED and stopped.detail == reason
 
 
+async def test_a_slice_of_a_failed_batch_has_one_attempt_and_its_record_all_of_them(redis_url: str) -> None:
+    """After the attempts of the whole, a bad record among a thousand is found in few calls."""
+    calls: list[int] = []
+
+    async def price(batch: list[Order]) -> None:
+        calls.append(len(batch))
+        if any(order.number == 617 for order in batch):
+            raise ValueError("no")
+
+    async with bench(redis_url) as desk:
+        desk.gate.close()
+        await desk.send(range(1_000))
+        errors = Retry(attempts=3, backoff=0.001, then=DeadLetter())
+        running = await desk.start(desk.spec(price, batch=1_000, errors=errors))
+        while running.runner.intake.buffer.waiting < 1_000:
+            await running.runner.intake.wait_draining(0.01)
+        desk.gate.open()
+        await desk.until_committed(1_000)
+        assert calls[:3] == [1_000] * 3 and calls.count(1) >= 3
+        assert len(calls) <= 3 + 20 + 3
+        (letter,) = await desk.dead()
+        assert letter[b"attempts"] == b"3"
+
+
 @pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
 async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_url: str, mode: str) -> None:
     """A partition that is to be handed over does not wait for a long backoff."""
