@@ -217,6 +217,20 @@ async def test_the_first_record_that_fails_for_good_halts_the_partition(redis_ur
         assert (await running.drained()).reason is StopReason.HALTED
 
 
+@pytest.mark.parametrize("slow", [2, 4])
+async def test_the_first_in_order_is_to_blame_whichever_failed_first(redis_url: str, slow: int) -> None:
+    """Two calls fail beside each other; only what lies before both is committed."""
+
+    async def price(order: Order) -> None:
+        await asyncio.sleep(0.1 if order.number == slow else 0.02)
+        if order.number in (2, 4):
+            raise ValueError(f"cannot price {order.number}")
+
+    async with handling(redis_url, price, range(10), concurrency=10) as (desk, running):
+        assert "cannot price 2" in await running.halts()
+        assert await desk.committed() == 2
+
+
 async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) -> None:
     """Another program may have written it; its place among the others of its key is unknown."""
     calls: list[int] = []
@@ -441,6 +455,27 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
 
 
 # -- bounds and figures --------------------------------------------------------------------------
+
+
+async def test_the_window_holds_no_more_bytes_than_the_budget(redis_url: str) -> None:
+    """While the first record does not end, what the others hold is bounded; commits give all of it back."""
+    release, limit = asyncio.Event(), 200_000
+
+    async def price(order: Order) -> None:
+        if order.number == 0:
+            await release.wait()
+
+    async with bench(redis_url, prefetch_bytes=limit, entry_bytes_max=10_000) as desk:
+        await desk.producer.send_many([Order(n, f"{n:05}" * 1_000) for n in range(200)])
+        running = await desk.start(desk.spec(price, concurrency=4))
+        await wait_for_async(lambda: desk.budget.used > limit / 2, "the budget is in use")
+        await wait_for_async(
+            lambda: not running.runner.intake.buffer.waiting, "all that was fetched is in the window"
+        )
+        assert desk.budget.used <= limit
+        release.set()
+        await desk.until_committed(200)
+        await wait_for_async(lambda: desk.budget.used == 0, "all bytes are given back")
 
 
 async def test_a_full_acked_log_holds_calls_back_and_loses_nothing(redis_url: str) -> None:
