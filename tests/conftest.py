@@ -142,17 +142,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give all files that share a Spark session to one process: each process starts a JVM of its own."""
+    """Give the files that use a Spark session to two processes: each process starts a JVM of its own."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     session = re.compile(r"\bspark_session\b|\bspark: SparkSession\b")
     files = [path for path in (TESTS / "spark").glob("test_*.py") if session.search(path.read_text("utf-8"))]
-    shared = {path.relative_to(TESTS.parent).as_posix() for path in files}
+    names = sorted(path.relative_to(TESTS.parent).as_posix() for path in files)
+    shared = {name: f"spark {n % 2}" for n, name in enumerate(names)}
     scheduler = LoadFileScheduling(config, log)
     file_of = scheduler._split_scope
-    scheduler._split_scope = lambda test: "spark" if file_of(test) in shared else file_of(test)
+    scheduler._split_scope = lambda test: shared.get(file_of(test), file_of(test))
     return scheduler
 
 

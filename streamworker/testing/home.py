@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any
 
 from streamworker.app import App
 from streamworker.errors import ConfigurationError
@@ -15,15 +14,6 @@ from streamworker.testing.memory import MemoryServer, is_in_memory
 TRIM_MS = 600_000
 """Minimum interval between trims of a server in memory: a test looks at what was sent a moment ago, and by
 a virtual clock each trim of an idle partition costs as much real time as one of a busy one."""
-
-LONG_SESSIONS: dict[str, Any] = {
-    "heartbeat_interval_ms": 60_000,
-    "balance_interval_ms": 60_000,
-    "dead_after_ms": 120_000,
-    "session_timeout_ms": 240_000,
-    "slow_after_ms": 240_000,
-}
-"""Sessions by a virtual clock: no process dies in it, and each heartbeat costs real time."""
 
 
 class Home:
@@ -50,13 +40,9 @@ class Home:
         if self.url != app.settings.redis_url:
             # A send may be under way in another task: what it uses stays open, beside what is opened now.
             app._opened = {}  # noqa: SLF001
-        usual, trims_ms = Settings(), app.settings.trim_interval_ms
-        if self.clock is not None or (is_in_memory(self.url) and trims_ms == usual.trim_interval_ms):
+        trims_ms = app.settings.trim_interval_ms
+        if self.clock is not None or (is_in_memory(self.url) and trims_ms == Settings().trim_interval_ms):
             app.settings = replace(app.settings, trim_interval_ms=max(TRIM_MS, trims_ms))
-        if self.clock is not None and all(
-            getattr(app.settings, name) == getattr(usual, name) for name in LONG_SESSIONS
-        ):
-            app.settings = replace(app.settings, **LONG_SESSIONS)
         # Nobody else is about to join.
         app.settings = replace(app.settings, redis_url=self.url, founding_pause_ms=0)
         if is_in_memory(self.url):  # It has neither disk nor replicas, and what it confirms it has.

@@ -265,16 +265,3 @@ async def test_tables_that_are_sent_while_the_clock_stands_still_have_ids_of_tha
     assert len(seen) == len(set(seen)) == 1400
     assert seen == sorted(seen)
     assert seen[-1].ms - seen[0].ms < 10_000
-
-
-async def test_sessions_are_long_by_a_virtual_clock_unless_the_app_has_its_own() -> None:
-    """Each heartbeat costs real time, and no process dies in a test."""
-    for its, heartbeat_ms in ((App("shop"), 60_000), (App("shop", heartbeat_interval_ms=500), 500)):
-        orders = its.stream("orders", Order)
-
-        @its.processor(orders)
-        async def price(order: Order) -> None: ...
-
-        async with local_worker(its, clock="virtual"):
-            assert its.settings.heartbeat_interval_ms == heartbeat_ms
-        assert its.settings.heartbeat_interval_ms in (1_000, 500)
