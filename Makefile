@@ -3,8 +3,8 @@
 #   make demo           the whole system on real data, in 40 seconds
 #   make check          the rules: core, records, what users see, declarations, layers, docs; in a minute with its
 #                       installation, without Spark and Java
-#   make test           the tests that decide while you work, in five minutes; without root and without redis-server
-#   make test-full      all tests but the soak tests, in twenty-five minutes; on Redis too where there is a
+#   make test           the tests that decide while you work, in four minutes; without root and without redis-server
+#   make test-full      all tests but the soak tests, in twenty minutes; on Redis too where there is a
 #                       redis-server
 #   make test-no-spark  what of `make test` needs no Spark, on Python 3.13 and without PySpark
 #   make soak           faults of all kinds at random for two minutes, and on a Cluster for one and a half
