@@ -1,8 +1,12 @@
 """`streamworker web` on a real server: what it may read, what it hides, and what ten tabs cost."""
 
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -11,18 +15,36 @@ import psutil
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.workers.web import _failing_record
+from streamworker.core.data.entries import EntryId
+from streamworker.core.snapshot import PartitionState
 from streamworker.redisio.keys import GroupKeys
 from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.security.conftest import UrlOf
+from tests.tui.groups import group
 
 if TYPE_CHECKING:
     import redis
 
 pytestmark = pytest.mark.full("starts processes of the command line")
 
+FAILING = """
+from shop import app, orders
+from streamworker import Halt, Retry
+
+
+@app.processor(orders, errors=Halt())
+async def halting(order) -> None:
+    raise ValueError("entry 1-1 failed")
+
+
+@app.processor(orders, errors=Retry(backoff="1 minute"))
+async def retrying(order) -> None:
+    raise ValueError("not at entry 1-1")
+"""
 ORDER = b'{"order_id": 1, "customer": "secret-bob", "amount": -1}\n'
 
 
@@ -60,8 +82,8 @@ def first(port: str, name: str) -> Any:
     return next(data for kind, data in events(port) if kind == name)
 
 
-def served(spawn: SpawnWorker, port: str, *options: str, **environ: str) -> Forked:
-    process = spawn("web", "shop:app", "--port", port, *options, environ=environ)
+def served(spawn: SpawnWorker, port: str, *options: str, app: str = "shop:app", **environ: str) -> Forked:
+    process = spawn("web", app, "--port", port, *options, environ=environ)
     wait_for(lambda: f"Serving shop at http://127.0.0.1:{port}" in process.log(), "it serves")
     return process
 
@@ -78,6 +100,55 @@ def test_records_are_hidden_unless_they_are_asked_for(failed: None, spawn: Spawn
     process.wait()
     served(spawn, port, "--show-values")
     assert "secret-bob" in first(port, "facts")["letters"][0]["value"]
+
+
+def test_halted_and_retrying_records_are_shown_if_they_are_asked_for(
+    streamworker: Invoke, shop: Path, spawn: SpawnWorker, port: str, url_of: UrlOf, admin: "redis.Redis"
+) -> None:
+    """Their errors and ids in any case; what they hold to those alone who may read it."""
+    (shop / "failing.py").write_text(FAILING, "utf-8")
+    assert streamworker("send", "shop:orders", "-", input=ORDER).exit_code == ExitCode.OK
+    spawn("run", "failing:app", "--processor", "halting", "--processor", "retrying")
+
+    def fails() -> bool:
+        groups = json.loads(streamworker("status", "failing:app", "--json").stdout)
+        states = {group["processor"]: {view["state"] for view in group["partitions"]} for group in groups}
+        return "halted" in states["halting"] and "retrying" in states["retrying"]
+
+    wait_for(fails, "a partition is halted, and one retries")
+    for role, options in (("operator", ()), ("operator", ("--show-values",)), ("viewer", ("--show-values",))):
+        url = url_of(role)
+        process = served(spawn, port, *options, app="failing:app", STREAMWORKER_REDIS_URL=url)
+        seen = list(islice(events(port), 4))
+        facts = dict(seen)["facts"]
+        if options and role == "operator":
+            assert {each["processor"] for each in facts["failing"]} == {"halting", "retrying"}
+            assert all("secret-bob" in each["value"] for each in facts["failing"])
+        else:
+            assert ("records" in facts["hidden"], facts["failing"]) == (role == "viewer", [])
+            assert "secret-bob" not in str(seen)
+        process.terminate()
+        process.wait()
+    admin.execute_command("ACL", "LOG", "RESET")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "record"),
+    [
+        ("halted", "entry 7-0 failed after 3 attempts: ValueError: at entry 1-1", "7-0"),
+        ("halted", "entries 7-0 to 9-0 failed: ValueError: x", "7-0"),
+        ("halted", "5 workers died in a row in the call of record 2/7-0. Set it aside: ...", "7-0"),
+        ("retrying", "ValueError: no price at entry 1-1 at entry 7-0; the window behind it is full", "7-0"),
+        ("retrying", f"ValueError: at entry {'9' * 400}-0", None),
+        ("retrying", "timer flush fails, ValueError: x", None),
+    ],
+)
+def test_the_record_that_fails_is_found_in_the_reason(
+    state: PartitionState, reason: str, record: str | None
+) -> None:
+    """Whatever else an error names."""
+    view = replace(group(partitions=1, workers=1).partitions[0], state=state, reason=reason)
+    assert _failing_record(view) == (record and EntryId.parse(record))
 
 
 def test_a_viewers_rights_suffice(

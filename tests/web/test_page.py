@@ -105,8 +105,9 @@ def hostile(second: int) -> Seen:
         "error": text,
         "value": text,
     }
+    failing = {"processor": "price", "partition": 5, "entry": "1795766400000-0", "value": f"value {text}"}
     timer = dict.fromkeys(("timer", "runs", "on", "last", "next", "took", "failing"), text)
-    facts = {"streams": {text: 8}, "letters": [letter], "timers": [timer], "hidden": []}
+    facts = {"streams": {text: 8}, "letters": [letter], "failing": [failing], "timers": [timer], "hidden": []}
     return Seen([found], [{**edge, "end": f"{text}()", "failed": text} for edge in edges(found)], facts)
 
 
@@ -121,6 +122,7 @@ def test_text_of_others_is_shown_as_text(open_page: Open) -> None:
             assert HTML[:20] in text, part
             assert not [char for char in text if not char.isprintable() and not char.isspace()], part
         assert SEEN in page.inner_text("#held")
+        assert f"value {HTML}" in page.inner_text("#held")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

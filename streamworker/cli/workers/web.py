@@ -1,12 +1,12 @@
 """``streamworker web``: serves a page of what ``top``, ``graph``, ``history`` and ``timers`` show."""
 
 import os
+import re
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from typing import Annotated, Any
 
 from streamworker.app import App
@@ -14,14 +14,18 @@ from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.graph import Look, edges_of, look
 from streamworker.cli.options import AppPath, option
 from streamworker.cli.output import say
+from streamworker.cli.requests import FAILING
 from streamworker.cli.support import ask, group_keys
 from streamworker.cli.timers import timers_of
 from streamworker.cli.workers.probes import cannot_use, parse_address, url_of
-from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.data.entries import EntryId
+from streamworker.core.snapshot import GroupSnapshot, PartitionView
+from streamworker.core.text import storable
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendRefused, ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
+from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.wire.client import Backend
 from streamworker.variables import ENV_PREFIX
 from streamworker.web.broadcast import Broadcast, Seen
@@ -30,10 +34,17 @@ from streamworker.web.history import RATE_WINDOW
 PORT = "8800"
 TOKEN_VARIABLE = ENV_PREFIX + "WEB_TOKEN"
 TOKEN_CHARACTERS_MIN = 16
-LETTERS_SHOWN = 50
-"""The newest dead letters of a processor that the page shows."""
+RECORDS_SHOWN = 50
+"""The newest dead letters of a processor that the page shows, and the halted or retrying records."""
+VALUE_MAX = 500
+"""Characters of a record that are shown."""
 SELDOM = 5
-"""Dead letters and timers are read at each of so many looks."""
+"""Dead letters, failing records and timers are read at each of so many looks."""
+
+_NAMED = re.compile(
+    r"(?:^| at )(?:entry|entries) (\d{1,15}-\d{1,15})|in the call of record \d+/(\d{1,15}-\d{1,15})"
+)
+"""A record in the reason of a partition: the first that has failed, or the one that has killed workers."""
 
 
 def web(
@@ -46,7 +57,7 @@ def web(
         option("--token TEXT", "Who does not know it sees nothing; by default STREAMWORKER_WEB_TOKEN."),
     ] = None,
     show_values: Annotated[
-        bool, option("--show-values", "Also show what records of dead letters hold.")
+        bool, option("--show-values", "Also show what dead letters, halted and retrying records hold.")
     ] = False,
 ) -> None:
     """Serve a page with a live view of the whole app, which only reads.
@@ -139,15 +150,18 @@ class _Looks:
         timers = await self._unless_hidden("timers", partial(timers_of, self._backend, self._app))
         if timers is None:
             timers = await timers_of(self._backend, self._app, with_calls=False)
-        letters = [
-            await self._unless_hidden("letters", partial(self._letters, specs[group.processor], group)) or []
-            for group in groups
-        ]
+        letters, failing = [], []
+        for group in groups:
+            spec = specs[group.processor]
+            letters += await self._unless_hidden("letters", partial(self._letters, spec, group)) or []
+            if self._show_values:
+                failing += await self._unless_hidden("records", partial(self._failing, spec, group)) or []
         streams = {stream.name: stream.spec.partitions for stream in self._app.registry.streams.values()}
         return {
             "streams": streams,
             "timers": timers,
-            "letters": list(chain.from_iterable(letters)),
+            "letters": letters,
+            "failing": failing,
             "hidden": sorted(self._hidden),
         }
 
@@ -162,16 +176,38 @@ class _Looks:
 
     async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
         partitions = [view.partition for view in group.partitions if view.dead]
-        found = await newest_dead(self._backend, group_keys(spec), partitions, LETTERS_SHOWN)
+        found = await newest_dead(self._backend, group_keys(spec), partitions, RECORDS_SHOWN)
         return [
             {
                 "processor": spec.name,
                 "letter": each.name,
                 "entry": str(each.entry_id),
                 **{name: getattr(each, name) for name in ("at_ms", "attempts", "error", "by")},
-                "value": shortened(repr(decoded(spec.stream, each.fields)), 500)
-                if self._show_values
-                else None,
+                "value": _value(spec, each.fields) if self._show_values else None,
             }
             for each in found
         ]
+
+    async def _failing(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
+        """Return what the records hold at which partitions are halted or retry."""
+        views = [view for view in group.partitions if view.state in FAILING]
+        named = [(view.partition, record) for view in views if (record := _failing_record(view))]
+        found = []
+        for partition, record in named[:RECORDS_SHOWN]:
+            if entry := await record_at(self._backend, group_keys(spec), partition, record):
+                place = {"processor": spec.name, "partition": partition, "entry": str(record)}
+                found.append({**place, "value": _value(spec, entry.fields)})
+        return found
+
+
+def _failing_record(view: PartitionView) -> EntryId | None:
+    """Return the id of the record that the reason of a partition names; None if it names none.
+
+    A retry names it after the error, and a halt before: an error may name others.
+    """
+    found = ["".join(each) for each in _NAMED.findall(view.reason)]
+    return EntryId.parse(found[0 if view.state == "halted" else -1]) if found else None
+
+
+def _value(spec: ProcessorSpec, fields: Mapping[bytes, bytes]) -> str:
+    return shortened(storable(decoded(spec.stream, fields), repr), VALUE_MAX)

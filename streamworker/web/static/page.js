@@ -99,10 +99,12 @@ function figures(group) {
 }
 
 function held(group) {
-  const rows = [...group.held];
+  const known = (facts.failing ?? []).filter((each) => each.processor === group.processor);
+  const value = (p, why) => known.find((each) => each.partition === p && why.includes(each.entry))?.value ?? "";
+  const rows = group.held.map(([p, state, why]) => [p, state, why, ...(known.length ? [value(p, why)] : [])]);
   if (group.held_count > rows.length) rows.push(["", "", `and ${group.held_count - rows.length} more partitions`]);
   for (const problem of group.problems) rows.unshift(["", "problem", problem]);
-  table($("held"), [">partition", "state", "why"], rows, "No partition is held up.");
+  table($("held"), [">partition", "state", "why", ...(known.length ? ["record"] : [])], rows, "No partition is held up.");
 }
 
 function readers(group) {
