@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
-from streamworker.runtime.observing import Observable, meter_provider, observe
-from streamworker.runtime.watch.meters import METERS, Meters, Tell
+from streamworker.runtime.meters import METERS, Sink, Tell
+from streamworker.runtime.observing import Observable, Observer, meter_provider
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
@@ -37,23 +37,17 @@ def measure(app: Observable, registry: CollectorRegistry = REGISTRY) -> None:
     >>> app = App("shop")
     >>> measure(app)
     """
-    observe(app, _in_prometheus(registry))
+    known: tuple[Sink, ...] = app.observer.sinks if app.observer else ()
+    sinks: list[Sink] = [_Prometheus(registry)]
     if (provider := meter_provider()) is not None:
-        observe(app, _in_otel(provider))
+        sinks.append(_Otel(provider))
+    if more := [sink for sink in sinks if sink not in known]:
+        app.observer = Observer(*known, *more)
 
 
 @cache
-def _in_prometheus(registry: CollectorRegistry) -> Meters:
-    return Meters(_Prometheus(registry))
-
-
-@cache
-def _in_otel(provider: "MeterProvider") -> Meters:
-    return Meters(_Otel(provider))
-
-
 class _Prometheus:
-    """Keeps values in a registry of Prometheus' client library."""
+    """Keeps values in a registry of Prometheus' client library, which has one of these for all apps."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._metrics: dict[str, Any] = {}
@@ -74,8 +68,9 @@ class _Prometheus:
         self._metrics[name].labels(**labels).set_function(value)
 
 
+@cache
 class _Otel:
-    """Keeps values in instruments of OpenTelemetry, which have the same names."""
+    """Keeps values in instruments of a meter provider, which has one of these; they have the same names."""
 
     def __init__(self, provider: "MeterProvider") -> None:
         self._meter = provider.get_meter("streamworker")

@@ -62,8 +62,8 @@ ON_TOP = {"__init__", "__main__", "app", "importing", "metrics", "cli", "dev", "
 INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
-        "clock", "telling", "signals", "observing", "connecting", "durability", "provisioning", "resources",
-        "read", "send", "tracing", "forward", "run", "watch", "listener", "partitions", "group",
+        "clock", "telling", "signals", "meters", "observing", "connecting", "durability", "provisioning",
+        "resources", "read", "send", "tracing", "forward", "run", "watch", "listener", "partitions", "group",
         "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from streamworker.cli.workers.exporter import METRICS
-from streamworker.runtime.watch.meters import METERS
+from streamworker.runtime.meters import METERS
 from tests.test_docs import anchors
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,6 @@ from collections import defaultdict
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -13,11 +12,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from streamworker import App, DeadLetter, Retry
-from streamworker.declaring.specs import StreamSpec
 from streamworker.metrics import measure
 from streamworker.redisio.keys import GroupKeys
-from streamworker.runtime.observing import Observer, observe
-from streamworker.runtime.watch.meters import ERRORS_MAX, METERS, OTHER, Meters
+from streamworker.runtime.meters import ERRORS_MAX, METERS, OTHER
 from tests.helpers import wait_for_async
 from tests.raw import opened
 from tests.runtime.workbench import Order
@@ -133,8 +130,9 @@ def test_an_app_is_measured_once_however_often_it_is_asked_for() -> None:
     first, second, registry = App("first"), App("second"), CollectorRegistry()
     for app in (first, second, first):
         measure(app, registry)
-    assert isinstance(first.observer, Meters)
-    assert first.observer is second.observer
+    assert first.observer is not None and second.observer is not None
+    assert len(first.observer.sinks) == 1
+    assert first.observer.sinks == second.observer.sinks
 
 
 async def test_a_meter_provider_of_opentelemetry_gets_the_same_metrics(
@@ -173,37 +171,5 @@ def test_without_a_provider_nothing_of_opentelemetry_is_told() -> None:
     """The API alone counts nothing, so that nothing is called for it."""
     app = App("shop")
     measure(app, CollectorRegistry())
-    assert isinstance(app.observer, Meters)
-
-
-# -- several observers -------------------------------------------------------------------------
-
-
-class Number(msgspec.Struct):
-    """A record."""
-
-    value: int
-
-
-class Listing(Observer):
-    """Keeps what it is told of sends."""
-
-    def __init__(self) -> None:
-        self.told: list[object] = []
-
-    def sent(self, spec: StreamSpec, seconds: float, records: int, waited: int) -> None:
-        """Keep it."""
-        self.told.append((spec.name, seconds, records, waited))
-
-
-def test_each_observer_of_an_app_is_told() -> None:
-    """What one of them does not want to know is told the others all the same."""
-    app = App("watched")
-    stream = app.stream("numbers", Number)
-    first, deaf, last = Listing(), Observer(), Listing()
-    for each in (first, deaf, last):
-        observe(app, each)
     assert app.observer is not None
-    app.observer.sent(stream.spec, 0.5, 3, 0)
-    app.observer.repeated(stream.spec)
-    assert first.told == last.told == [("numbers", 0.5, 3, 0)]
+    assert len(app.observer.sinks) == 1
