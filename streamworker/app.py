@@ -118,8 +118,6 @@ class App(DeclaringApp):
             )
         self.assignment = assignment
 
-    timers_group = timers.timers_group
-
     @checked("Worker")
     def worker(
         self, *, name: str | None = None, processors: Sequence[str] | None = None

@@ -114,7 +114,7 @@ def resolve_timer(path: str) -> tuple[App, ProcessorSpec, TimerSpec]:
     """Return the app, the group and the timer that a path names; an error lists the timers."""
     module, found = _resolve(path, "timers")
     for app in _apps(module).values():
-        for group in (*app.timers_group(), *app.registry.processors.values()):
+        for group in app.registry.groups:
             for timer in group.timers:
                 if timer is (found.spec if isinstance(found, Timer) else found):
                     return app, group, timer
@@ -226,8 +226,7 @@ def _apps(module: ModuleType) -> dict[str, App]:
 
 def _named(app: App, kind: Kind) -> Mapping[str, Any]:
     if kind == "timers":
-        groups = (*app.timers_group(), *app.registry.processors.values())
-        timers = [timer for group in groups for timer in group.timers]
+        timers = [timer for group in app.registry.groups for timer in group.timers]
         names = Counter(timer.name for timer in timers)
         # Two processors may each have a timer of one name, which then says too little.
         return {timer.name: timer if names[timer.name] == 1 else None for timer in timers}

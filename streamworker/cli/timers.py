@@ -103,7 +103,8 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
 
 async def timers_of(backend: Backend, app: App, *, with_calls: bool = True) -> list[dict[str, Any]]:
     """Return the timers of an app in words; without their calls for a user who may not read state."""
-    groups, now_ms = [*app.timers_group(), *app.registry.processors.values()], await backend.time_ms()
+    groups = sorted(app.registry.groups, key=lambda spec: spec.stream.has_records)  # The app's timers first.
+    now_ms = await backend.time_ms()
     return [await _row(backend, spec, timer, now_ms, with_calls) for spec in groups for timer in spec.timers]
 
 

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from streamworker.declaring.middleware import Layer
 from streamworker.declaring.parameters import Resource
-from streamworker.declaring.specs import TIMERS_STREAM, PipelineSpec, ProcessorSpec, TimerSpec
+from streamworker.declaring.specs import TIMERS_STREAM, PipelineSpec, ProcessorSpec
 from streamworker.declaring.stream import Stream, StreamApp
 from streamworker.declaring.table import Table
 from streamworker.errors import ConfigurationError
 from streamworker.settings import Settings
 
-Kind = Literal["streams", "tables", "processors", "timers", "resources", "pipelines"]
+Kind = Literal["streams", "tables", "processors", "resources", "pipelines"]
 
 
 class Registry:
@@ -23,12 +23,18 @@ class Registry:
         self.streams: dict[str, Stream[Any]] = {}
         self.tables: dict[str, Table[Any, Any]] = {}
         self.processors: dict[str, ProcessorSpec] = {}
-        self.timers: dict[str, TimerSpec] = {}
-        """Those of the app; the specification of a processor has its own."""
+        self.timers: ProcessorSpec | None = None
+        """The group whose owner of the one partition runs the app's timers; the specification of a processor
+        has its own."""
         self.resources: dict[str, Resource[..., Any]] = {}
         self.middleware: list[Layer] = []
         """The outermost first."""
         self.pipelines: dict[str, PipelineSpec] = {}
+
+    @property
+    def groups(self) -> list[ProcessorSpec]:
+        """What workers run: the processors, and the group of the app's timers if there are any."""
+        return [*self.processors.values(), *filter(None, (self.timers,))]
 
     def check_new(self, kind: Kind, name: str, remedy: str = "Give one of them another name.") -> None:
         """Raise ConfigurationError if the app has declared one of this name before."""

@@ -149,18 +149,12 @@ def _timer(
     app: DeclaringApp, schedule: Callable[[str], PlannedTimes], missed: Missed, into: IntoStreams
 ) -> Callable[[Callable[P, R]], Timer[P, R]]:
     def bind(function: Callable[P, R]) -> Timer[P, R]:
-        group = _group(app.name, tuple(app.registry.timers.values()))
+        group = app.registry.timers or _group(app.name)
         spec = describe_timer(function, schedule, missed, group, app.registry.resources, into)
-        app.registry.timers[spec.name] = spec
+        app.registry.timers = replace(group, timers=(*group.timers, spec))
         return Timer(spec, function)
 
     return bind
-
-
-def timers_group(app: DeclaringApp) -> list[ProcessorSpec]:
-    """Return the group whose owner of the one partition runs the timers; none if there are no timers."""
-    timers = tuple(app.registry.timers.values())
-    return [_group(app.name, timers)] if timers else []
 
 
 def describe_timer(
@@ -217,7 +211,7 @@ async def _no_record(batch: list[_NoRecord]) -> None:
     """Stand for the function of the group that only has timers: its stream never holds a record."""
 
 
-def _group(app: str, timers: tuple[TimerSpec, ...] = ()) -> ProcessorSpec:
+def _group(app: str) -> ProcessorSpec:
     stream = StreamSpec(
         app=app,
         name=TIMERS_STREAM,
@@ -228,6 +222,4 @@ def _group(app: str, timers: tuple[TimerSpec, ...] = ()) -> ProcessorSpec:
         records_max=0,
         has_records=False,
     )
-    return replace(
-        describe(_no_record, stream, ProcessorOptions(name="timers", forward=False)), timers=timers
-    )
+    return describe(_no_record, stream, ProcessorOptions(name="timers", forward=False))

@@ -25,7 +25,7 @@ from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.core.text import storable
 from streamworker.declaring.middleware import Layer
 from streamworker.declaring.parameters import Override
-from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TimerSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.log import get_logger
 from streamworker.redisio.keys import check_name
@@ -65,8 +65,11 @@ class RegistryView(Protocol):
 
     streams: dict[str, Any]
     processors: dict[str, ProcessorSpec]
-    timers: dict[str, TimerSpec]
     middleware: list[Layer]
+
+    @property
+    def groups(self) -> list[ProcessorSpec]:
+        """Its processors, and the group that runs its timers, if it has any."""
 
 
 class Application(Protocol):
@@ -80,9 +83,6 @@ class Application(Protocol):
     @property
     def registry(self) -> RegistryView:
         """What it has declared."""
-
-    def timers_group(self) -> list[ProcessorSpec]:
-        """Return the group that runs its timers, if it has any."""
 
     def load(self) -> None:
         """Import the modules that declare more of it."""
@@ -115,7 +115,7 @@ class Worker:
         static_id = static_id or app.settings.static_id
         self._static_id = check_name("static id", static_id) if static_id else ""
         app.load()
-        self._specs = [*_chosen(app, processors), *app.timers_group()]
+        self._specs = _chosen(app, processors)
         read = {spec.stream.name for spec in app.registry.processors.values()}
         streams = [stream.spec for name, stream in app.registry.streams.items() if name not in read]
         self._unread: list[StreamSpec] = [spec for spec in streams if spec.retention]
@@ -211,7 +211,7 @@ class Worker:
         while True:
             try:
                 await check_durability(backend, self._settings)
-                for spec in (*self._app.registry.processors.values(), *self._app.timers_group()):
+                for spec in self._app.registry.groups:
                     await provision(backend, spec, log)
                 for its in self._unread:
                     await provision_retention(backend, its, its.name, None, log, again=False)
@@ -298,7 +298,7 @@ def run_worker(
 
 
 def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec]:
-    if not app.registry.processors and not app.registry.timers:
+    if not app.registry.groups:
         raise ConfigurationError(
             f"App {app.name!r} has no processors and no timers.",
             remedy="Declare one with @app.processor(stream).",
@@ -309,7 +309,8 @@ def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec
                 f"App {app.name!r} has no processor {name!r}.",
                 remedy=f"It has: {', '.join(sorted(app.registry.processors))}.",
             )
-    return [spec for spec in app.registry.processors.values() if not names or spec.name in names]
+    groups = app.registry.groups
+    return [spec for spec in groups if not names or spec.name in names or not spec.stream.has_records]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -263,8 +263,7 @@ class LocalWorker(Stored):
         TimeoutError
             If it has not run within 30 s of real time, for example because it fails.
         """
-        groups = [*self._app.timers_group(), *self._specs.values()]
-        [group] = [spec for spec in groups if any(each.name == timer.name for each in spec.timers)]
+        [group] = [spec for spec in self._app.registry.groups if timer.spec in spec.timers]
         keys = GroupKeys(group.stream.app, group.stream.name, group.name)
         partitions = range(group.stream.partitions)
         at_ms = await self._backend.time_ms() if at is None else round(at.timestamp() * 1000)

@@ -59,7 +59,7 @@ async def test_no_leader_stores_a_time_that_another_has_done(redis_url: str, tic
             if leader.sleeps:
                 await leader.wakes.wait()
 
-    [group] = app.timers_group()
+    [group] = app.registry.groups
     deployed_ms = round(time.time() * 1000) // PERIOD_MS * PERIOD_MS - ticks * PERIOD_MS
     async with bench(redis_url) as desk:
         await desk.backend.execute("HSET", desk.keys.state(0), TICK + sweep.name, deployed_ms)

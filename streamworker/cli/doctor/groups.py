@@ -46,7 +46,7 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
     checks = [await _key_types(backend, app)]
     for stream in app.registry.streams.values():
         checks += await _stream(backend, app, path, stream)
-    for spec in (*app.registry.processors.values(), *app.timers_group()):
+    for spec in app.registry.groups:
         checks += await _group(backend, app, path, spec)
     try:
         checks += _history(

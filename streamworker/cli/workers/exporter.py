@@ -100,8 +100,9 @@ async def _look(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
 
 def _specs(selection: Selection) -> list[ProcessorSpec]:
     """Return the groups of a selection; a whole app also has one for its own timers."""
-    whole = len(selection.processors) == len(selection.app.registry.processors)
-    return [*selection.processors, *(selection.app.timers_group() if whole else ())]
+    registry = selection.app.registry
+    is_whole = len(selection.processors) == len(registry.processors)
+    return registry.groups if is_whole else [*selection.processors]
 
 
 def _labels(snapshot: GroupSnapshot) -> dict[str, str]:
