@@ -61,11 +61,6 @@ class Intake:
         self.buffer.close()
         self.end_turn()
 
-    @property
-    def may_start(self) -> bool:
-        """Whether the next call may start."""
-        return not self.draining and self.gate.is_open
-
     async def wait_draining(self, timeout_s: float) -> None:
         """Wait until the partition must drain, or for so long."""
         if not self.draining:

@@ -6,7 +6,7 @@ dropped. The caller passes what was raised to :func:`failure`, which returns the
 decides what to do about it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -265,6 +265,9 @@ class Invoker(Results):
         """The function, if a call needs nothing but an ``await``; else None."""
         self.needs_loop = spec.is_async or spec.options.timeout_ms is not None or bool(spec.layers)
         """Whether each call begins on the event loop; else one thread may make several."""
+        needs_entry = spec.takes_context or spec.options.log_metadata
+        self.here = None if needs_entry else self._plain_here(spec.function), self._record_here
+        """What stands for ``plain`` and ``call_record`` in a worker thread, where nothing waits."""
 
     # -- decoding ----------------------------------------------------------------------------
 
@@ -316,6 +319,16 @@ class Invoker(Results):
             return await self._call(record, (entry,), (record,), attempt)
         effects = self.effects_of(await self.plain(record), record)
         return self.carried(effects, (entry,)) if self.sends else effects
+
+    def _plain_here(self, function: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]]:
+        async def plain(record: Any) -> Any:
+            result = function(record)
+            return result if result is None else self.settled(result)
+
+        return plain
+
+    async def _record_here(self, entry: Entry, record: Any, attempt: int) -> Effects:
+        return self.call_here(record, (entry,), (record,), attempt)
 
     async def call_timer(self, at: datetime, attempt: int) -> Effects:
         """Call the function of a timer, for a planned time."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
+from streamworker.errors import InternalError
 from streamworker.records.entries import may_have_headers
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
@@ -110,17 +111,36 @@ class RecordMode(GroupingMode):
         self, entries: Sequence[Entry], records: list[Any], start: int, end: int
     ) -> tuple[int, Exception | None]:
         """Handle records for one time slice; return the next index, and what its call raised."""
-        if not self.invoker.needs_loop:
-            here: tuple[int, Exception | None] = await self.invoker.in_thread(
-                entries[start:end], self._slice_here, entries, records, start, end
-            )
-            return here
-        invoker, intake = self.invoker, self.intake
-        until_ms = monotonic_ms() + SLICE_MS
+        if self.invoker.needs_loop:
+            return await self._calls(entries, records, start, end)
+        here: tuple[int, Exception | None] = await self.invoker.in_thread(
+            entries[start:end], self._calls_here, entries, records, start, end
+        )
+        return here
+
+    def _calls_here(self, *given: Any) -> tuple[int, Exception | None]:
+        """Make the calls of a slice in a worker thread, while the partition's task waits.
+
+        None of them waits for anything, so the first step is the last.
+        """
+        try:
+            self._calls(*given).send(None)
+        except StopIteration as ended:
+            index, error = ended.value
+            return index, error
+        raise InternalError("A call in a thread has waited for the event loop.")
+
+    async def _calls(
+        self, entries: Sequence[Entry], records: list[Any], start: int, end: int
+    ) -> tuple[int, Exception | None]:
+        invoker, intake, gate = self.invoker, self.intake, self.intake.gate
+        in_thread = not invoker.needs_loop
+        until_ms = monotonic_ms() + (THREAD_SLICE_MS if in_thread else SLICE_MS)
         self.in_call = ()
         self.begin_row(entries, start)
         carries = invoker.sends and may_have_headers(entries)
-        plain, drops_none = None if carries else invoker.plain, not invoker.forwards_input
+        plain, call = (invoker.plain, invoker.call_record) if not in_thread else invoker.here
+        plain, drops_none = None if carries else plain, not invoker.forwards_input
         index, look = start, start + 1
         self.activity.begins()
         try:
@@ -130,64 +150,22 @@ class RecordMode(GroupingMode):
                         # This runs a million times a second, so it takes few steps, and calls only the
                         # function. It creates no Entry unless the call takes a context.
                         if plain is None:
-                            effects = await invoker.call_record(entries[index], record, 1)
+                            effects = await call(entries[index], record, 1)
                         elif (result := await plain(record)) is None and drops_none:
                             effects = NOTHING
                         else:
                             effects = invoker.effects_of(result, record)
                     except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                        return index, failure(raised)
+                        return index, as_error(raised) if in_thread else failure(raised)
                     index += 1
                     if effects is NOTHING:
                         self._row_end = index
                     else:
                         self.add_next(effects)
-                    if not intake.may_start:
+                    if intake.draining or not gate.is_open:
                         return index, None
                     if self._idle:
-                        self.poke()
-                if monotonic_ms() >= until_ms:
-                    return index, None
-                look = min(end, index + min(index - start, LOOKS_MAX))
-        finally:
-            self.activity.ends()
-        return end, None
-
-    def _slice_here(
-        self, entries: Sequence[Entry], records: list[Any], start: int, end: int
-    ) -> tuple[int, Exception | None]:
-        """Do the same as :meth:`_slice` in a worker thread, while the partition's task waits."""
-        invoker, intake = self.invoker, self.intake
-        until_ms = monotonic_ms() + THREAD_SLICE_MS
-        self.in_call = ()
-        self.begin_row(entries, start)
-        needs_entries = self.spec.takes_context or self.spec.options.log_metadata
-        needs_entries = needs_entries or (invoker.sends and may_have_headers(entries))
-        plain = None if needs_entries else self.spec.function
-        drops_none = not invoker.forwards_input
-        index, look = start, start + 1
-        self.activity.begins()
-        try:
-            while index < end:
-                for record in records[index:look]:
-                    try:
-                        if plain is None:
-                            effects = invoker.call_here(record, (entries[index],), (record,), 1)
-                        elif (result := plain(record)) is None and drops_none:
-                            effects = NOTHING
-                        else:
-                            effects = invoker.effects_of(invoker.settled(result), record)
-                    except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                        return index, as_error(raised)
-                    index += 1
-                    if effects is NOTHING:
-                        self._row_end = index
-                    else:
-                        self.add_next(effects)
-                    if not intake.may_start:
-                        return index, None
-                    if self._idle:
-                        self.poke(from_thread=True)
+                        self.poke(from_thread=in_thread)
                 if monotonic_ms() >= until_ms:
                     return index, None
                 look = min(end, index + min(index - start, LOOKS_MAX))
