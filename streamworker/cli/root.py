@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from streamworker.cli import acl, exporter, graph, health, requests, status, timers, top
+from streamworker.cli import acl, graph, health, requests, status, timers, top
 from streamworker.cli.data import dead, later, reset, schema, send, size, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.output import say
 from streamworker.cli.support import Commands
-from streamworker.cli.workers import dev, run, spark, web
+from streamworker.cli.workers import dev, exporter, run, spark, web
 from streamworker.dev import rendezvous
 from streamworker.variables import REDIS_URL_OVERRIDE, URL_VARIABLE
 

@@ -7,21 +7,26 @@ that reads these metrics should read them from one exporter.
 
 import math
 from collections.abc import Iterable, Iterator
-from threading import Lock
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Annotated
 
 import anyio
-from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.registry import Collector
 
+from streamworker.cli import logs
+from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.status import holdings_of
 from streamworker.cli.support import connected, take
-from streamworker.cli.workers.probes import Page, metrics_page
+from streamworker.cli.workers.children import two_stages
+from streamworker.cli.workers.probes import metrics_page, serve
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.trends import Trend, Trends
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
-from streamworker.importing import Selection
+from streamworker.importing import Selection, resolve_processors
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
 Sample = tuple[str, dict[str, str], float]
 """A name, labels and a value."""
@@ -90,6 +95,30 @@ METRICS = {
     ),
 }
 """The type and description of each metric."""
+
+
+def exporter(
+    app: GroupPath,
+    processor: Processors = None,
+    port: Annotated[
+        str, option("--port PORT", "Serve /metrics here, at the loopback; or HOST:PORT.")
+    ] = "9090",
+) -> None:
+    """Serve the facts of groups as Prometheus metrics, until a signal stops it.
+
+    It needs no worker, and the rights of a viewer. Run one for each app. What workers measure
+    themselves is at run --metrics-port.
+
+    \b
+    Examples:
+      streamworker exporter shop:app
+      streamworker exporter shop:app --port 0.0.0.0:9090
+    """
+    logs.configure()
+    page, stop = metrics_page(Groups(resolve_processors(app, processor))), Event()
+    with two_stages(stop.set, stop.set):
+        serve(port, {"/": page, "/metrics": page}, "--port")
+        stop.wait()
 
 
 async def _look(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
@@ -174,7 +203,7 @@ def _of_holdings(app: str, groups: Iterable[GroupSnapshot], holdings: Holdings) 
         yield "streamworker_full_seconds", {"app": app}, math.inf if full_s is None else full_s
 
 
-class Groups(Collector):
+class Groups:
     """A Prometheus collector for the groups of the chosen processors."""
 
     def __init__(self, selection: Selection) -> None:
@@ -183,7 +212,7 @@ class Groups(Collector):
         self._trends = [Trends() for _ in self._specs]
         self._one_scrape = Lock()
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
         with self._one_scrape:
             try:
@@ -200,17 +229,12 @@ class Groups(Collector):
         yield from _of_holdings(self._selection.app.name, groups, holdings)
 
 
-def families(samples: Iterable[Sample], *, up: bool) -> Iterator[Metric]:
+def families(samples: Iterable[Sample], *, up: bool) -> "Iterator[Metric]":
     """Convert samples to metrics; leave out metrics without a sample."""
+    from prometheus_client import Metric
+
     found = {name: Metric(name.removesuffix("_total"), text, kind) for name, (kind, text) in METRICS.items()}
     found["streamworker_up"].add_sample("streamworker_up", {}, int(up))
     for name, labels, value in samples:
         found[name].add_sample(name, labels, value)
     return (metric for metric in found.values() if metric.samples)
-
-
-def page(selection: Selection) -> Page:
-    """Return the page with the metrics of these processors."""
-    registry = CollectorRegistry()
-    registry.register(Groups(selection))
-    return metrics_page(registry)

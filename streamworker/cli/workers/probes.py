@@ -10,7 +10,7 @@ from streamworker.log import get_logger
 from streamworker.runtime.watch.health import Health
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
 
 log = get_logger(__name__)
 
@@ -35,13 +35,13 @@ def probes(health: Health) -> dict[str, Page]:
     return {"/livez": page(health.live), "/readyz": page(health.ready), "/startupz": page(health.started)}
 
 
-def metrics_page(registry: "CollectorRegistry") -> Page:
-    """Return the page with the metrics of a registry."""
+def metrics_page(metrics: "Collector") -> Page:
+    """Return the page with the metrics of a registry, or of one collector."""
     from prometheus_client.exposition import choose_encoder
 
     def answer(accept: str) -> tuple[int, str, bytes]:
         encode, kind = choose_encoder(accept)
-        return 200, kind, encode(registry)
+        return 200, kind, encode(metrics)
 
     return answer
 
