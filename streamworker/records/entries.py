@@ -193,15 +193,6 @@ class Entries(Sequence[Entry]):
     def __repr__(self) -> str:
         return f"Entries({list(self)})"
 
-    def __add__(self, other: "Entries") -> "Entries":
-        return Entries(
-            [*self._ids, *other._ids],
-            [*self._flats, *other._flats],
-            [*self.sizes, *other.sizes],
-            has_packs=self.has_packs or other.has_packs,
-            may_have_headers=self.may_have_headers or other.may_have_headers,
-        )
-
 
 _PLACES = tuple(range(ENTRY_RECORDS_MAX))
 """Shared by all entries: an int of its own for each record would take most of their memory."""
@@ -313,7 +304,13 @@ def joined_entries(parts: Sequence[Sequence[Entry]]) -> Sequence[Entry]:
     """Concatenate sequences of entries."""
     if len(parts) == 1:
         return parts[0]
-    if parts and all(isinstance(part, Entries) for part in parts):
-        first, *rest = parts
-        return sum(rest, first)  # type: ignore[call-overload, no-any-return]
-    return [entry for part in parts for entry in part]
+    them = [part for part in parts if isinstance(part, Entries)]
+    if not them or len(them) < len(parts):
+        return [entry for part in parts for entry in part]
+    return Entries(
+        [each for part in them for each in part._ids],  # noqa: SLF001
+        [each for part in them for each in part._flats],  # noqa: SLF001
+        [each for part in them for each in part.sizes],
+        has_packs=any(part.has_packs for part in them),
+        may_have_headers=any(part.may_have_headers for part in them),
+    )

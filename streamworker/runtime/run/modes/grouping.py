@@ -8,6 +8,7 @@ while the next one takes a minute.
 import asyncio
 import threading
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from streamworker.errors import RecordError
 from streamworker.records.entries import joined_entries
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.commits import Work
-from streamworker.runtime.run.invoke import NOTHING, Effects
+from streamworker.runtime.run.invoke import Effects
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
@@ -33,14 +34,13 @@ class GroupingMode(Mode):
         self.refused: RecordError | None = None
         """The error if rows of ``_work`` cannot be converted to Arrow; no commit starts until ``undo``."""
         self._work = Work()
-        self._parts: list[Sequence[Entry]] = []
-        """The entries of ``_work`` in order, except those of ``_row``."""
-        self._parts_count = 0
-        self._row: Sequence[Entry] = ()
-        """Entries that are handled one after the other. Only the index of the last done one is kept:
+        self._entries: deque[Sequence[Entry]] = deque()
+        """Entries in order, from the first that is in no commit."""
+        self.handled = 0
+        """How many entries are done, in the order in which they were taken. Only the number is kept:
         collecting them one by one took longer than calling a function."""
-        self._row_start = self._row_end = 0
-        """Bounds of the entries of ``_row`` that are done and not in a part yet."""
+        self._in_commits = 0
+        """How many of them are in commits."""
         self._lock = threading.Lock()
         """Guards all of these and the state: a handler in a thread adds while a commit takes."""
         self._idle = False
@@ -66,53 +66,34 @@ class GroupingMode(Mode):
 
     # -- the side that handles records -----------------------------------------------------------
 
+    def took(self, entries: Sequence[Entry]) -> None:
+        """Note entries that come after those that were taken before."""
+        self._entries.append(entries)
+
     def add(
         self,
-        entries: Sequence[Entry],
+        count: int,
         outputs: Sequence[Any] = (),
         changes: Changes | None = None,
         dead: Sequence[DeadEntry] = (),
     ) -> None:
-        """Count entries as done, with their effects. Safe from a worker thread."""
+        """Count the next entries as done, with their effects. Safe from a worker thread."""
         with self._lock:
-            self._end_row()
-            self._parts.append(entries)
-            self._parts_count += len(entries)
+            self.handled += count
             self._work.outputs += outputs
             self._work.dead += dead
             if changes:
                 self.state.keep(changes)
 
     def add_done(self, entries: Sequence[Entry], effects: Effects, attempt: int = 1) -> None:
-        """Count the entries of a successful call as done."""
+        """Count the next entries as done, which are those of a successful call. Safe from a worker thread."""
         dead = self.set_aside(entries, effects, attempt) if effects.removed else ()
-        self.add(entries, effects.outputs, effects.changes, dead)
-
-    def begin_row(self, entries: Sequence[Entry], start: int) -> None:
-        """Begin a row of entries that are handled in order from an index on; see :meth:`add_next`."""
-        with self._lock:
-            self._end_row()
-            self._row, self._row_start, self._row_end = entries, start, start
-
-    def add_next(self, effects: Effects) -> None:
-        """Count the next entry of the row as done. Safe from a worker thread."""
-        if effects is NOTHING:
-            self._row_end += 1
-            return
-        dead: Sequence[DeadEntry] = ()
-        if effects.removed:
-            dead = self.set_aside(self._row[self._row_end : self._row_end + 1], effects, 1)
-        with self._lock:
-            self._row_end += 1
-            self._work.dead += dead
-            self._work.outputs += effects.outputs
-            if effects.changes:
-                self.state.keep(effects.changes)
+        self.add(len(entries), effects.outputs, effects.changes, dead)
 
     @property
     def done_count(self) -> int:
         """Entries that are done and in no commit yet."""
-        return self._parts_count + self._row_end - self._row_start
+        return self.handled - self._in_commits
 
     def poke(self, *, from_thread: bool = False) -> None:
         """Wake the committing task, which runs in the next turn of the event loop."""
@@ -147,13 +128,13 @@ class GroupingMode(Mode):
         return self.refused is not None
 
     def undo(self) -> Sequence[Entry]:
-        """Drop the results since the last commit; return its entries, to be handled again."""
+        """Drop the results since the last commit; return all entries since then, to be handled again."""
         with self._lock:
-            undone = self._take_entries()
+            self.handled = self._in_commits
             self._work = Work()
             self.state.drop_group()
         self.refused = None
-        return undone
+        return joined_entries(self._entries)
 
     # -- the side that commits -------------------------------------------------------------------
 
@@ -185,13 +166,13 @@ class GroupingMode(Mode):
         return work
 
     def _take_entries(self) -> Sequence[Entry]:
-        self._end_row()
-        parts, self._parts, self._parts_count = self._parts, [], 0
+        count, parts = self.done_count, list[Sequence[Entry]]()
+        self._in_commits += count
+        while count:
+            part = self._entries.popleft()
+            if len(part) > count:
+                self._entries.appendleft(part[count:])
+                part = part[:count]
+            parts.append(part)
+            count -= len(part)
         return joined_entries(parts)
-
-    def _end_row(self) -> None:
-        start, end = self._row_start, self._row_end
-        if start < end:
-            self._parts.append(self._row[start:end])
-            self._parts_count += end - start
-            self._row_start = end

@@ -107,6 +107,7 @@ class KeyedMode(GroupingMode):
                 continue
             limits = BatchLimits(min(window.room, self.spec.batch), self.spec.options.batch_bytes, 0)
             if entries := await intake.next_entries(limits, self._is_over):
+                self.took(entries)
                 self._admit(entries)
                 self._start()
 
@@ -246,16 +247,14 @@ class KeyedMode(GroupingMode):
         count = self._window.take(self.spec.batch - self.done_count)
         if not count:
             return
-        entries: list[Entry] = []
         outputs: list[Any] = []
         dead: list[DeadEntry] = []
         for index in range(self._gathered, self._gathered + count):
             hand = self._in_hand.pop(index)
-            entries.append(hand.entry)
             outputs += hand.outputs
             dead += hand.dead
         self._gathered += count
-        self.add(entries, outputs, dead=dead)
+        self.add(count, outputs, dead=dead)
         self.poke()
         self._changed.fire()
 

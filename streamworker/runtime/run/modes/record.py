@@ -24,6 +24,9 @@ THREAD_SLICE_MS = 5
 class RecordMode(GroupingMode):
     """Calls the function with one record after the other."""
 
+    _in_slice: tuple[Sequence[Entry], int] = (), 0
+    """The entries of the last slice, and how many were done before the first of them."""
+
     async def handle_all(self) -> str:
         """Handle records until draining; return why the partition halts, or an empty text."""
         limits = BatchLimits(self.spec.batch, self.spec.options.batch_bytes, 0)
@@ -33,21 +36,14 @@ class RecordMode(GroupingMode):
             if not entries and not self.is_refused():
                 break
             if entries:
+                self.took(entries)
                 halted = await self._handle(entries, careful=False)
             if self.is_refused():
-                halted = await self._redo(entries)
+                # Rows are converted to Arrow once per commit. This is ten times faster than one by one, but
+                # cannot tell which call made the bad row. All calls since the last commit are made again,
+                # and the rows of each are converted by themselves.
+                halted = await self._handle(self.undo(), careful=True)
         return halted
-
-    async def _redo(self, entries: Sequence[Entry]) -> str:
-        """Handle uncommitted records again, to find the one whose rows cannot be converted to Arrow.
-
-        Rows are converted to Arrow once per commit. This is ten times faster than one by one, but cannot
-        tell which call made the bad row. The mode drops the effects of all calls since the last commit,
-        makes the calls again, and converts the rows of each by itself.
-        """
-        undone = self.undo()
-        rest = [entry for entry in entries if not undone or entry.id > undone[-1].id]
-        return await self._handle([*undone, *rest], careful=True)
 
     async def _handle(self, entries: Sequence[Entry], *, careful: bool) -> str:
         """Handle records in order; return why the partition halts, or an empty text.
@@ -83,7 +79,7 @@ class RecordMode(GroupingMode):
             if failed is not None:
                 if self.halts(failed):
                     return self.reason([entries[index]], failed)
-                self.add([entries[index]], dead=self.removed(entries[index], failed))
+                self.add(1, dead=self.removed(entries[index], failed))
             index += 1
             await self.turn()
         return ""
@@ -103,7 +99,8 @@ class RecordMode(GroupingMode):
         """Id of the entry whose call runs; empty if none does."""
         if self.in_call or self.activity.busy_since_ms is None:
             return super().oldest
-        return ids_of(self._row[self._row_end : self._row_end + 1])
+        entries, begins_at = self._in_slice
+        return ids_of(entries[self.handled - begins_at :][:1])
 
     # -- slices: first attempts, one after the other --------------------------------------------
 
@@ -136,8 +133,8 @@ class RecordMode(GroupingMode):
         invoker, intake, gate = self.invoker, self.intake, self.intake.gate
         in_thread = not invoker.needs_loop
         until_ms = monotonic_ms() + (THREAD_SLICE_MS if in_thread else SLICE_MS)
-        self.in_call = ()
-        self.begin_row(entries, start)
+        begins_at = self.handled - start
+        self.in_call, self._in_slice = (), (entries, begins_at)
         carries = invoker.sends and may_have_headers(entries)
         plain, call = (invoker.plain, invoker.call_record) if not in_thread else invoker.here
         plain, drops_none = None if carries else plain, not invoker.forwards_input
@@ -159,9 +156,11 @@ class RecordMode(GroupingMode):
                         return index, as_error(raised) if in_thread else failure(raised)
                     index += 1
                     if effects is NOTHING:
-                        self._row_end = index
+                        self.handled = begins_at + index
+                    elif effects.removed:
+                        self.add_done(entries[index - 1 : index], effects)
                     else:
-                        self.add_next(effects)
+                        self.add(1, effects.outputs, effects.changes)
                     if intake.draining or not gate.is_open:
                         return index, None
                     if self._idle:

@@ -176,7 +176,9 @@ class StreamMode(GroupingMode):
         within_ms = self.spec.options.within_ms if within_ms < 0 else within_ms
         limits = BatchLimits(records, self.spec.options.batch_bytes, within_ms)
         entries = await self.intake.next_entries(limits, self.is_refused)
-        self._ahead.extend(self._items(entries))
+        if entries:
+            self.took(entries)
+            self._ahead.extend(self._items(entries))
         return bool(entries)
 
     def _items(self, entries: Sequence[Entry]) -> list[_Item]:
@@ -237,10 +239,7 @@ class StreamMode(GroupingMode):
         again, and the mode converts the rows of each record when it is acked.
         """
         self.log.warning("rows_refused", error=str(error))
-        again = self._items(self.undo())
-        if self._search is not None:
-            again += self._search.rest
-        self._ahead.extendleft(reversed(again))
+        self._ahead = deque(self._items(self.undo()))
         self._search, self._careful = None, True
         await self._interrupt()
 
@@ -256,7 +255,7 @@ class StreamMode(GroupingMode):
         if self.halts(failed):
             self._halted = self.reason([entry], failed)
             await self._interrupt()
-        self.add([entry], dead=self.removed(entry, failed))
+        self.add(1, dead=self.removed(entry, failed))
 
     async def _failed(self, raised: Exception) -> bool:
         """Apply the policy of an error to the records in hand; return False to end."""
@@ -282,7 +281,7 @@ class StreamMode(GroupingMode):
             self._halted = self.reason(entries, failed)
             return False
         if len(hand) == 1:
-            self.add(entries, dead=self.removed(entries[0], failed))
+            self.add(1, dead=self.removed(entries[0], failed))
         if self._search is not None:
             self._search.failed()
         elif len(hand) > 1:
