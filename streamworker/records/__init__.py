@@ -24,7 +24,7 @@ from streamworker.records.codecs import (
 )
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.records.own import RecordCodec
-from streamworker.records.types import Declared, Precision, RecordKind, kind_of, read_hint
+from streamworker.records.types import Declared, Precision, RecordKind, kind_of, label, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer
     import pyarrow as pa
@@ -65,18 +65,18 @@ class RecordType(Declared):
         kind = kind_of(python_type)
         if kind is None:
             raise ConfigurationError(
-                f"{_label(python_type)} is not a record type.",
+                f"{label(python_type)} is not a record type.",
                 remedy="Use a msgspec.Struct, a dataclass, an attrs class, a TypedDict, a NamedTuple "
                 "or a pydantic model.",
             )
         record_type = cls(python_type, kind)
         if not record_type.declared:
             raise ConfigurationError(
-                f"{_label(python_type)} has no fields.", remedy="A record needs at least one."
+                f"{label(python_type)} has no fields.", remedy="A record needs at least one."
             )
         if REPLAYED_FOR.decode() in (field.wire_name for field in record_type.declared):
             raise ConfigurationError(
-                f"{_label(python_type)} has a field {REPLAYED_FOR.decode()!r}, which marks a replayed entry.",
+                f"{label(python_type)} has a field {REPLAYED_FOR.decode()!r}, which marks a replayed entry.",
                 remedy="Give the field another name.",
             )
         return record_type
@@ -85,7 +85,7 @@ class RecordType(Declared):
     def _of_union(cls, python_type: Any) -> Self:
         members = typing.get_args(python_type)
         kinds = {cls.of(member).kind for member in members}
-        names = " | ".join(map(_label, members))
+        names = " | ".join(map(label, members))
         if kinds == {RecordKind.STRUCT}:
             configs = [member.__struct_config__ for member in members]
             tags = {config.tag for config in configs} - {None}
@@ -94,7 +94,7 @@ class RecordType(Declared):
                 return cls(python_type, RecordKind.UNION)
         raise ConfigurationError(
             f"Records of the union {names} cannot be told apart.",
-            remedy=f"Give each class a tag of its own: class {_label(members[0])}(msgspec.Struct, tag=True).",
+            remedy=f"Give each class a tag of its own: class {label(members[0])}(msgspec.Struct, tag=True).",
         )
 
     def __repr__(self) -> str:
@@ -226,7 +226,3 @@ class RecordType(Declared):
     @cached_property
     def _build_row(self) -> Callable[[dict[str, Any]], Any]:
         return make_builder(self, from_text=False)
-
-
-def _label(candidate: object) -> str:
-    return candidate.__qualname__ if isinstance(candidate, type) else repr(candidate)

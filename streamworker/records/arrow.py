@@ -46,7 +46,7 @@ from streamworker.records.columns import (
     StructColumn,
 )
 from streamworker.records.quick import floats, in_utc, ints, naive, texts, uuids
-from streamworker.records.types import Declared, Hint, Precision, RecordKind, kind_of, read_hint
+from streamworker.records.types import Declared, Hint, Precision, RecordKind, kind_of, label, read_hint
 
 _LISTS = (
     *(list, tuple, set, frozenset, abc.Sequence, abc.MutableSequence, abc.Set, abc.MutableSet),
@@ -172,7 +172,7 @@ def _column(hint: Hint, nullable: bool, at: _FieldPath) -> Column:
     base = hint.base
     origin = typing.get_origin(base)
     if origin is typing.Union:
-        raise at.refuse(f"is one of several types ({_name(base)})", "Use one type, or a str with JSON in it.")
+        raise at.refuse(f"is one of several types ({label(base)})", "Use one type, or a str with JSON in it.")
     if origin is typing.Literal:
         return _literal_column(typing.get_args(base), nullable, at)
     if origin in _LISTS:
@@ -181,7 +181,7 @@ def _column(hint: Hint, nullable: bool, at: _FieldPath) -> Column:
         key, value = typing.get_args(base)
         key_column = _inner(key, at.within(" (key)"))
         if key_column.nullable or not isinstance(key_column, Leaf):
-            raise at.refuse(f"has keys of type {_name(key)}", "Use str or int as the type of its keys.")
+            raise at.refuse(f"has keys of type {label(key)}", "Use str or int as the type of its keys.")
         return MapColumn(key_column, _inner(value, at.within("{}")), nullable)
     kind = kind_of(base)
     if kind is not None:
@@ -190,7 +190,7 @@ def _column(hint: Hint, nullable: bool, at: _FieldPath) -> Column:
         return _enum_column(base, nullable, at)
     column = _scalar_column(base, hint.annotations, nullable)
     if column is None:
-        raise at.refuse(f"is {_name(base)}", _INSTEAD.get(base, _POSSIBLE))
+        raise at.refuse(f"is {label(base)}", _INSTEAD.get(base, _POSSIBLE))
     return column
 
 
@@ -205,7 +205,7 @@ def _item_of(base: Any, at: _FieldPath) -> Any:
         items = tuple(item for item in items if item is not Ellipsis)
     if not items or any(item != items[0] for item in items):
         raise at.refuse(
-            f"is {_name(base)}", "Use tuple[T, ...] of one type, or a record for fields of several."
+            f"is {label(base)}", "Use tuple[T, ...] of one type, or a record for fields of several."
         )
     return items[0]
 
@@ -292,12 +292,6 @@ def _datetime_column(base: Any, annotations: tuple[Any, ...], nullable: bool) ->
 
     arrow_type = pa.timestamp("us", tz=zone)
     return Leaf(arrow_type, nullable, (dt.datetime,), check=first_other, wanted=wanted, quick=quick)
-
-
-def _name(hint: Any) -> str:
-    if isinstance(hint, type) and typing.get_origin(hint) is None:
-        return hint.__name__
-    return str(hint).replace("typing.", "")
 
 
 # -- change ----------------------------------------------------------------------------------

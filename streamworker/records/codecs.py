@@ -65,7 +65,7 @@ def make_encoder(record_type: Declared, codec: Codec = "json", *, validate: bool
     check = None
     if validate and isinstance(codec, str):
         check = make_check(record_type, codec)
-        load = _field_loader(record_type) if codec == "fields" else payload_loader(record_type, codec)
+        load = _field_loader(record_type) if codec == "fields" else loaders(record_type, codec)[0]
     name, kind = record_type.name, record_type.kind
     python_type = record_type.built_type
     required = (
@@ -243,14 +243,12 @@ def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
     """
     decode = make_decoder(record_type, codec)
     load = _loader(record_type, codec)
-    loaders = None
-    if codec != "fields":
-        loaders = payload_loader(record_type, codec), array_loader(record_type, codec)
+    of_payloads = None if codec == "fields" else loaders(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
         try:
-            if loaders is not None and isinstance(entries, Entries):
-                records = entries.decoded(*loaders, PAYLOAD_FIELD)
+            if of_payloads is not None and isinstance(entries, Entries):
+                records = entries.decoded(*of_payloads, PAYLOAD_FIELD)
                 # A StopIteration of a record's own code ends map() early.
                 if records is not None and len(records) == len(entries):
                     return records
@@ -274,7 +272,7 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
     """Return a decoder that does not translate errors to DecodeError."""
     if codec == "fields":
         return _field_loader(record_type)
-    load = payload_loader(record_type, codec)
+    load, _ = loaders(record_type, codec)
 
     def from_payload(fields: Mapping[bytes, bytes]) -> Any:
         if FIRST in fields:
@@ -292,32 +290,26 @@ def _loader(record_type: Declared, codec: Codec) -> Decoder:
     return from_payload
 
 
-def array_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], list[Any]]:
-    """Return the function that decodes an array of records."""
+def loaders(
+    record_type: Declared, codec: Codec
+) -> tuple[Callable[[bytes], Any], Callable[[bytes], list[Any]]]:
+    """Return the functions that decode the payload of one record, and an array of records."""
+    if isinstance(codec, str) and record_type.kind is not RecordKind.PYDANTIC:
+        target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
+        one, many = (_decoder(record_type, codec, wanted) for wanted in (target, list[target]))  # type: ignore[valid-type]
+        if finish is None:
+            return one, many
+        return (lambda payload: finish(one(payload))), (lambda payload: list(map(finish, many(payload))))
+    load: Callable[[bytes], Any]
     if not isinstance(codec, str):
-        own, split = payload_loader(record_type, codec), _decoder(record_type, codec, list[bytes])
-        return lambda payload: list(map(own, split(payload)))
-    if record_type.kind is RecordKind.PYDANTIC:
-        load_one, split = payload_loader(record_type, codec), _decoder(record_type, codec, list[msgspec.Raw])
-        return lambda payload: [load_one(bytes(raw)) for raw in split(payload)]
-    target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
-    load = _decoder(record_type, codec, list[target])  # type: ignore[valid-type]
-    return load if finish is None else lambda payload: list(map(finish, load(payload)))
-
-
-def payload_loader(record_type: Declared, codec: Codec) -> Callable[[bytes], Any]:
-    """Return the function that decodes the payload of one record."""
-    python_type: Any = record_type.python_type
-    if not isinstance(codec, str):
-        return own_loader(record_type.built_type, codec)
-    if record_type.kind is RecordKind.PYDANTIC:
-        if codec == "json":
-            return python_type.model_validate_json  # type: ignore[no-any-return]
-        unpack = msgspec.msgpack.Decoder().decode
-        return lambda payload: python_type.model_validate(unpack(payload))
-    target, finish = _target(record_type, positional=record_type.kind is RecordKind.NAMED_TUPLE)
-    load = _decoder(record_type, codec, target)
-    return load if finish is None else lambda payload: finish(load(payload))
+        load = own_loader(record_type.built_type, codec)
+    elif codec == "json":
+        load = record_type.python_type.model_validate_json
+    else:
+        unpack, validate = msgspec.msgpack.Decoder().decode, record_type.python_type.model_validate
+        load = lambda payload: validate(unpack(payload))  # noqa: E731
+    split = _decoder(record_type, codec, list[msgspec.Raw] if isinstance(codec, str) else list[bytes])
+    return load, lambda payload: [load(bytes(each)) for each in split(payload)]
 
 
 def _field_loader(record_type: Declared) -> Decoder:

@@ -245,19 +245,21 @@ class FieldColumn:
         value = self.field.default
         if value is UNKNOWN_DEFAULT and self.field.factory in (list, tuple, set, frozenset, dict):
             value = self.field.factory()
-        if any(value is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET)):
-            return {}
-        return {"default": msgspec.json.encode(value)}
+        return {} if _is_special(value) else {"default": msgspec.json.encode(value)}
 
     def default(self, rows: int) -> pa.Array | None:
         """Return the column for a table that lacks it; None if the field has no default."""
         value = self.field.default
         if value is UNKNOWN_DEFAULT and self.field.factory is not None:
             return self.column.build([self.field.factory() for _ in range(rows)])
-        if any(value is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET)):
+        if _is_special(value):
             is_absent = self.column.nullable and value is not msgspec.NODEFAULT
             return pa.nulls(rows, self.column.arrow_type) if is_absent else None
         return self.column.build([value] * rows)
+
+
+def _is_special(default: Any) -> bool:
+    return any(default is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET))
 
 
 class StructColumn(Column):

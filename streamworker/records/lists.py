@@ -16,7 +16,7 @@ from typing import Any, overload
 
 import msgspec
 
-from streamworker.records.codecs import Codec, array_loader, has_lost_float, payload_loader
+from streamworker.records.codecs import Codec, has_lost_float, loaders
 from streamworker.records.fitting import make_check
 from streamworker.records.packs import ENTRY_BYTES_MAX, ENTRY_RECORDS_MAX, msgpack_array
 from streamworker.records.types import Declared, RecordKind
@@ -117,8 +117,7 @@ def make_list_encoder(
     is_json = codec == "json"
     dump = (msgspec.json if is_json else msgspec.msgpack).Encoder().encode
     classes = set(record_type.members)
-    load = payload_loader(record_type, codec) if validate else None
-    load_all = array_loader(record_type, codec) if validate else None
+    load, load_all = loaders(record_type, codec) if validate else (None, None)
     check = make_check(record_type, codec) if validate else None
 
     def payloads_of(records: Sequence[Any]) -> list[bytes]:

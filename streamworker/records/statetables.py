@@ -22,8 +22,8 @@ import msgspec
 
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
-from streamworker.records.codecs import one_line, short
-from streamworker.records.types import Declared, RecordKind, copier, kind_of
+from streamworker.records.codecs import loaders, one_line, short
+from streamworker.records.types import Declared, RecordKind, copier, kind_of, label
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -106,7 +106,7 @@ class TableForm:
         self._parts = len(self.names)
         self._is_text = key is str
         self._value = value
-        self._label = value.__name__ if isinstance(value, type) else str(value)
+        self._label = label(value)
         self._class = (
             value if isinstance(value, type) and kind_of(value) is not RecordKind.TYPED_DICT else object
         )
@@ -125,9 +125,8 @@ class TableForm:
     def _codec(self) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
         encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         if kind_of(self._value) is RecordKind.PYDANTIC:
-            load = self._value.model_validate
-            plain = msgspec.msgpack.Decoder().decode
-            return lambda value: encode(value.model_dump(by_alias=True)), lambda body: load(plain(body))
+            load, _ = loaders(Declared(self._value, RecordKind.PYDANTIC), "msgpack")
+            return lambda value: encode(value.model_dump(by_alias=True)), load
         try:
             return encode, msgspec.msgpack.Decoder(self._value).decode
         except TypeError as error:

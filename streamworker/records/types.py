@@ -196,6 +196,11 @@ def _optional_keys(declared: Any) -> frozenset[str]:
     return frozenset((marked | declared.__optional_keys__) - required)
 
 
+def label(of: object) -> str:
+    """Return a type as one writes it, in short."""
+    return of.__name__ if isinstance(of, type) else repr(of).replace("typing.", "")
+
+
 class Declared:
     """The declaration of a record class; codecs and tables work from it."""
 
