@@ -29,7 +29,7 @@ from streamworker.dev.children import Child
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.demo_report import Reporter
 from streamworker.dev.flights import as_records, load_flights
-from streamworker.dev.parquet import RowCount, read_table
+from streamworker.dev.parquet import count_rows, read_table
 from streamworker.dev.server import EmbeddedServer, free_port
 from streamworker.dev.timeline import Timeline
 from streamworker.dev.verdict import judge
@@ -279,9 +279,8 @@ class _Demo:
             await asyncio.sleep(SAMPLE_S)
 
     async def _watch_table(self, table: Path) -> None:
-        count = RowCount(table)
         while True:
-            self.in_spark = await asyncio.to_thread(count.now)
+            self.in_spark = await asyncio.to_thread(count_rows, table)
             await asyncio.sleep(COUNT_S)
 
     async def _look(self, app: Any, backend: Backend) -> GroupSnapshot:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from streamworker.dev.parquet import RowCount, committed_files, read_table
+from streamworker.dev.parquet import committed_files, count_rows, read_table
 
 
 def write_batch(table: Path, batch: str, rows: dict[str, list[int]]) -> None:
@@ -49,14 +49,13 @@ def test_a_directory_without_a_log_is_a_whole_result(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there_yet_has_no_rows(tmp_path: Path) -> None:
     """Before Spark's first micro-batch."""
     assert read_table(tmp_path / "not-yet").num_rows == 0
-    assert RowCount(tmp_path / "not-yet").now() == 0
+    assert count_rows(tmp_path / "not-yet") == 0
 
 
 def test_rows_are_counted_as_batches_are_committed(tmp_path: Path) -> None:
     """The count follows the table."""
     write_batch(tmp_path, "0", {"a.parquet": [1, 2]})
-    count = RowCount(tmp_path)
-    before = count.now()
+    before = count_rows(tmp_path)
     write_batch(tmp_path, "1", {"b.parquet": [3]})
 
-    assert (before, count.now()) == (2, 3)
+    assert (before, count_rows(tmp_path)) == (2, 3)
