@@ -85,19 +85,10 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
     """
     module, found = _resolve(path, "processors")
     if isinstance(found, App):
-        app = found
-        for name in names or ():
-            if name not in app.registry.processors:
-                raise ConfigurationError(
-                    f"App {app.name!r} has no processor {name!r}.",
-                    remedy=_list("Its processors", list(app.registry.processors)),
-                )
-        if not app.registry.processors:
-            raise ConfigurationError(
-                f"App {app.name!r} has no processor.", remedy="Declare one: @app.processor(stream)."
-            )
-        return Selection(
-            app, tuple(app.registry.processors[name] for name in names or app.registry.processors)
+        if chosen := found.registry.chosen(names):
+            return Selection(found, tuple(chosen))
+        raise ConfigurationError(
+            f"App {found.name!r} has no processor.", remedy="Declare one: @app.processor(stream)."
         )
     if isinstance(found, Processor):
         for app in _apps(module).values():

@@ -15,7 +15,7 @@ from typing import Any
 from streamworker.core.rules import UNIONS, check_arguments
 from streamworker.declaring.callables import look, refused
 from streamworker.declaring.options import ProcessorOptions
-from streamworker.declaring.parameters import Resource, label, read_parameters
+from streamworker.declaring.parameters import Resource, read_parameters
 from streamworker.declaring.specs import (
     FunctionMode,
     ProcessorSpec,
@@ -28,6 +28,7 @@ from streamworker.declaring.specs import (
 from streamworker.errors import ConfigurationError
 from streamworker.feed import Records
 from streamworker.records import RecordType
+from streamworker.records.types import label
 from streamworker.redisio.keys import check_name
 
 BATCH_DEFAULT = 500

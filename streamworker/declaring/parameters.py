@@ -9,11 +9,13 @@ import functools
 import typing
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from streamworker.context import Context
 from streamworker.declaring.callables import Looked, P, R, Wrapper
 from streamworker.errors import ConfigurationError
+from streamworker.records.types import label
 
 Scope = Literal["worker", "partition"]
 """How often a resource is made: once in each worker, or once for each partition that a worker runs."""
@@ -146,7 +148,7 @@ def read_parameters(
             context = name
         elif resource := _resource(whose, name, hint, known):
             resources[name] = resource
-        elif takes_record and not record:
+        elif takes_record and not record and (not at_time or hint in (None, datetime)):
             record = name
         elif parameter.default is not parameter.empty:
             continue
@@ -179,11 +181,6 @@ def read_parameters(
             remedy="Let the record and the context come first, without a `*` before or a `/` after them.",
         ) from error
     return parameters
-
-
-def label(of: Any) -> str:
-    """Return a type as one writes it, in short."""
-    return of.__name__ if isinstance(of, type) else str(of)
 
 
 def _resource(

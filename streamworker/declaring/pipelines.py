@@ -126,5 +126,5 @@ def _forwarding(app: DeclaringApp, processor: Processor[..., Any], pipeline: str
         target = spec.targets[0] if spec.targets else spec.stream
         target.record.check_single(f"the acked log that pipeline {pipeline!r} reads")
         spec = replace(spec, forward=True, output=target.record)
-        app.registry.processors[spec.name] = spec
+        app.registry.keep(spec)
     return spec

@@ -16,7 +16,7 @@ from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
 from streamworker.declaring.table import Table, written
-from streamworker.declaring.timers import O, Timer, TimerInto, describe_timer
+from streamworker.declaring.timers import O, Timer, TimerInto, timed
 from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime.send.producer import Sent
@@ -126,20 +126,12 @@ class Processor(Wrapper[P, R]):
         ... async def tell(ctx: Context) -> None:
         ...     ctx.log.info("seen", count=ctx.state.get("seen", 0))
         """
-
-        def bind(function: Callable[P2, R2]) -> Timer[P2, R2]:
-            spec = self.spec
-            if spec.mode is FunctionMode.STREAM or spec.options.concurrency > 1:
-                raise ConfigurationError(
-                    f"Processor {self.name!r} takes Records or has concurrency: it has no batches.",
-                    remedy="Take a record or a list without concurrency, or use @app.timer.",
-                )
-            known = self._app.registry
-            made = describe_timer(function, partial(_every, every), missed, spec, known.resources, into, when)
-            known.processors[self.name] = replace(spec, timers=(*spec.timers, made))
-            return Timer(made, function)
-
-        return bind
+        if self.spec.mode is FunctionMode.STREAM or self.spec.options.concurrency > 1:
+            raise ConfigurationError(
+                f"Processor {self.name!r} takes Records or has concurrency: it has no batches.",
+                remedy="Take a record or a list without concurrency, or use @app.timer.",
+            )
+        return timed(self._app, lambda _: self.spec, partial(_every, every), missed, into, when)
 
 
 class Into(Protocol[O]):
@@ -281,7 +273,7 @@ def processor(
         declared.check_new(
             "processors", spec.name, "Give one of them another name: @app.processor(..., name=...)."
         )
-        declared.processors[spec.name] = replace(spec, tables=written(tables, spec))
+        declared.keep(replace(spec, tables=written(tables, spec)))
         return Processor(app, spec.name, function)
 
     return bind

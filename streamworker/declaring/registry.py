@@ -36,6 +36,23 @@ class Registry:
         """What workers run: the processors, and the group of the app's timers if there are any."""
         return [*self.processors.values(), *filter(None, (self.timers,))]
 
+    def keep(self, spec: ProcessorSpec) -> None:
+        """Keep a group, or what has become of it."""
+        if spec.stream.has_records:
+            self.processors[spec.name] = spec
+        else:
+            self.timers = spec
+
+    def chosen(self, names: Sequence[str] | None) -> list[ProcessorSpec]:
+        """Return the processors of these names, or all; raise ConfigurationError for a name of none."""
+        for name in names or ():
+            if name not in self.processors:
+                raise ConfigurationError(
+                    f"App {self.app!r} has no processor {name!r}.",
+                    remedy=f"Its processors: {', '.join(self.processors) or 'none'}.",
+                )
+        return [self.processors[name] for name in names or self.processors]
+
     def check_new(self, kind: Kind, name: str, remedy: str = "Give one of them another name.") -> None:
         """Raise ConfigurationError if the app has declared one of this name before."""
         if name in getattr(self, kind) or (kind, name) == ("streams", TIMERS_STREAM):

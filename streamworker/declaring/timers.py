@@ -1,8 +1,7 @@
 """The decorators of timers: ``@app.timer``, ``@app.cron`` and ``@processor.timer``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, Protocol, TypeVar, overload
 
 from streamworker.core.data.schedules import CHOICES, Missed, PlannedTimes, When
@@ -13,7 +12,7 @@ from streamworker.core.units import Duration
 from streamworker.declaring.callables import Co, P, R, Wrapper, look
 from streamworker.declaring.functions import check_into, describe, returned_type
 from streamworker.declaring.options import ProcessorOptions
-from streamworker.declaring.parameters import Resource, label, read_parameters
+from streamworker.declaring.parameters import read_parameters
 from streamworker.declaring.registry import DeclaringApp
 from streamworker.declaring.specs import TIMERS_STREAM, FunctionMode, ProcessorSpec, StreamSpec, TimerSpec
 from streamworker.declaring.stream import ByType, IntoStreams, Stream, specs_of
@@ -102,7 +101,7 @@ def timer(app: DeclaringApp, *, every: Duration, into: IntoStreams = None, misse
     >>> @app.timer(every="10 seconds")
     ... async def sweep(at: datetime) -> None: ...
     """
-    return _timer(app, lambda name: every_(every, name), missed, into)
+    return timed(app, _of_app, lambda name: every_(every, name), missed, into)
 
 
 @overload
@@ -142,78 +141,63 @@ def cron(
     >>> @app.cron("0 6 * * mon", tz="Europe/Paris", missed="once")
     ... async def report(at: datetime) -> None: ...
     """
-    return _timer(app, lambda name: cron_(spec, tz, name), missed, into)
+    return timed(app, _of_app, lambda name: cron_(spec, tz, name), missed, into)
 
 
-def _timer(
-    app: DeclaringApp, schedule: Callable[[str], PlannedTimes], missed: Missed, into: IntoStreams
+def timed(
+    app: DeclaringApp,
+    group_of: Callable[[DeclaringApp], ProcessorSpec],
+    schedule: Callable[[str], PlannedTimes],
+    missed: Missed,
+    into: IntoStreams,
+    when: When | None = None,
 ) -> Callable[[Callable[P, R]], Timer[P, R]]:
+    """Return the decorator that adds a function to the timers of a group.
+
+    It raises ConfigurationError if the function cannot be called by time.
+    """
+
     def bind(function: Callable[P, R]) -> Timer[P, R]:
-        group = app.registry.timers or _group(app.name)
-        spec = describe_timer(function, schedule, missed, group, app.registry.resources, into)
-        app.registry.timers = replace(group, timers=(*group.timers, spec))
+        group = group_of(app)
+        looked = look(function, "Timer")
+        name = check_name("timer", looked.name)
+        check_values({"missed": missed, "when": when}, CHOICES, looked.whose)
+        parameters = read_parameters(looked, app.registry.resources, at_time=True)
+        targets = specs_of(into)
+        returned = returned_type(parameters.hints.get("return"))
+        check_into(looked.whose, group.stream, targets, returned, None, False)
+        if any(other.name == name for other in group.timers):
+            whose = f"Processor {group.name!r}" if group.stream.has_records else f"App {group.stream.app!r}"
+            raise ConfigurationError(
+                f"{whose} has two timers named {name!r}.", remedy="Rename one of the functions."
+            )
+        call = replace(
+            group,
+            function=looked.function,
+            mode=FunctionMode.RECORD,
+            is_async=looked.is_async,
+            takes="records",
+            takes_context=bool(parameters.context),
+            parameters=parameters,
+            options=replace(group.options, timeout=None, forward=None),
+            forward=False,
+            output=None,
+            into=targets,
+            timers=(),
+        )
+        spec = TimerSpec(name=name, schedule=schedule(name), missed=missed, when=when, call=call)
+        app.registry.keep(replace(group, timers=(*group.timers, spec)))
         return Timer(spec, function)
 
     return bind
 
 
-def describe_timer(
-    function: Callable[..., Any],
-    schedule: Callable[[str], PlannedTimes],
-    missed: Missed,
-    group: ProcessorSpec,
-    resources: Mapping[str, Resource[..., Any]],
-    into: IntoStreams,
-    when: When | None = None,
-) -> TimerSpec:
-    """Read a timer's function; raise ConfigurationError if it cannot be called by time."""
-    looked = look(function, "Timer")
-    name = check_name("timer", looked.name)
-    check_values({"missed": missed, "when": when}, CHOICES, looked.whose)
-    parameters = read_parameters(looked, resources, at_time=True)
-    given = parameters.hints.get(parameters.record)
-    if parameters.record and given not in (None, datetime):
-        raise ConfigurationError(
-            f"Timer {name!r} takes `{parameters.record}: {label(given)}`, which nothing fills.",
-            remedy="It can take the planned time as a datetime, a Context, and resources declared above it.",
-        )
-    targets = specs_of(into)
-    returned = returned_type(parameters.hints.get("return"))
-    check_into(f"Timer {name!r}", group.stream, targets, returned, None, False)
-    if any(other.name == name for other in group.timers):
-        whose = f"Processor {group.name!r}" if group.stream.has_records else f"App {group.stream.app!r}"
-        raise ConfigurationError(
-            f"{whose} has two timers named {name!r}.", remedy="Rename one of the functions."
-        )
-    call = replace(
-        group,
-        function=looked.function,
-        mode=FunctionMode.RECORD,
-        is_async=looked.is_async,
-        takes="records",
-        takes_context=bool(parameters.context),
-        parameters=parameters,
-        options=replace(group.options, timeout=None, forward=None),
-        forward=False,
-        output=None,
-        into=targets,
-        timers=(),
-    )
-    return TimerSpec(name=name, schedule=schedule(name), missed=missed, when=when, call=call)
-
-
-@dataclass
-class _NoRecord:
-    none: int = 0
-
-
-async def _no_record(batch: list[_NoRecord]) -> None:
-    """Stand for the function of the group that only has timers: its stream never holds a record."""
-
-
-def _group(app: str) -> ProcessorSpec:
+def _of_app(app: DeclaringApp) -> ProcessorSpec:
+    """Return the group whose stream never holds a record: it is there for the timers of its app."""
+    if app.registry.timers is not None:
+        return app.registry.timers
     stream = StreamSpec(
-        app=app,
+        app=app.name,
         name=TIMERS_STREAM,
         record=RecordType.of(_NoRecord),
         key=lambda _: None,
@@ -223,3 +207,11 @@ def _group(app: str) -> ProcessorSpec:
         has_records=False,
     )
     return describe(_no_record, stream, ProcessorOptions(name="timers", forward=False))
+
+
+@dataclass
+class _NoRecord:
+    none: int = 0
+
+
+async def _no_record(batch: list[_NoRecord]) -> None: ...

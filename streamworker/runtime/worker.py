@@ -71,6 +71,9 @@ class RegistryView(Protocol):
     def groups(self) -> list[ProcessorSpec]:
         """Its processors, and the group that runs its timers, if it has any."""
 
+    def chosen(self, names: Sequence[str] | None) -> list[ProcessorSpec]:
+        """Return the processors of these names, or all."""
+
 
 class Application(Protocol):
     """What a worker needs of an app."""
@@ -303,14 +306,8 @@ def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec
             f"App {app.name!r} has no processors and no timers.",
             remedy="Declare one with @app.processor(stream).",
         )
-    for name in names or ():
-        if name not in app.registry.processors:
-            raise ConfigurationError(
-                f"App {app.name!r} has no processor {name!r}.",
-                remedy=f"It has: {', '.join(sorted(app.registry.processors))}.",
-            )
-    groups = app.registry.groups
-    return [spec for spec in groups if not names or spec.name in names or not spec.stream.has_records]
+    timers = [spec for spec in app.registry.groups if not spec.stream.has_records]
+    return [*app.registry.chosen(names), *timers]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -337,7 +337,7 @@ async def local_worker(
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.INFO))
     with home_of(app, url, clock) as home:
         worker = Worker(app, processors=processors, name=name, overrides=resources)
-        specs = [app.registry.processors[each] for each in processors or app.registry.processors]
+        specs = app.registry.chosen(processors)
         try:
             async with (
                 connected(app.settings, f"{worker.name}:observer", CONNECTIONS) as backend,
