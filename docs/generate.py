@@ -29,7 +29,7 @@ from streamworker.core.ownership.lifecycle import as_table
 from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS
 from streamworker.core.rules import ANY_NUMBER, CHECKED, NUMBER_MAX, Rule
 from streamworker.redisio.admin.rights import ROLES, acl_rules
-from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.group.operations import KEY_TABLE
 from streamworker.runtime.meters import METERS
 from streamworker.settings import LIMITS, RULES, Settings
 from streamworker.spark.source.options import NAMES as SPARK_OPTIONS

@@ -32,7 +32,7 @@ from typing import Any
 import pytest
 
 from streamworker.redisio import scripts
-from streamworker.redisio.group.protocols import SCRIPTS
+from streamworker.redisio.group.operations import SCRIPTS
 from tests.chaos.rows import ROWS
 
 ROOT = Path(__file__).parents[1]

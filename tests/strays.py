@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.group.operations import KEY_TABLE
 from streamworker.redisio.keys import KeyRow
 
 NO_EXPIRY, GONE = -1, -2

@@ -15,7 +15,7 @@ from docs.reference import _commands
 from streamworker.cli.root import app as command_line
 from streamworker.cli.workers.exporter import METRICS
 from streamworker.core.protocols.registry import PROTOCOLS
-from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.group.operations import KEY_TABLE
 from streamworker.settings import Settings
 
 ROOT = Path(__file__).parent.parent

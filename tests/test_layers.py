@@ -81,7 +81,7 @@ PROTOCOLS = ("membership", "claim", "lease")
 OPTIONAL = ("claim", "lease")
 """The protocols that nothing needs. Beside their own files only these name them: registries, and the public
 face."""
-REGISTRIES = {"__init__", "core/protocols/registry", "redisio/group/protocols"}
+REGISTRIES = {"__init__", "core/protocols/registry", "redisio/group/operations"}
 
 USERS_OF_THE_FACE = {"__main__": {"cli"}, "cli": {"tui", "web"}}
 """Who runs the command line, and who shows the pictures."""

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import Self
 
-from streamworker.redisio.group.protocols import SCRIPTS
+from streamworker.redisio.group.operations import SCRIPTS
 from streamworker.redisio.wire.link import Endpoint, Link, pack
 
 _LINE = re.compile(rb'^[\d.]+ \[\d+ ([^\]]*)\] "([^"]*)"(?: "([^"]*)")?')

@@ -3,7 +3,7 @@
 An **event** is something that happened; the runtime or the simulator passes it to ``handle(event, now_ms)``.
 An **effect** is something to do; ``handle`` returns a list of them, and the caller starts them in that order.
 An effect that asks Redis for something names the event that carries its answer. Every such effect gets
-exactly one answer, which may say that there was none: nobody knows then whether Redis executed the call.
+exactly one answer, or ``Unanswered``.
 
 Events and effects never carry records. A worker may handle a million records between two events.
 """
@@ -65,6 +65,15 @@ class RequestsSeen(Event):
 
     def __str__(self) -> str:
         return f"RequestsSeen: {by_words({p: f'version {v}' for p, v in self.versions.items()})}"
+
+
+class Unanswered(Event):
+    """A call got no answer: nobody knows whether Redis executed it."""
+
+    call: Effect
+
+    def __str__(self) -> str:
+        return f"Unanswered: {self.call}"
 
 
 class LocksAnswered(Event):

@@ -284,5 +284,5 @@ has that value already (``tick.lua``)."""
 
 
 SHARED = (*_ROWS, KeyRow("sw:{app.}:declared", "hash"))
-"""What is kept under every protocol; ``group.protocols`` adds the rest. docs/redis-keys.md says what each
+"""What is kept under every protocol; ``group.operations`` adds the rest. docs/redis-keys.md says what each
 key holds."""

@@ -210,7 +210,7 @@ REPAIR_GROUP = load("admin/repair_group")
 REPAIR_AHEAD = load("admin/repair_ahead")
 
 SHARED = tuple(each for each in list(globals().values()) if isinstance(each, Script))
-"""All of these; ``group.protocols`` adds those of single protocols."""
+"""All of these; ``group.operations`` adds those of single protocols."""
 
 ARGS_MAX = 7_900
 """Maximum fields and values of one entry in a script: Lua's ``unpack`` fails at 8,000."""

@@ -241,10 +241,10 @@ class Group:
     async def _operate(self, operation: Operation, effect: ev.Effect) -> None:
         """Call Redis for an effect and deliver the answer as an event, also if there is no answer."""
         try:
-            event = await operation.do(self._access, effect)
+            event = await operation(self._access, effect)
         except BackendError as error:
             warn(self._log, "call_unanswered", error, call=type(effect).__name__)
-            event = operation.failed(effect)
+            event = ev.Unanswered(effect)
         trail.locks_answered(effect, event)
         self.deliver(event)
 

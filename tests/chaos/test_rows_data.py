@@ -18,7 +18,7 @@ from streamworker.cli.doctor.command import in_redis
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.errors import BackendRefused, CoordinationError
-from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.group.operations import KEY_TABLE
 from tests.chaos.figures import record
 from tests.chaos.forked import Forked
 from tests.chaos.rows_app import PROCESSOR, Item, make_app

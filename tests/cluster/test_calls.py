@@ -76,7 +76,7 @@ async def test_answers_come_in_the_order_of_the_calls(backend: Backend, raw: Raw
 async def test_a_command_without_a_key_goes_with_its_neighbours(backend: Backend) -> None:
     """The clock is that of the node that the group's keys are on: times of one group are compared."""
     before = await _commands_at(backend, GROUP.members)
-    await membership.look_at_members(backend, GROUP)
+    await membership.read_members(backend, GROUP)
     await backend.time_ms(near=GROUP.members)
     assert await _commands_at(backend, GROUP.members) == before + 2
 
@@ -96,7 +96,7 @@ async def test_a_heartbeat_is_found_at_the_node_of_its_group(backend: Backend) -
     number, run_id = await backend.identity(GROUP.members)
     assert run_id == (await backend.info(near=GROUP.members)).run_id
     assert run_id != (await backend.identity(others[0]))[1]
-    assert await membership.connected(backend, [number], GROUP.members) == {number}
+    assert await membership.connected(backend, [number], GROUP.members) == frozenset({number})
 
 
 async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: EmbeddedCluster) -> None:

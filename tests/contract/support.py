@@ -15,7 +15,7 @@ from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.events import DocumentChanged, MendDocument
+from streamworker.core.protocols.membership.events import DocumentChanged, HeartbeatDone, MendDocument
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
@@ -23,7 +23,7 @@ from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import CommitReply, CommitRequest, DeadEntry
 from streamworker.redisio.data.outbox import pack_records
 from streamworker.redisio.group import locks, membership
-from streamworker.redisio.group.membership import HeartbeatReply, Renewal
+from streamworker.redisio.group.membership import Renewal
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import OPERATIONS
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -124,14 +124,14 @@ class Group:
     async def do(self, effect: Effect) -> Event:
         """Do an effect of a core, as the runtime does it."""
         access = Access(self.backend, self.keys, DRAIN_DEADLINE_MS)
-        return await OPERATIONS[type(effect)].do(access, effect)
+        return await OPERATIONS[type(effect)](access, effect)
 
-    async def beat(self, member: str, measured: Mapping[int, int] | None = None) -> HeartbeatReply:
+    async def beat(self, member: str, measured: Mapping[int, int] | None = None) -> HeartbeatDone:
         """Send a heartbeat that is answered."""
         (reply,) = await membership.heartbeat(
             self.backend, [Renewal(self.keys, member, 1, "run", 0, measured)]
         )
-        assert isinstance(reply, HeartbeatReply), reply
+        assert isinstance(reply, HeartbeatDone), reply
         return reply
 
     async def join(self, *names: str, partitions: int = 1) -> tuple[Membership, DocumentChanged]:

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from streamworker.core.data.entries import ZERO
-from streamworker.core.protocols.membership.events import ChangeRefused, DocumentChanged
+from streamworker.core.protocols.membership.events import ChangeRefused, DocumentChanged, HeartbeatDone
 from streamworker.redisio.group import control, loads, membership
-from streamworker.redisio.group.membership import HeartbeatReply, Renewal
+from streamworker.redisio.group.membership import Renewal
 from streamworker.redisio.keys import GroupKeys
 from tests.contract.support import GROUP, OTHER_GROUP, Group, Raw
 
@@ -38,9 +38,9 @@ async def test_a_generation_is_not_below_what_a_lock_knows(group: Group) -> None
     assert (await changed(group, ahead)).generation == ahead + 1
 
 
-async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatReply]:
+async def beat(group: Group, *beats: tuple[GroupKeys, str, int, str, int]) -> list[HeartbeatDone]:
     replies = await membership.heartbeat(group.backend, [Renewal(*each) for each in beats])
-    answered = [reply for reply in replies if isinstance(reply, HeartbeatReply)]
+    answered = [reply for reply in replies if isinstance(reply, HeartbeatDone)]
     assert len(answered) == len(beats), replies
     return answered
 
@@ -76,14 +76,14 @@ async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
     await membership.heartbeat(group.backend, [a, Renewal(GROUP, "b.1", 6, "run", 0, {})])
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 420))
     assert reply.beats["a.1"].load == 420
-    measured, server_ms = await loads.read_loads(group.backend, GROUP)
-    assert measured == {"a.1": {0: 120, 3: 300}, "b.1": {}}
-    assert server_ms >= reply.server_ms
+    found = await loads.read_loads(group.backend, GROUP)
+    assert found.loads == {"a.1": {0: 120, 3: 300}, "b.1": {}}
+    assert found.server_ms >= reply.beats["a.1"].server_ms
     await change(group, first.generation, removed=["a.1"])
     await membership.heartbeat(group.backend, [a])
-    assert (await loads.read_loads(group.backend, GROUP))[0] == {"b.1": {}}
+    assert (await loads.read_loads(group.backend, GROUP)).loads == {"b.1": {}}
     raw.hset(GROUP.loads, mapping={"x": "nonsense", "y": "1:2,", "z": b"\xff", "": "3:4:5"})
-    assert (await loads.read_loads(group.backend, GROUP))[0] == {"b.1": {}}
+    assert (await loads.read_loads(group.backend, GROUP)).loads == {"b.1": {}}
 
 
 async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> None:
@@ -91,7 +91,7 @@ async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> 
     mine, theirs = await beat(group, (GROUP, "a.1", 5, "run", 0), (OTHER_GROUP, "a.2", 5, "run", 0))
     assert not mine.lost
     assert theirs.lost
-    assert theirs.generation is None
+    assert theirs.generation == 0
 
 
 async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(group: Group, raw: Raw) -> None:
@@ -101,9 +101,9 @@ async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(group:
     raw.lpush(OTHER_GROUP.beats, "mine")
     calls = [Renewal(OTHER_GROUP, "a.2", 5, "run"), Renewal(GROUP, "a.1", 5, "run")]
     theirs, ours = await membership.heartbeat(group.backend, calls)
-    assert isinstance(theirs, HeartbeatReply)
+    assert isinstance(theirs, HeartbeatDone)
     assert (theirs.foreign, theirs.beats) == (OTHER_GROUP.beats, {})
-    assert isinstance(ours, HeartbeatReply)
+    assert isinstance(ours, HeartbeatDone)
     assert not ours.lost
 
 
@@ -117,8 +117,8 @@ async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: Raw) -> Non
 async def test_the_server_tells_which_connections_it_still_has(group: Group) -> None:
     """A closed connection is gone from the answer, and asking for none asks nobody."""
     here = await group.backend.execute("CLIENT", "ID")
-    assert await membership.connected(group.backend, [here, here + 1_000_000]) == {here}
-    assert await membership.connected(group.backend, []) == set()
+    assert await membership.connected(group.backend, [here, here + 1_000_000]) == frozenset({here})
+    assert await membership.connected(group.backend, []) == frozenset()
 
 
 @pytest.mark.one_server  # two groups by one read; on a Cluster each has a read of its own

@@ -17,7 +17,7 @@ from streamworker.redisio.data.commit import CommitRequest, DeadEntry
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.data.trimming import Keep
 from streamworker.redisio.group import operations_claim, operations_lease
-from streamworker.redisio.group.protocols import HASHES, SCRIPTS
+from streamworker.redisio.group.operations import HASHES, SCRIPTS
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Argument, Link

@@ -203,9 +203,9 @@ class Twins:
     async def _effect(self, effect: ev.Effect) -> ev.Event:
         operation = operations.OPERATIONS[type(effect)]
         try:
-            real = await operation.do(self.access, effect)
+            real = await operation(self.access, effect)
         except BackendRefused:
-            real = operation.failed(effect)
+            real = ev.Unanswered(effect)
         modelled = self.model.perform(effect)
         if isinstance(real, OwnershipListed) and isinstance(modelled, OwnershipListed):
             real = replace(real, entries=tuple(sorted(real.entries, key=lambda entry: entry.partition)))
@@ -327,15 +327,13 @@ class Twins:
         member, run_id = OWNERS[step.who], self.model.run_id
         loads = (None, {}, {step.where: step.how}, {0: step.how, step.where: 1})[step.how % 4]
         renewal = membership.Renewal(GROUP, member, step.where, run_id, step.how, loads)
-        (reply,) = await membership.heartbeat(self.backend, [renewal])
-        if isinstance(reply, Exception):
-            raise reply
-        if reply.foreign:
+        (real,) = await membership.heartbeat(self.backend, [renewal], 1)
+        if isinstance(real, Exception):
+            raise real
+        if real.foreign:
             self.met.add(
-                f"said: {reply.foreign.rpartition(':')[2]}{'' if reply.beats else ', and no heartbeats'}"
+                f"said: {real.foreign.rpartition(':')[2]}{'' if real.beats else ', and no heartbeats'}"
             )
-        known = (reply.generation or 0, 1, run_id, reply.beats, reply.fingerprint)
-        real = membership_events.HeartbeatDone(member, reply.lost, *known)
         self.met.add(f"lost: {real.lost}")
         modelled = self.model.heartbeat(member, step.where, 1, step.how, loads)
         modelled = replace(modelled, fingerprint="") if self.in_memory else modelled

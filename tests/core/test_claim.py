@@ -18,7 +18,6 @@ from streamworker.core.protocols.claim.events import (
     OwnershipListed,
     PartitionsClaimed,
     PartitionsGivenUp,
-    StoreFailed,
     UpdateCheckpoints,
 )
 from streamworker.core.protocols.claim.protocol import ClaimCore
@@ -31,6 +30,7 @@ from tests.core.workbench import Node, of_type, setup_of
 ME, OTHER, THIRD = "w1.a", "w2.b", "w3.c"
 CYCLE, EXPIRY, RETRY = 1_000, 10_000, 200
 SERVER_AHEAD = 5_000_000
+UNANSWERED = ev.Unanswered(ListOwnership())
 
 
 class ClaimNode(Node[ClaimCore]):
@@ -173,7 +173,7 @@ def test_a_claim_of_what_another_has_by_now_is_not_repeated(
 def test_a_claim_whose_answer_was_lost_is_found_in_the_list() -> None:
     """The cycle begins anew after a pause, and the entry is there under our name."""
     node = claiming()
-    assert node.send(StoreFailed()) == []
+    assert node.send(UNANSWERED) == []
     assert node.wait(RETRY) == [ListOwnership()]
     effects = node.listed(node.entry(0, ME, 100))
     assert effects == [ev.AcquireLocks((0,), ME, 100, ())]
@@ -187,7 +187,7 @@ def test_an_update_whose_answer_was_lost_is_repeated_with_the_etag_that_stands()
     """The ETag loop of the checkpoints: the owner is still us, so the update goes on."""
     node = ClaimNode().owner_of_one()
     assert node.wait(CYCLE) == [UpdateCheckpoints(ME, {0: 100})]
-    node.send(StoreFailed())
+    node.send(UNANSWERED)
     assert node.wait(RETRY) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({}, {0: node.entry(0, ME, 105)}) == [UpdateCheckpoints(ME, {0: 105})]
     assert node.renewed({0: 106}) == [ListOwnership()]
@@ -261,7 +261,7 @@ def test_who_cannot_renew_starts_no_batch_from_one_cycle_before_the_expiry() -> 
     effects = node.wait(limit_ms - 1)
     assert effects == [UpdateCheckpoints(ME, {0: 101})]
     assert ev.PauseBatches() in node.wait(1)
-    node.send(StoreFailed())
+    node.send(UNANSWERED)
     node.wait(RETRY)
     assert ev.ResumeBatches() in node.renewed({0: 102})
 
@@ -278,7 +278,7 @@ def test_who_stops_drains_releases_and_gives_up_its_entries_in_this_order() -> N
     assert effects[-1] == GiveUpPartitions(ME, (0,))
     assert node.send(PartitionsGivenUp((0,))) == [ev.Finished()]
     assert node.core.next_deadline_ms() is None
-    assert node.send(StoreFailed()) == []
+    assert node.send(UNANSWERED) == []
 
 
 def test_who_stops_goes_on_renewing_while_it_drains() -> None:
@@ -295,7 +295,7 @@ def test_a_giving_up_without_an_answer_is_repeated() -> None:
     node = claiming()
     node.send(ev.StopRequested())
     assert node.claimed({0: 100})[-1] == GiveUpPartitions(ME, (0,))
-    assert node.send(StoreFailed()) == []
+    assert node.send(UNANSWERED) == []
     assert node.wait(RETRY) == [GiveUpPartitions(ME, (0,))]
 
 

@@ -88,9 +88,9 @@ class LeaseNode(Node[LeaseCore]):
             assert RaceForLease(ME, partition) in self.wait(NORMAL - 1)
             self.send(LeaseRaced(partition, ME, self.now_ms))
             self.send(granted(partition))
-            self.send(LeasesUpdated(done=True))
+            self.send(LeasesUpdated())
             self.wait(GRAB)
-            self.send(LeasesUpdated(done=True))
+            self.send(LeasesUpdated())
         assert self.core.owned >= set(partitions)
 
 
@@ -162,7 +162,7 @@ def test_a_challenge_without_an_answer_is_asked_for_again() -> None:
     """Nobody knows whether it was signalled; twice does no harm."""
     node = LeaseNode(1)
     node.send(ev.Started())
-    node.send(LeasesChallenged((0,), None))
+    node.send(ev.Unanswered(ChallengeLeases(ME, {0: FREE})))
     assert asked(node.wait(200)) == {0: FREE}
 
 
@@ -245,7 +245,7 @@ def test_who_loses_a_race_for_what_it_does_not_have_does_nothing() -> None:
 def test_a_race_without_an_answer_is_run_again() -> None:
     """It may have been won; asking again tells."""
     node = LeaseNode.racing()
-    node.send(LeaseRaced(0, None))
+    node.send(ev.Unanswered(RaceForLease(ME, 0)))
     assert node.wait(200) == [RaceForLease(ME, 0)]
 
 
@@ -308,7 +308,7 @@ def test_a_start_is_put_into_the_allocation_hash_and_out_of_the_grab_hash_after_
     effects = node.send(granted(0))
     assert any(isinstance(effect, ev.StartRunner) for effect in effects)
     assert UpdateLeases(ME, {0: 77}, (), {}) in effects
-    node.send(LeasesUpdated(done=True))
+    node.send(LeasesUpdated())
     assert node.wait(GRAB - 1) == []
     assert node.wait(1) == [UpdateLeases(ME, {}, (), {0: 77})]
 
@@ -332,7 +332,7 @@ def test_what_redis_was_not_told_is_told_again_but_for_what_changed_since() -> N
     node.send(LeaseRaced(0, OTHER, 99, ME))
     node.send(ev.RunnerStopped(0, 1))
     node.send(ev.LocksReleased(ME, (0,), frozenset({0})))
-    node.send(LeasesUpdated(done=False))
+    node.send(ev.Unanswered(UpdateLeases(ME, {0: 77}, (), {})))
     assert node.wait(200) == [UpdateLeases(ME, {}, (0,), {})]
 
 
@@ -340,7 +340,7 @@ def test_an_answer_that_nobody_waits_for_is_a_bug_of_ours() -> None:
     """It is never passed over."""
     node = LeaseNode.started()
     with pytest.raises(InternalError):
-        node.send(LeasesUpdated(done=True))
+        node.send(LeasesUpdated())
 
 
 def test_a_fenced_partition_is_given_up() -> None:
@@ -368,7 +368,7 @@ def test_a_node_that_leaves_drains_releases_clears_its_fields_and_has_the_others
     assert ev.DrainRunner(0, 1) in node.send(ev.StopRequested())
     assert node.send(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
     assert node.send(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
-    assert node.send(LeasesUpdated(done=True)) == [ChallengeLeases(ME, {0: DUE})]
+    assert node.send(LeasesUpdated()) == [ChallengeLeases(ME, {0: DUE})]
     assert node.send(LeasesChallenged((0,), frozenset({0}))) == [ev.Finished()]
     assert node.core.next_deadline_ms() is None
 
@@ -378,7 +378,7 @@ def test_a_race_that_is_won_while_leaving_is_given_back() -> None:
     node = LeaseNode.racing()
     assert node.send(ev.StopRequested()) == []
     assert node.send(LeaseRaced(0, ME, 77)) == [UpdateLeases(ME, {}, (), {0: 77})]
-    assert node.send(LeasesUpdated(done=True)) == [ev.Finished()]
+    assert node.send(LeasesUpdated()) == [ev.Finished()]
 
 
 def test_a_node_that_never_began_is_finished_at_once() -> None:

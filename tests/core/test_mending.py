@@ -23,7 +23,7 @@ from tests.core.workbench import ME, TIMING, Bench, group, names, of_type, store
 from tests.simulator.server.damage import DAMAGES, damaged
 
 LATER = b'{"generation":11,"v":2,"shards":[]}'
-CALL_FAILED = calls.CallFailed(calls.DocumentCall.DOCUMENT)
+UNANSWERED = ev.Unanswered(calls.ReadDocument())
 
 
 def mends(effects: list[ev.Effect]) -> calls.MendDocument:
@@ -166,7 +166,7 @@ def test_what_cannot_be_put_right_is_tried_at_the_pace_of_heartbeats() -> None:
     mends(bench.wait(PAUSE_MS))
     tries = 0
     for _ in range(10):
-        effects = bench.send(CALL_FAILED)
+        effects = bench.send(UNANSWERED)
         effects += bench.wait(TIMING.acquire_retry_ms)
         assert names(effects) == ["ReadDocument"]
         bench.send(calls.DocumentRead(b"[]", 5_000))

@@ -41,13 +41,16 @@ class Desk:
         return self.ownership.advance(self.now_ms, LIVE)
 
     def answer(self, asked: tuple[int, ...], replies: Mapping[int, AcquireReply]) -> list[ev.Effect]:
-        """Answer ``AcquireLocks``."""
-        return self.ownership.handle(ev.LocksAnswered(OWNER, asked, replies), self.now_ms) + self.advance()
+        """Answer ``AcquireLocks``; without any reply the call has no answer."""
+        event = ev.LocksAnswered(OWNER, asked, replies)
+        lost = ev.Unanswered(ev.AcquireLocks(asked, OWNER, 5, LIVE))
+        return self.ownership.handle(event if replies else lost, self.now_ms) + self.advance()
 
     def released(self, asked: tuple[int, ...], *done: int) -> list[ev.Effect]:
-        """Answer ``ReleaseLocks``."""
+        """Answer ``ReleaseLocks``; if none is released the call has no answer."""
         event = ev.LocksReleased(OWNER, asked, frozenset(done))
-        return self.ownership.handle(event, self.now_ms) + self.advance()
+        lost = ev.Unanswered(ev.ReleaseLocks(OWNER, dict.fromkeys(asked, 1)))
+        return self.ownership.handle(event if done else lost, self.now_ms) + self.advance()
 
     def stopped(self, partition: int, epoch: int) -> list[ev.Effect]:
         self.ownership.handle(ev.RunnerStopped(partition, epoch), self.now_ms)

@@ -55,7 +55,7 @@ def test_the_next_one_looks_while_the_first_is_silent() -> None:
         asked += bench.heartbeat(after_ms=INTERVAL_MS, beats={"w2.1": beat(1, 2)})
     assert asked == [calls.ProbePeers((2,))]
     assert len(of_type(bench.wait(RULES.interval_ms), calls.ReadLoads)) == 1
-    bench.send(calls.CallFailed(calls.DocumentCall.LOADS))
+    bench.send(ev.Unanswered(calls.ReadLoads()))
     bench.heartbeat(beats={"w2.1": beat(2, 2)})
     assert of_type(bench.wait(2 * RULES.interval_ms), calls.ReadLoads) == []
 
@@ -99,10 +99,10 @@ def test_a_look_without_an_answer_is_made_again_and_only_then() -> None:
     bench = Bench.member_of(weighted(ME, "w2.1"))
     for call, looks in (
         (None, 1),
-        (calls.DocumentCall.PROBE, 0),
-        (calls.DocumentCall.DOCUMENT, 0),
-        (calls.DocumentCall.LOADS, 1),
+        (calls.ProbePeers(()), 0),
+        (calls.ReadDocument(), 0),
+        (calls.ReadLoads(), 1),
     ):
-        effects = [] if call is None else bench.send(calls.CallFailed(call))
+        effects = [] if call is None else bench.send(ev.Unanswered(call))
         effects += bench.wait(3 * RULES.interval_ms)
         assert len(of_type(effects, calls.ReadLoads)) == looks, call

@@ -12,7 +12,7 @@ from streamworker.core.protocols.membership.worker import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.workbench import ME, TIMING, Bench, change, group, names, of_type
 
-CALL_FAILED = calls.CallFailed(calls.DocumentCall.DOCUMENT)
+UNANSWERED = ev.Unanswered(calls.ReadDocument())
 
 
 # -- joining -------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def test_a_join_whose_answer_was_lost_is_looked_up_before_it_is_repeated_under_t
     """It had been done: no second member. It had not: should it still arrive, it conflicts with this one."""
     for was_done in (True, False):
         bench = Bench.joining(None)
-        bench.send(CALL_FAILED)
+        bench.send(UNANSWERED)
         assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
         if was_done:
             assert names(bench.read(group(ME, generation=1_700))) == ["StartHeartbeat", "AcquireLocks"]
@@ -207,7 +207,7 @@ def test_a_join_without_an_answer_is_undone_if_it_was_done() -> None:
     """Stopped while nobody knows whether it is a member: the document is read first."""
     bench = Bench.joining(None)
     bench.send(ev.StopRequested())
-    bench.send(CALL_FAILED)
+    bench.send(UNANSWERED)
     assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
     assert change(bench.read(group(ME))).message.cause == "leave"
 
@@ -249,10 +249,10 @@ def test_a_finished_worker_does_nothing_more() -> None:
         ev.DeadlinePassed(),
         calls.DocumentRead(None, 0),
         calls.DocumentChanged(5),
-        CALL_FAILED,
+        UNANSWERED,
         ev.ControlReceived((GroupChanged(99, "join", "w2", ()),)),
         calls.PeersProbed(None),
-        ev.LocksAnswered(ME, (1,), {}),
+        ev.Unanswered(ev.AcquireLocks((1,), ME, 1, (ME,))),
         ev.RunnerStopped(1, 101),
     ]
     assert [bench.send(event) for event in late] == [[]] * len(late)

@@ -149,7 +149,7 @@ def test_one_question_about_peers_is_under_way_at_a_time() -> None:
     """Also when it takes long. One that failed removes nobody, and the next heartbeat asks anew."""
     bench = Bench.running(ME, "w2.1")
     assert len(of_type(silence(bench, 60 * INTERVAL_MS, w2=beat(1, 7)), calls.ProbePeers)) == 1
-    assert bench.send(calls.CallFailed(calls.DocumentCall.PROBE)) == []
+    assert bench.send(ev.Unanswered(calls.ProbePeers((7,)))) == []
     assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), calls.ProbePeers)) == 1
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.group.protocols import HASHES, KEY_TABLE
+from streamworker.redisio.group.operations import HASHES, KEY_TABLE
 from streamworker.redisio.keys import GroupKeys, KeyRow, StreamKeys, check_name, declared_by
 
 STREAM, GROUP = StreamKeys("app", "stream"), GroupKeys("app", "stream", "GROUP")

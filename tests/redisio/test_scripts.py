@@ -12,8 +12,8 @@ import streamworker.redisio
 from streamworker.errors import InternalError
 from streamworker.redisio import scripts
 from streamworker.redisio.group import operations_claim, operations_lease
+from streamworker.redisio.group.operations import SCRIPTS
 from streamworker.redisio.group.operations_lease import UPDATE
-from streamworker.redisio.group.protocols import SCRIPTS
 from streamworker.redisio.scripts import Names, Script
 
 LUA = Path(streamworker.redisio.__file__).parent / "lua"

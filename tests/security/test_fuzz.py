@@ -467,7 +467,7 @@ async def _looked_at(backend: Backend, rng: random.Random) -> int:
         lambda: dead.list_dead(backend, GROUP, [0, 1]),
         lambda: readers.slowest_rows(backend, GROUP),
         lambda: locks.read_lock(backend, GROUP, 0),
-        lambda: membership.look_at_members(backend, GROUP),
+        lambda: membership.read_members(backend, GROUP),
         lambda: membership.heartbeat(backend, [membership.Renewal(GROUP, "w1.a", 1, "run")]),
         lambda: locks.acquire_many(
             backend, GROUP, [0, 1], owner="w1.a", generation=9, live=["w1.a"], drain_deadline_ms=1_000

@@ -20,14 +20,14 @@ from streamworker.cli.workers.spark import _told_why
 from streamworker.core.control import GroupChanged
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Membership
-from streamworker.core.protocols.membership.events import MendDocument
+from streamworker.core.protocols.membership.events import HeartbeatDone, MendDocument
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import StreamFull
 from streamworker.redisio.admin.rights import ROLE_NAMES, ROLES
 from streamworker.redisio.group import membership, operations
 from streamworker.redisio.group.operation import Access
-from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.group.operations import KEY_TABLE
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
@@ -221,12 +221,12 @@ async def test_a_worker_has_all_that_it_needs(url_of: UrlOf) -> None:
 async def mends(backend: Backend, keys: GroupKeys, seen: str) -> None:
     after = Membership.empty(4, "range")
     effect = MendDocument(seen, after, GroupChanged(0, "repaired", "w1", ()), 1)
-    await operations.OPERATIONS[MendDocument].do(Access(backend, keys, 1_000), effect)
+    await operations.OPERATIONS[MendDocument](Access(backend, keys, 1_000), effect)
 
 
 async def beats(backend: Backend, keys: GroupKeys, seen: str) -> None:
     (reply,) = await membership.heartbeat(backend, [membership.Renewal(keys, "a.1", 1, "run")])
-    assert isinstance(reply, membership.HeartbeatReply) and reply.lost
+    assert isinstance(reply, HeartbeatDone) and reply.lost
 
 
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)

@@ -10,7 +10,6 @@ from streamworker.core import events as ev
 from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership import events as calls
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.group.operations import OPERATIONS
 from tests.simulator.process import Process
 from tests.simulator.runner import SimRunner
 
@@ -218,7 +217,7 @@ class SimWorker(Process):
         self.request(
             lambda: model.perform(effect, lambda: world.random.random() < world.conditions.lost),
             answered,
-            lambda: answered(OPERATIONS[type(effect)].failed(effect)),
+            lambda: answered(ev.Unanswered(effect)),
         )
 
     def _beat(self, this_round: int) -> None:
@@ -269,7 +268,8 @@ def _subjects(effect: ev.Effect) -> frozenset[object]:
             return frozenset((owner, partition) for partition in partitions)
         case ev.ReleaseLocks(owner, epochs):
             return frozenset((owner, partition) for partition in epochs)
-    match OPERATIONS[type(effect)].failed(effect):
-        case calls.CallFailed(call):
-            return frozenset([call])
+        case calls.DocumentCall():
+            return frozenset([calls.DocumentCall])
+        case calls.ProbePeers() | calls.ReadLoads():
+            return frozenset([type(effect)])
     return frozenset()

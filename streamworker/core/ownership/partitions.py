@@ -4,13 +4,13 @@
 instance serves one membership: a member that was removed starts again with a new name and a new instance.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased, RequestMade
 from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
-from streamworker.core.ownership.locks import Acquired, Held, Stale
+from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 
 
 @dataclass(slots=True)
@@ -114,13 +114,15 @@ class Ownership:
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle an event about locks or runners; ignore other events."""
-        if isinstance(event, ev.LocksAnswered | ev.LocksReleased) and event.owner != self.owner:
-            return []  # It answers a former membership, whose locks are free: it is no longer a member.
         match event:
-            case ev.LocksAnswered():
-                return self._answered(event, now_ms)
-            case ev.LocksReleased():
-                return self._released(event, now_ms)
+            case ev.LocksAnswered(owner, asked, replies):
+                return self._answered(owner, asked, replies, now_ms)
+            case ev.Unanswered(ev.AcquireLocks(asked, owner)):
+                return self._answered(owner, asked, {}, now_ms)
+            case ev.LocksReleased(owner, asked, released):
+                return self._released(owner, asked, released, now_ms)
+            case ev.Unanswered(ev.ReleaseLocks(owner, epochs)):
+                return self._released(owner, epochs, (), now_ms)
             case ev.RunnerStopped() | ev.RunnerFenced() | ev.RunnerHalted():
                 return self._runner_told(event, now_ms)
             case ev.ControlReceived(messages):
@@ -134,14 +136,18 @@ class Ownership:
                 return self._requested(others, now_ms)
         return []
 
-    def _answered(self, event: ev.LocksAnswered, now_ms: int) -> list[ev.Effect]:
+    def _answered(
+        self, owner: str, asked: Iterable[int], replies: Mapping[int, AcquireReply], now_ms: int
+    ) -> list[ev.Effect]:
+        if owner != self.owner:
+            return []  # It asked for a former membership, whose locks are free: it is no longer a member.
         effects: list[ev.Effect] = []
         granted: list[int] = []
         self._is_touched = True
-        for partition in event.asked:
+        for partition in asked:
             entry = self._partitions[partition]
             entry.calling = False
-            reply = event.replies.get(partition)
+            reply = replies.get(partition)
             match reply:
                 case Acquired():
                     entry.state = step(entry.state, Trigger.PAUSED if reply.is_paused else Trigger.GRANTED)
@@ -171,14 +177,18 @@ class Ownership:
             effects.append(ev.PostControl(PartitionsAcquired(tuple(granted), self.owner, self._generation)))
         return effects
 
-    def _released(self, event: ev.LocksReleased, now_ms: int) -> list[ev.Effect]:
+    def _released(
+        self, owner: str, asked: Iterable[int], released: Collection[int], now_ms: int
+    ) -> list[ev.Effect]:
         """Handle the answers to ``ReleaseLocks``, and tell the members that may wait for the locks."""
+        if owner != self.owner:
+            return []
         done: list[int] = []
         self._is_touched = True
-        for partition in event.asked:
+        for partition in asked:
             entry = self._partitions[partition]
             entry.calling = False
-            if partition in event.released:
+            if partition in released:
                 entry.state = step(entry.state, Trigger.RELEASED)
                 done.append(partition)
             else:

@@ -4,7 +4,7 @@ A protocol is a pure object: ``handle(event, now_ms)`` returns effects, and ``ne
 time itself is the next event. The runtime and the simulator run every protocol through this interface.
 
 A new protocol is a folder with a core, its events, control messages and settings, and a line in
-``PROTOCOLS``. If it has effects of its own, their operations get a line in ``redisio.group.protocols`` and,
+``PROTOCOLS``. If it has effects of its own, their operations get a line in ``redisio.group.operations`` and,
 for the simulator, in ``tests/simulator/server/extensions.py``. Nothing else names a protocol but the default.
 
 In every protocol, ownership is a lock with an owner and an epoch, and both fence commits. A protocol decides

@@ -12,7 +12,7 @@ from typing import Any
 
 from streamworker.errors import BackendError
 from streamworker.redisio.admin.rights import ROLES, Grant, Role
-from streamworker.redisio.group.protocols import KEY_TABLE, SCRIPTS
+from streamworker.redisio.group.operations import KEY_TABLE, SCRIPTS
 from streamworker.redisio.keys import TRIMMED, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import groups_by_name, pairs_of

@@ -21,7 +21,7 @@ from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import change_members, connected, quarantined, read_beats
-from streamworker.redisio.group.protocols import HASHES
+from streamworker.redisio.group.operations import HASHES
 from streamworker.redisio.keys import GroupKeys, declaration, declared_by
 from streamworker.redisio.scripts import (
     REPAIR_AHEAD,
@@ -121,7 +121,7 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
         run_id=run_id,
         membership=Membership.parse(document) if document else None,
         beats=control.fields_of(flat_beats, "surrogateescape"),
-        connections=None if there is None else frozenset(there),
+        connections=there,
         names=await connection_names(backend),
         locks={p: view for p, flat in enumerate(locks) if (view := lock_view(flat, p)) is not None},
         log_lengths=dict(enumerate(lengths)),

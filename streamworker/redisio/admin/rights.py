@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from streamworker.errors import ConfigurationError
-from streamworker.redisio.group.protocols import KEY_TABLE
+from streamworker.redisio.group.operations import KEY_TABLE
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.durability import Durability, Mode
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
+from streamworker.core.protocols.membership.events import LoadsRead
 from streamworker.errors import BackendRefused
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -23,8 +24,8 @@ def loads_text(loads: Mapping[int, int] | None) -> str:
     return ",".join(f"{partition}:{load}" for partition, load in sorted(loads.items())) or "-"
 
 
-async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[int, int]], int]:
-    """Return the last loads that all members measured of their partitions, and the server's clock.
+async def read_loads(backend: Backend, keys: GroupKeys) -> LoadsRead:
+    """Read the last loads that all members measured of their partitions.
 
     A value that cannot be parsed counts as not measured. If the key is not a hash, no load counts as
     measured; heartbeats report that key.
@@ -40,7 +41,7 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> tuple[dict[str, dict[
         if _LOADS.fullmatch(value):
             pairs = (each.split(b":") for each in value.split(b",") if each != b"-")
             loads[member.decode("utf-8", "replace")] = {int(p): int(load) for p, load in pairs}
-    return loads, await backend.time_ms(near=keys.loads)
+    return LoadsRead(loads, await backend.time_ms(near=keys.loads))
 
 
 async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:

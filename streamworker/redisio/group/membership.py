@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from streamworker.core.protocols.membership.events import (
@@ -10,6 +9,7 @@ from streamworker.core.protocols.membership.events import (
     ChangeRefused,
     DocumentChanged,
     DocumentRead,
+    HeartbeatDone,
     MendDocument,
 )
 from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
@@ -23,37 +23,18 @@ from streamworker.redisio.wire.info import ms_of, pairs_of
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatReply:
-    """The answer to a heartbeat."""
-
-    lost: bool
-    """The group removed this member; nothing was renewed."""
-    generation: int | None
-    """Generation of the document; None if there is none."""
-    server_ms: int
-    beats: Mapping[str, Beat]
-    """Heartbeats of all members, this one included."""
-    fingerprint: str = ""
-    """Fingerprint of the document, if this heartbeat read the whole document; see ``core.mending``."""
-    foreign: str = ""
-    """A key that held another type: that of the loads, which the script leaves alone, or that of the
-    heartbeats. The script starts the heartbeats anew; if the document is damaged, too, there are none
-    until a member has repaired the document."""
-
-
-async def look_at_members(backend: Backend, keys: GroupKeys) -> tuple[bytes | None, int, str]:
-    """Return the membership document, the server's clock in ms, and the type of a wrong value at its key."""
+async def read_members(backend: Backend, keys: GroupKeys) -> DocumentRead:
+    """Read the membership document, or the type of a value at its key that is none."""
     document, time = await backend.pipeline([("GET", keys.members), ("TIME",)])
     if isinstance(time, BackendError):
         raise time
     if isinstance(document, BackendRefused):
         kind = (await backend.execute("TYPE", keys.members)).decode()
         if kind not in ("none", "string"):
-            return None, ms_of(time), kind
+            return DocumentRead(None, ms_of(time), kind)
     if isinstance(document, BackendError):
         raise document
-    return document, ms_of(time), ""
+    return DocumentRead(document, ms_of(time))
 
 
 async def quarantined(backend: Backend, keys: GroupKeys) -> str:
@@ -137,11 +118,13 @@ class Renewal(NamedTuple):
     """Load of each partition, if it was measured since the last heartbeat."""
 
 
-async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[HeartbeatReply | BackendError]:
+async def heartbeat(
+    backend: Backend, renewals: Sequence[Renewal], sent_ms: int = 0
+) -> list[HeartbeatDone | BackendError]:
     """Renew memberships in several groups, in one round trip. The call may be repeated.
 
     If Redis refuses the heartbeat of one group, for instance because a key of the group holds another type,
-    its reply is the error, and the other groups are renewed.
+    its reply is the error, and the other groups are renewed. ``sent_ms`` is the worker's present time.
     """
     calls = [
         HEARTBEAT.at(
@@ -152,20 +135,19 @@ async def heartbeat(backend: Backend, renewals: Sequence[Renewal]) -> list[Heart
         )
         for each in renewals
     ]
-    return [_heartbeat_reply(reply) for reply in await backend.run_many(HEARTBEAT, calls)]
+    replies = await backend.run_many(HEARTBEAT, calls)
+    return [_heartbeat_done(*each, sent_ms) for each in zip(renewals, replies, strict=True)]
 
 
-def _heartbeat_reply(reply: Any) -> HeartbeatReply | BackendError:
+def _heartbeat_done(renewal: Renewal, reply: Any, sent_ms: int) -> HeartbeatDone | BackendError:
     if isinstance(reply, BackendError):
         return reply
     if reply[0] == b"BADTYPE":
         return wrong_type(reply[1])
-    code, generation, server_ms, *rest = reply
+    code, generation, _, *rest = reply
     beats, seen, foreign = rest or ((), b"", b"")
-    known = int(generation) if generation else None
-    return HeartbeatReply(
-        code == b"LOST", known, int(server_ms), read_beats(beats), seen.decode(), foreign.decode()
-    )
+    known = (int(generation or 0), sent_ms, renewal.run_id, read_beats(beats))
+    return HeartbeatDone(renewal.member, code == b"LOST", *known, seen.decode(), foreign.decode())
 
 
 def read_beats(flat: Sequence[bytes]) -> dict[str, Beat]:
@@ -185,15 +167,15 @@ def _beat_text(client_id: int, run_id: str, load: int) -> str:
     return f"{client_id}|{run_id}|{load}"
 
 
-async def connected(backend: Backend, client_ids: Sequence[int], near: str = "") -> set[int] | None:
+async def connected(backend: Backend, client_ids: Sequence[int], near: str = "") -> frozenset[int] | None:
     """Return which of some connections the server still has; None if this user may not ask.
 
     Client ids are valid at one server: on a Cluster at the node that has the key ``near``.
     """
     if not client_ids:
-        return set()
+        return frozenset()
     try:
         listed: bytes = await backend.execute("CLIENT", "LIST", "ID", *client_ids, near=near)
     except BackendRefused:
         return None
-    return {int(number) for number in _CLIENT.findall(listed)}
+    return frozenset(int(number) for number in _CLIENT.findall(listed))

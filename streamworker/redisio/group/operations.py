@@ -1,28 +1,21 @@
-"""The operations of the membership protocol, and the table of all operations.
+"""The operations of the membership protocol and of locks, and the tables of all protocols.
 
-The runtime passes every effect that it does not perform itself to this table, and knows none of them by
-name. A new protocol adds its effects to its core and its operations to ``protocols``.
+The runtime passes every effect that it does not perform itself to ``OPERATIONS``, and knows none of them by
+name. A new protocol adds its effects to its core, and a module here with its operations, scripts and keys.
 """
 
 from streamworker.core.events import AcquireLocks, Effect, Event, LocksAnswered, LocksReleased, ReleaseLocks
 from streamworker.core.protocols.membership.events import (
-    CallFailed,
     ChangeDocument,
-    DocumentCall,
-    DocumentRead,
-    LoadsRead,
     MendDocument,
     PeersProbed,
     ProbePeers,
     ReadDocument,
     ReadLoads,
 )
-from streamworker.redisio.group import loads, locks, membership, protocols
+from streamworker.redisio import keys, scripts
+from streamworker.redisio.group import loads, locks, membership, operations_claim, operations_lease
 from streamworker.redisio.group.operation import Access, Operation
-
-
-async def _read_document(access: Access, _: ReadDocument) -> Event:
-    return DocumentRead(*await membership.look_at_members(access.backend, access.keys))
 
 
 async def _change_document(access: Access, effect: ChangeDocument) -> Event:
@@ -38,17 +31,8 @@ async def _change_document(access: Access, effect: ChangeDocument) -> Event:
     )
 
 
-async def _mend_document(access: Access, effect: MendDocument) -> Event:
-    return await membership.mend_members(access.backend, access.keys, effect)
-
-
 async def _probe_peers(access: Access, effect: ProbePeers) -> Event:
-    connected = await membership.connected(access.backend, effect.connections, access.keys.members)
-    return PeersProbed(None if connected is None else frozenset(connected))
-
-
-async def _read_loads(access: Access, _: ReadLoads) -> Event:
-    return LoadsRead(*await loads.read_loads(access.backend, access.keys))
+    return PeersProbed(await membership.connected(access.backend, effect.connections, access.keys.members))
 
 
 async def _acquire_locks(access: Access, effect: AcquireLocks) -> Event:
@@ -71,17 +55,20 @@ async def _release_locks(access: Access, effect: ReleaseLocks) -> Event:
 
 
 OPERATIONS: dict[type[Effect], Operation] = {
-    ReadDocument: Operation(_read_document, lambda _: CallFailed(DocumentCall.DOCUMENT)),
-    ChangeDocument: Operation(_change_document, lambda _: CallFailed(DocumentCall.DOCUMENT)),
-    MendDocument: Operation(_mend_document, lambda _: CallFailed(DocumentCall.DOCUMENT)),
-    ProbePeers: Operation(_probe_peers, lambda _: CallFailed(DocumentCall.PROBE)),
-    ReadLoads: Operation(_read_loads, lambda _: CallFailed(DocumentCall.LOADS)),
-    AcquireLocks: Operation(
-        _acquire_locks, lambda effect: LocksAnswered(effect.owner, effect.partitions, {})
-    ),
-    ReleaseLocks: Operation(
-        _release_locks, lambda effect: LocksReleased(effect.owner, tuple(effect.epochs), frozenset())
-    ),
-    **protocols.OPERATIONS,
+    ReadDocument: lambda access, _: membership.read_members(access.backend, access.keys),
+    ChangeDocument: _change_document,
+    MendDocument: lambda access, effect: membership.mend_members(access.backend, access.keys, effect),
+    ProbePeers: _probe_peers,
+    ReadLoads: lambda access, _: loads.read_loads(access.backend, access.keys),
+    AcquireLocks: _acquire_locks,
+    ReleaseLocks: _release_locks,
+    **operations_claim.OPERATIONS,
+    **operations_lease.OPERATIONS,
 }
 """Every effect that has an answer. Each is safe to repeat, or its core handles a repeat."""
+SCRIPTS = (*scripts.SHARED, *operations_claim.SCRIPTS, *operations_lease.SCRIPTS)
+"""All scripts."""
+HASHES = (operations_claim.CLAIMS, operations_lease.GRAB, operations_lease.ALLOCATION)
+"""The keys of a group that only one protocol has, see ``GroupKeys.of_group``; each is a hash."""
+KEY_TABLE: tuple[keys.KeyRow, ...] = (*keys.SHARED, *operations_claim.KEYS, *operations_lease.KEYS)
+"""All keys: the source of docs/redis-keys.md."""

@@ -17,7 +17,6 @@ from streamworker.core.protocols.claim.events import (
     OwnershipListed,
     PartitionsClaimed,
     PartitionsGivenUp,
-    StoreFailed,
     UpdateCheckpoints,
 )
 from streamworker.errors import BackendError
@@ -97,9 +96,9 @@ def _entry(name: bytes, text: bytes) -> OwnershipEntry | None:
 
 
 OPERATIONS: dict[type[Effect], Operation] = {
-    ListOwnership: Operation(_list_ownership, lambda _: StoreFailed()),
-    ClaimPartitions: Operation(_claim_partitions, lambda _: StoreFailed()),
-    UpdateCheckpoints: Operation(_update_checkpoints, lambda _: StoreFailed()),
-    GiveUpPartitions: Operation(_give_up_partitions, lambda _: StoreFailed()),
+    ListOwnership: _list_ownership,
+    ClaimPartitions: _claim_partitions,
+    UpdateCheckpoints: _update_checkpoints,
+    GiveUpPartitions: _give_up_partitions,
 }
 """A repeated claim or update is refused, with the caller as owner of the entry, so the core detects it."""

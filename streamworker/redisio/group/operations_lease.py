@@ -45,7 +45,7 @@ async def _update_leases(access: Access, effect: UpdateLeases) -> Event:
     changes = {"processed": processed, "ended": effect.end, "cleared": cleared}
     call = UPDATE.at(access.keys, **_hashes(access.keys), owner=effect.owner, **changes)
     checked(await access.backend.run(UPDATE, call))
-    return LeasesUpdated(done=True)
+    return LeasesUpdated()
 
 
 def _hashes(keys: GroupKeys) -> dict[str, Any]:
@@ -53,10 +53,8 @@ def _hashes(keys: GroupKeys) -> dict[str, Any]:
 
 
 OPERATIONS: dict[type[Effect], Operation] = {
-    ChallengeLeases: Operation(
-        _challenge_leases, lambda effect: LeasesChallenged(tuple(effect.challenges), None)
-    ),
-    RaceForLease: Operation(_race_for_lease, lambda effect: LeaseRaced(effect.partition, None)),
-    UpdateLeases: Operation(_update_leases, lambda _: LeasesUpdated(done=False)),
+    ChallengeLeases: _challenge_leases,
+    RaceForLease: _race_for_lease,
+    UpdateLeases: _update_leases,
 }
 """Each is safe to repeat: the hashes stay the same, and an additional message does no harm."""

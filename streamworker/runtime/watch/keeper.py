@@ -20,7 +20,7 @@ from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
-from streamworker.redisio.group.membership import HeartbeatReply, Renewal, heartbeat
+from streamworker.redisio.group.membership import Renewal, heartbeat
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms, monotonic_s
@@ -177,22 +177,18 @@ class Keeper:
             with self._lock:
                 loads = {keys: self._loads.get(keys, (0, None)) for keys, _ in kept}
                 self._loads.update({keys: (load, None) for keys, (load, _) in loads.items()})
-            sent_ms = monotonic_ms()
-            replies = await heartbeat(
-                backend,
-                [Renewal(keys, member, connection, run_id, *loads[keys]) for keys, (member, _) in kept],
-            )
+            renewals = [Renewal(keys, member, connection, run_id, *loads[keys]) for keys, (member, _) in kept]
+            replies = await heartbeat(backend, renewals, monotonic_ms())
         except BackendError as error:
             self._failed(error)
             return False
         with self._lock:
-            for (keys, (member, deliver)), reply in zip(kept, replies, strict=True):
+            for (keys, (_, deliver)), reply in zip(kept, replies, strict=True):
                 if isinstance(reply, BackendError):
                     log.warning("heartbeat_refused", processor=keys.group, error=str(reply))
                 else:
                     self._name_foreign(keys, reply)
-                    known = (reply.generation or 0, sent_ms, run_id, reply.beats, reply.fingerprint)
-                    self._pending[keys] = (deliver, HeartbeatDone(member, reply.lost, *known))
+                    self._pending[keys] = (deliver, reply)
             if self._pending and not self._scheduled:
                 self._scheduled = True
                 self._loop.call_soon_threadsafe(self._deliver)
@@ -205,7 +201,7 @@ class Keeper:
             self._told_s = now_s
             log.warning("heartbeat_failed", error=str(error))
 
-    def _name_foreign(self, keys: GroupKeys, reply: HeartbeatReply) -> None:
+    def _name_foreign(self, keys: GroupKeys, reply: HeartbeatDone) -> None:
         """Log once which key another program has overwritten, and when it is restored."""
         before, now = self._foreign.get(keys, ""), reply.foreign
         if now == keys.beats and reply.beats:

@@ -69,12 +69,12 @@ class Documents:
         """``change_members.lua``."""
         self.calls += 1
         if self.stored.foreign:
-            return calls.CallFailed(calls.DocumentCall.DOCUMENT)
+            return ev.Unanswered(effect)
         current = self._generation()
         if current != effect.expected or (self.stored.document is not None and not current):
             return calls.ChangeRefused(self.stored.document, self._clock())
         if not self._has_beats():
-            return calls.CallFailed(calls.DocumentCall.DOCUMENT)
+            return ev.Unanswered(effect)
         generation = max(current + 1, self._clock(), effect.at_least)
         self._write(effect.membership, generation)
         if not current:

@@ -67,4 +67,4 @@ class ModelLeases:
                 del self.grab[partition]
         if effect.end:
             server.post(LeaseEnded(effect.end, effect.owner, server_ms))
-        return calls.LeasesUpdated(done=True)
+        return calls.LeasesUpdated()

@@ -38,11 +38,15 @@ class OwnershipEntry:
 # -- effects: out ----------------------------------------------------------------------------
 
 
-class ListOwnership(Effect):
-    """Read all entries and the number of partitions. Answer: ``OwnershipListed`` or ``StoreFailed``."""
+class StoreCall(Effect):
+    """A call of the store; there is at most one at a time."""
 
 
-class _WriteEntries(Effect):
+class ListOwnership(StoreCall):
+    """Read all entries and the number of partitions. Answer: ``OwnershipListed``."""
+
+
+class _WriteEntries(StoreCall):
     owner: str
     etags: Mapping[int, int]
     """The ETag that each partition's entry must still have; ``NO_ENTRY`` if there is no entry."""
@@ -56,15 +60,15 @@ class _WriteEntries(Effect):
 
 
 class ClaimPartitions(_WriteEntries):
-    """Claim some partitions. Answer: ``PartitionsClaimed`` or ``StoreFailed``."""
+    """Claim some partitions. Answer: ``PartitionsClaimed``."""
 
 
 class UpdateCheckpoints(_WriteEntries):
     """Write the checkpoints of the worker's partitions, which renews their entries."""
 
 
-class GiveUpPartitions(Effect):
-    """Delete the worker's own entries. Answer: ``PartitionsGivenUp`` or ``StoreFailed``."""
+class GiveUpPartitions(StoreCall):
+    """Delete the worker's own entries. Answer: ``PartitionsGivenUp``."""
 
     owner: str
     partitions: tuple[int, ...]
@@ -118,7 +122,3 @@ class PartitionsGivenUp(Event):
 
     def __str__(self) -> str:
         return f"PartitionsGivenUp: {ranges(self.partitions)}"
-
-
-class StoreFailed(Event):
-    """No answer from the store: it may or may not have executed the call."""

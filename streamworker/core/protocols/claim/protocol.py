@@ -147,7 +147,7 @@ class ClaimCore:
                 self._calling = False
                 for partition in partitions:
                     self._claims.pop(partition, None)
-            case calls.StoreFailed():
+            case ev.Unanswered(calls.StoreCall()):
                 self._calling = False
                 self._rest(now_ms)
                 self._due_ms = now_ms

@@ -1,9 +1,9 @@
 """Step 1 of the lease-grab race: when this node challenges which partition, and under which condition."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from streamworker.core.events import Effect
-from streamworker.core.protocols.lease.events import Challenge, ChallengeLeases, LeasesChallenged
+from streamworker.core.protocols.lease.events import Challenge, ChallengeLeases
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.state import LeaseState
 from streamworker.core.protocols.setup import Setup
@@ -59,19 +59,19 @@ class Challenger:
         self.is_calling = True
         return ChallengeLeases(self._owner, challenges)
 
-    def answered(self, event: LeasesChallenged, now_ms: int) -> None:
-        """Handle the answer: say when each partition is checked next, and how."""
+    def answered(self, asked: Iterable[int], signalled: Collection[int] | None, now_ms: int) -> None:
+        """Say when each partition is checked next, and how; there is no answer if ``signalled`` is None."""
         self.is_calling = False
-        for partition in event.asked:
+        for partition in asked:
             lease = self._leases[partition]
-            if event.signalled is None:
+            if signalled is None:
                 self._check_at(lease, now_ms + self._retry_ms + self._jitter(self._retry_ms))
             elif lease.mode is Challenge.FREE:
                 # Each partition has a lease of its own. Races for different partitions should not
                 # overlap, since each race depends on the results of the others.
                 lease.mode = Challenge.DUE
                 self._check_at(lease, now_ms + self._retry_ms + self._jitter(self._timing.normal_ms))
-            elif partition not in event.signalled:
+            elif partition not in signalled:
                 # A node won it, and has not started or has only just. A node that finds it so, and finds
                 # it so again when the maximum lease has ended, calls it overdue. It never does when it
                 # finds it so for the first time: it may only have been suspended and missed the signal.

@@ -96,26 +96,24 @@ class LeasesChallenged(Event):
     """Answer to ``ChallengeLeases``."""
 
     asked: tuple[int, ...]
-    signalled: frozenset[int] | None
-    """The partitions that were signalled; None if there was no answer."""
+    signalled: frozenset[int]
+    """The partitions that were signalled."""
 
     def __str__(self) -> str:
-        return f"LeasesChallenged: {'no answer' if self.signalled is None else ranges(self.signalled)}"
+        return f"LeasesChallenged: {ranges(self.signalled)}"
 
 
 class LeaseRaced(Event):
     """Answer to ``RaceForLease``."""
 
     partition: int
-    winner: str | None
-    """The node in the grab hash now; None if there was no answer."""
-    generation: int = 0
+    winner: str
+    """The node in the grab hash now."""
+    generation: int
     allocated: str = ""
     """The node that processes the partition; empty if none does."""
 
     def __str__(self) -> str:
-        if self.winner is None:
-            return f"LeaseRaced: {self.partition} no answer"
         by = f", processed by {name_of(self.allocated)}" if self.allocated else ""
         return f"LeaseRaced: {self.partition} won by {name_of(self.winner)}, generation {self.generation}{by}"
 
@@ -124,8 +122,3 @@ class LeasesUpdated(Event):
     """Answer to ``UpdateLeases``."""
 
     is_routine: ClassVar[bool] = True
-    done: bool
-    """False if there was no answer."""
-
-    def __str__(self) -> str:
-        return "LeasesUpdated" if self.done else "LeasesUpdated: no answer"

@@ -111,15 +111,23 @@ class LeaseCore:
                 return self._stop(now_ms)
             case ev.ControlReceived(messages):
                 return self._heard(messages, now_ms) + self._ownership.handle(event, now_ms)
-            case calls.LeasesChallenged():
-                if self._phase is _Phase.SIGNALLING:
-                    self._phase = _Phase.GONE
-                else:
-                    self._challenger.answered(event, now_ms)
+            case calls.LeasesChallenged() | ev.Unanswered(calls.ChallengeLeases()) if (
+                self._phase is _Phase.SIGNALLING
+            ):
+                self._phase = _Phase.GONE
+            case calls.LeasesChallenged(asked, signalled):
+                self._challenger.answered(asked, signalled, now_ms)
+            case ev.Unanswered(calls.ChallengeLeases(_, challenges)):
+                self._challenger.answered(challenges, None, now_ms)
             case calls.LeaseRaced():
                 return self._raced(event, now_ms)
-            case calls.LeasesUpdated(done):
-                self._outbox.answered(now_ms, done=done)
+            case ev.Unanswered(calls.RaceForLease(_, partition)):
+                lease = self._leases[partition]
+                lease.racing, lease.retry_ms = False, now_ms + self._setup.retry_ms()
+            case calls.LeasesUpdated():
+                self._outbox.answered(now_ms, done=True)
+            case ev.Unanswered(calls.UpdateLeases()):
+                self._outbox.answered(now_ms, done=False)
             case ev.LocksAnswered():
                 return self._locks_answered(event, now_ms)
             case ev.RunnerFenced(partition):
@@ -183,11 +191,7 @@ class LeaseCore:
 
     def _raced(self, event: calls.LeaseRaced, now_ms: int) -> list[ev.Effect]:
         partition, lease = event.partition, self._leases[event.partition]
-        lease.racing = False
-        if event.winner is None:
-            lease.retry_ms = now_ms + self._setup.retry_ms()
-            return []
-        lease.raced_from_ms = None
+        lease.racing, lease.raced_from_ms = False, None
         if event.winner != self.owner:
             lease.won, lease.clear_ms = 0, None
             return self._give_up(partition, now_ms)

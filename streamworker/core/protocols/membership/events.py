@@ -1,8 +1,7 @@
 """The membership protocol's calls about the document, the heartbeats and the loads, and the answers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from streamworker.core.control import GroupChanged
@@ -41,23 +40,6 @@ class ChangeRefused(_WithDocument):
     """Answer to ``ChangeDocument`` and ``MendDocument``: another worker wrote this document first."""
 
 
-class DocumentCall(Enum):
-    """Which call got no answer."""
-
-    DOCUMENT = "document"
-    PROBE = "probe"
-    LOADS = "loads"
-
-
-class CallFailed(Event):
-    """A call about the document, ``ProbePeers`` or ``ReadLoads`` got no answer."""
-
-    call: DocumentCall
-
-    def __str__(self) -> str:
-        return f"CallFailed: {self.call.value}"
-
-
 @dataclass(frozen=True, slots=True)
 class Beat:
     """A member's last heartbeat."""
@@ -85,7 +67,11 @@ class HeartbeatDone(Event):
     run_id: str
     beats: Mapping[str, Beat]
     fingerprint: str = ""
-    """The document's fingerprint, if this heartbeat read the whole document."""
+    """The document's fingerprint, if this heartbeat read the whole document; see ``mending``."""
+    foreign: str = field(default="", compare=False)
+    """A key that held another type, for the log: that of the loads, which the script leaves alone, or that of
+    the heartbeats. The script starts the heartbeats anew; if the document is damaged, too, there are none
+    until a member has repaired the document."""
 
     def __str__(self) -> str:
         return f"HeartbeatDone: {'lost, ' if self.lost else ''}generation {self.generation}"
@@ -114,14 +100,18 @@ class LoadsRead(Event):
 # -- effects: out ----------------------------------------------------------------------------
 
 
-class ReadDocument(Effect):
-    """Read the membership document. Answer: ``DocumentRead`` or ``CallFailed``."""
+class DocumentCall(Effect):
+    """A call about the document; there is at most one at a time."""
 
 
-class ChangeDocument(Effect):
+class ReadDocument(DocumentCall):
+    """Read the membership document. Answer: ``DocumentRead``."""
+
+
+class ChangeDocument(DocumentCall):
     """Write a membership document if the generation is still ``expected``.
 
-    Answer: ``DocumentChanged``, ``ChangeRefused`` or ``CallFailed``.
+    Answer: ``DocumentChanged`` or ``ChangeRefused``.
     """
 
     expected: int
@@ -140,11 +130,10 @@ class ChangeDocument(Effect):
         return f"ChangeDocument {before}: {what}"
 
 
-class MendDocument(Effect):
+class MendDocument(DocumentCall):
     """Move a value that is no document aside, if it has not changed since, and write a document.
 
-    Answer: ``DocumentChanged``, ``ChangeRefused`` or ``CallFailed``; ``DocumentRead`` if nothing is written
-    in its place.
+    Answer: ``DocumentChanged`` or ``ChangeRefused``; ``DocumentRead`` if nothing is written in its place.
     """
 
     seen: str
@@ -186,7 +175,7 @@ class ReportLoad(Effect):
 
 
 class ReadLoads(Effect):
-    """Read the latest loads of all members. Answer: ``LoadsRead`` or ``CallFailed``."""
+    """Read the latest loads of all members. Answer: ``LoadsRead``."""
 
 
 class ProbePeers(Effect):

@@ -118,11 +118,11 @@ class WorkerCore:
                 return knock + self._adopt(read, now_ms)
             case calls.DocumentChanged():
                 return self._adopt(self._talk.changed(event), now_ms)
-            case calls.CallFailed(calls.DocumentCall.DOCUMENT):
+            case ev.Unanswered(calls.DocumentCall()):
                 self._talk.failed(now_ms)
-            case calls.CallFailed(calls.DocumentCall.PROBE):
+            case ev.Unanswered(calls.ProbePeers()):
                 self._asked = None
-            case calls.CallFailed(calls.DocumentCall.LOADS):
+            case ev.Unanswered(calls.ReadLoads()):
                 self._balancer.failed()
             case calls.LoadsRead():
                 self._balancer.seen(event, self.membership)
