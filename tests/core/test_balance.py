@@ -61,10 +61,10 @@ class Looks:
             assert owner is not None
             loads[owner][partition] = self.load(partition, self.turn)
         self.turn += 1
-        verdict = self.balancer.seen(LoadsRead(loads, self.now_ms), self.membership)
+        verdict = self.balancer.seen(LoadsRead(loads, self.now_ms), self.membership, "w0")
         if verdict is None:
             return
-        assert verdict.before == self.membership.generation
+        assert verdict.after.generation == self.membership.generation
         moved = self.membership.moved(verdict.after)
         assert (verdict.cause == "balance") == bool(moved)
         self.membership = replace(verdict.after, generation=self.membership.generation + 1)
@@ -302,13 +302,13 @@ def test_it_counts_looks_at_one_generation_only() -> None:
     """What was measured before a change says little about what is after it."""
     balancer = asked(Balancer(RULES))
     for _ in range(RULES.looks - 1):
-        assert balancer.seen(loads(uneven()), uneven()) is None
+        assert balancer.seen(loads(uneven()), uneven(), "w0") is None
     later = uneven(generation=2)
     for _ in range(RULES.looks - 1):
-        assert balancer.seen(loads(later), later) is None
-    verdict = balancer.seen(loads(later), later)
+        assert balancer.seen(loads(later), later, "w0") is None
+    verdict = balancer.seen(loads(later), later, "w0")
     assert verdict is not None
-    assert (verdict.cause, verdict.before) == ("balance", 2)
+    assert (verdict.cause, verdict.after.generation) == ("balance", 2)
 
 
 def test_a_look_without_excess_begins_the_count_anew() -> None:
@@ -316,8 +316,8 @@ def test_a_look_without_excess_begins_the_count_anew() -> None:
     balancer = asked(Balancer(RULES))
     for _ in range(5):
         for _ in range(RULES.looks - 1):
-            assert balancer.seen(loads(uneven()), uneven()) is None
-        assert balancer.seen(loads(uneven(), 10, rest=20), uneven()) is None
+            assert balancer.seen(loads(uneven()), uneven(), "w0") is None
+        assert balancer.seen(loads(uneven(), 10, rest=20), uneven(), "w0") is None
 
 
 def test_nothing_is_decided_while_a_member_with_partitions_has_measured_nothing() -> None:
@@ -326,7 +326,7 @@ def test_nothing_is_decided_while_a_member_with_partitions_has_measured_nothing(
     event = loads(uneven())
     silent = LoadsRead({"w0": event.loads["w0"]}, event.server_ms)
     for _ in range(2 * RULES.looks):
-        assert balancer.seen(silent, uneven()) is None
+        assert balancer.seen(silent, uneven(), "w0") is None
 
 
 def test_a_partition_that_was_not_measured_weighs_what_the_document_says() -> None:
@@ -334,7 +334,7 @@ def test_a_partition_that_was_not_measured_weighs_what_the_document_says() -> No
     group = uneven().with_weights((400, 50, 50, 50, 10, 10))
     balancer = asked(Balancer(RULES))
     event = LoadsRead({"w0": {1: 50, 2: 50, 3: 50}, "w1": {4: 10, 5: 10}}, 1_000_000)
-    verdicts = [balancer.seen(event, group) for _ in range(RULES.looks)]
+    verdicts = [balancer.seen(event, group, "w0") for _ in range(RULES.looks)]
     assert verdicts[-1] is not None
     assert verdicts[-1].after.weighed == (400, 50, 50, 50, 10, 10)
     assert verdicts[-1].after.owned_by("w1") == {1, 2, 4, 5}, "half of the excess"
@@ -369,7 +369,7 @@ def test_moves_of_the_last_minute_are_in_the_document_and_older_ones_are_not() -
 def test_without_its_turn_or_under_another_assignment_nothing_is_wanted() -> None:
     """An answer may come when things have changed."""
     balancer = asked(Balancer(replace(RULES, looks=1)))
-    assert balancer.seen(loads(uneven()), replace(uneven(), strategy="sticky")) is None
+    assert balancer.seen(loads(uneven()), replace(uneven(), strategy="sticky"), "w0") is None
     balancer = asked(Balancer(replace(RULES, looks=1)))
     balancer.advance(RULES.interval_ms, is_our_turn=False)
-    assert balancer.seen(loads(uneven()), uneven()) is None
+    assert balancer.seen(loads(uneven()), uneven(), "w0") is None

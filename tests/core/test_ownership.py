@@ -57,8 +57,8 @@ class Desk:
         return self.advance()
 
     def told(self, *partitions: int) -> list[ev.Effect]:
-        self.ownership.told(partitions, self.now_ms)
-        return self.advance()
+        message = PartitionsReleased(partitions, "w2.1", 5)
+        return self.ownership.handle(ev.ControlReceived((message,)), self.now_ms) + self.advance()
 
     def requested(self, partition: int, version: int) -> list[ev.Effect]:
         """Tell of an operator's request."""

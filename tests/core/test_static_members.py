@@ -8,7 +8,7 @@ from msgspec import structs
 from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.worker import Phase
+from streamworker.core.protocols.setup import Phase
 from streamworker.errors import ConfigurationError
 from tests.core.workbench import ME, TIMING, Bench, change, names, stored
 

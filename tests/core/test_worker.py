@@ -8,7 +8,7 @@ from streamworker.core.ownership.locks import Stale
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
 from streamworker.core.protocols.membership.joining import PATIENCE_MS
-from streamworker.core.protocols.membership.worker import Phase
+from streamworker.core.protocols.setup import Phase
 from streamworker.errors import ConfigurationError, InternalError
 from tests.core.workbench import ME, TIMING, Bench, change, group, names, of_type
 
@@ -42,7 +42,7 @@ def test_the_first_worker_of_a_group_takes_every_partition() -> None:
     assert of_type(effects, ev.PostControl) == [
         ev.PostControl(PartitionsAcquired(tuple(range(8)), ME, 1_700))
     ]
-    assert bench.core.phase is Phase.MEMBER
+    assert bench.core.phase is Phase.ACTIVE
 
 
 def test_what_its_group_cannot_share_is_a_configuration_error() -> None:

@@ -3,7 +3,7 @@
 from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MS
-from streamworker.core.protocols.membership.worker import Phase
+from streamworker.core.protocols.setup import Phase
 from tests.core.workbench import ME, TIMING, Bench, beat, group, lock, names, of_type
 
 SECOND_SELF = "w1.2"

@@ -113,7 +113,7 @@ class Ownership:
     # -- locks and runners ---------------------------------------------------------------------
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
-        """Handle an event about locks or runners; ignore other events."""
+        """Handle an event about locks, requests or runners; ignore other events."""
         match event:
             case ev.LocksAnswered(owner, asked, replies):
                 return self._answered(owner, asked, replies, now_ms)
@@ -126,6 +126,9 @@ class Ownership:
             case ev.RunnerStopped() | ev.RunnerFenced() | ev.RunnerHalted():
                 return self._runner_told(event, now_ms)
             case ev.ControlReceived(messages):
+                for message in messages:
+                    if isinstance(message, PartitionsReleased):
+                        self._told(message.partitions, now_ms)
                 return self._requested(_news(messages, self._partitions), now_ms)
             case ev.RequestsSeen(versions):
                 # After a failover that lost a request, the version in the lock is lower.
@@ -199,7 +202,7 @@ class Ownership:
             return []
         return [ev.PostControl(PartitionsReleased(tuple(done), self.owner, self._generation))]
 
-    def told(self, partitions: Iterable[int], now_ms: int) -> None:
+    def _told(self, partitions: Iterable[int], now_ms: int) -> None:
         """Ask at once for locks that another member just released."""
         for partition in partitions:
             entry = self._partitions.get(partition)

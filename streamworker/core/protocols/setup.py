@@ -1,10 +1,22 @@
-"""What every protocol's core is made of: who the worker is, its time spans, and its protocol's settings."""
+"""What every protocol's core is made of: its phases, who the worker is, its time spans and settings."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.settings import Coordination
+
+
+class Phase(Enum):
+    """The state of a worker's part in its group."""
+
+    NEW = "new"
+    JOINING = "joining"
+    """Only a group with a document is joined; elsewhere a worker is active at once."""
+    ACTIVE = "active"
+    LEAVING = "leaving"
+    GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)

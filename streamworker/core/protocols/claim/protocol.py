@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.control import GroupChanged
 from streamworker.core.ownership.lifecycle import State
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.ownership.partitions import Ownership
@@ -37,17 +37,10 @@ from streamworker.core.ownership.pulse import Pulse
 from streamworker.core.protocols.claim import events as calls
 from streamworker.core.protocols.claim.choice import choose
 from streamworker.core.protocols.claim.settings import Claim
-from streamworker.core.protocols.setup import Setup
+from streamworker.core.protocols.setup import Phase, Setup
 
 SPREAD = 10
 """Cycles are longer by up to a tenth, so that workers that started together drift apart."""
-
-
-class _Phase(Enum):
-    NEW = "new"
-    ACTIVE = "active"
-    LEAVING = "leaving"
-    GONE = "gone"
 
 
 class _Step(Enum):
@@ -78,7 +71,7 @@ class ClaimCore:
         self._partitions = setup.partitions
         self._ownership = Ownership(self.owner, setup.timing.grace_period_ms, setup.retry_ms)
         self._pulse = Pulse(self.owner, self._timing.pause_after_ms)
-        self._phase = _Phase.NEW
+        self._phase = Phase.NEW
         self._claims: dict[int, int] = {}
         """The partitions that this worker owns in the store, and the ETag of each entry."""
         self._generations: dict[int, int] = {}
@@ -111,7 +104,7 @@ class ClaimCore:
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
-        if self._phase is _Phase.GONE:
+        if self._phase is Phase.GONE:
             return []
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms)
@@ -121,7 +114,7 @@ class ClaimCore:
 
     def next_deadline_ms(self) -> int | None:
         """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
-        if self._phase in (_Phase.NEW, _Phase.GONE):
+        if self._phase in (Phase.NEW, Phase.GONE):
             return None
         times = [self._ownership.next_deadline_ms(), self._pulse.next_deadline_ms()]
         if not self._calling:
@@ -130,12 +123,12 @@ class ClaimCore:
 
     def _dispatch(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
-            case ev.Started() if self._phase is _Phase.NEW:
-                self._phase = _Phase.ACTIVE
+            case ev.Started() if self._phase is Phase.NEW:
+                self._phase = Phase.ACTIVE
                 self._due_ms = now_ms
                 self._pulse.start(now_ms)
             case ev.StopRequested():
-                self._phase = _Phase.LEAVING
+                self._phase = Phase.LEAVING
                 return self._assign(now_ms)
             case calls.CheckpointsUpdated():
                 return self._updated(event, now_ms)
@@ -152,11 +145,6 @@ class ClaimCore:
                 self._rest(now_ms)
                 self._due_ms = now_ms
                 self._pause_until_ms = now_ms + self._setup.retry_ms()
-            case ev.ControlReceived(messages):
-                for message in messages:
-                    if isinstance(message, PartitionsReleased):
-                        self._ownership.told(message.partitions, now_ms)
-                return self._ownership.handle(event, now_ms)
             case _:
                 if isinstance(event, ev.LocksAnswered):
                     self._stale.update(p for p, reply in event.replies.items() if isinstance(reply, Stale))
@@ -167,15 +155,15 @@ class ClaimCore:
 
     def _converse(self, now_ms: int) -> list[ev.Effect]:
         """Start the next call to the store, if one is due and none is under way."""
-        if self._calling or self._phase is _Phase.NEW or now_ms < self._pause_until_ms:
+        if self._calling or self._phase is Phase.NEW or now_ms < self._pause_until_ms:
             return []
-        if self._phase is _Phase.LEAVING:
+        if self._phase is Phase.LEAVING:
             done = tuple(p for p in sorted(self._claims) if self._ownership.state(p) is State.IDLE)
             if done:
                 self._calling = True
                 return [calls.GiveUpPartitions(self.owner, done)]
             if self._ownership.is_idle:
-                self._phase = _Phase.GONE
+                self._phase = Phase.GONE
                 return [ev.Finished()]
             if self._step is not _Step.RENEW:
                 self._rest(now_ms)
@@ -294,7 +282,7 @@ class ClaimCore:
         return [ev.Note("claim_lost", {"partition": partition, "to": winner})]
 
     def _assign(self, now_ms: int) -> list[ev.Effect]:
-        is_active = self._phase is _Phase.ACTIVE
+        is_active = self._phase is Phase.ACTIVE
         desired = {p: self._generations[p] for p in self._claims} if is_active else {}
         return self._ownership.assign(desired, max(self._claims.values(), default=0), now_ms)
 

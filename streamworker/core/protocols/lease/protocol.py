@@ -19,8 +19,6 @@ implementation a node starts a partition by acquiring its lock, and the lock's e
 owner still commits. So a race may go wrong in any way, and the only cost is that a partition moves.
 """
 
-from enum import Enum
-
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased
 from streamworker.core.ownership.locks import Stale
@@ -30,17 +28,7 @@ from streamworker.core.protocols.lease.challenging import Challenger
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.state import LeaseState, Outbox
 from streamworker.core.protocols.lease.timing import LoadMeasure, count_of_partitions, race_delay_ms
-from streamworker.core.protocols.setup import Setup
-
-
-class _Phase(Enum):
-    NEW = "new"
-    ACTIVE = "active"
-    LEAVING = "leaving"
-    SIGNALLING = "signalling"
-    """All partitions are released; the node challenges those it had, so that no node waits for a lease to
-    end."""
-    GONE = "gone"
+from streamworker.core.protocols.setup import Phase, Setup
 
 
 class LeaseCore:
@@ -59,13 +47,15 @@ class LeaseCore:
         self._leases = {partition: LeaseState(0, None) for partition in range(setup.partitions)}
         self.owned: frozenset[int] = frozenset()
         """The partitions that this node won in a race, and whose locks it holds or is acquiring."""
-        self._phase = _Phase.NEW
+        self._phase = Phase.NEW
         self._challenger = Challenger(self.owner, self._leases, setup, self._timing)
         self._busy: set[int] = set()
         """The partitions that are raced for, waited for or won: the others are checked only once per
         lease."""
         self._outbox = Outbox(self.owner, setup.retry_ms)
         self._left: frozenset[int] = frozenset()
+        """The partitions that a leaving node had: it challenges them last, so that no node waits for their
+        leases to end."""
 
     @property
     def active(self) -> frozenset[int]:
@@ -79,10 +69,10 @@ class LeaseCore:
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         """Handle one event; return the effects to execute, in this order."""
-        if self._phase is _Phase.GONE:
+        if self._phase is Phase.GONE:
             return []
         effects = self._dispatch(event, now_ms)
-        if self._phase is _Phase.ACTIVE:
+        if self._phase is Phase.ACTIVE:
             effects += self._due(now_ms) + self._challenger.advance(self.owned, now_ms)
         # No owner counts as live for the locks: the former one has ended, or its time is over.
         effects = self._translated(effects + self._ownership.advance(now_ms, ()), now_ms)
@@ -91,10 +81,10 @@ class LeaseCore:
 
     def next_deadline_ms(self) -> int | None:
         """Return when to deliver ``DeadlinePassed`` if no other event comes before."""
-        if self._phase in (_Phase.NEW, _Phase.GONE):
+        if self._phase in (Phase.NEW, Phase.GONE):
             return None
         times = [self._ownership.next_deadline_ms(), self._outbox.next_deadline_ms()]
-        if self._phase is _Phase.ACTIVE:
+        if self._phase is Phase.ACTIVE:
             waits_ms = self._waits_ms()
             for partition in self._busy:
                 lease = self._leases[partition]
@@ -104,17 +94,13 @@ class LeaseCore:
 
     def _dispatch(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
         match event:
-            case ev.Started() if self._phase is _Phase.NEW:
-                self._phase = _Phase.ACTIVE
+            case ev.Started() if self._phase is Phase.NEW:
+                self._phase = Phase.ACTIVE
                 self._challenger.start(now_ms)
             case ev.StopRequested():
                 return self._stop(now_ms)
             case ev.ControlReceived(messages):
                 return self._heard(messages, now_ms) + self._ownership.handle(event, now_ms)
-            case calls.LeasesChallenged() | ev.Unanswered(calls.ChallengeLeases()) if (
-                self._phase is _Phase.SIGNALLING
-            ):
-                self._phase = _Phase.GONE
             case calls.LeasesChallenged(asked, signalled):
                 self._challenger.answered(asked, signalled, now_ms)
             case ev.Unanswered(calls.ChallengeLeases(_, challenges)):
@@ -143,7 +129,7 @@ class LeaseCore:
             if isinstance(message, calls.LeaseChallenged):
                 for partition in message.partitions:
                     lease = self._leases.get(partition)
-                    if lease is not None and self._phase is _Phase.ACTIVE:
+                    if lease is not None and self._phase is Phase.ACTIVE:
                         self._challenger.heard(lease, now_ms)
                         if lease.raced_from_ms is None:
                             lease.raced_from_ms = lease.retry_ms = now_ms
@@ -196,7 +182,7 @@ class LeaseCore:
             lease.won, lease.clear_ms = 0, None
             return self._give_up(partition, now_ms)
         lease.won = event.generation
-        if self._phase is not _Phase.ACTIVE:
+        if self._phase is not Phase.ACTIVE:
             self._take_out(partition, lease)
             return []
         if partition in self.owned:
@@ -276,10 +262,10 @@ class LeaseCore:
     # -- leaving ----------------------------------------------------------------------------
 
     def _stop(self, now_ms: int) -> list[ev.Effect]:
-        if self._phase is not _Phase.ACTIVE:
-            self._phase = _Phase.GONE if self._phase is _Phase.NEW else self._phase
+        if self._phase is not Phase.ACTIVE:
+            self._phase = Phase.GONE if self._phase is Phase.NEW else self._phase
             return []
-        self._phase, self._left = _Phase.LEAVING, self.owned
+        self._phase, self._left = Phase.LEAVING, self.owned
         for partition, lease in self._leases.items():
             lease.raced_from_ms = lease.wait_until_ms = None
             lease.wait_for = ""
@@ -288,14 +274,13 @@ class LeaseCore:
 
     def _leave(self) -> list[ev.Effect]:
         """Continue leaving, once no call is under way."""
-        if self._phase is _Phase.GONE:
-            return [ev.Finished()]
-        if self._phase is not _Phase.LEAVING or not self._ownership.is_idle or self._challenger.is_calling:
-            return []
-        if not self._outbox.is_empty or any(lease.racing for lease in self._leases.values()):
-            return []
-        if not self._left:
-            self._phase = _Phase.GONE
-            return [ev.Finished()]
-        self._phase = _Phase.SIGNALLING
-        return [self._challenger.challenge(self._left)]
+        if self._phase is Phase.LEAVING:
+            if not (self._ownership.is_idle and self._outbox.is_empty) or self._challenger.is_calling:
+                return []
+            if any(lease.racing for lease in self._leases.values()):
+                return []
+            if self._left:
+                left, self._left = self._left, frozenset()
+                return [self._challenger.challenge(left)]
+            self._phase = Phase.GONE
+        return [ev.Finished()] if self._phase is Phase.GONE else []

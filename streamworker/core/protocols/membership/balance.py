@@ -24,10 +24,9 @@ this holds up to e = 11 %.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from streamworker.core.events import Effect
-from streamworker.core.protocols.membership.document import MINUTE_MS, Membership
+from streamworker.core.protocols.membership.document import MINUTE_MS, Change, Membership
 from streamworker.core.protocols.membership.events import LoadsRead, ReadLoads, ReportLoad
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.membership.weights import LEVEL, Scales
@@ -43,17 +42,6 @@ SETTLED_PART = 4
 DRIFT_PERCENT = 50
 """From this drift on, the balancer renews the document's weights, so that the next join or death uses true
 ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class BalanceChange:
-    """A change of the document that the balancer wants."""
-
-    cause: str
-    """``balance``, or ``weights`` if only the weights are renewed."""
-    before: int
-    """The generation that the decision is based on; it is void at any other."""
-    after: Membership
 
 
 def plan(scales: Scales, rules: BalanceRules, most: int, *, has_begun: bool = False) -> dict[int, str]:
@@ -129,7 +117,7 @@ class Balancer:
 
     def __init__(self, rules: BalanceRules) -> None:
         self._rules = rules
-        self._verdict: BalanceChange | None = None
+        self._verdict: Change | None = None
         self._is_measuring = False
         self.is_our_turn = False
         """Whether this worker is the balancer."""
@@ -179,16 +167,16 @@ class Balancer:
         """Note that the loads could not be read: this look does not count."""
         self._is_asking = False
 
-    def change(self, now: Membership, me: str) -> tuple[str, str, Membership] | None:
-        """Return the change that the last look asks for, once: its cause, its members, the next version."""
+    def change(self, now: Membership) -> Change | None:
+        """Return the change that the last look asks for, once; it is void at another generation."""
         verdict, self._verdict = self._verdict, None
-        if verdict is None or verdict.before != now.generation:
-            return None
-        givers = {owner for p in now.moved(verdict.after) if (owner := now.owners[p])}
-        return verdict.cause, now.names(givers or {me}), verdict.after
+        return verdict if verdict is not None and verdict.after.generation == now.generation else None
 
-    def seen(self, event: LoadsRead, membership: Membership) -> BalanceChange | None:
-        """Handle the measured loads; return a change once enough looks in a row have wanted it."""
+    def seen(self, event: LoadsRead, membership: Membership, me: str) -> Change | None:
+        """Handle the measured loads; return a change once enough looks in a row have wanted it.
+
+        Its cause is ``balance``, or ``weights`` if only the weights are renewed.
+        """
         self._is_asking, self._verdict = False, None
         if self._look_ms is None or membership.strategy != "weighted":
             return None
@@ -212,13 +200,13 @@ class Balancer:
         }
         if lasting:
             self._has_begun = True
-            after = measured.with_moves(lasting, event.server_ms)
-            self._verdict = BalanceChange("balance", membership.generation, after)
+            names = membership.names({membership.owners[p] or "" for p in lasting})
+            self._verdict = Change("balance", names, measured.with_moves(lasting, event.server_ms))
             return self._verdict
         is_early = self._renewed_ms is not None and 0 <= event.server_ms - self._renewed_ms < MINUTE_MS
         if self._drifted >= self._rules.looks and not is_early:
             self._renewed_ms = event.server_ms
-            self._verdict = BalanceChange("weights", membership.generation, measured)
+            self._verdict = Change("weights", membership.names({me}), measured)
         return self._verdict
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from streamworker.core.control import GroupChanged
 from streamworker.core.events import Effect, Note
 from streamworker.core.protocols.membership import events as calls
-from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.membership.document import Change, Membership
 from streamworker.core.protocols.membership.mending import Damage, fingerprint, is_of_later_release
 from streamworker.core.protocols.setup import Setup
 from streamworker.errors import ConfigurationError, CoordinationError, InternalError
@@ -68,14 +68,11 @@ class Conversation:
         message = GroupChanged(0, "repaired", me.rpartition(".")[0], ())
         return [calls.MendDocument(seen, known, message, max(at_least, known.generation + 1))]
 
-    def propose(self, cause: str, member: str, after: Membership, at_least: int = 0) -> list[Effect]:
-        """Propose what the document should say after the newest version that this worker knows.
-
-        Cause and member say for people why, and whom it concerns. The new generation is ``at_least`` this.
-        """
-        now = self.membership
+    def propose(self, change: Change, at_least: int = 0) -> list[Effect]:
+        """Propose a change of the newest version that this worker knows, at this generation ``at_least``."""
+        now, after = self.membership, change.after
         self._pause_until_ms, self._proposed, self._is_calling = None, after, True
-        message = GroupChanged(0, cause, member, now.moved(after))
+        message = GroupChanged(0, change.cause, change.member, now.moved(after))
         added = tuple(each for each in after.present_ids if each not in now.present_ids)
         removed = tuple(each for each in now.present_ids if each not in after.present_ids)
         return [calls.ChangeDocument(now.generation, after, message, added, removed, at_least)]

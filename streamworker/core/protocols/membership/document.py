@@ -15,7 +15,7 @@ therefore moves no partitions to other members.
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import msgspec
 from msgspec import structs
@@ -353,3 +353,11 @@ class _Body(msgspec.Struct, omit_defaults=True):
 
 
 _body_of = msgspec.json.Decoder(_Body).decode
+
+
+class Change(NamedTuple):
+    """A change of the document that a member wants; the texts say for people why, and whom it concerns."""
+
+    cause: str
+    member: str
+    after: Membership

@@ -16,7 +16,7 @@ import msgspec
 
 from streamworker.core.control import ControlMessage
 from streamworker.core.protocols.membership.assignment import STRATEGIES
-from streamworker.core.protocols.membership.document import RANKS_MAX, Member, Membership
+from streamworker.core.protocols.membership.document import RANKS_MAX, Change, Member, Membership
 
 GATHER_MS = 40
 """A member gathers requests until it has heard of no new worker for this long. The value is some round trips:
@@ -125,7 +125,7 @@ class Door:
         """Whether a worker has asked to be added."""
         return bool(self._waiting)
 
-    def let_in(self, now: Membership, now_ms: int, server_ms: int) -> tuple[str, str, Membership] | None:
+    def let_in(self, now: Membership, now_ms: int, server_ms: int) -> Change | None:
         """Return the change that adds all waiting workers, once this member's turn has come; None before."""
         due_ms = self._due_ms
         if due_ms is None or now_ms < due_ms:
@@ -136,16 +136,10 @@ class Door:
         self._waiting, self._since_ms = {}, None
         if not waiting or since_ms is None or now_ms >= since_ms + PATIENCE_MS:
             return None  # They have joined on their own by now, or given up: do not add them again.
-        return (
-            "join",
-            " ".join(each.name for each in waiting),
-            now.with_members(
-                [each.member for each in waiting],
-                server_ms,
-                {former for each in waiting for former in each.former},
-                waiting[-1].strategy,
-            ),
-        )
+        former = {former for each in waiting for former in each.former}
+        members = [each.member for each in waiting]
+        after = now.with_members(members, server_ms, former, waiting[-1].strategy)
+        return Change("join", " ".join(each.name for each in waiting), after)
 
     @property
     def _due_ms(self) -> int | None:

@@ -10,32 +10,20 @@ that they match what the document assigns. This module decides which changes of 
 wants, and what follows from each version of it.
 """
 
-from enum import Enum
-
 from msgspec import structs
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged, PartitionsReleased
+from streamworker.core.control import GroupChanged
 from streamworker.core.ownership.partitions import Ownership
 from streamworker.core.ownership.pulse import Pulse
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.balance import Balancer
 from streamworker.core.protocols.membership.conversation import Conversation
-from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.document import Change, Member, Membership
 from streamworker.core.protocols.membership.founding import Founding
 from streamworker.core.protocols.membership.joining import Applicant, Door, JoinWanted
 from streamworker.core.protocols.membership.peers import PeerWatch
-from streamworker.core.protocols.setup import Setup
-
-
-class Phase(Enum):
-    """The state of a worker's membership."""
-
-    NEW = "new"
-    JOINING = "joining"
-    MEMBER = "member"
-    LEAVING = "leaving"
-    GONE = "gone"
+from streamworker.core.protocols.setup import Phase, Setup
 
 
 class WorkerCore:
@@ -78,7 +66,7 @@ class WorkerCore:
             return []
         effects = self._dispatch(event, now_ms)
         effects += self._pulse.check(now_ms) + self._peers.check(now_ms)
-        is_our_turn = self._balancer.is_our_turn and self.phase is Phase.MEMBER
+        is_our_turn = self._balancer.is_our_turn and self.phase is Phase.ACTIVE
         effects += self._balancer.advance(now_ms, is_our_turn=is_our_turn)
         is_changing = self._door.others_wait or not self._talk.may_call(now_ms)
         if not self._founding.is_resting(now_ms, others_wait=is_changing):
@@ -125,7 +113,7 @@ class WorkerCore:
             case ev.Unanswered(calls.ReadLoads()):
                 self._balancer.failed()
             case calls.LoadsRead():
-                self._balancer.seen(event, self.membership)
+                self._balancer.seen(event, self.membership, self.member)
             case ev.ControlReceived():
                 self._control(event, now_ms)
                 return self._ownership.handle(event, now_ms)
@@ -152,10 +140,10 @@ class WorkerCore:
             self.phase = Phase.GONE
             return [calls.StopHeartbeat(), ev.Finished()]
         wanted = self._wanted(now_ms)
-        return self._talk.rest() if wanted is None else self._talk.propose(*wanted, self._ownership.newest)
+        return self._talk.rest() if wanted is None else self._talk.propose(wanted, self._ownership.newest)
 
-    def _wanted(self, now_ms: int) -> tuple[str, str, Membership] | None:
-        """Return the change that this worker wants, if any: its cause, its members, the next version."""
+    def _wanted(self, now_ms: int) -> Change | None:
+        """Return the change that this worker wants, if any."""
         now, who, server_ms = self.membership, self._identity, self._talk.server_ms
         me, hold_until_ms = now.present(self.member), server_ms + self._timing.hold_ms
         if self.phase is Phase.JOINING and me is None:
@@ -163,25 +151,23 @@ class WorkerCore:
                 return None
             cause = "return" if now.seat_for(who.static_id, self._former) else "join"
             kept = now if who.static_id else now.without(self._former)
-            return cause, who.name, kept.with_member(self._joining(), self._strategy)
+            return Change(cause, who.name, kept.with_member(self._joining(), self._strategy))
         if me is None:
             return None
         if self.phase is Phase.LEAVING and me.state == "active":
-            return "leave", me.name, now.with_leaving(self.member)
+            return Change("leave", me.name, now.with_leaving(self.member))
         if self.phase is Phase.LEAVING and self._ownership.is_idle:
-            return "left", me.name, now.with_gone([self.member], hold_until_ms)
-        if self.phase is not Phase.MEMBER:
+            return Change("left", me.name, now.with_gone([self.member], hold_until_ms))
+        if self.phase is not Phase.ACTIVE:
             return None
         if dead := self._dead & set(now.present_ids):
-            return "death", now.names(dead), now.with_gone(dead, hold_until_ms)
+            return Change("death", now.names(dead), now.with_gone(dead, hold_until_ms))
         if over := now.expired(server_ms, self.member, self._timing.heartbeat_interval_ms // 2):
-            return "hold-expired", now.names(over), now.without(over)
+            return Change("hold-expired", now.names(over), now.without(over))
         if self._ownership.newest > now.generation:
             # A failover restored an old document, and a lock was taken in a generation that was lost.
-            return "rollback", me.name, now
-        if change := self._door.let_in(now, now_ms, server_ms):
-            return change
-        return self._balancer.change(now, self.member)
+            return Change("rollback", me.name, now)
+        return self._door.let_in(now, now_ms, server_ms) or self._balancer.change(now)
 
     def _joining(self) -> Member:
         """Return this worker as a member that joins now."""
@@ -200,9 +186,9 @@ class WorkerCore:
         return [ev.PostControl(self._door.knock(applicant, now_ms))]
 
     def _door_ms(self) -> int | None:
-        if self.phase is not Phase.MEMBER and self.membership.present(self.member) is not None:
+        if self.phase is not Phase.ACTIVE and self.membership.present(self.member) is not None:
             return None
-        return self._door.next_deadline_ms(is_in=self.phase is Phase.MEMBER)
+        return self._door.next_deadline_ms(is_in=self.phase is Phase.ACTIVE)
 
     def _adopt(self, membership: Membership, now_ms: int) -> list[ev.Effect]:
         """Act on the newest version, regardless of the versions since the last one that this worker knew."""
@@ -214,7 +200,7 @@ class WorkerCore:
             return self._removed()
         effects: list[ev.Effect] = []
         if self.phase is Phase.JOINING:
-            self.phase = Phase.MEMBER
+            self.phase = Phase.ACTIVE
         if not self._pulse.is_started:
             self._pulse.start(now_ms)
             effects += [
@@ -231,13 +217,13 @@ class WorkerCore:
 
     def _removed(self) -> list[ev.Effect]:
         """Give up everything and join again under a new name: the group removed this worker."""
-        if self.phase is not Phase.MEMBER and self._ownership.is_idle:
+        if self.phase is not Phase.ACTIVE and self._ownership.is_idle:
             return []  # this worker has not joined yet, or has left
         lost = self.member
         effects = self._ownership.drop() + self._pulse.end()
         self._former = (*self._former[-3:], lost)
         self._renew_identity()
-        if self.phase is Phase.MEMBER:
+        if self.phase is Phase.ACTIVE:
             self.phase = Phase.JOINING
         self._talk.must_read = True
         return [*effects, calls.StopHeartbeat(), ev.Note("membership_lost", {"member": lost})]
@@ -257,8 +243,6 @@ class WorkerCore:
                 self._talk.heard(message.generation)
             elif isinstance(message, JoinWanted):
                 self._door.heard(message, now_ms)
-            elif isinstance(message, PartitionsReleased):
-                self._ownership.told(message.partitions, now_ms)
 
     def _heartbeat(self, event: calls.HeartbeatDone, now_ms: int) -> list[ev.Effect]:
         if event.member != self.member or not self._pulse.is_started:
