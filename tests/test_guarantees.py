@@ -24,6 +24,7 @@ from structlog.testing import capture_logs
 from streamworker import App, Context, DeadLetter, Halt, StreamFull
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.parquet import read_table
 from streamworker.dev.server import EmbeddedServer
@@ -31,6 +32,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
 from streamworker.redisio.group import locks
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import local_worker
@@ -214,10 +216,8 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
             await backend.execute("XADD", keys.events(0), f"{n}-0", "v", "x")
 
         async def acquire(owner: str, live: list[str]) -> Acquired:
-            replies = await locks.acquire_many(
-                backend, keys, [0], owner=owner, generation=1, live=live, drain_deadline_ms=60_000
-            )
-            reply = replies[0]
+            ask = AcquireLocks((0,), owner, 1, tuple(live))
+            reply = (await locks.acquire(Access(backend, keys, 60_000), ask)).replies[0]
             assert isinstance(reply, Acquired)
             return reply
 

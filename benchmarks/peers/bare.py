@@ -14,10 +14,12 @@ import redis
 
 from benchmarks.measuring.task import BenchEvent, SentRecords, Task, task_of_this_process, tell
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_call
 from streamworker.redisio.data.streams import register
-from streamworker.redisio.group.locks import acquire_many
+from streamworker.redisio.group.locks import acquire
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.scripts import COMMIT
 from streamworker.redisio.wire.client import Backend
@@ -74,10 +76,8 @@ class Bare:
 async def _own(url: str, keys: GroupKeys) -> int:
     async with Backend.open(url, name=OWNER, allow_plaintext=plaintext_allowed(os.environ)) as backend:
         await register(backend, keys, 1, "earliest")
-        found = await acquire_many(
-            backend, keys, [0], owner=OWNER, generation=1, live=[OWNER], drain_deadline_ms=0
-        )
-    lock = found[0]
+        answer = await acquire(Access(backend, keys, 0), AcquireLocks((0,), OWNER, 1, (OWNER,)))
+    lock = answer.replies[0]
     assert isinstance(lock, Acquired), lock
     return lock.epoch
 

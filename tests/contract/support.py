@@ -12,10 +12,15 @@ from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
 from streamworker.core.data.readers import ReaderPosition
-from streamworker.core.events import Effect, Event
+from streamworker.core.events import AcquireLocks, Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
 from streamworker.core.protocols.membership.document import Member, Membership
-from streamworker.core.protocols.membership.events import DocumentChanged, HeartbeatDone, MendDocument
+from streamworker.core.protocols.membership.events import (
+    ChangeDocument,
+    DocumentChanged,
+    HeartbeatDone,
+    MendDocument,
+)
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import commit, streams
@@ -102,16 +107,9 @@ class Group:
         drain_deadline_ms: int = DRAIN_DEADLINE_MS,
     ) -> AcquireReply:
         """Ask for one lock, in a group of ``owner`` and whoever else is ``live``."""
-        replies = await locks.acquire_many(
-            self.backend,
-            self.keys,
-            [partition],
-            owner=owner,
-            generation=generation,
-            live=[owner, *live],
-            drain_deadline_ms=drain_deadline_ms,
-        )
-        return replies[partition]
+        access = Access(self.backend, self.keys, drain_deadline_ms)
+        ask = AcquireLocks((partition,), owner, generation, (owner, *live))
+        return (await locks.acquire(access, ask)).replies[partition]
 
     async def own(self, owner: str = "w1", partition: int = 0, *, generation: int = GENERATION) -> Acquired:
         reply = await self.acquire(owner, partition, generation=generation)
@@ -139,10 +137,8 @@ class Group:
         document, now_ms = Membership.empty(partitions, "range"), await self.backend.time_ms()
         for name in names:
             document = document.with_member(Member(f"{name}.1", name, "host", 42, now_ms))
-        message = GroupChanged(0, "join", names[-1], tuple(range(partitions))).fields()
-        written = await membership.change_members(
-            self.backend, self.keys, expected=0, body=document.body(), message=message, added=document.ids
-        )
+        message = GroupChanged(0, "join", names[-1], tuple(range(partitions)))
+        written = await self.do(ChangeDocument(0, document, message, document.ids, ()))
         assert isinstance(written, DocumentChanged)
         return document, written
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from streamworker.core.data.entries import ZERO
-from streamworker.core.events import MarkLock
+from streamworker.core.events import AcquireLocks, LocksAnswered, MarkLock
 from streamworker.core.ownership.locks import Acquired, Held
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import streams
@@ -55,10 +55,9 @@ async def test_a_mark_shows_what_the_owner_does(group: Group) -> None:
 async def test_one_broken_lock_does_not_stop_the_others(group: Group, raw: Raw) -> None:
     """A key that another program wrote to is left out of the answer; alone, it is an error."""
     raw.set(GROUP.lock(1), "mine")
-    replies = await locks.acquire_many(
-        group.backend, GROUP, [0, 1, 2], owner="w1", generation=1, live=["w1"], drain_deadline_ms=1000
-    )
-    assert sorted(replies) == [0, 2]
+    answer = await group.do(AcquireLocks((0, 1, 2), "w1", 1, ("w1",)))
+    assert isinstance(answer, LocksAnswered)
+    assert sorted(answer.replies) == [0, 2]
     with pytest.raises(BackendRefused, match="lock:price holds another type"):
         await group.own(partition=1)
 

@@ -1,11 +1,20 @@
 """The membership document, heartbeats and control messages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from streamworker.core.control import GroupChanged
 from streamworker.core.data.entries import ZERO
-from streamworker.core.protocols.membership.events import ChangeRefused, DocumentChanged, HeartbeatDone
+from streamworker.core.events import Event
+from streamworker.core.protocols.membership.document import Membership
+from streamworker.core.protocols.membership.events import (
+    ChangeDocument,
+    ChangeRefused,
+    DocumentChanged,
+    HeartbeatDone,
+)
 from streamworker.redisio.group import control, loads, membership
 from streamworker.redisio.group.membership import Renewal
 from streamworker.redisio.keys import GroupKeys
@@ -13,19 +22,18 @@ from tests.contract.support import GROUP, OTHER_GROUP, Group, Raw
 
 pytestmark = pytest.mark.anyio
 
-MESSAGE = {"kind": "changed", "generation": "0", "cause": "join", "member": "a", "moved": "0,1"}
+DOCUMENT = Membership.empty(1, "range")
+MESSAGE = GroupChanged(0, "join", "a", (0, 1))
 
 
 async def change(
-    group: Group, expected: int, body: str = '{"v":1}', **more: Any
-) -> DocumentChanged | ChangeRefused:
-    return await membership.change_members(
-        group.backend, GROUP, expected=expected, body=body, message=MESSAGE, **more
-    )
+    group: Group, expected: int, *, added: Sequence[str] = (), removed: Sequence[str] = (), at_least: int = 0
+) -> Event:
+    return await group.do(ChangeDocument(expected, DOCUMENT, MESSAGE, tuple(added), tuple(removed), at_least))
 
 
-async def changed(group: Group, expected: int, body: str = '{"v":1}', **more: Any) -> DocumentChanged:
-    reply = await change(group, expected, body, **more)
+async def changed(group: Group, expected: int, **more: Any) -> DocumentChanged:
+    reply = await change(group, expected, **more)
     assert isinstance(reply, DocumentChanged)
     return reply
 

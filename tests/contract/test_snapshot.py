@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
+from streamworker.core.control import GroupChanged
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import MarkLock
+from streamworker.core.protocols.membership.events import ChangeDocument
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.redisio.group import locks, membership
@@ -74,9 +76,8 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: R
     """Silent is who sent no heartbeat for a while, leaving is who said so."""
     document, changed = await group.join("a", "b", partitions=4)
     left = document.with_leaving("b.1")
-    await membership.change_members(
-        group.backend, GROUP, expected=changed.generation, body=left.body(), message={"kind": "x"}
-    )
+    message = GroupChanged(0, "leave", "b", ())
+    await group.do(ChangeDocument(changed.generation, left, message, (), ()))
     raw.hset(GROUP.beats, "a.1", f"{changed.generation - 60_000}|1|run|0")
     view = await take_snapshot(group.backend, "shop", "orders", "price")
     assert [(m.name, m.state) for m in view.members] == [("a", "silent"), ("b", "leaving")]
@@ -100,9 +101,8 @@ async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(g
     document, changed = await group.join("a", "b", partitions=4)
     strong = structs.replace(document.members[0], capacity=3)
     written = replace(document, members=(strong, document.members[1]))
-    await membership.change_members(
-        group.backend, GROUP, expected=changed.generation, body=written.body(), message={"kind": "x"}
-    )
+    message = GroupChanged(0, "weights", "a", ())
+    await group.do(ChangeDocument(changed.generation, written, message, (), ()))
     await membership.heartbeat(group.backend, [membership.Renewal(GROUP, "a.1", 5, "run", 420, {0: 420})])
     view = await take_snapshot(group.backend, "shop", "orders", "price")
     assert [(m.name, m.load, m.capacity) for m in view.members] == [("a", 420, 3), ("b", 0, 1)]

@@ -15,7 +15,7 @@ import structlog
 
 from streamworker.context import Context
 from streamworker.core.data.entries import EntryId
-from streamworker.core.events import StartRunner
+from streamworker.core.events import AcquireLocks, StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.policies import Halt
 from streamworker.declaring.functions import describe
@@ -33,6 +33,7 @@ from streamworker.redisio.data.ackedlog import (
 from streamworker.redisio.data.commit import CommitReply, CommitRequest
 from streamworker.redisio.data.state import read_state
 from streamworker.redisio.group import locks
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.runtime.read.buffer import ByteBudget
@@ -198,16 +199,10 @@ class Bench:
     async def acquire(self, partition: int, owner: str, live: Sequence[str] | None = None) -> Acquired:
         """Take a partition's lock."""
         self.generation += 1
-        reply = await locks.acquire_many(
-            self.backend,
-            self.keys,
-            [partition],
-            owner=owner,
-            generation=self.generation,
-            live=[owner] if live is None else live,
-            drain_deadline_ms=10_000,
-        )
-        lock = reply[partition]
+        access = Access(self.backend, self.keys, 10_000)
+        alive = (owner,) if live is None else tuple(live)
+        answer = await locks.acquire(access, AcquireLocks((partition,), owner, self.generation, alive))
+        lock = answer.replies[partition]
         assert isinstance(lock, Acquired)
         return lock
 

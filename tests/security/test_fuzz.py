@@ -29,6 +29,7 @@ import redis
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.events import AcquireLocks
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.joining import Applicant, JoinWanted
 from streamworker.core.protocols.registry import from_fields
@@ -38,6 +39,7 @@ from streamworker.records.codecs import make_decoder
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import ackedlog, columns, dead, state, streams
 from streamworker.redisio.group import control, loads, locks, membership, operations_claim, readers
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
@@ -469,9 +471,7 @@ async def _looked_at(backend: Backend, rng: random.Random) -> int:
         lambda: locks.read_lock(backend, GROUP, 0),
         lambda: membership.read_members(backend, GROUP),
         lambda: membership.heartbeat(backend, [membership.Renewal(GROUP, "w1.a", 1, "run")]),
-        lambda: locks.acquire_many(
-            backend, GROUP, [0, 1], owner="w1.a", generation=9, live=["w1.a"], drain_deadline_ms=1_000
-        ),
+        lambda: locks.acquire(Access(backend, GROUP, 1_000), AcquireLocks((0, 1), "w1.a", 9, ("w1.a",))),
         lambda: streams.register(backend, GROUP, 2, "earliest"),
     ]
     answered = 0

@@ -9,12 +9,14 @@ from typing import Any, Self
 import pyarrow as pa
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.ackedlog import encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_many
 from streamworker.redisio.data.schemas import provision_schema
 from streamworker.redisio.data.streams import provision, register
-from streamworker.redisio.group.locks import acquire_many, move_checkpoint
+from streamworker.redisio.group.locks import acquire, move_checkpoint
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
 from tests.raw import opened
@@ -106,11 +108,9 @@ class AckedLog:
         return rows
 
     async def _append(self, partition: int, batch: pa.RecordBatch) -> int:
-        answers = await acquire_many(
-            self._backend, self.keys, [partition], owner=OWNER, generation=1, live=[OWNER],
-            drain_deadline_ms=1000,
-        )  # fmt: skip
-        lock = answers[partition]
+        access = Access(self._backend, self.keys, 1_000)
+        answer = await acquire(access, AcquireLocks((partition,), OWNER, 1, (OWNER,)))
+        lock = answer.replies[partition]
         assert isinstance(lock, Acquired), lock
         first = lock.checkpoint.successor()
         acked = encode_batch(batch, first) if batch.num_rows else None

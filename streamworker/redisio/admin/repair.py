@@ -12,7 +12,7 @@ from typing import Literal
 
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership.document import Membership
-from streamworker.core.protocols.membership.events import Beat, DocumentChanged
+from streamworker.core.protocols.membership.events import Beat, ChangeDocument, DocumentChanged
 from streamworker.core.words import counted
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin.health import connection_names, in_pieces
@@ -140,16 +140,10 @@ async def remove_members(backend: Backend, facts: Facts, members: Sequence[str])
     if before is None:
         return False
     after = before.without(members)
-    done = await change_members(
-        backend,
-        facts.keys,
-        expected=before.generation,
-        body=after.body(),
-        message=GroupChanged(0, "repair", before.names(members), before.moved(after)).fields(),
-        removed=members,
-        seen={member: _stored(beat) for member, beat in facts.beats.items()},
-    )
-    return isinstance(done, DocumentChanged)
+    message = GroupChanged(0, "repair", before.names(members), before.moved(after))
+    change = ChangeDocument(before.generation, after, message, (), tuple(members))
+    seen = {member: _stored(beat) for member, beat in facts.beats.items()}
+    return isinstance(await change_members(backend, facts.keys, change, seen), DocumentChanged)
 
 
 async def release_lock(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:

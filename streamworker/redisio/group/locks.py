@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.events import MarkLock
+from streamworker.core.events import AcquireLocks, LocksAnswered, MarkLock, StartRunner
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
 from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import TICK, GroupKeys, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, checked
 from streamworker.redisio.wire.client import Backend, ScriptCall
@@ -59,29 +60,19 @@ class LockView:
     """The last planned time (ms) of each timer that is done."""
 
 
-async def acquire_many(
-    backend: Backend,
-    keys: GroupKeys,
-    partitions: Sequence[int],
-    *,
-    owner: str,
-    generation: int,
-    live: Sequence[str],
-    drain_deadline_ms: int,
-) -> dict[int, AcquireReply]:
+async def acquire(access: Access, ask: AcquireLocks) -> LocksAnswered:
     """Try to acquire the locks of some partitions, in one round trip. The call may be repeated.
 
     A lock is free if its owner is not among ``live``, the members of that generation, or has not released it
-    for ``drain_deadline_ms``. Partitions that Redis refused are missing in the result; if it refused all,
-    this raises the first refusal.
+    for the drain deadline. Partitions that Redis refused are missing in the answer; if it refused all, this
+    raises the first refusal.
     """
-    named = {"owner": owner, "generation": generation, "group": keys.group, "members": live}
-    calls = [
-        ACQUIRE.at(keys, p, **named, drain_deadline_ms=drain_deadline_ms, nonce=new_nonce())
-        for p in partitions
-    ]
-    replies = await backend.run_many(ACQUIRE, calls)
-    return dict(answered(partitions, replies, _acquire_reply))
+    keys, partitions = access.keys, ask.partitions
+    named = {"owner": ask.owner, "generation": ask.generation, "group": keys.group, "members": ask.live}
+    named["drain_deadline_ms"] = access.drain_deadline_ms
+    calls = [ACQUIRE.at(keys, p, **named, nonce=new_nonce()) for p in partitions]
+    replies = await access.backend.run_many(ACQUIRE, calls)
+    return LocksAnswered(ask.owner, partitions, dict(answered(partitions, replies, _acquire_reply)))
 
 
 def _acquire_reply(reply: Any) -> AcquireReply:
@@ -111,7 +102,7 @@ async def release_many(
     """Release locks, in one round trip. The call may be repeated.
 
     ``epochs`` maps each partition to the epoch at which it was acquired. The result tells whether each is
-    released: False if another member holds the lock now. Refusals count as in :func:`acquire_many`.
+    released: False if another member holds the lock now. Refusals count as in :func:`acquire`.
     """
     partitions = list(epochs)
     calls = [RELEASE.at(keys, p, owner=owner, epoch=epoch) for p, epoch in epochs.items()]
@@ -155,18 +146,11 @@ async def mark_many(
 
 
 async def store_tries(
-    backend: Backend,
-    keys: GroupKeys,
-    partition: int,
-    *,
-    owner: str,
-    epoch: int,
-    tries: Mapping[EntryId, int],
-    alone: bool,
+    backend: Backend, keys: GroupKeys, start: StartRunner, tries: Mapping[EntryId, int], *, alone: bool
 ) -> None:
     """Store how many calls of some records were begun; ignored if another member holds the lock by now."""
     text = " ".join([f"{entry_id} {count}" for entry_id, count in sorted(tries.items())] + [ALONE] * alone)
-    call = STORE_TRIES.at(keys, partition, owner=owner, epoch=epoch, tries=text)
+    call = STORE_TRIES.at(keys, start.partition, owner=start.owner, epoch=start.lock.epoch, tries=text)
     checked(await backend.run(STORE_TRIES, call))
 
 

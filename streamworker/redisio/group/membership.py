@@ -4,8 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership.events import (
     Beat,
+    ChangeDocument,
     ChangeRefused,
     DocumentChanged,
     DocumentRead,
@@ -46,35 +48,28 @@ async def quarantined(backend: Backend, keys: GroupKeys) -> str:
 
 
 async def change_members(
-    backend: Backend,
-    keys: GroupKeys,
-    *,
-    expected: int,
-    body: str,
-    message: Mapping[str, str],
-    added: Sequence[str] = (),
-    removed: Sequence[str] = (),
-    seen: Mapping[str, bytes] | None = None,
-    at_least: int = 0,
+    backend: Backend, keys: GroupKeys, change: ChangeDocument, seen: Mapping[str, bytes] | None = None
 ) -> DocumentChanged | ChangeRefused:
     """Write a document if the generation is still the expected one, and post a message with it.
 
     Do not repeat it blindly: after a lost answer, read the document and check whether it has the change.
 
-    ``expected`` is the generation that was read, 0 without a document; ``at_least`` the minimum of the new
-    generation, which the script sets in ``body`` and ``message``. The heartbeats of the members ``added`` and
-    ``removed`` begin and end with this change. With ``seen``, their heartbeats as they were read, nothing
-    changes if a removed member has another one by now.
+    The heartbeats of the members ``added`` and ``removed`` begin and end with this change. With ``seen``,
+    their heartbeats as they were read, nothing changes if a removed member has another one by now.
     """
     begun = _beat_text(0, "", 0)
     call = CHANGE_MEMBERS.at(
         keys,
-        expected=expected or "",
-        body=body,
-        least=at_least,
-        message=_words(message),
-        removed=[x for member in removed for x in (member, "*" if seen is None else seen.get(member, b""))],
-        added=[word for member in added for word in (member, begun)],
+        expected=change.expected or "",
+        body=change.membership.body(),
+        least=change.at_least,
+        message=_words(change.message),
+        removed=[
+            word
+            for member in change.removed
+            for word in (member, "*" if seen is None else seen.get(member, b""))
+        ],
+        added=[word for member in change.added for word in (member, begun)],
     )
     code, found, server_ms = checked(await backend.run(CHANGE_MEMBERS, call))
     return DocumentChanged(int(found)) if code == b"OK" else ChangeRefused(found, int(server_ms))
@@ -88,7 +83,7 @@ async def mend_members(
     The call may be repeated: a repeat no longer finds the damaged value. If the new membership has no
     generation, no document is written. Heartbeats of members that are not present in it are removed.
     """
-    known, message = mend.membership, _words(mend.message.fields())
+    known, message = mend.membership, _words(mend.message)
     body = known.body() if known.generation else ""
     named = {"seen": mend.seen, "body": body, "least": mend.at_least, "message": message}
     call = MEND_MEMBERS.at(keys, **named, present=known.present_ids)
@@ -98,9 +93,11 @@ async def mend_members(
     return DocumentChanged(int(found)) if body else DocumentRead(None, int(server_ms))
 
 
-def _words(message: Mapping[str, str]) -> list[str]:
+def _words(message: GroupChanged) -> list[str]:
     """Return the fields and values of a message without its generation."""
-    return [part for name, value in message.items() if name != "generation" for part in (name, value)]
+    return [
+        part for name, value in message.fields().items() if name != "generation" for part in (name, value)
+    ]
 
 
 class Renewal(NamedTuple):

@@ -4,7 +4,7 @@ The runtime passes every effect that it does not perform itself to ``OPERATIONS`
 name. A new protocol adds its effects to its core, and a module here with its operations, scripts and keys.
 """
 
-from streamworker.core.events import AcquireLocks, Effect, Event, LocksAnswered, LocksReleased, ReleaseLocks
+from streamworker.core.events import AcquireLocks, Effect, Event, LocksReleased, ReleaseLocks
 from streamworker.core.protocols.membership.events import (
     ChangeDocument,
     MendDocument,
@@ -18,34 +18,8 @@ from streamworker.redisio.group import loads, locks, membership, operations_clai
 from streamworker.redisio.group.operation import Access, Operation
 
 
-async def _change_document(access: Access, effect: ChangeDocument) -> Event:
-    return await membership.change_members(
-        access.backend,
-        access.keys,
-        expected=effect.expected,
-        body=effect.membership.body(),
-        message=effect.message.fields(),
-        added=effect.added,
-        removed=effect.removed,
-        at_least=effect.at_least,
-    )
-
-
 async def _probe_peers(access: Access, effect: ProbePeers) -> Event:
     return PeersProbed(await membership.connected(access.backend, effect.connections, access.keys.members))
-
-
-async def _acquire_locks(access: Access, effect: AcquireLocks) -> Event:
-    replies = await locks.acquire_many(
-        access.backend,
-        access.keys,
-        effect.partitions,
-        owner=effect.owner,
-        generation=effect.generation,
-        live=effect.live,
-        drain_deadline_ms=access.drain_deadline_ms,
-    )
-    return LocksAnswered(effect.owner, effect.partitions, replies)
 
 
 async def _release_locks(access: Access, effect: ReleaseLocks) -> Event:
@@ -56,11 +30,11 @@ async def _release_locks(access: Access, effect: ReleaseLocks) -> Event:
 
 OPERATIONS: dict[type[Effect], Operation] = {
     ReadDocument: lambda access, _: membership.read_members(access.backend, access.keys),
-    ChangeDocument: _change_document,
+    ChangeDocument: lambda access, effect: membership.change_members(access.backend, access.keys, effect),
     MendDocument: lambda access, effect: membership.mend_members(access.backend, access.keys, effect),
     ProbePeers: _probe_peers,
     ReadLoads: lambda access, _: loads.read_loads(access.backend, access.keys),
-    AcquireLocks: _acquire_locks,
+    AcquireLocks: locks.acquire,
     ReleaseLocks: _release_locks,
     **operations_claim.OPERATIONS,
     **operations_lease.OPERATIONS,

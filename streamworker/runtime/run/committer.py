@@ -130,13 +130,10 @@ class Committer:
 
         If Redis does not take them, they do not count.
         """
-        partition, owner, epoch = start.partition, start.owner, start.lock.epoch
         try:
-            await locks.store_tries(
-                self.backend, self.keys, partition, owner=owner, epoch=epoch, tries=tries, alone=alone
-            )
+            await locks.store_tries(self.backend, self.keys, start, tries, alone=alone)
         except BackendError as error:
-            _log.warning("attempts_not_stored", partition=partition, reason=str(error))
+            _log.warning("attempts_not_stored", partition=start.partition, reason=str(error))
 
     async def run(self) -> None:
         """Send commits until cancelled."""
