@@ -96,7 +96,7 @@ def redis_url(tls: TlsCluster) -> Iterator[str]:
         node.ask("FLUSHALL")
     yield tls.url_by()
     while connection._clients:
-        connection._clients.popitem()[1].client.close()
+        connection._clients.popitem()[1].close()
 
 
 def read_all() -> list[int]:

@@ -402,7 +402,7 @@ def test_a_reader_has_all_that_it_needs(
     assert admin.hexists(READERS, "q") and admin.hexists(READERS, "late")
     assert admin.hexists(f"{GROUP_TAG}:holds", "batch-1")
     for opened in clients.values():
-        opened.client.close()
+        opened.close()
 
 
 def test_a_run_of_spark_by_a_reader_succeeds_without_a_look_at_partitions(

@@ -31,5 +31,4 @@ def steady(tmp_path: Path) -> Iterator[Trio]:
 def no_client_stays() -> Iterator[None]:
     yield
     while connection._clients:
-        connection._clients.popitem()[1].client.close()
-    connection._epochs.clear()
+        connection._clients.popitem()[1].close()

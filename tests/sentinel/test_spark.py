@@ -1,5 +1,6 @@
 """Spark behind sentinels: the primary alone is read, and what a failover lost is said."""
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,7 +104,7 @@ def test_sentinels_that_have_not_heard_of_a_failover_lead_nobody_back(
     assert impatient.call(port_of) == primary[1]
     said[:] = [Answer(former, 4), Answer(former, 4), deaf]
     assert impatient.call(port_of) == primary[1]
-    connection._forget(calm.url)
+    connection._clients[os.getpid(), calm.url].close()
     with pytest.raises(BackendUnavailable, match="have not heard of the last failover"):
         impatient.call(port_of)
     said[:] = [Answer(primary, 4)] * 3

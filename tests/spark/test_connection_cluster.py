@@ -35,7 +35,7 @@ def acked(nodes: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     with AckedLog(nodes.url, partitions=PARTITIONS) as log:
         yield log
     while connection._clients:
-        connection._clients.popitem()[1].client.close()
+        connection._clients.popitem()[1].close()
 
 
 def read_all(logs: AckedLogs) -> list[int]:

@@ -29,7 +29,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 import redis
@@ -40,13 +40,7 @@ from redis.maint_notifications import MaintNotificationsConfig
 from redis.retry import Retry
 
 from streamworker.core.pauses import Pauses
-from streamworker.errors import (
-    AuthenticationFailed,
-    BackendError,
-    BackendRefused,
-    BackendUnavailable,
-    ConfigurationError,
-)
+from streamworker.errors import AuthenticationFailed, BackendError, BackendUnavailable, ConfigurationError
 from streamworker.redisio.wire import primaries
 from streamworker.redisio.wire.failures import tls_remedy, translate
 from streamworker.redisio.wire.info import ms_of
@@ -94,40 +88,55 @@ Client = redis.Redis | RedisCluster
 
 @dataclass(slots=True)
 class _Opened:
-    client: Client
-    sentinels: Sentinels | None = None
+    """The client for a URL, and where the sentinels have led it."""
+
+    client: Client | None = None
+    """None before the first call and after an error."""
     primary: HostPort | None = None
     epoch: int = 0
     """Epoch of the answer that named ``primary``. An answer with a lower epoch comes from sentinels that do
     not know of the last failover."""
     asked_s: float = 0.0
+    closed_s: float = 0.0
 
-    def has_moved(self) -> bool:
-        """Return whether the sentinels name another primary; asks them every ``LOOK_EVERY_S`` at most."""
-        if self.sentinels is None or time.monotonic() - self.asked_s < LOOK_EVERY_S:
-            return False
-        self.asked_s = time.monotonic()
+    def close(self) -> None:
+        """Close the client: on its connection a late answer would be taken for that of the next call."""
+        if self.client is not None:
+            self.client.close()
+            self.client, self.closed_s = None, time.monotonic()
+
+    def follow(self, sentinels: Sentinels) -> HostPort:
+        """Return the primary that the sentinels name, and close the client of another one.
+
+        While there is a client, they are asked every ``LOOK_EVERY_S``.
+        """
+        now_s, is_open = time.monotonic(), self.client is not None
+        if is_open and self.primary is not None and now_s - self.asked_s < LOOK_EVERY_S:
+            return self.primary
+        self.asked_s = now_s
+        is_old = not is_open and now_s - self.closed_s > REMEMBERED_S
         try:
-            answer = _find_primary(self.sentinels, self.epoch)
-            return answer.is_down or answer.primary != self.primary
+            answer = _find_primary(sentinels, 0 if is_old else self.epoch)
         except BackendError:
-            return False  # No majority of sentinels answers: keep the client.
+            if is_open and self.primary is not None:
+                return self.primary  # No majority of sentinels answers.
+            raise
+        if answer.is_down or answer.primary != self.primary:
+            self.close()
+        if answer.is_down:
+            raise primaries.taken_for_down(answer.primary, sentinels.service)
+        self.primary, self.epoch = answer.primary, answer.epoch
+        return answer.primary
 
 
-T = TypeVar("T")
-
-
-class _PerProcess(dict[tuple[int, str], T]):
+class _PerProcess(dict[tuple[int, str], _Opened]):
     """A cache that is pickled empty: a remote Spark may get this module by value, but no connection."""
 
-    def __reduce__(self) -> tuple[type["_PerProcess[T]"], tuple[()]]:
+    def __reduce__(self) -> tuple[type["_PerProcess"], tuple[()]]:
         return _PerProcess, ()
 
 
-_epochs: _PerProcess[tuple[int, float]] = _PerProcess()
-"""For each process and URL: the highest epoch that the sentinels had named when a client was closed, and
-the time of the closing."""
-_clients: _PerProcess[_Opened] = _PerProcess()
+_clients = _PerProcess()
 """Clients by process and URL. Spark forks its Python workers and reuses them for later tasks, so each
 worker connects once. A forked process must not share its parent's connection."""
 
@@ -275,13 +284,13 @@ class Connection:
         pauses = Pauses(random.random)
         while True:
             url = resolve(self.name)
+            opened = _clients.setdefault((os.getpid(), url), _Opened())
             try:
-                return function(self._client(url))
+                return function(_open(self.name, url, opened))
             except (redis.RedisError, RedisClusterException, BackendError) as error:
-                # On this connection a late answer would be taken for that of the next call.
-                _forget(url)
+                opened.close()
                 if isinstance(error, _NoPrimary):  # The sentinels of this epoch were wrong or early.
-                    _epochs.pop((os.getpid(), url), None)
+                    opened.epoch = 0
                 refusal = error if isinstance(error, BackendError) else self._explain(url, error, tried=retry)
                 if not isinstance(refusal, BackendUnavailable):
                     raise refusal from None
@@ -290,33 +299,24 @@ class Connection:
                     raise refusal from None
             time.sleep(min(left, pauses.next_ms() / 1000))
 
-    def _client(self, url: str) -> Client:
-        key = (os.getpid(), url)
-        if key in _clients and _clients[key].has_moved():
-            _forget(url)
-        if key not in _clients:
-            _clients[key] = _open(self.name, url)
-        return _clients[key].client
-
     def _explain(self, url: str, error: Exception, *, tried: bool) -> BackendError:
-        where = f"Redis at {address(url)} (connection {self.name!r})"
-        if isinstance(error, RedisClusterException) and isinstance(error.__cause__, redis.RedisError):
-            error = error.__cause__  # The reason why no node told the map of the slots.
-        if isinstance(error, redis.AuthenticationError | redis.exceptions.AuthorizationError):
-            return AuthenticationFailed(
-                f"{where} did not accept the user or password.",
-                remedy="Correct the URL behind the connection's name.",
-            )
+        where = f"{address(url)} (connection {self.name!r})"
+        if isinstance(error, RedisClusterException):
+            # The reason why no node told the map of the slots.
+            error = error.__cause__ if isinstance(error.__cause__, redis.RedisError) else error
+        found = translate(error, where)
+        if isinstance(found, AuthenticationFailed):
+            found.remedy = "Correct the URL behind the connection's name."
         demoted = isinstance(error, ReadOnlyError) and kind_of(url)
-        if isinstance(error, _UNANSWERED) or demoted:
+        if isinstance(found, BackendUnavailable) or demoted:
             how_long = f" for {self.retry_timeout_ms / 1000:g} s" if tried else ""
             return BackendUnavailable(
-                f"{where} gave no answer{how_long}: {error}",
+                f"Redis at {where} gave no answer{how_long}: {error}",
                 remedy=tls_remedy(str(error), tls=url.startswith("rediss"), certified="ssl_certfile=" in url)
                 or "Is it running, and can this machine reach it? The query can be started again from "
                 "its checkpoint; option retryTimeout sets how long it waits.",
             )
-        return BackendRefused(f"{where} refused: {error}", remedy="Check the server and the user's rights.")
+        return found
 
 
 def _ask_for_hash(client: Any, key: str) -> tuple[Any, int, BinaryIO, int]:
@@ -350,36 +350,22 @@ def _text(reply: BinaryIO) -> bytes:
     return data[:-2]
 
 
-_UNANSWERED = (
-    redis.ConnectionError,
-    redis.TimeoutError,
-    redis.BusyLoadingError,
-    redis.exceptions.ClusterDownError,
-    redis.exceptions.TryAgainError,
-    redis.exceptions.MasterDownError,
-    RedisClusterException,
-)
-"""Transient errors: the server is down, does not answer, loads its data or is being failed over."""
-
-
-def _forget(url: str) -> None:
-    key = (os.getpid(), url)
-    if (opened := _clients.pop(key, None)) is not None:
-        _epochs[key] = opened.epoch, time.monotonic()
-        opened.client.close()
-
-
-def _open(name: str, url: str) -> _Opened:
+def _open(name: str, url: str, opened: _Opened) -> Client:
+    """Return the client for a URL; make one if there is none, or if the primary is another one by now."""
     try:
-        match kind_of(url):
-            case "cluster":
-                return _Opened(_of_cluster(url))
-            case "sentinel":
-                epoch, closed_s = _epochs.get((os.getpid(), url), (0, 0.0))
-                is_old = time.monotonic() - closed_s > REMEMBERED_S
-                return _behind_sentinels(read_sentinels(url), 0 if is_old else epoch)
-            case _:
-                return _Opened(redis.Redis.from_url(**_login(url), **_POLICY))
+        kind = kind_of(url)
+        sentinels = read_sentinels(url) if kind == SENTINEL else None
+        primary = opened.follow(sentinels) if sentinels else None
+        client = opened.client
+        if client is None:
+            if sentinels and primary:
+                client = _of_primary(sentinels, primary)
+            elif kind == CLUSTER:
+                client = _of_cluster(url)
+            else:
+                client = redis.Redis.from_url(**_login(url), **_POLICY)
+            opened.client = client
+        return client
     except ValueError:
         # urllib's message quotes the part that it cannot parse, which may be the password.
         raise ConfigurationError(
@@ -423,16 +409,11 @@ def _of_cluster(url: str) -> RedisCluster:
     return RedisCluster(startup_nodes=nodes, address_remap=looked_at, **_login(first), **_POLICY)
 
 
-def _behind_sentinels(sentinels: Sentinels, epoch: int) -> _Opened:
-    answer = _find_primary(sentinels, epoch)
-    primary = answer.primary
-    if answer.is_down:
-        raise primaries.taken_for_down(primary, sentinels.service)
+def _of_primary(sentinels: Sentinels, primary: HostPort) -> redis.Redis:
     url = sentinels.server_url(*primary)
     if not plaintext_allowed(os.environ):
         refuse_plaintext(url, f"What the sentinels name as {sentinels.service!r}")
-    client = redis.Redis.from_url(redis_connect_func=_only_to_a_primary, **_login(url), **_POLICY)
-    return _Opened(client, sentinels, primary, answer.epoch, time.monotonic())
+    return redis.Redis.from_url(redis_connect_func=_only_to_a_primary, **_login(url), **_POLICY)
 
 
 class _NoPrimary(redis.ConnectionError):
@@ -471,13 +452,11 @@ def _find_primary(sentinels: Sentinels, epoch: int) -> Answer:
 
 def _ask_sentinel(url: str, service: str) -> Answer | BackendError | None:
     timeouts = {"socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S}
-    replies: list[Any] = []
     with redis.Redis.from_url(url, **{**_POLICY, **timeouts}) as client:
+        pipe = client.pipeline(transaction=False)
         for words in primaries.questions(service):
-            try:
-                replies.append(client.execute_command(*words))
-            except redis.ResponseError as error:
-                replies.append(error)
-            except redis.RedisError as error:
-                return primaries.of_sentinel(translate(error, address(url)), address(url))
-    return primaries.read_answer(replies, address(url))
+            pipe.execute_command(*words)
+        try:
+            return primaries.read_answer(pipe.execute(raise_on_error=False), address(url))
+        except redis.RedisError as error:
+            return primaries.of_sentinel(translate(error, address(url)), address(url))
