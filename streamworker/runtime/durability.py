@@ -42,11 +42,11 @@ async def check_durability(backend: Backend, settings: Settings) -> None:
     probe = Durability(wanted.mode, wanted.replicas, 1)
     if not probe.command:
         return
-    for primary in await backend.primaries():
+    for primary in await backend.server.primaries():
         try:
-            await _check_one(primary, settings, wanted, probe)
+            await _check_one(Backend(primary), settings, wanted, probe)
         except BackendUnavailable:
-            backend.server.look_again()  # Read the slot map again: the primary may have been replaced.
+            backend.server.failed(primary)  # It may have been replaced.
             raise
 
 

@@ -16,7 +16,6 @@ import os
 import random
 import threading
 import time
-import weakref
 from collections.abc import Awaitable, Callable, Hashable
 
 from streamworker.errors import BackendError, BackendUnavailable
@@ -85,10 +84,6 @@ class ConnectAttempts:
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
         self.attempts = 0
-        self.forget()
-
-    def forget(self) -> None:
-        """Reset the gate to its first state."""
         self._lock = threading.Lock()
         self._open = True
         """Whether all callers may connect: no failure is known."""
@@ -208,9 +203,9 @@ def _tell(news: "asyncio.Future[None]") -> None:
         news.set_result(None)
 
 
-_gates: weakref.WeakValueDictionary[Hashable, ConnectAttempts] = weakref.WeakValueDictionary()
-"""The gates of this process that are in use."""
-_making = threading.Lock()
+_gates: dict[Hashable, ConnectAttempts] = {}
+"""By process: turns and locks of gates belong to threads, which a forked process does not have. They are
+kept, and are as few as the servers that a process ever connects to."""
 
 
 def gate_of(way: Hashable) -> ConnectAttempts:
@@ -219,16 +214,4 @@ def gate_of(way: Hashable) -> ConnectAttempts:
     Each login has its own gate, since the failure of one user or certificate authority says nothing about
     another.
     """
-    with _making:
-        return _gates.setdefault(way, ConnectAttempts())
-
-
-def _forked() -> None:
-    _making.release()
-    # Turns and locks of gates belong to threads of the parent process.
-    for gate in list(_gates.values()):
-        gate.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_forked)
+    return _gates.setdefault((os.getpid(), way), ConnectAttempts())

@@ -143,10 +143,6 @@ class Cluster:
         """Note that a node did not answer."""
         self._topology.failed(node.address)
 
-    def look_again(self) -> None:
-        """Refresh the slot map in the background."""
-        self._topology.look_soon()
-
     def noted(self, reply: Reply, node: Node) -> Reply:
         """Return a reply; if it came from the wrong node, return the error for the caller instead."""
         sent_on = self._sent_on(reply, node.address)

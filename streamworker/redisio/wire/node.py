@@ -103,9 +103,6 @@ class Node:
         """Return this server, which has all keys."""
         return self
 
-    def look_again(self) -> None:
-        """Do nothing: there is no slot map."""
-
     def failed(self, node: "Node") -> None:
         """Do nothing: there is no other node."""
 

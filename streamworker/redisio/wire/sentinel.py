@@ -155,18 +155,25 @@ class SentinelTarget(Endpoint):
         return finding.result()
 
     async def _find(self, *, everybody: bool) -> HostPort:
-        """Ask the sentinels, until more than half or all of them have answered."""
+        """Ask the sentinels, until more than half or all of them have answered.
+
+        While attempts to connect fail, half of them are not enough if they name an older primary.
+        """
         loop = asyncio.get_running_loop()
         began_s = loop.time()
+        if any(one.is_open and self.leads_here(one) for one in self._let_in):
+            # An attempt may also fail because its caller timed out.
+            self._failing_since_s = None
         asks = [loop.create_task(self._ask(sentinel)) for sentinel in self._shuffled()]
         waiting = set(asks)
         said: list[Answer | BackendError | None] = []
         try:
             while waiting:
-                answers = sum(isinstance(one, Answer) for one in said)
-                if not everybody and 2 * answers > len(asks):
+                epochs = [one.epoch for one in said if isinstance(one, Answer)]
+                is_news = self._failing_since_s is None or max(epochs, default=-1) >= self._epoch
+                if not everybody and 2 * len(epochs) > len(asks) and is_news:
                     break
-                limit_s = primaries.SENTINEL_TIMEOUT_S if answers else LAST_S
+                limit_s = primaries.SENTINEL_TIMEOUT_S if epochs else LAST_S
                 done, waiting = await asyncio.wait(
                     waiting,
                     timeout=max(0.0, began_s + limit_s - loop.time()),
@@ -180,18 +187,13 @@ class SentinelTarget(Endpoint):
                 task.cancel()
             await asyncio.gather(*asks, return_exceptions=True)
         answer = primaries.newest(said, self._sentinels)
-        if any(one.is_open and self.leads_here(one) for one in self._let_in):
-            # An attempt may also fail because its caller timed out.
-            self._failing_since_s = None
-        if self._failing_since_s is None or answer.epoch >= self._epoch:
-            return await self._settle(answer)
-        if loop.time() - self._failing_since_s > REMEMBERED_S:
-            return await self._settle(answer, is_sure=True)
-        if not everybody:
-            return await self._find(everybody=True)
-        return await self._settle(answer, is_sure=sum(isinstance(one, Answer) for one in said) == len(asks))
+        is_sure = self._failing_since_s is not None and (
+            loop.time() - self._failing_since_s > REMEMBERED_S
+            or sum(isinstance(one, Answer) for one in said) == len(asks)
+        )
+        return await self._settle(answer, is_sure=is_sure)
 
-    async def _settle(self, answer: Answer, *, is_sure: bool = False) -> HostPort:
+    async def _settle(self, answer: Answer, *, is_sure: bool) -> HostPort:
         """Set the primary from an answer, and close connections to other servers."""
         if self._known is not None and answer.epoch < self._epoch and not is_sure:
             return self._known
