@@ -313,13 +313,14 @@ class Partitions:
         If only the stream was deleted or recreated, halt: continuing would skip what it holds now.
         """
         running = self._running.get(partition)
-        gone = await self.witness.compare(partition)
-        if running is None or partition in gone or running is not self._running.get(partition):
+        await self.witness.compare(partition)
+        if running is None or running is not self._running.get(partition) or running.drained.is_set():
             return
-        if not running.drained.is_set():
-            if running.runner is not None:
-                running.runner.activity.hide_trouble()  # The current batch may still be committed.
-            self.deliver(RunnerHalted(partition, running.epoch, detail))
+        if runner := running.runner:
+            if runner.ending.stopped is not None:
+                return
+            runner.activity.hide_trouble()  # The current batch may still be committed.
+        self.deliver(RunnerHalted(partition, running.epoch, detail))
 
     async def _maintain(self) -> None:
         """Trim what every reader has committed, and keep the schema declared."""

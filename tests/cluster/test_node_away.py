@@ -114,9 +114,7 @@ async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer
                 await wait_for_async(lambda: set(running()) == set(there), "what is elsewhere is found")
                 await asyncio.sleep(2.0)  # Two timeouts.
                 assert calls(elsewhere, "hgetall") - before <= 5 * len(elsewhere)
-            # Each is told what was found since it asked, by whomever.
-            for found in await asyncio.wait_for(asyncio.gather(*compares), PATIENCE_S):
-                assert set(there) <= set(found)
+            await asyncio.wait_for(asyncio.gather(*compares), PATIENCE_S)
     assert not running()
     unknown = [line for line in lines if line["event"] == "rollback_unknown"]
     assert unknown[0]["partitions"] == there
@@ -137,14 +135,15 @@ async def test_who_asks_about_one_partition_waits_for_no_other_node(
         witness = Witness(backend, KEYS, lambda: runners, random.Random(1), LOG)
         with hanging(nodes) as (there, elsewhere):
             others = asyncio.create_task(witness.compare())
-            assert await asyncio.wait_for(witness.compare(next(iter(elsewhere))), PATIENCE_S) == []
+            await asyncio.wait_for(witness.compare(next(iter(elsewhere))), PATIENCE_S)
             about_there = asyncio.create_task(witness.compare(there[0]))
             await asyncio.sleep(0.5)
             assert not others.done() and not about_there.done()
-        assert tuple(await asyncio.wait_for(asyncio.gather(others, about_there), PATIENCE_S)) == ([], [])
+        await asyncio.wait_for(asyncio.gather(others, about_there), PATIENCE_S)
+        assert not any(runner.abandoned for runner in runners.values())
 
 
-async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
+async def test_a_comparison_that_is_overtaken_by_another_stops_what_it_finds(
     redis_url: str, raw: RawCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both begin, the later one ends first and finds nothing: what the first one finds is its own."""
@@ -164,10 +163,11 @@ async def test_a_comparison_that_is_overtaken_by_another_is_told_what_it_found(
         witness = Witness(backend, KEYS, lambda: {0: runner}, random.Random(1), LOG)
         first = asyncio.create_task(witness.compare())
         await asyncio.sleep(0)
-        assert await witness.compare() == []
+        await witness.compare()
+        assert not runner.abandoned
         raw.hset(KEYS.lock(0), mapping=WENT_BACK)
         goes_on.set()
-        assert await first == [0]
+        await first
         assert runner.abandoned
 
 

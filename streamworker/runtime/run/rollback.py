@@ -90,8 +90,6 @@ class Witness:
         self._unanswered: dict[int, str] = {}
         """Partitions whose lock could not be read for a comparison, and why."""
         self._asking_again = anyio.Lock()
-        self._askers: dict[object, set[int]] = {}
-        """The partitions that were found rolled back, for each running comparison."""
 
     def is_another(self, run_id: str) -> bool:
         """Store the server's run id; return whether it differs from the one before."""
@@ -109,26 +107,20 @@ class Witness:
         if known is not None and (rollback := rollback_of(known, lock)):
             await self._report(partition, known, rollback)
 
-    async def compare(self, about: int | None = None) -> list[int]:
-        """Compare all running partitions with their locks; stop and return those that were rolled back.
+    async def compare(self, about: int | None = None) -> None:
+        """Compare all running partitions with their locks, and stop those that were rolled back.
 
         It compares each answered lock at once, and reads a lock again while Redis does not answer or
         refuses. If several callers ask for all partitions, one of them reads and the others wait for it.
         A caller that needs to know ``about`` one partition waits only for its lock: the other partitions are
         compared in the next comparison, at the latest when their node is back.
         """
-        asker, ended = object(), set[int]()
-        self._askers[asker] = ended
-        try:
-            await self._look(self.runners())
-            if about is None:
-                async with self._asking_again:
-                    await self._ask_again(lambda: sorted(self._unanswered))
-            else:
-                await self._ask_again(lambda: [about] if about in self._unanswered else [])
-        finally:
-            del self._askers[asker]
-        return sorted(ended)
+        await self._look(self.runners())
+        if about is None:
+            async with self._asking_again:
+                await self._ask_again(lambda: sorted(self._unanswered))
+        else:
+            await self._ask_again(lambda: [about] if about in self._unanswered else [])
 
     async def _ask_again(self, unanswered: Callable[[], Collection[int]]) -> None:
         """Compare some partitions until Redis has answered for each."""
@@ -163,8 +155,6 @@ class Witness:
                 outbox.source.look_again()
         for partition in gone:
             runners[partition].ending.abandon("Redis has gone back behind what was committed")
-        for ended in self._askers.values():
-            ended.update(gone)
         for partition, rollback in gone.items():
             await self._report(partition, known[partition], rollback)
 

@@ -68,9 +68,7 @@ class KeyedMode(GroupingMode):
         """Tasks that handle a record now, or have yielded before their next one."""
         self._window = Window(concurrency=width, size=max(WINDOW_MIN, WINDOW_PER_CALL * width))
         self._in_hand: dict[int, _InHand] = {}
-        """Records by index in the window."""
-        self._gathered = 0
-        """Index of the first record that was not taken from the window."""
+        """Records by index in the window, which is their number in order."""
         self._halted: tuple[int, str] | None = None
         """The first index that failed for good, and the reason."""
         self._changed = Signal()
@@ -249,11 +247,10 @@ class KeyedMode(GroupingMode):
             return
         outputs: list[Any] = []
         dead: list[DeadEntry] = []
-        for index in range(self._gathered, self._gathered + count):
+        for index in range(self.handled, self.handled + count):
             hand = self._in_hand.pop(index)
             outputs += hand.outputs
             dead += hand.dead
-        self._gathered += count
         self.add(count, outputs, dead=dead)
         self.poke()
         self._changed.fire()
