@@ -4,7 +4,7 @@ HOLDS = {
     "sw:{app.stream}:stream": "[its declaration](#the-declaration-of-a-stream)",
     "sw:{app.stream.P}:events": "[the records](#an-entry-of-the-source)",
     "sw:{app.stream.P}:producer:ID": (
-        "the producer's last two sends: number, last entry id, and the number of a confirmed one before"
+        "the producer's last two sends: number and last entry id of each"
     ),
     "sw:{app.stream.P}:seen:ID": "[a record with an id](#records-with-an-id-and-scheduled-ones)",
     "sw:{app.stream.P}:later": "when each scheduled record is due, or forgotten (ms)",

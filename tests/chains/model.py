@@ -6,23 +6,22 @@ Then the faults end, each sender sends once more, and the world compares what is
 was promised: each record once and in order, the right ids, nothing that was refused, and each loss told by
 its number.
 
-Positions, messages, ``OutboxQueue``, ``Heads`` and ``Ledger`` are the product's own. :class:`Partition` does
-what ``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what ``runtime/send/lanes.py`` does.
+Positions, messages, ``OutboxQueue``, ``Heads``, ``Channel`` and ``Ledger`` are the product's own.
+:class:`Partition` does what ``append.lua`` and ``forward.lua`` do, and :class:`ProducerLane` what
+``runtime/send/lanes.py`` does.
 """
 
 import json
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from streamworker.core.data.channel import AppendCode, AppendReply, AppendVerdict, Channel, InFlight, Ledger
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.outbox import (
     START,
-    ForwardCode,
-    ForwardReply,
     Message,
     OutboxPosition,
     OutboxQueue,
@@ -30,7 +29,6 @@ from streamworker.core.data.outbox import (
     Target,
 )
 from streamworker.redisio.data.outbox import Heads
-from streamworker.runtime.send.ledger import Ledger
 
 STEPS = 150
 TICK_S = 36.0
@@ -79,30 +77,15 @@ class Clock:
     ticks = 0
 
     @classmethod
-    def monotonic_s(cls) -> float:
-        """Replace the clock of the ledger."""
+    def now_s(cls) -> float:
+        """Return the time of the ledgers."""
         return cls.ticks * TICK_S
 
 
 # -- a partition ---------------------------------------------------------------------------------
 
 
-class Code(Enum):
-    """The answers of ``append.lua``, and no answer."""
-
-    OK, DUP, EARLY, FULL, UNKNOWN = range(5)
-
-
-class Answer(NamedTuple):
-    """An answer to an append."""
-
-    code: Code
-    numbers: tuple[int, ...] = ()
-    last: int | None = None
-    """Id of the last record, if it is there."""
-
-
-UNANSWERED = Answer(Code.UNKNOWN)
+UNANSWERED = AppendReply(AppendCode.UNKNOWN)
 
 
 class Sent(NamedTuple):
@@ -110,7 +93,6 @@ class Sent(NamedTuple):
 
     number: int
     follows: int
-    confirmed: int
     records: list[Record]
 
 
@@ -121,8 +103,6 @@ class Kept(NamedTuple):
     last: int
     before: int
     its_last: int
-    third: int
-    fourth: int
     ticks: int
 
 
@@ -162,7 +142,7 @@ class Partition:
         self.log += [(first + place, record) for place, record in enumerate(records)]
         return self.log[-1][0]
 
-    def append(self, name: str, sent: "Sent") -> Answer:
+    def append(self, name: str, sent: "Sent") -> AppendReply:
         """``append.lua``."""
         number, kept = sent.number, self.sends.get(name)
         if kept and self.world.now - kept.ticks > FORGOTTEN_TICKS:
@@ -170,34 +150,31 @@ class Partition:
         if kept and kept.number >= number:
             self.sends[name] = kept._replace(ticks=self.world.now)
             self.wrote()
-            if number != kept.number and kept.before:
-                return Answer(Code.DUP, (kept.third, kept.fourth), kept.its_last)
-            return Answer(Code.DUP, (kept.before, kept.third), kept.last)
-        if sent.follows and (kept is None or kept.number != sent.follows):
-            return Answer(Code.EARLY)
-        if (last := self.add(sent.records)) is None:
-            return Answer(Code.FULL)
-        number_before, its_last, third = (kept.number, kept.last, kept.before) if kept else (0, 0, 0)
-        fourth = kept.third if kept else 0
-        if third > sent.confirmed:
-            third = fourth
-        self.sends[name] = Kept(number, last, number_before, its_last, third, fourth, self.world.now)
+            last = kept.its_last if number != kept.number and kept.before else kept.last
+            return AppendReply(AppendCode.DUP, b"%d-0" % last)
+        stands = kept.number if kept else 0
+        if sent.follows and stands != sent.follows:
+            return AppendReply(AppendCode.OTHER, b"%d" % stands)
+        if (added := self.add(sent.records)) is None:
+            return AppendReply(AppendCode.FULL)
+        number_before, its_last = (kept.number, kept.last) if kept else (0, 0)
+        self.sends[name] = Kept(number, added, number_before, its_last, self.world.now)
         self.wrote()
-        return Answer(Code.OK, (number_before, third), last)
+        return AppendReply(AppendCode.OK, b"%d-0" % added)
 
-    def forward(self, message: Message) -> ForwardReply:
+    def forward(self, message: Message) -> AppendReply:
         """``forward.lua``."""
         if self.stands == message.through:
             self.wrote()
-            return ForwardReply(ForwardCode.TAKEN)
+            return AppendReply(AppendCode.OK)
         if self.stands != message.since:
             self.wrote()
-            return ForwardReply(ForwardCode.OTHER, self.stands)
+            return AppendReply(AppendCode.OTHER, str(self.stands).encode())
         if self.add(records_in(message)) is None:
-            return ForwardReply(ForwardCode.FULL)
+            return AppendReply(AppendCode.FULL)
         self.stands = message.through
         self.wrote()
-        return ForwardReply(ForwardCode.TAKEN)
+        return AppendReply(AppendCode.OK)
 
 
 def records_in(message: Message) -> list[Record]:
@@ -220,47 +197,37 @@ class Send:
     """Whether it is in an append that was confirmed, also if its sender had given it up."""
 
 
-@dataclass(eq=False)
-class Batch:
+class Batch(InFlight):
     """One append."""
 
-    lane: "ProducerLane"
-    number: int
-    sends: list[Send]
-    before: "Batch | None"
-    written: bool | None = None
-    """Its outcome; None while it is under way, and after an unknown end, which `ended` tells."""
-    ended: bool = False
-    unanswered: bool = False
-    answer: Answer | None = None
-    tries: int = 0
+    def __init__(self, lane: "ProducerLane", sends: list[Send]) -> None:
+        super().__init__()
+        self.lane, self.sends, self.tries = lane, sends, 0
 
     @property
     def sent(self) -> Sent:
-        follows = self.before.number if self.before else 0
-        records = [send.record for send in self.sends]
-        return Sent(self.number, follows, self.lane.ledger.confirmed, records)
+        return Sent(self.number, self.follows, [send.record for send in self.sends])
 
     @property
     def is_wanted(self) -> bool:
         return any(send.state == "waits" for send in self.sends)
 
 
-class ProducerLane:
+class ProducerLane(Channel[Batch]):
     """What a producer does with the sends to one partition."""
 
     def __init__(self, world: "World", name: str) -> None:
+        super().__init__()
         self.world, self.name = world, name
         self.sends: list[Send] = []
         self.queue: deque[Send] = deque()
-        self.under_way: list[Batch] = []
         self.ledger = Ledger()
-        self.number = self.told = 0
-        self.most, self.held, self.is_dead = 3, False, False
+        self.told = 0
+        self.most, self.is_dead = 3, False
 
     @property
     def is_idle(self) -> bool:
-        return not self.under_way and not self.queue
+        return not self.in_flight and not self.queue
 
     def send(self) -> None:
         self.sends.append(Send((self.name, len(self.sends))))
@@ -271,94 +238,69 @@ class ProducerLane:
         send.state = "refused" if send in self.queue else "unknown"
         if send in self.queue:
             self.queue.remove(send)
-        for batch in tuple(self.under_way):
-            if not batch.is_wanted and not batch.tries and batch.answer is None:
-                self.end(batch, written=None)
+        for batch in tuple(self.in_flight):
+            if not (batch.is_wanted or batch.has_ended or batch.tries) and batch.answer is None:
+                self.finish(batch)
 
     def go_on(self) -> None:
         """Cut an append if one may begin, and send what is to be sent."""
-        last = self.under_way[-1] if self.under_way else None
-        may_follow = not (self.world.waits or self.held or len(self.under_way) > 1)
+        last = self.in_flight[-1] if self.in_flight else None
+        may_follow = not self.world.waits and len(self.in_flight) < 2
         if self.queue and (last is None or (may_follow and not last.unanswered)):
             count = min(self.most, self.world.draw.randint(1, 3), len(self.queue))
-            self.number += 1
-            its = [self.queue.popleft() for _ in range(count)]
-            self.under_way.append(Batch(self, self.number, its, last))
+            self.begin(Batch(self, [self.queue.popleft() for _ in range(count)]))
             self.most = 3
-        for batch in self.under_way:
+        for batch in self.in_flight:
             if not batch.tries and batch.answer is None:
                 batch.tries += 1
                 self.world.send(AppendTry(self.world, batch))
 
-    def heard(self, batch: Batch, answer: Answer) -> None:
+    def heard(self, batch: Batch, reply: AppendReply) -> None:
         """Process an answer, or the end of the wait for one."""
         batch.tries -= 1
-        if not batch.ended and not self.is_dead:
-            self.process(batch, answer)
+        if not batch.has_ended and not self.is_dead:
+            self.process(batch, reply)
 
-    def process(self, batch: Batch, answer: Answer) -> None:
-        """Process an answer; an append that needs a further try ends if no sender waits."""
-        if not self.is_through(batch, answer) and not batch.is_wanted:
-            self.end(batch, written=None)
-
-    def is_through(self, batch: Batch, answer: Answer) -> bool:
-        """Return whether an append needs no further try; as in ``Lanes._is_through``."""
-        if answer.code is Code.UNKNOWN:
-            batch.unanswered = True
-            self.compare(answer)
-            return False
-        if batch.unanswered and answer.code is Code.FULL:
-            return False
-        if answer.code is Code.EARLY and not batch.unanswered:
-            self.put_back(batch)
-            return True
-        if batch.before is not None and not batch.before.ended:
-            batch.answer = answer
-            return True
-        if answer.code is Code.EARLY:
-            if batch.before is not None and batch.before.written is False:
+    def process(self, batch: Batch, reply: AppendReply) -> None:
+        """Process an answer, as ``Lanes`` does; an append that must be sent again ends if no sender waits."""
+        match self.answered(batch, reply):
+            case AppendVerdict.WRITTEN:
+                assert reply.last_id is not None
+                self.settle(batch, reply.last_id)
+            case AppendVerdict.NOT_WRITTEN:
+                self.most = 1
                 self.put_back(batch)
-                return True
-            batch.before = None
-            return False
-        if answer.code is Code.FULL:
-            self.most = 1
-            self.put_back(batch)
-        else:
-            assert answer.last is not None
-            self.settle(batch, answer, answer.last)
-        return True
+            case AppendVerdict.REPEAT:
+                if reply.code is AppendCode.OTHER:
+                    self.compare()
+                if not batch.is_wanted:
+                    self.finish(batch)
 
-    def compare(self, answer: Answer) -> None:
-        if answer.last is not None:
-            lost = self.ledger.behind("priced", 0, answer.numbers)
-            self.told += lost.records if lost else 0
+    def compare(self) -> None:
+        lost = self.ledger.behind("priced", 0, self.stands, Clock.now_s())
+        self.told += lost.records if lost else 0
 
-    def settle(self, batch: Batch, answer: Answer, last: int) -> None:
-        self.compare(answer)
-        self.ledger.confirm(batch.number, len(batch.sends), EntryId(last, 0))
+    def settle(self, batch: Batch, last: EntryId) -> None:
+        self.ledger.confirm(batch.number, len(batch.sends), last, Clock.now_s())
         for behind, send in enumerate(reversed(batch.sends)):
             send.counts = True
             if send.state == "waits":
-                send.state, send.last = "confirmed", last - behind
-        self.end(batch, written=True)
+                send.state, send.last = "confirmed", last.ms - behind
+        self.finish(batch)
 
-    def put_back(self, batch: Batch) -> None:
+    def put_back(self, append: Batch) -> list[Batch]:
         """Put what waits back to its position in the queue."""
-        self.queue.extend(send for send in batch.sends if send.state == "waits")
-        self.queue = deque(sorted(self.queue, key=lambda send: send.record))
-        self.end(batch, written=False)
+        back = super().put_back(append)
+        waiting = [send for each in back for send in each.sends if send.state == "waits"]
+        self.queue.extendleft(reversed(waiting))
+        return back
 
-    def end(self, batch: Batch, *, written: bool | None) -> None:
-        batch.ended, batch.written, batch.before = True, written, None
-        self.under_way.remove(batch)
-        self.held = bool(self.under_way) and (self.held or not written)
-        for behind in tuple(self.under_way):
-            answer, behind.answer = behind.answer, None
-            if answer is not None:
-                behind.unanswered |= batch.unanswered and answer.last is not None
-                if not behind.unanswered:
-                    self.process(behind, answer)
+    def finish(self, batch: Batch) -> None:
+        """End an append that was written, or that nobody waits for."""
+        if (released := self.end(batch)) is not None:
+            behind, reply = released
+            if reply is not None:
+                self.process(behind, reply)
 
 
 # -- an outbox -----------------------------------------------------------------------------------
@@ -427,12 +369,12 @@ class Owner:
         if messages:
             self.world.send(ForwardTry(self.world, self, messages))
 
-    def heard(self, replies: Sequence[ForwardReply]) -> None:
+    def heard(self, replies: Sequence[AppendReply]) -> None:
         """Process the replies to a round trip."""
         taken, stopped = self.queue.answered(replies)
         self.source.delete(taken)
-        if stopped is not None and stopped.code is ForwardCode.OTHER:
-            self.compare(stopped.stands)
+        if stopped is not None and stopped.code is AppendCode.OTHER:
+            self.compare(OutboxPosition.parse(stopped.value))
         self.queue.is_busy = False
 
     def compare(self, stands: OutboxPosition) -> None:
@@ -463,14 +405,14 @@ class AppendTry:
     @property
     def is_old(self) -> bool:
         """Whether the sender is through with it."""
-        return self.batch.ended
+        return self.batch.has_ended
 
     def arrive(self, *, durable: bool) -> None:
         """Run at the server."""
         self.answer = self.world.partition.append(self.batch.lane.name, self.sent)
         self.world.seen[self.answer.code.name] += 1
-        if self.answer.last is not None and not durable:
-            self.answer = self.answer._replace(code=Code.UNKNOWN)
+        if self.answer.last_id is not None and not durable:
+            self.answer = replace(self.answer, code=AppendCode.UNKNOWN)
 
     def hear(self) -> None:
         """Give the answer to its sender."""
@@ -486,7 +428,7 @@ class ForwardTry:
 
     def __init__(self, world: "World", owner: Owner, messages: Sequence[Message]) -> None:
         self.world, self.owner, self.messages = world, owner, messages
-        self.replies: list[ForwardReply] = []
+        self.replies: list[AppendReply] = []
 
     @property
     def is_old(self) -> bool:
@@ -498,8 +440,8 @@ class ForwardTry:
         for message in self.messages:
             reply = self.world.partition.forward(message)
             self.world.seen[reply.code.name] += 1
-            if reply.code is not ForwardCode.FULL and not durable:
-                reply = ForwardReply(ForwardCode.UNKNOWN)
+            if reply.code is not AppendCode.FULL and not durable:
+                reply = AppendReply(AppendCode.UNKNOWN)
             self.replies.append(reply)
 
     def hear(self) -> None:
@@ -508,7 +450,7 @@ class ForwardTry:
 
     def lose(self) -> None:
         """Let the owner wait no longer."""
-        self.owner.heard([ForwardReply(ForwardCode.UNKNOWN)] * len(self.messages))
+        self.owner.heard([AppendReply(AppendCode.UNKNOWN)] * len(self.messages))
 
 
 Try = AppendTry | ForwardTry

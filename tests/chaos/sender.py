@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from streamworker import App
+from streamworker.core.data.channel import LostSends
 from streamworker.declaring.stream import Stream
 from streamworker.errors import BackendError, BackendRefused, ProducerError, StreamworkerError
-from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.producer import Sent
 from tests.helpers import wait_for_async
 

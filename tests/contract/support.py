@@ -9,6 +9,7 @@ import redis
 
 from streamworker.cli.doctor.repair_plan import plan_group
 from streamworker.core.control import GroupChanged
+from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
 from streamworker.core.data.readers import ReaderPosition
@@ -88,7 +89,7 @@ class Group:
             partition, producer, self._sends, limit, [(b"%d" % n, None) for n in range(count)]
         )
         (reply,) = await streams.append_many(self.backend, self.stream, [append])
-        assert reply.code is streams.AppendCode.OK, reply
+        assert reply.code is AppendCode.OK, reply
         return await streams.range_entries(
             self.backend, self.stream.events(partition), before.successor(), None, count
         )

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import RecordError
 from streamworker.redisio.data import streams
-from streamworker.redisio.data.streams import Append, AppendCode, append_many
+from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.scripts import ARGS_MAX
 from tests.contract.support import OTHER_GROUP, STREAM, Group, Raw, request
 
@@ -47,27 +48,27 @@ async def test_repeats_of_the_last_two_appends_each_get_their_own_answer(group: 
     """Two are under way; the answers to both are lost, and both are sent again, the first one first."""
     await append_many(group.backend, STREAM, [Append(0, "p", 3, 0, [b"x"])])
     pair = [
-        Append(0, "p", 4, 0, [b"a", b"b"], confirmed=3),
-        Append(0, "p", 5, 0, [b"c"], follows=4, confirmed=3),
+        Append(0, "p", 4, 0, [b"a", b"b"]),
+        Append(0, "p", 5, 0, [b"c"], follows=4),
     ]
     first = await append_many(group.backend, STREAM, pair)
     again = await append_many(group.backend, STREAM, pair)
     assert [reply.code for reply in first + again] == [AppendCode.OK] * 2 + [AppendCode.DUP] * 2
     assert [reply.last_id for reply in first] == [reply.last_id for reply in again]
-    assert [reply.numbers for reply in first + again] == [(3, 0), (4, 3)] * 2
     assert again[-1].length == 4
 
 
 async def test_an_append_is_refused_before_the_one_that_it_follows(group: Group) -> None:
-    """It writes nothing until that one is the last that was done, and nothing once another was."""
+    """It writes nothing unless that one is the last that was done; the answer says which one is."""
     second = Append(0, "p", 2, 0, [b"b"], follows=1)
     (early,) = await append_many(group.backend, STREAM, [second])
-    assert (early.code, early.last_id, early.length) == (AppendCode.EARLY, None, 0)
+    assert (early.code, early.last_id, early.length, early.value) == (AppendCode.OTHER, None, 0, b"")
     await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [b"a"])])
     (done,) = await append_many(group.backend, STREAM, [second])
     assert (done.code, done.length) == (AppendCode.OK, 2)
     late = Append(0, "p", 4, 0, [b"d"], follows=3)
-    assert [reply.code for reply in await append_many(group.backend, STREAM, [late])] == [AppendCode.EARLY]
+    (refused,) = await append_many(group.backend, STREAM, [late])
+    assert (refused.code, refused.value) == (AppendCode.OTHER, b"2")
 
 
 async def test_each_producer_and_partition_counts_for_itself(group: Group) -> None:
@@ -106,7 +107,7 @@ async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_los
             while first.code is AppendCode.REFUSED:
                 (first,) = await append_many(group.backend, STREAM, pair[:1])
             assert first.code is AppendCode.OK
-            while second.code in (AppendCode.EARLY, AppendCode.REFUSED):
+            while second.code in (AppendCode.OTHER, AppendCode.REFUSED):
                 (second,) = await append_many(group.backend, STREAM, pair[1:])
             assert second.code is AppendCode.OK
     finally:
@@ -167,7 +168,7 @@ async def test_the_memory_of_a_send_expires(group: Group, raw: Raw) -> None:
     assert 3_500_000 < raw.pttl(STREAM.producer(0, "p1")) <= 3_600_000
 
 
-async def _append(group: Group, count: int, limit: int) -> streams.AppendReply:
+async def _append(group: Group, count: int, limit: int) -> AppendReply:
     append = Append(0, "q", 1, limit, [(b"x", None)] * count)
     (reply,) = await append_many(group.backend, STREAM, [append])
     return reply

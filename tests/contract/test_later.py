@@ -2,11 +2,11 @@
 
 import pytest
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import ZERO
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import later, streams
-from streamworker.redisio.data.later import IdReply, digest_of
-from streamworker.redisio.data.streams import AppendCode
+from streamworker.redisio.data.later import digest_of
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.clocked import ClockedBackend
@@ -88,7 +88,7 @@ async def test_a_record_is_kept_with_all_its_fields_and_its_name(shop: Shop) -> 
         replace=False,
         limit=0,
     ).run(shop.backend, MEMORY)
-    assert reply == IdReply(AppendCode.OK, b"%d" % (START_MS + 1_500))
+    assert reply == AppendReply(AppendCode.OK, b"%d" % (START_MS + 1_500))
     fields = {b"v": b"\x00\n1,2 \xff", b"h.empty": b""}
     assert await later.waiting(shop.backend, STREAM, 0) == [
         later.Waiting(0, "ask\n7", "zoë", START_MS + 1_500, fields)

@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
+from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO
 from streamworker.redisio.data import later, streams
 from streamworker.redisio.data.later import IdCall
-from streamworker.redisio.data.streams import AppendCode
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.clocked import ClockedBackend

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.redisio.data import later, streams
-from streamworker.redisio.data.later import IdReply, digest_of
-from streamworker.redisio.data.streams import Append, AppendCode, append_many
+from streamworker.redisio.data.later import digest_of
+from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.support import STREAM, Group, Raw
@@ -24,7 +25,7 @@ async def once(
     call: str = "call",
     window_ms: int = 60_000,
     limit: int = 0,
-) -> IdReply:
+) -> AppendReply:
     """Send a record of the key `ann` with an id."""
     digest = digest_of(b"ann", id)
     sent = later.send_once(STREAM, 0, digest, call, [b"v", value], window_ms=window_ms, limit=limit)
@@ -36,7 +37,7 @@ async def test_the_second_record_of_an_id_is_answered_with_the_first_ones_entry(
     first = await once(group.backend, b"1")
     assert first.code is AppendCode.OK
     assert await once(group.backend, b"1") == first
-    assert await once(group.backend, b"2", call="other") == IdReply(AppendCode.DUP, first.value)
+    assert await once(group.backend, b"2", call="other") == AppendReply(AppendCode.DUP, first.value)
     assert (await once(group.backend, b"3", id="b")).code is AppendCode.OK
     stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 9)
     assert [entry.fields[b"v"] for entry in stored] == [b"1", b"3"]
@@ -108,7 +109,7 @@ async def test_a_scheduled_record_is_sent_or_cancelled_on_any_server(group: Grou
     for id_, due in (("now", ("after", 0)), ("past", ("at", 5)), ("never", ("after", 3_600_000))):
         assert (await put(id_, due).run(group.backend, MEMORY)).code is AppendCode.OK
     cancel = later.cancel(STREAM, 0, digest_of(b"ann", "never"), "cancel", window_ms=60_000)
-    assert await cancel.run(group.backend, MEMORY) == IdReply(AppendCode.OK, b"1")
+    assert await cancel.run(group.backend, MEMORY) == AppendReply(AppendCode.OK, b"1")
     assert await later.any_waits(group.backend, STREAM, [0, 1])
     assert not await later.any_waits(group.backend, STREAM, [1, 2])
     moved = await later.move_due(group.backend, STREAM, [0, 1], limit=0, window_ms=60_000)

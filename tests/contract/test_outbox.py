@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO
-from streamworker.core.data.outbox import START, ForwardCode, Message, OutboxPosition
+from streamworker.core.data.outbox import START, Message, OutboxPosition
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
@@ -23,7 +24,7 @@ def write(messages: list[Message], *, after: str = "", limit: int = 100) -> Outb
     return OutboxWrite(after, messages, limit)
 
 
-async def forward(group: Group, *messages: Message, source: str = "orders/0/price") -> list[ForwardCode]:
+async def forward(group: Group, *messages: Message, source: str = "orders/0/price") -> list[AppendCode]:
     replies = await outbox.forward_many(group.backend, "shop", [(source, each) for each in messages])
     return [reply.code for reply in replies]
 
@@ -84,17 +85,17 @@ async def test_a_target_that_is_full_takes_nothing_and_later_all(group: Group, r
     """All records of a message or none, by the limit of its stream."""
     await streams.append_many(group.backend, PRICED, [streams.Append(5, "p", 1, 0, [b"x"] * 3)])
     sent = message(1, START, b"a", b"b", limit=4)
-    assert await forward(group, sent) == [ForwardCode.FULL]
+    assert await forward(group, sent) == [AppendCode.FULL]
     assert await payloads(group) == [b"x"] * 3
     raw.xtrim(PRICED.events(5), maxlen=2, approximate=False)
-    assert await forward(group, sent) == [ForwardCode.TAKEN]
+    assert await forward(group, sent) == [AppendCode.OK]
     assert await payloads(group) == [b"x", b"x", b"a", b"b"]
 
 
 async def test_many_records_arrive_as_an_append_would_write_them(group: Group) -> None:
     """They share entries, and are counted as records."""
     many = [b'{"n":%d}' % n for n in range(100)]
-    assert await forward(group, message(1, START, *many)) == [ForwardCode.TAKEN]
+    assert await forward(group, message(1, START, *many)) == [AppendCode.OK]
     found = await streams.read_each(group.backend, PRICED, {5: ZERO}, 1_000)
     assert [entry.fields[b"v"] for entry in found[5]] == many  # type: ignore[union-attr]
     assert await streams.entries_up_to(group.backend, PRICED, 5, found[5][-1].id) == 100  # type: ignore[index]
@@ -105,7 +106,7 @@ async def test_what_another_program_wrote_there_is_named(group: Group, raw: Raw)
     taken = PRICED.taken(5)
     raw.hset(taken, OUTBOX.source, "foreign")
     (reply,) = await outbox.forward_many(group.backend, "shop", [(OUTBOX.source, message(1))])
-    assert reply.code is ForwardCode.REFUSED
+    assert reply.code is AppendCode.REFUSED
     assert taken in str(reply.error)
     with pytest.raises(BackendRefused, match=taken):
         await outbox.read_stands(group.backend, "shop", OUTBOX.source, TO)

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import Entries, StoredEntry, as_stored, origin_at
 from streamworker.records.packs import ENTRY_BYTES_MAX, FIRST, pack, pack_headers
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
-from streamworker.redisio.data.streams import Append, AppendCode, AppendReply, Packing, append_many
+from streamworker.redisio.data.streams import Append, Packing, append_many
 from streamworker.redisio.group.loads import read_lags
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.info import groups_by_name

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
 from streamworker.redisio.data import retention, streams, trimming
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.data.streams import AppendCode
 from streamworker.redisio.data.trimming import ANY_AGE, Keep
 from streamworker.redisio.group.readers import ALL_ROWS
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request

@@ -8,11 +8,12 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.records.rows import NumberedRows, first_id, ids_of_rows
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.columns import Packer
-from streamworker.redisio.data.streams import Append, AppendReply, append_many
+from streamworker.redisio.data.streams import Append, append_many
 from tests.contract.support import STREAM, Group, Raw
 
 pytestmark = pytest.mark.anyio

@@ -375,7 +375,6 @@ VARIANTS = [
         sent=STREAM.producer(0, "p"),
         number=1,
         follows="",
-        confirmed=0,
         limit=5,
         records=(3, "p", 3, 6, *_COLUMNS[4:]),
     ),

@@ -25,6 +25,7 @@ from streamworker.core.control import (
     PartitionsReleased,
     RequestMade,
 )
+from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.outbox import START, Message, Target
 from streamworker.core.ownership.locks import Acquired
@@ -435,7 +436,7 @@ class Twins:
         self.model.append(p, number)
         is_new = (lock.last_event, lock.last_number) != before
         self.met.add(f"append: {reply.code.name}")
-        self.same(f"what became of append {number}", reply.code is streams.AppendCode.OK, is_new)
+        self.same(f"what became of append {number}", reply.code is AppendCode.OK, is_new)
         if is_new and reply.last_id is not None:
             self.same("the id of an entry", reply.last_id, _real(lock.last_event))
             self.made[p].append(lock.last_event)

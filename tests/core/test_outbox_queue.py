@@ -10,11 +10,10 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.outbox import (
     START,
-    ForwardCode,
-    ForwardReply,
     Message,
     OutboxPosition,
     OutboxQueue,
@@ -25,7 +24,7 @@ from tests.helpers import drawn
 
 TO = Target("priced", 0)
 PHASES = set(Phase) - {Phase.explain}  # It takes a minute.
-NO_ANSWER = ForwardReply(ForwardCode.UNKNOWN)
+NO_ANSWER = AppendReply(AppendCode.UNKNOWN)
 
 
 class ForwardedOnce(RuleBasedStateMachine):
@@ -48,20 +47,20 @@ class ForwardedOnce(RuleBasedStateMachine):
 
     # -- the servers -------------------------------------------------------------------------
 
-    def arrive(self, messages: Sequence[Message], *, full: int = -1) -> list[ForwardReply]:
+    def arrive(self, messages: Sequence[Message], *, full: int = -1) -> list[AppendReply]:
         replies = []
         for index, message in enumerate(messages):
             stands, rows = self.states[-1]
             if stands == message.through:
-                replies.append(ForwardReply(ForwardCode.TAKEN))
+                replies.append(AppendReply(AppendCode.OK))
             elif stands != message.since:
-                replies.append(ForwardReply(ForwardCode.OTHER, stands))
+                replies.append(AppendReply(AppendCode.OTHER, str(stands).encode()))
             elif index == full:
-                replies.append(ForwardReply(ForwardCode.FULL))
+                replies.append(AppendReply(AppendCode.FULL))
             else:
                 records = range(message.through.records - len(message.data), message.through.records)
                 self.states.append((message.through, [*rows, *records]))
-                replies.append(ForwardReply(ForwardCode.TAKEN))
+                replies.append(AppendReply(AppendCode.OK))
         return replies
 
     @rule(back=st.integers(1, 5))
@@ -131,8 +130,8 @@ class ForwardedOnce(RuleBasedStateMachine):
             replies = self.arrive(messages, full=full)
         taken, stopped = self.queue.answered([NO_ANSWER] * len(messages) if how else replies)
         self.deletes += taken
-        if stopped is not None and stopped.code is ForwardCode.OTHER:
-            self.stands, self.through = stopped.stands, self.last_put
+        if stopped is not None and stopped.code is AppendCode.OTHER:
+            self.stands, self.through = OutboxPosition.parse(stopped.value), self.last_put
         else:
             self.queue.is_busy = False
 

@@ -11,6 +11,14 @@ import pytest
 import structlog
 
 from streamworker import App
+from streamworker.core.data.channel import (
+    APPENDS_REMEMBERED,
+    AppendVerdict,
+    Channel,
+    InFlight,
+    Ledger,
+    LostSends,
+)
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
@@ -21,7 +29,6 @@ from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.run.rollback import rollback_of
-from streamworker.runtime.send.ledger import APPENDS_REMEMBERED, Ledger, LostSends
 from streamworker.runtime.worker import Worker
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice, find_losses
@@ -97,22 +104,26 @@ async def test_a_loss_is_noticed_though_the_answer_that_tells_of_it_is_lost(dura
 @pytest.mark.parametrize("how", ["the next send", "asked"])
 @pytest.mark.parametrize("given_up", [0, 1, 2, 5])
 async def test_sends_that_were_given_up_hide_no_loss(redis_url: str, given_up: int, how: str) -> None:
-    """They were written after a failover and nobody heard of it: the numbers behind them still tell."""
+    """They were sent after a failover and nobody heard of it: the next that is heard of tells."""
     async with bench(redis_url) as desk:
-        keys, ledger, number = desk.stream_keys, Ledger(), 0
-
-        async def append(*, is_heard: bool = True) -> tuple[int, ...]:
-            nonlocal number
-            number += 1
-            its = Append(0, "p", number, 0, [b"x"], confirmed=ledger.confirmed)
-            (reply,) = await append_many(desk.backend, keys, [its])
-            assert reply.last_id is not None
-            if is_heard:
-                losses.append(ledger.behind("orders", 0, reply.numbers))
-                ledger.confirm(number, 1, reply.last_id)
-            return reply.numbers
-
+        keys, ledger, channel = desk.stream_keys, Ledger(), Channel[InFlight]()
         losses = list[LostSends | None]()
+
+        async def append(*, is_heard: bool = True) -> None:
+            its, verdict = InFlight(), AppendVerdict.REPEAT
+            channel.begin(its)
+            while verdict is AppendVerdict.REPEAT:
+                call = Append(0, "p", its.number, 0, [b"x"], its.follows)
+                (reply,) = await append_many(desk.backend, keys, [call])
+                if not is_heard:
+                    break
+                verdict = channel.answered(its, reply)
+                losses.append(ledger.behind("orders", 0, channel.stands, 0))
+            channel.end(its)
+            if is_heard:
+                assert reply.last_id is not None
+                ledger.confirm(its.number, 1, reply.last_id, 0)
+
         for _ in range(3):
             await append()
         kept = await desk.backend.execute("GET", keys.producer(0, "p"))
@@ -122,8 +133,8 @@ async def test_sends_that_were_given_up_hide_no_loss(redis_url: str, given_up: i
         for _ in range(given_up):
             await append(is_heard=False)
         if how == "asked":
-            numbers = (await streams.last_numbers(desk.backend, keys, "p", [0]))[0]
-            losses.append(ledger.behind("orders", 0, numbers))
+            stands = (await streams.last_numbers(desk.backend, keys, "p", [0]))[0]
+            losses.append(ledger.behind("orders", 0, stands, 0))
         for _ in range(4):
             await append()
         assert [lost.records for lost in losses if lost] == [3]
@@ -150,7 +161,7 @@ async def test_a_send_that_overtakes_the_question_is_not_taken_for_lost(
     true_numbers = streams.last_numbers
     async with bench(redis_url) as desk:
 
-        async def late(*arguments: Any) -> Mapping[int, tuple[int, ...]]:
+        async def late(*arguments: Any) -> Mapping[int, int]:
             numbers = await true_numbers(*arguments)
             await desk.producer.send(Order(2))
             return numbers
@@ -165,8 +176,8 @@ def test_a_ledger_that_is_full_says_that_there_may_be_more() -> None:
     """Memory is bounded, and what is told is not more than what is known."""
     ledger = Ledger()
     for number in range(1, APPENDS_REMEMBERED + 3):
-        ledger.confirm(number, 2, EntryId(number, 1))
-    lost = ledger.behind("orders", 0, (1, 0))
+        ledger.confirm(number, 2, EntryId(number, 1), 0)
+    lost = ledger.behind("orders", 0, 1, 0)
     assert lost is not None
     assert (lost.records, lost.is_all, str(lost.first)) == (2 * APPENDS_REMEMBERED, False, "3-0")
 

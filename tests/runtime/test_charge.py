@@ -9,9 +9,10 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.data import streams
-from streamworker.redisio.data.streams import Append, AppendCode, AppendReply
+from streamworker.redisio.data.streams import Append
 from streamworker.runtime.send.lane import AHEAD_ENTRIES
 from streamworker.runtime.send.lanes import Declaration, Lanes
 from tests.helpers import wait_for_async
@@ -117,5 +118,5 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
             assert await (await road.next(0)).done() == {0: AppendCode.OK}
             await asyncio.gather(*(part.done for part in sent))
             assert await desk.numbers() == list(range(3 + MANY))
-        assert list(lanes.losses.noted) == []
+        assert list(lanes.losses) == []
         assert [log for log in logs if log["log_level"] == "error"] == []

@@ -2,15 +2,9 @@
 
 import pytest
 
+from streamworker.core.data.channel import IN_FLIGHT_MAX
 from streamworker.core.data.entries import EntryId
-from streamworker.runtime.send.lane import (
-    AHEAD_ENTRIES,
-    APPEND_ENTRIES_MAX,
-    UNDER_WAY_MAX,
-    AppendOutcome,
-    Batch,
-    Lane,
-)
+from streamworker.runtime.send.lane import AHEAD_ENTRIES, APPEND_ENTRIES_MAX, Batch, Lane
 
 pytestmark = pytest.mark.anyio
 
@@ -40,26 +34,24 @@ async def test_two_appends_are_under_way_and_the_second_follows_the_first() -> N
     first, second = taken(lane), taken(lane)
     assert (first.append("p", 0).follows, second.append("p", 0).follows) == (0, first.number)
     assert entries_of(first, second) == list(range(2 * APPEND_ENTRIES_MAX))
-    assert [each.is_last for each in (*first.slices, *second.slices)] == [False, True, False]
+    assert [each.is_last for each in (*first.parts, *second.parts)] == [False, True, False]
     assert not lane.is_ready(ahead=True)
-    first.end(AppendOutcome.WRITTEN)
+    lane.end(first)
     assert lane.is_ready(ahead=True)
     third = taken(lane)
     assert (third.append("p", 0).follows, entries_of(third)) == (second.number, list(range(2_000, 2_200)))
 
 
-@pytest.mark.parametrize("turned", [False, True], ids=["in order", "the second first"])
-async def test_what_is_put_back_stands_where_it_stood(turned: bool) -> None:
-    """One send went into both appends; whichever is put back first, all is as before."""
+async def test_what_is_put_back_stands_where_it_stood() -> None:
+    """One send went into both appends; what follows the first that is put back goes back with it."""
     lane = lane_with(50, APPEND_ENTRIES_MAX, 300)
     both = [taken(lane), taken(lane)]
     lane.add([b"1350"], 1, "wait", 1)
-    for batch in reversed(both) if turned else both:
-        lane.put_back(batch)
-        batch.end(AppendOutcome.NOT_WRITTEN)
+    assert lane.put_back(both[0]) == both
     again = [taken(lane), taken(lane)]
     assert entries_of(*again) == list(range(1_351))
     assert [batch.number for batch in again] == [3, 4]
+    assert [batch.follows for batch in again] == [0, 3]
 
 
 async def test_what_nobody_waits_for_any_more_is_left_out() -> None:
@@ -69,23 +61,10 @@ async def test_what_nobody_waits_for_any_more_is_left_out() -> None:
     batch = taken(lane)
     first.done.cancel()
     lane.put_back(batch)
-    batch.end(AppendOutcome.NOT_WRITTEN)
     assert lane.parts[0] is second
     second.done.set_result(EntryId(1, 1))
     assert entries_of(taken(lane)) == list(range(20, 30))
     assert lane.take() is None
-
-
-@pytest.mark.parametrize("outcome", list(AppendOutcome))
-async def test_nothing_more_goes_while_what_is_under_way_may_go_back(outcome: AppendOutcome) -> None:
-    """The first was not written: what follows the second would overtake what goes back."""
-    lane = lane_with(500, 500, 500)
-    lane.room = 500
-    first, second = taken(lane), taken(lane)
-    first.end(outcome)
-    assert lane.is_ready(ahead=True) is (outcome is AppendOutcome.WRITTEN)
-    second.end(AppendOutcome.NOT_WRITTEN)
-    assert lane.is_ready(ahead=True)
 
 
 async def test_a_second_append_is_not_made_of_little_or_beside_one_without_an_answer() -> None:
@@ -108,7 +87,7 @@ async def test_an_append_does_not_hold_on_to_all_that_were_before_it() -> None:
     before = taken(lane)
     for _ in range(3):
         batch = taken(lane)
-        assert batch.before is before and len(lane.under_way) == UNDER_WAY_MAX
-        before.end(AppendOutcome.WRITTEN)
-        assert before.before is None
+        assert batch.follows == before.number and lane.in_flight == [before, batch]
+        assert len(lane.in_flight) == IN_FLIGHT_MAX
+        lane.end(before)
         before = batch

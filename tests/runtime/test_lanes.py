@@ -159,7 +159,7 @@ async def test_who_waits_in_vain_for_room_learns_that_there_was_none(redis_url: 
     """Not that Redis gave no answer: it did. Who stands behind and does not wait is told at once."""
     async with _filled_up(redis_url) as (desk, _):
         first = asyncio.create_task(desk.producer.send(Order(1), timeout=4))
-        await wait_for_async(lambda: desk.producer._lanes._lanes[0].under_way, "the first is under way")
+        await wait_for_async(lambda: desk.producer._lanes._lanes[0].in_flight, "the first is under way")
         with pytest.raises(StreamFull):
             await asyncio.wait_for(desk.producer.send(Order(2), on_full="raise"), PATIENCE_S)
         assert not first.done()

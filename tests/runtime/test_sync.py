@@ -86,7 +86,7 @@ with redis.Redis.from_url(sys.argv[1]) as client:
     client.client_pause(500, all=False)  # So that the next send is under way when the program ends.
 threading.Thread(target=orders.sync.send, args=[Order(201)], daemon=True).start()
 ((_, producers),) = app._opened.values()
-while not any(lane.under_way for lane in producers["orders"]._lanes._lanes.values()):
+while not any(lane.in_flight for lane in producers["orders"]._lanes._lanes.values()):
     time.sleep(0.01)
 """
 
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_the_wait_for_a_server_that_is_away(own_server: EmbeddedServ
     own_server.kill()
 
     def is_under_way() -> bool:
-        return any(lane.under_way for lane in lanes._lanes.values())
+        return any(lane.in_flight for lane in lanes._lanes.values())
 
     def press() -> None:
         wait_for(is_under_way, "the send is under way")

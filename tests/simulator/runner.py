@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from streamworker.core import events as ev
+from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardReply, Message, OutboxPosition, Standing, Target
+from streamworker.core.data.outbox import START, Message, OutboxPosition, Standing, Target
 from streamworker.core.data.schedules import Due, due
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
@@ -192,13 +193,13 @@ class Outgoing:
         self._queue.is_busy = False
         self._forward()
 
-    def _answered(self, replies: Sequence[ForwardReply]) -> None:
+    def _answered(self, replies: Sequence[AppendReply]) -> None:
         taken, stopped = self._queue.answered(replies)
         self._delete(taken)
         if stopped is None:
             self._worker.later(0, self._again)
             return
-        stands, through = stopped.stands, self._number
+        stands, through = OutboxPosition.parse(stopped.value), self._number
         self._ask(
             lambda: self._model.open_outbox(self._partition),
             lambda found: self._compared(stands, *found, through),

@@ -17,8 +17,8 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple, Self
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
-from streamworker.errors import BackendError
 
 DIGEST_BYTES = 6
 """Two histories of one source with the same number have equal digests once in 2**48."""
@@ -152,31 +152,6 @@ def standing_of(
     return (Standing.TARGET_WENT_BACK if went_back else Standing.DIVERGED), taken
 
 
-class ForwardCode(Enum):
-    """The result of forwarding a message."""
-
-    TAKEN = "taken"
-    """The target has it, from this try or an earlier one."""
-    FULL = "FULL"
-    """Not taken: the target partition is at its limit, and a group still needs all of it."""
-    OTHER = "OTHER"
-    """Not taken: the target stands elsewhere than the message begins."""
-    REFUSED = "REFUSED"
-    """Not taken: Redis refused, and ``error`` says why."""
-    UNKNOWN = "UNKNOWN"
-    """Taken or not, or not durable yet; ``error`` says why. Forward it again."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForwardReply:
-    """The reply to a message."""
-
-    code: ForwardCode
-    stands: OutboxPosition = START
-    """Where the target stands, with ``OTHER``."""
-    error: BackendError | None = None
-
-
 class OutboxQueue:
     """The messages of one outbox for one target partition, in order, and what is done with them next.
 
@@ -209,19 +184,19 @@ class OutboxQueue:
         self.is_busy |= bool(its)
         return its
 
-    def answered(self, replies: Sequence[ForwardReply]) -> tuple[list[EntryId], ForwardReply | None]:
+    def answered(self, replies: Sequence[AppendReply]) -> tuple[list[EntryId], AppendReply | None]:
         """Take in the replies to the messages of a round trip, and the first one that holds up the queue.
 
         If that is ``OTHER``, the caller reads what the source has for the target, and compares it.
         """
         taken: list[EntryId] = []
         for reply in replies:
-            if reply.code is ForwardCode.OTHER:
+            if reply.code is AppendCode.OTHER:
                 # It may have taken this one and later ones from an earlier owner, or without an answer.
-                why, count = standing_of(reply.stands, self.messages)
+                why, count = standing_of(OutboxPosition.parse(reply.value), self.messages)
                 if why is Standing.GOES_ON and count:
                     return taken + self._take(count), None
-            if reply.code is not ForwardCode.TAKEN:
+            if not reply.is_there:
                 return taken, reply
             taken += self._take(1)
         return taken, None

@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.errors import BackendError
 from streamworker.records.entries import REPLAYED_FOR
-from streamworker.redisio.data.streams import set_field
+from streamworker.redisio.data.streams import append_by, set_field
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import FORWARD, checked
+from streamworker.redisio.scripts import FORWARD
 from streamworker.redisio.wire.client import Backend, ScriptCall
-from streamworker.redisio.wire.durability import Durability, Undurable
+from streamworker.redisio.wire.durability import Durability
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
@@ -143,11 +143,8 @@ async def hand_over(
     *,
     limit: int,
     durability: Durability,
-) -> dict[int, str | BackendError | None]:
-    """Hand pieces to their partitions; return where each stands now.
-
-    None means that a partition has no room, an error that it may or may not have taken the piece.
-    """
+) -> list[AppendReply]:
+    """Hand pieces to their partitions; the replies of those that stand elsewhere say where."""
     calls: list[ScriptCall] = []
     for partition, begin, end, entries in pieces:
         records: list[Argument] = [len(entries), "f"]
@@ -155,25 +152,10 @@ async def hand_over(
             records += (len(fields), *(_renamed(fields) if REPLAYED_FOR in fields else fields))
         named = {"source": _field(source), "begins": begin, "ends": end, "limit": limit}
         calls.append(FORWARD.at(keys, partition, **named, records=records))
-    replies = await backend.run_many(FORWARD, calls, durability=durability)
-    return {piece.partition: _stands(piece, reply) for piece, reply in zip(pieces, replies, strict=True)}
+    return await append_by(backend, FORWARD, calls, durability)
 
 
 def _renamed(fields: Fields) -> Fields:
     """Rename the field that would keep all groups but one from an entry: another program wrote it."""
     names = [name if name != REPLAYED_FOR else b"adopted " + name for name in fields[::2]]
     return [part for pair in zip(names, fields[1::2], strict=True) for part in pair]
-
-
-def _stands(piece: Piece, reply: Any) -> str | BackendError | None:
-    if isinstance(reply, Undurable):
-        return reply.error()
-    if isinstance(reply, BackendError):
-        return reply
-    match checked(reply):
-        case [b"OTHER", stands]:
-            return str(stands.decode())
-        case [b"FULL", _]:
-            return None
-        case _:
-            return piece.end

@@ -6,17 +6,16 @@ that it answers a repeat.
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.partitioner import canonical_key
-from streamworker.errors import BackendError, BackendUnavailable
-from streamworker.redisio.data.streams import AppendCode, unproven
+from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Script, wrong_type
+from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Script
 from streamworker.redisio.wire.client import Backend, ScriptCall
-from streamworker.redisio.wire.durability import Durability, Undurable
+from streamworker.redisio.wire.durability import Durability
 from streamworker.redisio.wire.failures import all_answered
 
 MOVED_MAX = 200
@@ -35,39 +34,16 @@ def digest_of(key: bytes | None, id: str) -> str:
     return hashlib.blake2b(canonical_key((key, id)) or b"", digest_size=16).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class IdReply:
-    """The reply to a call about an id."""
-
-    code: AppendCode
-    value: bytes = b""
-    """What the script says; of the first record of the id if it is ``DUP``."""
-    error: BackendError | None = None
-
-
 class IdCall(NamedTuple):
     """A call about an id; it may be repeated unchanged."""
 
     script: Script
     call: ScriptCall
 
-    async def run(self, backend: Backend, durability: Durability) -> IdReply:
-        """Make the call once."""
-        (reply,) = await backend.run_many(self.script, [self.call], durability=durability)
-        if isinstance(reply, BackendUnavailable):
-            return IdReply(AppendCode.UNKNOWN, error=reply)
-        if isinstance(reply, BackendError):
-            return IdReply(AppendCode.REFUSED, error=reply)
-        if isinstance(reply, Undurable):
-            if reply.reply[0] in (b"OK", b"DUP"):
-                return IdReply(AppendCode.UNKNOWN, error=reply.error())
-            reply = reply.reply
-        if reply[0] == b"BADTYPE":
-            return IdReply(AppendCode.REFUSED, error=wrong_type(reply[1]))
-        if durability.command and len(reply) > 2 and not reply[2]:
-            return IdReply(AppendCode.UNKNOWN, error=unproven())
-        code = AppendCode(reply[0].decode())
-        return IdReply(code, b"" if code is AppendCode.FULL else reply[1])
+    async def run(self, backend: Backend, durability: Durability) -> AppendReply:
+        """Make the call once; a duplicate is answered with what was said of the first record of the id."""
+        (reply,) = await append_by(backend, self.script, [self.call], durability)
+        return reply
 
 
 def send_once(

@@ -10,13 +10,15 @@ from typing import Any
 
 import msgspec
 
+from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, OutboxPosition, Target
+from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
 from streamworker.errors import BackendError
+from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
 from streamworker.redisio.wire.client import Backend, ScriptCall
-from streamworker.redisio.wire.durability import MEMORY, Durability, NotDurable, Undurable
+from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
 
@@ -171,13 +173,13 @@ async def note_lost(
 
 async def forward_many(
     backend: Backend, app: str, messages: Sequence[tuple[str, Message]], durability: Durability = MEMORY
-) -> list[ForwardReply]:
+) -> list[AppendReply]:
     """Forward messages, each with the name of its source, in one round trip and in order.
 
     The call may be repeated. It raises ``BackendError`` if nothing was answered.
     """
     calls = [forward_call(app, source, message) for source, message in messages]
-    return list(map(_reply, await backend.run_many(FORWARD, calls, durability=durability)))
+    return await append_by(backend, FORWARD, calls, durability)
 
 
 async def read_stands(backend: Backend, app: str, source: str, to: Target) -> OutboxPosition:
@@ -195,25 +197,3 @@ def forward_call(app: str, source: str, message: Message) -> ScriptCall:
     place, (limit, *records) = StreamKeys(app, message.to.stream), _decode(message.data)
     named = {"begins": str(message.since), "ends": str(message.through), "limit": limit}
     return FORWARD.at(place, message.to.partition, source=source, **named, records=records)
-
-
-def _reply(reply: Any) -> ForwardReply:
-    if isinstance(reply, NotDurable):
-        return ForwardReply(ForwardCode.UNKNOWN, error=reply)
-    if isinstance(reply, BackendError):
-        return ForwardReply(ForwardCode.REFUSED, error=reply)
-    if isinstance(reply, Undurable):
-        found = _reply(reply.reply)
-        # A refused message wrote nothing that could be lost. OTHER may say that the message is there.
-        if found.code in (ForwardCode.TAKEN, ForwardCode.OTHER):
-            return ForwardReply(ForwardCode.UNKNOWN, error=reply.error())
-        return found
-    match reply:
-        case [b"BADTYPE", key]:
-            return ForwardReply(ForwardCode.REFUSED, error=wrong_type(key))
-        case [b"OTHER", stands]:
-            return ForwardReply(ForwardCode.OTHER, OutboxPosition.parse(stands))
-        case [b"FULL", _]:
-            return ForwardReply(ForwardCode.FULL)
-        case _:
-            return ForwardReply(ForwardCode.TAKEN)

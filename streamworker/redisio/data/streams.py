@@ -3,14 +3,14 @@
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Literal, cast
 
 import msgspec
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.errors import BackendError, BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.entries import Entries
@@ -34,6 +34,7 @@ from streamworker.redisio.scripts import (
     REGISTER,
     SET_FIELD,
     STORE,
+    Script,
     checked,
     wrong_type,
 )
@@ -57,23 +58,6 @@ Payload = bytes | Mapping[bytes, bytes]
 Headers = Mapping[bytes, bytes] | None
 
 
-class AppendCode(Enum):
-    """The result of an append."""
-
-    OK = "OK"
-    DUP = "DUP"
-    """An earlier try wrote the entries."""
-    FULL = "FULL"
-    """Nothing was written: the partition is at its limit, and a group still needs all of it."""
-    EARLY = "EARLY"
-    """Nothing was written: the append that it follows is not the last one that was written."""
-    REFUSED = "REFUSED"
-    """Nothing was written: Redis refused, and ``error`` says why."""
-    UNKNOWN = "UNKNOWN"
-    """The entries may or may not be written, or may still be lost; ``error`` says why. Send the append
-    again with the same number."""
-
-
 @dataclass(frozen=True, slots=True)
 class Append:
     """Entries of one producer for one partition, appended all or none."""
@@ -90,28 +74,9 @@ class Append:
     """Payloads, each alone or with headers."""
     follows: int = 0
     """Number of the append that must be the last one written by this producer to this partition; it may
-    still be in progress. 0 skips this check. Redis recognises repeats of the last two appends only."""
+    still be in progress. 0 follows any. Redis recognises repeats of the last two appends only."""
     pack: Packing = ""
     """How the payloads are encoded, if many of them may go into one entry; empty if none may."""
-    confirmed: int = 0
-    """Number of the last append that was confirmed to the producer; 0 for none."""
-
-
-@dataclass(frozen=True, slots=True)
-class AppendReply:
-    """The reply to an append."""
-
-    code: AppendCode
-    last_id: EntryId | None
-    """Id of its last entry; None if nothing was written."""
-    length: int
-    """Records in the partition now that count against the limit."""
-    error: BackendError | None = None
-    wrote: bool = True
-    """Whether this call wrote something. Only then does a WAIT after it prove that the append is durable."""
-    numbers: tuple[int, ...] = ()
-    """Numbers of this producer's appends before it that Redis remembers, the newest first; 0 at the end if
-    there was none before. Redis has lost what was confirmed and lies between two of them."""
 
 
 async def provision(
@@ -217,31 +182,22 @@ async def append_many(
 ) -> list[AppendReply]:
     """Append to several partitions in one round trip; the call may be repeated unchanged.
 
-    Redis runs the appends of one producer to one partition in the given order.
-
     Without an answer each append may or may not have been written: send all again. An entry with too many
     fields raises ``RecordError`` before anything is sent.
     """
-    rounds: list[list[ScriptCall]] = [[]]
-    seen: set[tuple[int, str]] = set()
-    for append in appends:
-        who = (append.partition, append.producer)
-        if who in seen:
-            # If the server has forgotten the script in the middle of a round trip, the failed calls are
-            # sent again after the later ones. So two dependent appends never share a round trip.
-            rounds.append([])
-            seen.clear()
-        seen.add(who)
-        rounds[-1].append(append_call(keys, append))
-    replies: list[AppendReply] = []
-    for calls in rounds:
-        replies += map(_append_reply, await backend.run_many(APPEND, calls, durability=durability))
-    if durability.command:
-        return [
-            each if each.wrote else replace(each, code=AppendCode.UNKNOWN, error=unproven())
-            for each in replies
-        ]
-    return replies
+    calls = [append_call(keys, append) for append in appends]
+    return await append_by(backend, APPEND, calls, durability)
+
+
+async def append_by(
+    backend: Backend, script: Script, calls: Sequence[ScriptCall], durability: Durability = MEMORY
+) -> list[AppendReply]:
+    """Call a script that appends once, as often as it is given, in one round trip; it may be repeated.
+
+    Such a script replies with a code and a value, and may add a length and whether it wrote.
+    """
+    replies = await backend.run_many(script, calls, durability=durability)
+    return [_append_reply(reply, bool(durability.command)) for reply in replies]
 
 
 def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
@@ -252,7 +208,6 @@ def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
         sent=keys.producer(append.partition, append.producer),
         number=append.seq,
         follows=append.follows or "",
-        confirmed=append.confirmed,
         limit=append.limit,
         records=records_args(append.entries, append.pack),
     )
@@ -357,38 +312,32 @@ def entry_fields(entry: bytes | tuple[Payload, Headers]) -> list[bytes]:
     return flat
 
 
-def _append_reply(reply: Any) -> AppendReply:
-    if isinstance(reply, BackendUnavailable):
-        return AppendReply(AppendCode.UNKNOWN, None, 0, reply)
+def _append_reply(reply: Any, must_write: bool) -> AppendReply:
     if isinstance(reply, BackendError):
-        return AppendReply(AppendCode.REFUSED, None, 0, reply)
+        is_unknown = isinstance(reply, BackendUnavailable)
+        return AppendReply(AppendCode.UNKNOWN if is_unknown else AppendCode.REFUSED, error=reply)
     if isinstance(reply, Undurable):
-        # A refused append wrote nothing that could be lost.
-        found = _append_reply(reply.reply)
-        written = found.code in (AppendCode.OK, AppendCode.DUP)
-        return replace(found, code=AppendCode.UNKNOWN, error=reply.error()) if written else found
+        found = _append_reply(reply.reply, must_write)
+        # What was refused wrote nothing that could be lost. OTHER may say that a message is there.
+        is_safe = found.code in (AppendCode.FULL, AppendCode.REFUSED)
+        return found if is_safe else AppendReply(AppendCode.UNKNOWN, error=reply.error())
     if reply[0] == b"BADTYPE":
-        return AppendReply(AppendCode.REFUSED, None, 0, wrong_type(reply[1]))
-    code, last, length, *more = reply
-    if not more:
-        return AppendReply(AppendCode(code.decode()), None, int(length))
-    numbers = (int(more[0] or 0), int(more[2] or 0))
-    last_id = EntryId.parse(last)
-    return AppendReply(AppendCode(code.decode()), last_id, int(length), wrote=bool(more[1]), numbers=numbers)
-
-
-def unproven() -> BackendError:
-    """Return the error for a repeated call that wrote nothing, so that no wait proves it durable."""
-    return Undurable(None, "its repeat may not write, since Redis is out of memory").error()
+        return AppendReply(AppendCode.REFUSED, error=wrong_type(reply[1]))
+    code, value, *more = reply
+    length, wrote = [*map(int, more), *(0, 1)[len(more) :]]
+    if must_write and not wrote:  # Only a WAIT after a write proves something.
+        error = Undurable(None, "its repeat may not write, since Redis is out of memory").error()
+        return AppendReply(AppendCode.UNKNOWN, error=error)
+    return AppendReply(AppendCode(code.decode()), value, length)
 
 
 async def last_numbers(
     backend: Backend, keys: StreamKeys, producer: str, partitions: Sequence[int]
-) -> dict[int, tuple[int, ...]]:
-    """Return a producer's numbers that Redis remembers in each partition, as a reply names them."""
+) -> dict[int, int]:
+    """Return the number of a producer's last append that each partition remembers; 0 for none."""
     asked = [("GET", keys.producer(p, producer)) for p in partitions]
     replies = zip(partitions, all_answered(await backend.pipeline(asked)), strict=True)
-    return {p: tuple(whole(each) or 0 for each in (reply or b"").split(b":")[::2]) for p, reply in replies}
+    return {p: whole((reply or b"").partition(b":")[0]) or 0 for p, reply in replies}
 
 
 # -- reading ---------------------------------------------------------------------------------

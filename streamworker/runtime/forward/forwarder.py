@@ -23,8 +23,9 @@ from weakref import WeakSet
 import anyio
 import anyio.abc
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import ForwardCode, ForwardReply, Message, OutboxQueue, Standing, Target
+from streamworker.core.data.outbox import Message, OutboxPosition, OutboxQueue, Standing, Target
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
@@ -281,7 +282,7 @@ class Forwarder:
         try:
             replies = await outbox.forward_many(self._server, self.app, messages, self._durability)
         except BackendError as error:
-            replies = [ForwardReply(ForwardCode.UNKNOWN, error=error)] * len(messages)
+            replies = [AppendReply(AppendCode.UNKNOWN, error=error)] * len(messages)
         at = 0
         for queue, its in work:
             answers, at = replies[at : at + len(its)], at + len(its)
@@ -305,13 +306,13 @@ class Forwarder:
         if queue.source.is_idle:
             queue.source.emptied.fire()
 
-    async def _again(self, queue: _Queue, reply: ForwardReply) -> None:
+    async def _again(self, queue: _Queue, reply: AppendReply) -> None:
         queue.pauses = queue.pauses or full_pauses(self.rng.random)
         pause_ms = queue.pauses.next_ms()
         try:
-            if reply.code is ForwardCode.OTHER:
+            if reply.code is AppendCode.OTHER:
                 pause_ms = await self._compare(queue, reply)
-            elif reply.code is not ForwardCode.FULL:
+            elif reply.code is not AppendCode.FULL:
                 self._unanswered(queue, reply.error)
             elif pause_ms >= SHOWN_PAUSE_MS:
                 target = StreamKeys(self.app, queue.to.stream)
@@ -331,12 +332,12 @@ class Forwarder:
             warn(self._log, "forward_unanswered", error, source=source, to=str(queue.to))
         queue.held_up(reason)
 
-    async def _compare(self, queue: _Queue, stopped: ForwardReply) -> int:
+    async def _compare(self, queue: _Queue, stopped: AppendReply) -> int:
         """Compare where a target stands with all that the source still has for it.
 
         Take what follows into the queue, and return how long the queue rests.
         """
-        source, through, stands = queue.source, queue.source.read_up_to, stopped.stands
+        source, through, stands = queue.source, queue.source.read_up_to, OutboxPosition.parse(stopped.value)
         log = self._log.bind(source=source.keys.source, to=str(queue.to), stands=str(stands))
         # Also what was committed since: another worker may own the outbox by now.
         heads = await outbox.read_heads(self._server, source.keys)

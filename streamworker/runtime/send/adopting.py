@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import anyio
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.pauses import Pauses
@@ -119,7 +120,7 @@ class Adopter:
         ]
         if not pieces:
             return True
-        found_by = await adopted.hand_over(
+        replies = await adopted.hand_over(
             self.backend,
             self._keys,
             self.spec.source,
@@ -127,16 +128,14 @@ class Adopter:
             limit=self.spec.records_max,
             durability=self.durability,
         )
-        done = True
-        for piece in pieces:
-            found = found_by[piece.partition]
-            if isinstance(found, BackendError):
-                raise found
-            done &= found == piece.end
-            if found is not None:
-                self._went_back(piece, found)
-                self._stands[piece.partition] = found
-        return done
+        for piece, reply in zip(pieces, replies, strict=True):
+            if reply.error is not None:
+                raise reply.error
+            if reply.code is not AppendCode.FULL:
+                stands = piece.end if reply.is_there else reply.value.decode()
+                self._went_back(piece, stands)
+                self._stands[piece.partition] = stands
+        return all(self._stands[piece.partition] == piece.end for piece in pieces)
 
     def _went_back(self, piece: Piece, stands: str) -> None:
         """Read again from where a partition stands that a failover has put back."""

@@ -1,22 +1,23 @@
 """All lanes of a producer, one for each partition, and the round trips that send their appends to Redis.
 
-At most two appends of a lane are in flight; see ``lane``. Records that are sent meanwhile queue and go with
-the next append. So a busy program needs few round trips without batching records itself.
+At most two appends of a lane are in flight; see ``core/data/channel.py``. Records that are sent meanwhile
+queue and go with the next append. So a busy program needs few round trips without batching records itself.
 
 An append without an answer may have been done, so the producer sends it again, unchanged and with the same
-number: Redis remembers the last two numbers of each producer and partition, and writes nothing twice. It
-also sends an append again that is done but not as durable as the settings ask, and reports it to no sender
-before it is. A partition that is at its limit refuses an append as a whole. Then senders wait or get an
-error, as they chose. Nothing unread is dropped. ``ledger`` notices if Redis has lost what it had confirmed.
+number. It also sends an append again that is done but not as durable as the settings ask, and reports it to
+no sender before it is. A partition that is at its limit refuses an append as a whole. Then senders wait or
+get an error, as they chose. Nothing unread is dropped.
 """
 
 import asyncio
 import random
 import secrets
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from streamworker.core.data.channel import AppendCode, AppendReply, AppendVerdict, LostSends
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
 from streamworker.core.text import in_words
@@ -30,24 +31,21 @@ from streamworker.errors import (
 )
 from streamworker.log import get_logger
 from streamworker.redisio.data import streams
-from streamworker.redisio.data.streams import AppendCode, AppendReply
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.durability import NotDurable
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.lane import (
     APPEND_ENTRIES_MAX,
-    AppendOutcome,
     Batch,
     Lane,
     OnFull,
     Part,
     Piece,
     check_on_full,
-    lane_maker,
 )
-from streamworker.runtime.send.ledger import Losses, LostSends
 from streamworker.runtime.send.refusals import full, not_begun, not_in_time, refused_later, tell
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
@@ -60,6 +58,8 @@ FULL_ANSWER_MS = 1_000
 REPEATING = " "
 """Used instead of a node's name for flushes that repeat appends that are not confirmed, or that found no
 room after a try without an answer. Meanwhile other flushes to the node continue."""
+
+LOSSES_KEPT = 1_000
 
 _log = get_logger("streamworker.producer")
 
@@ -108,10 +108,11 @@ class Lanes:
         """Redis remembers this producer's numbers under this id."""
         self.declaration = declaration
         self._pipelines_max = pipelines_of(settings)
-        self.losses = Losses()
+        self.losses: deque[LostSends] = deque(maxlen=LOSSES_KEPT)
+        """The confirmed sends that Redis has lost, as far as the producer has noticed."""
         self._rng = rng
         self._lanes: dict[int, Lane] = {}
-        self._lane_of = lane_maker(spec, declaration.observer)
+        self._sent = None if (its := declaration.observer) is None else partial(its.sent, spec)
         self._flushes: dict[asyncio.Task[None], str] = {}
         """Running flushes and their nodes, so that one node that hangs does not delay the others."""
         self._coming: set[str] = set()
@@ -135,7 +136,7 @@ class Lanes:
             )
         lane = self._lanes.get(partition)
         if lane is None:
-            lane = self._lanes[partition] = self._lane_of(partition, self._address_of(partition))
+            lane = self._lanes[partition] = Lane(partition, self._address_of(partition), self._sent)
         part = lane.add(entries, size, on_full, records)
         self._kick(lane)
         return part
@@ -210,8 +211,9 @@ class Lanes:
     async def _send(self, batches: Sequence[Batch]) -> None:
         """Send appends until they have ended, or have an answer that must wait for another append's.
 
-        This task stops being responsible for an append that has its answer. Another task may repeat it
-        (``_end``) while this one still repeats the rest, and only the responsible task may end it.
+        This task stops being responsible for an append that has its answer, or that was put back. Another
+        task may send it again while this one still repeats the rest, and only the responsible task may end
+        it.
         """
         charge = list(batches)
         try:
@@ -226,19 +228,20 @@ class Lanes:
             raise
         finally:
             for batch in charge:
-                if batch.outcome is None and batch.answer is None:
-                    self._end(batch, AppendOutcome.UNKNOWN)
+                if not batch.has_ended and batch.answer is None:
+                    self._end(batch)
 
     async def _append(self, batches: list[Batch]) -> None:
         """Append until Redis answers or no sender waits; settled appends are removed from the list."""
         pauses: Pauses | None = None
         while any(batch.is_wanted for batch in batches):
+            batches[:] = [batch for batch in batches if not batch.has_ended]
             try:
                 is_new = await self.declaration.make()
-                if is_new and any(each.part.given_up for batch in batches for each in batch.slices):
+                if is_new and any(part.given_up for batch in batches for part in batch.parts):
                     # Who has given up was told that nothing was written. The others are sent anew.
                     for batch in batches:
-                        self._put_back(batch)
+                        batch.lane.put_back(batch)
                     return
                 appends = [batch.append(self._id, self._spec.records_max, self._packing) for batch in batches]
                 replies = await streams.append_many(self._backend, self._keys, appends, self._durability)
@@ -272,91 +275,75 @@ class Lanes:
 
     def _is_through(self, batch: Batch, reply: AppendReply) -> bool:
         """Process an answer; return False if the append must be sent again."""
-        if reply.code is AppendCode.UNKNOWN:
-            batch.unanswered = True
-            if isinstance(reply.error, NotDurable):
-                batch.lane.undurable = str(reply.error)
-            self._compare(batch.lane, reply)
-            return False
-        if batch.unanswered and reply.code is AppendCode.FULL:
-            # The try without an answer may still reach the server. Until then the entries of this
-            # number must not change, or some of them could be written twice.
-            return self._found_no_room(batch, reply.length)
-        if reply.code is AppendCode.EARLY and not batch.unanswered:
-            # It used another connection and overtook the append that it follows. It will never be
-            # written: each try was answered, and its number is not used again.
-            self._put_back(batch)
+        lane = batch.lane
+        if batch.has_ended:  # It was put back with the append that it follows.
             return True
-        if batch.before is not None and batch.before.outcome is None:
-            batch.answer = reply  # Senders get their answers in order.
-            return True
-        if reply.code is AppendCode.EARLY:
-            if batch.before is not None and batch.before.outcome is AppendOutcome.NOT_WRITTEN:
-                # It will never be written, however late a try arrives: the append that it follows never
-                # will be.
-                self._put_back(batch)
-                return True
-            # The append that it follows was lost again, or may still arrive. This one no longer waits for
-            # it. If that one still arrives, its number is too low and Redis ignores it.
-            batch.before = None
-            return False
-        if reply.error is not None:
-            self._fail(batch, reply.error)
-        elif reply.last_id is None:
-            self._refused_as_full(batch, reply.length)
-        else:
-            self._settle(batch, reply, reply.last_id)
+        match lane.answered(batch, reply):
+            case AppendVerdict.WRITTEN:
+                assert reply.last_id is not None
+                lane.confirm(batch, reply.last_id)
+                self._end(batch)
+            case AppendVerdict.NOT_WRITTEN:
+                self._refused_as_full(batch, reply.length)
+            case AppendVerdict.REFUSED:
+                assert reply.error is not None
+                self._fail(batch, reply.error)
+            case AppendVerdict.REPEAT:
+                if isinstance(reply.error, NotDurable):
+                    lane.undurable = str(reply.error)
+                if reply.code is AppendCode.OTHER:
+                    self._compare(lane, lane.stands)
+                    self._begin(self._send([batch]), REPEATING)
+                    return True
+                return reply.code is AppendCode.FULL and self._found_no_room(batch, reply.length)
         return True
 
-    def _put_back(self, batch: Batch) -> None:
-        batch.lane.put_back(batch)
-        self._end(batch, AppendOutcome.NOT_WRITTEN)
-
-    def _end(self, batch: Batch, outcome: AppendOutcome) -> None:
-        """Record the outcome of an append, and process the answer of the append that follows it."""
-        batch.end(outcome)
-        for behind in tuple(batch.lane.under_way):
-            reply, behind.answer = behind.answer, None
-            if reply is None:
-                continue
-            # If the first append was repeated, this earlier answer may be from before a failover.
-            behind.unanswered |= batch.unanswered and reply.last_id is not None
-            if behind.unanswered or not self._is_through(behind, reply):
+    def _end(self, batch: Batch) -> None:
+        """End an append, and process the answer of the one that follows it."""
+        if (released := batch.lane.end(batch)) is not None:
+            behind, reply = released
+            if reply is None or not self._is_through(behind, reply):
                 self._begin(self._send([behind]), REPEATING)
 
-    def _settle(self, batch: Batch, reply: AppendReply, last_id: EntryId) -> None:
-        lane = batch.lane
-        self._compare(lane, reply)
-        lane.confirm(batch, last_id)
-        lane.room, lane.pauses, lane.undurable = APPEND_ENTRIES_MAX, None, ""
-        self._end(batch, AppendOutcome.WRITTEN)
-
-    def _compare(self, lane: Lane, reply: AppendReply) -> None:
-        """Check whether Redis still knows the appends before the one that it answers."""
-        if reply.last_id is not None:
-            self.losses.note(lane.ledger.behind(self._spec.name, lane.partition, reply.numbers))
+    def _compare(self, lane: Lane, stands: int) -> list[LostSends]:
+        """Tell of the confirmed sends that a partition lacks, by where it stands; each is told once."""
+        lost = lane.ledger.behind(self._spec.name, lane.partition, stands, monotonic_s())
+        if lost is None:
+            return []
+        self.losses.append(lost)
+        _log.error(
+            "sends_lost",
+            stream=lost.stream,
+            partition=lost.partition,
+            records=lost.records if lost.is_all else f"{lost.records} or more",
+            first=str(lost.first),
+            last=str(lost.last),
+            remedy="Redis lost what it had confirmed. Send these again. `durability` lets it lose less "
+            "(docs: durability).",
+        )
+        return [lost]
 
     async def verify(self) -> list[LostSends]:
         """Ask Redis for the last numbers of each lane, and compare them with the ledger."""
         known = {
             lane.partition: (lane, lane.number)
             for lane in self._lanes.values()
-            if lane.ledger.may_be_asked and not lane.under_way
+            if lane.ledger.may_be_asked(monotonic_s()) and not lane.in_flight
         }
         ask = partial(streams.last_numbers, self._backend, self._keys, self._id, list(known))
-        numbers = await retrying(ask, rng=self._rng)
+        stands = await retrying(ask, rng=self._rng)
         # This answer does not cover an append that was made since; the answer to that append does.
-        found = [
-            lane.ledger.behind(self._spec.name, partition, numbers[partition])
+        return [
+            lost
             for partition, (lane, number) in known.items()
-            if lane.number == number and not lane.under_way
+            if lane.number == number and not lane.in_flight
+            for lost in self._compare(lane, stands[partition])
         ]
-        return self.losses.note(*found)
 
     def _refused_as_full(self, batch: Batch, length: int) -> None:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
-        self._put_back(batch)
+        lane.put_back(batch)
         lane.found_room(self._spec.records_max - length)
         if lane.room > 0 and not batch.is_wide:
             return
@@ -371,12 +358,12 @@ class Lanes:
         """Report a full partition to senders that do not wait; return whether no sender remains."""
         batch.found_no_room = True
         error = full(self._spec, batch.lane.partition)
-        tell([each.part for each in batch.slices], refused_later(self._spec, error))
+        tell(batch.parts, refused_later(self._spec, error))
         if length >= self._spec.records_max:
             tell(batch.lane.parts, error)
         if batch.is_wanted:
             return False
-        self._end(batch, AppendOutcome.UNKNOWN)
+        self._end(batch)
         return True
 
     def _rested(self, lane: Lane) -> None:
@@ -385,22 +372,25 @@ class Lanes:
 
     def _fail_all(self, batches: Sequence[Batch], error: StreamworkerError) -> None:
         for batch in batches:
-            if batch.outcome is None and batch.answer is None:
+            if not batch.has_ended and batch.answer is None:
                 self._fail(batch, error)
 
     def _fail(self, batch: Batch, error: StreamworkerError) -> None:
         if batch.unanswered and not isinstance(error, InternalError):
             error = refused_later(self._spec, error)
-        for each in batch.slices:
-            each.part.refuse(error)
-        self._end(batch, AppendOutcome.UNKNOWN if batch.unanswered else AppendOutcome.NOT_WRITTEN)
+        for part in batch.parts:
+            part.refuse(error)
+        if batch.unanswered:
+            self._end(batch)
+        else:
+            batch.lane.put_back(batch)
 
 
 async def _answer_of_full(lane: Lane) -> None:
     """Let a try at a full partition end: its answer tells whether the record was written."""
     clock = asyncio.get_running_loop().time
     until_s = clock() + FULL_ANSWER_MS / 1000
-    while lane.pauses is not None and lane.under_way and clock() < until_s:
-        if lane.under_way[0].unanswered:
+    while lane.pauses is not None and lane.in_flight and clock() < until_s:
+        if lane.in_flight[0].unanswered:
             return
         await asyncio.sleep(0.01)

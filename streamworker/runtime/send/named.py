@@ -9,6 +9,7 @@ import random
 import secrets
 from typing import NamedTuple
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
@@ -21,8 +22,8 @@ from streamworker.errors import (
 )
 from streamworker.log import get_logger
 from streamworker.redisio.data import later
-from streamworker.redisio.data.later import IdCall, IdReply
-from streamworker.redisio.data.streams import AppendCode, entry_fields
+from streamworker.redisio.data.later import IdCall
+from streamworker.redisio.data.streams import entry_fields
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.scripts import LATER_PUT, SEND_ONCE
 from streamworker.redisio.wire.client import CONNECTIONS
@@ -126,7 +127,7 @@ class NamedSends:
 
     async def _confirmed(
         self, call: IdCall, partition: int, on_full: OnFull, timeout: float | None
-    ) -> IdReply:
+    ) -> AppendReply:
         under_way = asyncio.get_running_loop().create_future()
         self._calls.add(under_way)
         when_full = full_pauses(self._rng.random)
@@ -157,7 +158,7 @@ class NamedSends:
             self._calls.discard(under_way)
             under_way.set_result(None)
 
-    def _observe(self, call: IdCall, reply: IdReply, seconds: float, *, has_waited: bool) -> None:
+    def _observe(self, call: IdCall, reply: AppendReply, seconds: float, *, has_waited: bool) -> None:
         if (observer := self._declaration.observer) is None:
             return
         if reply.code is AppendCode.DUP:
@@ -165,14 +166,14 @@ class NamedSends:
         elif call.script is SEND_ONCE:
             observer.sent(self._spec, seconds, 1, int(has_waited))
 
-    async def _once(self, call: IdCall) -> IdReply:
+    async def _once(self, call: IdCall) -> AppendReply:
         try:
             async with self._turns:
                 await self._declaration.make()
                 return await call.run(self._backend, self._durability)
         except BackendError as error:
             is_unknown = isinstance(error, BackendUnavailable)
-            return IdReply(AppendCode.UNKNOWN if is_unknown else AppendCode.REFUSED, error=error)
+            return AppendReply(AppendCode.UNKNOWN if is_unknown else AppendCode.REFUSED, error=error)
 
     def _not_in_time(
         self, trouble: StreamworkerError | None, timeout: float | None, may_be_done: bool

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from streamworker.core.data.channel import LostSends
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
 from streamworker.core.rules import checked
@@ -20,7 +21,6 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.lane import ROWS_PER_ENTRY_MAX, Encoded, OnFull, Part, Piece, bytes_of
 from streamworker.runtime.send.lanes import Declaration, Lanes
-from streamworker.runtime.send.ledger import LostSends
 from streamworker.runtime.send.named import NamedSends, Scheduled
 from streamworker.runtime.send.quick import CHUNK_BYTES, QuickWay, slices
 from streamworker.runtime.send.refusals import too_large
@@ -206,7 +206,7 @@ class Producer:
 
         The producer notices a loss when it sends to the same partition again, and in :meth:`verify`.
         """
-        return tuple(self._lanes.losses.noted)
+        return tuple(self._lanes.losses)
 
     async def verify(self) -> list[LostSends]:
         """Ask Redis whether it still has the sends that it confirmed in the last fifty minutes.

@@ -58,11 +58,13 @@ def not_in_time(
     spec: StreamSpec, lane: Lane, part: Part, timeout: float | None, durability: Durability
 ) -> ProducerError:
     """Return the error for a part that was not confirmed before its sender's timeout."""
-    if part.waits and not lane.under_way and lane.pauses is not None:
+    waiting = sum(each.length for each in lane.parts if each.done is part.done)
+    if waiting and not lane.in_flight and lane.pauses is not None:
         return full(spec, lane.partition)
-    if part.waits and not part.taken and not lane.under_way:
+    if waiting == part.length and not lane.in_flight:
         return not_begun(spec, timeout, None)
-    if any(batch.found_no_room and part in (each.part for each in batch.slices) for batch in lane.under_way):
+    found_no_room = (batch.parts for batch in lane.in_flight if batch.found_no_room)
+    if any(each.done is part.done for parts in found_no_room for each in parts):
         return refused_later(spec, full(spec, lane.partition))
     if lane.undurable:
         return ProducerError(

@@ -5,8 +5,9 @@ Each partition has an outbox. Its targets may lie on another server, which fails
 
 from collections.abc import Collection
 
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.outbox import START, ForwardCode, ForwardReply, Message, OutboxPosition, Target
+from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
 from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from tests.simulator.server.stored import Stored, Taken
 
@@ -39,16 +40,16 @@ class Outboxes:
         """Return what a target has taken of a partition."""
         return self.stored.taken.get((to, partition), Taken(START))
 
-    def forward(self, partition: int, message: Message) -> ForwardReply:
+    def forward(self, partition: int, message: Message) -> AppendReply:
         """``forward.lua``; the model's targets have no limit."""
         known = self.taken(message.to, partition)
         if known.position == message.through:
-            return ForwardReply(ForwardCode.TAKEN)
+            return AppendReply(AppendCode.OK)
         if not self.goes_on(known.position, message):
-            return ForwardReply(ForwardCode.OTHER, known.position)
+            return AppendReply(AppendCode.OTHER, str(known.position).encode())
         after = Taken(message.through, (*known.data, message.data))
         self.stored.taken[message.to, partition] = after
-        return ForwardReply(ForwardCode.TAKEN)
+        return AppendReply(AppendCode.OK)
 
     def goes_on(self, stands: OutboxPosition, message: Message) -> bool:
         """Return whether a target stands where a message begins."""

@@ -8,7 +8,7 @@
 -- ARGV  source  begins: where the message begins  ends: where it ends
 --       limit (number): records that the partition may hold; 0 for no limit
 --       records...: see parts/adding.lua
--- reply [OK | FULL, length] | [DUP | OTHER, where it stands]
+-- reply [OK | FULL, '', length] | [DUP | OTHER, where it stands]
 --       | [BADTYPE, key] for a key of another type, and for a position that another program wrote
 local known = redis.call('HGET', taken, source)
 local stands = known or '0-'
@@ -22,8 +22,8 @@ if stands ~= begins or stands == ends then
 end
 local count = tonumber(ARGV[records_at])
 local length = with_room(events, records_of(events), count, limit)
-if limit > 0 and length + count > limit then return {'FULL', length} end
+if limit > 0 and length + count > limit then return {'FULL', '', length} end
 local _, refused = add_records(events, counts, records_at)
 if refused then return refused end
 redis.call('HSET', taken, source, ends)
-return {'OK', length + count}
+return {'OK', '', length + count}
