@@ -11,7 +11,6 @@ are split again. The bytes are the same in both cases.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any, overload
 
 import msgspec
@@ -29,25 +28,23 @@ _QUICK = (RecordKind.STRUCT, RecordKind.DATACLASS, RecordKind.ATTRS, RecordKind.
 
 
 class Run(Sequence[bytes]):
-    """Encoded records of one partition: the first, and the others as arrays in their order.
+    """Encoded records of one partition, as arrays in their order.
 
-    The first record is by itself because it is an entry by itself. As a sequence a run has the payload of
-    each record.
+    As a sequence a run has the payload of each record.
 
-    >>> run = Run(b'{"n":1}', [(2, b'[{"n":2},{"n":3}]')], is_json=True)
+    >>> run = Run([(2, b'[{"n":1},{"n":2}]')], is_json=True)
     >>> list(run)
-    [b'{"n":1}', b'{"n":2}', b'{"n":3}']
-    >>> list(joined([run, Run(b'{"n":4}', [], is_json=True)]).packs())
-    [(3, b'[{"n":2},{"n":3},{"n":4}]')]
+    [b'{"n":1}', b'{"n":2}']
+    >>> list(joined([run, Run([(1, b'[{"n":3}]')], is_json=True)]).packs())
+    [(3, b'[{"n":1},{"n":2},{"n":3}]')]
     """
 
-    def __init__(self, first: bytes, arrays: Sequence[tuple[int, bytes]], *, is_json: bool) -> None:
-        self.first = first
+    def __init__(self, arrays: Sequence[tuple[int, bytes]], *, is_json: bool) -> None:
         self.arrays = arrays
         """The number of records and the bytes of each array."""
         self.is_json = is_json
-        self._count = 1 + sum(count for count, _ in arrays)
-        self.size = len(first) + sum(len(array) for _, array in arrays)
+        self._count = sum(count for count, _ in arrays)
+        self.size = sum(len(array) for _, array in arrays)
         """Bytes of all records, with those that separate them."""
 
     def __len__(self) -> int:
@@ -68,7 +65,7 @@ class Run(Sequence[bytes]):
     @cached_property
     def _payloads(self) -> list[bytes]:
         load: Any = (msgspec.json if self.is_json else msgspec.msgpack).Decoder(list[msgspec.Raw]).decode
-        return [self.first, *(bytes(raw) for _, array in self.arrays for raw in load(array))]
+        return [bytes(raw) for _, array in self.arrays for raw in load(array)]
 
     def packs(self) -> Iterator[tuple[int, bytes]]:
         """Return the arrays, joined as far as they fit one entry; instead of an array of one, its record."""
@@ -96,12 +93,7 @@ class Run(Sequence[bytes]):
 
 def joined(runs: Sequence[Run]) -> Run:
     """Return one run with the records of several, which have the same codec."""
-    first, *others = runs
-    one = b"[%b]" if first.is_json else b"\x91%b"
-    arrays = [*first.arrays]
-    for run in others:
-        arrays += [(1, one % run.first), *run.arrays]
-    return Run(first.first, arrays, is_json=first.is_json)
+    return Run([array for run in runs for array in run.arrays], is_json=runs[0].is_json)
 
 
 def make_list_encoder(
@@ -130,15 +122,16 @@ def make_list_encoder(
         return payloads
 
     def run_of(records: Sequence[Any]) -> Run:
-        first = dump(records[0])
-        most = min(ENTRY_RECORDS_MAX, max(1, ENTRY_BYTES_MAX * 7 // 8 // len(first)))
-        parts = [records[start : start + most] for start in range(1, len(records), most)]
+        # The first says how many fit an entry.
+        most = min(ENTRY_RECORDS_MAX, max(1, ENTRY_BYTES_MAX * 7 // 8 // len(dump(records[0]))))
+        parts = [records[start : start + most] for start in range(0, len(records), most)]
         arrays = [array for part in parts for array in arrays_of(part)]
-        if load is not None and load_all is not None:
-            for found in chain(([load(first)],), (load_all(array) for _, array in arrays)):
+        if load_all is not None:
+            for _, array in arrays:
+                found = load_all(array)
                 if check is not None:
                     check(found, found)
-        return Run(first, arrays, is_json=is_json)
+        return Run(arrays, is_json=is_json)
 
     def arrays_of(records: Sequence[Any]) -> list[tuple[int, bytes]]:
         """Encode an array, or halves of it if it is too large for an entry: the first record may be small."""
@@ -166,8 +159,5 @@ def make_list_encoder(
 
 
 def _may_hold_null(encoded: list[bytes] | Run) -> bool:
-    if isinstance(encoded, Run):
-        parts = [encoded.first, *(array for _, array in encoded.arrays)]
-    else:
-        parts = [b"".join(encoded)]
+    parts = [array for _, array in encoded.arrays] if isinstance(encoded, Run) else [b"".join(encoded)]
     return any(part.rfind(b"null") >= 0 for part in parts)  # Half the time of a search from the start.

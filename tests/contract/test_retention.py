@@ -133,10 +133,10 @@ async def test_without_retention_senders_make_room_again(group: Group) -> None:
 async def test_records_that_share_entries_are_counted_one_by_one(group: Group) -> None:
     appends = [streams.Append(0, "p", seq, 0, [b"%d" % n for n in range(50)], pack="json") for seq in (1, 2)]
     first, second = await streams.append_many(group.backend, STREAM, appends)
-    lock, (entry, *_) = await group.own(), await streams.range_entries(group.backend, EVENTS, ZERO, None, 1)
+    lock, entries = await group.own(), await streams.range_entries(group.backend, EVENTS, ZERO, None, 1)
     assert first.last_id is not None and second.last_id is not None
-    whole = request(lock, [entry])
-    whole.new, whole.entries = first.last_id, 50
+    whole = request(lock, entries, reads=[(ZERO, first.last_id)])
+    assert (whole.new, whole.entries) == (first.last_id, 50)
     assert (await group.commit(whole)).code is CommitCode.OK
     await trim(group, Keep(HOUR_MS))
     assert await group.backend.execute("HGET", COUNTS, "retained") == b"50"

@@ -240,13 +240,8 @@ def records_args(entries: Sequence[bytes | tuple[Payload, Headers]], packing: Pa
 def _packed(
     entries: Sequence[bytes | tuple[Payload, Headers]], packing: Packing
 ) -> Iterator[tuple[int, list[bytes]]]:
-    """Return the entries that hold some records: for each its number of records, names and values.
-
-    The first record is an entry of its own: Redis chooses its id, and the others follow it. So the script
-    needs no right to read the stream, whose last id it would have to know.
-    """
+    """Return the entries that hold some records: for each its number of records, names and values."""
     if isinstance(entries, Run):
-        yield 1, entry_fields(entries.first)
         for records, array in entries.packs():
             yield records, pack_array(records, array) if records > 1 else entry_fields(array)
         return
@@ -266,11 +261,10 @@ def _packed(
         for index, packed in headed.items():
             sizes[index] += len(packed)
     ends = list(accumulate(sizes))
-    yield 1, entry_fields(entries[0])
-    start, count = 1, len(entries)
+    start, count = 0, len(entries)
     while start < count:
         # What is left is for the bytes that separate the records.
-        end = bisect_right(ends, ends[start - 1] + ENTRY_BYTES_MAX - ENTRY_RECORDS_MAX, lo=start)
+        end = bisect_right(ends, ends[start] - sizes[start] + ENTRY_BYTES_MAX - ENTRY_RECORDS_MAX, lo=start)
         end = min(max(end, start + 1), start + ENTRY_RECORDS_MAX)
         if end - start == 1:
             yield 1, entry_fields(entries[start])
