@@ -18,14 +18,17 @@ library, pyarrow, and the two smallest modules of this package.
 import hashlib
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.errors import ConfigurationError, DataLoss, RecordError
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Codec = Literal["none", "lz4", "zstd"]
 CODECS: tuple[Codec, ...] = ("none", "lz4", "zstd")
@@ -337,6 +340,21 @@ _REPAIR = (
 )
 
 
+def _of_entry(read: F) -> F:
+    """Let a function that reads an entry name it in a ``DataLoss``, if it is damaged."""
+
+    @wraps(read)
+    def reading(id: EntryId, *args: Any) -> Any:
+        try:
+            return read(id, *args)
+        except Damaged as damaged:
+            what = f"Entry {id} of the acked log is damaged: {damaged}."
+        raise DataLoss(what, remedy=_REPAIR)
+
+    return cast(F, reading)
+
+
+@_of_entry
 def decode_entry(
     id: EntryId, fields: Mapping[bytes, bytes], schemas: Mapping[str, pa.Schema]
 ) -> pa.RecordBatch:
@@ -344,19 +362,18 @@ def decode_entry(
 
     The caller calls :func:`schema_of` first, and fetches a missing schema.
     """
-    rows = _number(id, fields, b"rows")
-    size = _number(id, fields, b"size")
-    data = _field(id, fields, b"batch")
-    crc = _number(id, fields, b"crc")
-    fingerprint = schema_of(id, fields)
+    packed, fingerprint = packed_in(fields, b"rows", b"batch"), schema_of(id, fields)
     schema = schemas.get(fingerprint)
     if schema is None:
-        raise _damaged(id, f"its schema {fingerprint} is not among the stored schemas")
-    packed = Packed(rows, crc, _field(id, fields, b"codec").decode("ascii", "replace"), size, data)
-    try:
-        return unpack(packed, schema)
-    except Damaged as damaged:
-        raise _damaged(id, str(damaged)) from None
+        raise Damaged(f"its schema {fingerprint} is not among the stored schemas")
+    return unpack(packed, schema)
+
+
+def packed_in(fields: Mapping[bytes, bytes], rows: bytes, data: bytes) -> Packed:
+    """Return the packed batch in the fields of an entry, given the names of two of them."""
+    count, size, crc = (_number(fields, name) for name in (rows, b"size", b"crc"))
+    codec = field_of(fields, b"codec").decode("ascii", "replace")
+    return Packed(count, crc, codec, size, field_of(fields, data))
 
 
 def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
@@ -380,27 +397,30 @@ def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:
+@_of_entry
+def schema_of(id: EntryId, fields: Mapping[bytes, bytes]) -> str:  # noqa: ARG001 - names the entry
     """Return the fingerprint of an entry's schema."""
-    return _field(id, fields, b"schema").decode("ascii", "replace")
+    return field_of(fields, b"schema").decode("ascii", "replace")
 
 
+@_of_entry
 def link_of(id: EntryId, fields: Mapping[bytes, bytes]) -> ChainLink:
     """Return an entry's position in its log, without reading its batch; refuse contradictory fields."""
     try:
-        prev, first, last = (EntryId.parse(_field(id, fields, name)) for name in (b"prev", b"first", b"last"))
+        prev, first, last = (EntryId.parse(field_of(fields, name)) for name in (b"prev", b"first", b"last"))
     except ConfigurationError as error:
-        raise _damaged(id, error.message.rstrip(".")) from None
+        raise Damaged(error.message.rstrip(".")) from None
     if id.seq or not prev < first <= last:
-        raise _damaged(id, f"no commit of ours has this id and goes from {first} to {last} after {prev}")
-    return ChainLink(id, id.ms - entry_rows(id, fields), prev, last, _number(id, fields, b"epoch"))
+        raise Damaged(f"no commit of ours has this id and goes from {first} to {last} after {prev}")
+    return ChainLink(id, id.ms - entry_rows(id, fields), prev, last, _number(fields, b"epoch"))
 
 
+@_of_entry
 def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:
     """Return how many rows an entry declares, without reading its batch."""
-    rows = _number(id, fields, b"rows")
+    rows = _number(fields, b"rows")
     if not 0 < rows <= id.ms:
-        raise _damaged(id, f"it declares {rows} rows, and the log holds {id.ms} up to it")
+        raise Damaged(f"it declares {rows} rows, and the log holds {id.ms} up to it")
     return rows
 
 
@@ -464,19 +484,17 @@ def _slot(buffer: bytes | memoryview, table: int, slot: int) -> int | None:
     return table + offset if offset else None
 
 
-def _field(id: EntryId, fields: Mapping[bytes, bytes], name: bytes) -> bytes:
+def field_of(fields: Mapping[bytes, bytes], name: bytes) -> bytes:
+    """Return a field of an entry."""
     value = fields.get(name)
     if value is None:
-        raise _damaged(id, f"it has no field {name.decode()!r}")
+        found = ", ".join(repr(key.decode("utf-8", "replace")) for key in list(fields)[:8]) or "none"
+        raise Damaged(f"it has no field {name.decode()!r} (fields: {found})")
     return value
 
 
-def _number(id: EntryId, fields: Mapping[bytes, bytes], name: bytes) -> int:
-    text = _field(id, fields, name)
+def _number(fields: Mapping[bytes, bytes], name: bytes) -> int:
+    text = field_of(fields, name)
     if not text.isdigit() or len(text) > 19:
-        raise _damaged(id, f"its field {name.decode()!r} is {text[:40]!r} and not a whole number")
+        raise Damaged(f"its field {name.decode()!r} is {text[:40]!r} and not a whole number")
     return int(text)
-
-
-def _damaged(id: EntryId, what: str) -> DataLoss:
-    return DataLoss(f"Entry {id} of the acked log is damaged: {what}.", remedy=_REPAIR)

@@ -26,9 +26,10 @@ from streamworker.redisio.data.ackedlog import (
     AckedBatch,
     Codec,
     Damaged,
-    Packed,
     deserialize_schema,
+    field_of,
     pack,
+    packed_in,
     schema_fingerprint,
     serialize_schema,
     unpack,
@@ -70,10 +71,9 @@ class Packer:
 
 def unpacked(fields: Fields) -> pa.RecordBatch:
     """Validate an entry, and return its rows; uncompressed rows are not copied."""
-    packed = _packed(fields)
     try:
-        schema = _schema(_field(fields, b"schema"), _field(fields, b"name"))
-        batch = unpack(packed, schema)
+        packed = packed_in(fields, ROWS, b"v")
+        batch = unpack(packed, _schema(field_of(fields, b"schema"), field_of(fields, b"name")))
     except (Damaged, DataLoss) as error:
         why = error.message.rstrip(".") if isinstance(error, DataLoss) else str(error)
         raise DecodeError(f"The entry holds no rows that can be read: {why}.", remedy=_REMEDY) from None
@@ -94,39 +94,9 @@ def alone(entry: Entry) -> Fields:
 
 def as_it_came(entry: Entry) -> AckedBatch:
     """Return the acked batch that forwards an entry unchanged; :func:`unpacked` must have read it."""
-    return _packed(entry.fields).acked(_field(entry.fields, b"name").decode(), first_id(entry))
-
-
-def _packed(fields: Fields) -> Packed:
-    return Packed(
-        rows=_number(fields, ROWS),
-        crc=_number(fields, b"crc"),
-        codec=_field(fields, b"codec").decode("ascii", "replace"),
-        size=_number(fields, b"size"),
-        data=_field(fields, b"v"),
-    )
+    return packed_in(entry.fields, ROWS, b"v").acked(entry.fields[b"name"].decode(), first_id(entry))
 
 
 @lru_cache(64)
 def _schema(data: bytes, name: bytes) -> pa.Schema:
     return deserialize_schema(data, name.decode("ascii", "replace"))
-
-
-def _field(fields: Fields, name: bytes) -> bytes:
-    value = fields.get(name)
-    if value is None:
-        found = ", ".join(repr(key.decode("utf-8", "replace")) for key in list(fields)[:8]) or "none"
-        raise DecodeError(
-            f"The entry holds no rows: it has no field {name.decode()!r} (fields: {found}).", remedy=_REMEDY
-        )
-    return value
-
-
-def _number(fields: Fields, name: bytes) -> int:
-    text = _field(fields, name)
-    if not text.isdigit() or len(text) > 19:
-        raise DecodeError(
-            f"The entry holds no rows: its field {name.decode()!r} is {text[:40]!r} and not a whole number.",
-            remedy=_REMEDY,
-        )
-    return int(text)
