@@ -133,7 +133,7 @@ def test_a_line_that_cannot_be_replayed_keeps_all_others_back(
     assert said[1].startswith("Line 2: Key 'c1' belongs to partition ")
     assert said[2] == "Line 4: It is the letter of line 3 again."
     assert said[3].startswith("Line 6: It is no line of `dead export`: ")
-    assert said[4] == "Line 7: orders has no partition 9."
+    assert said[4] == "Line 7: It is no line of `dead export`: orders has partitions 0 to 3, and not 9."
     assert said[5] == f"5 lines of {file} cannot be replayed. Nothing was changed."
     assert len(letters(streamworker)) == 3
 

@@ -6,6 +6,7 @@ A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it, or by the r
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -14,19 +15,30 @@ import anyio
 import msgspec
 import typer
 
-from streamworker.cli.data.edited import Edits, edits_in
-from streamworker.cli.data.letters import PAGE, By, as_json, fields_of, matching, stored, surveyed
+from streamworker.cli.data.edited import edits_in
+from streamworker.cli.data.letters import (
+    PAGE,
+    By,
+    Chosen,
+    Fields,
+    as_json,
+    fields_of,
+    matching,
+    parse_name,
+    stored,
+    surveyed,
+)
 from streamworker.cli.data.wording import decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
 from streamworker.cli.output import confirm, console, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
-from streamworker.cli.support import ask, check_partitions, give_up, group_keys
+from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.core.data.entries import EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import ConfigurationError, StreamworkerError
+from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
 from streamworker.redisio.data.streams import record_at
@@ -101,7 +113,7 @@ def show_letter(
       streamworker dead show shop:price 3/1769860800000-0
     """
     app, spec = resolve_processor(processor)
-    partition, letter_id = _parse_letter(letter, spec)
+    partition, letter_id = parse_name(letter, spec.stream)
     found = ask(app, _one_letter, spec, partition, letter_id)
     if found is None:
         raise StreamworkerError(
@@ -179,14 +191,12 @@ def replay_letters(
     app, spec = resolve_processor(processor)
     if sum(map(bool, (letters, every, error or since, file))) != 1:
         raise typer.BadParameter("Give letters, --all, --from, or --error and --since.", param_hint="LETTER")
-    edits: Edits = {}
     if file:
-        edits = ask(app, edits_in, spec, file, app.settings)
-        chosen = {partition: list(its) for partition, its in edits.items()}
+        chosen = ask(app, edits_in, spec, file, app.settings)
     else:
         chosen = ask(app, _chosen, spec, letters, error, since)
     began_s = monotonic()
-    missing = ask(app, _replay, spec, chosen, edits)
+    missing = ask(app, _replay, spec, chosen)
     asked = _count(chosen)
     done = asked - len(missing)
     per_second = f"{done / (monotonic() - began_s):,.0f}/s"
@@ -239,7 +249,7 @@ def put_record(
       streamworker dead put shop:price 7/1795383533683-0 --yes --why "order without a customer"
     """
     app, spec = resolve_processor(processor)
-    partition, record_id = _parse_letter(record, spec, "RECORD")
+    partition, record_id = parse_name(record, spec.stream, "RECORD")
     text = ask(app, _text_of, spec, partition, record_id)
     if not yes:
         confirm(f"Sets record {record_id} of partition {partition} aside ({text}), and no other. Go on?")
@@ -301,24 +311,6 @@ async def _put(
     return None, f"{holds}. The request stands, and a worker obeys it when it comes to the record."
 
 
-def _parse_letter(text: str, spec: ProcessorSpec, hint: str = "LETTER") -> tuple[int, EntryId]:
-    """Parse ``PARTITION/ID``; refuse another form, and a partition that the stream does not have."""
-    partition, slash, letter_id = text.partition("/")
-    if not slash or not partition.isdecimal():
-        raise typer.BadParameter(
-            f"{text!r} is no PARTITION/ID such as 3/1769860800000-0, as `dead list` prints it.",
-            param_hint=hint,
-        )
-    check_partitions(spec.stream, [int(partition)], hint)
-    try:
-        return int(partition), EntryId.parse(letter_id)
-    except ConfigurationError as error:
-        raise typer.BadParameter(str(error), param_hint=hint) from None
-
-
-Chosen = dict[int, list[EntryId]]
-
-
 async def _chosen(
     backend: Backend,
     spec: ProcessorSpec,
@@ -326,18 +318,18 @@ async def _chosen(
     error: str | None = None,
     since: str | None = None,
 ) -> Chosen:
-    """Return the ids of the chosen letters by partition; without ``letters`` all, or those of the options.
+    """Return the chosen letters; without ``letters`` all, or those of the options.
 
     Letters that come later are not among them: a record that is replayed and fails again becomes one.
     """
     chosen: Chosen = {}
     for text in letters or ():
-        partition, letter_id = _parse_letter(text, spec)
+        partition, letter_id = parse_name(text, spec.stream)
         found = await _one_letter(backend, spec, partition, letter_id)
-        chosen.setdefault(partition, []).append(found.id if found else letter_id)
+        chosen.setdefault(partition, {})[found.id if found else letter_id] = None
     if not letters:
         async for letter in matching(backend, spec, error, since):
-            chosen.setdefault(letter.partition, []).append(letter.id)
+            chosen.setdefault(letter.partition, {})[letter.id] = None
     return chosen
 
 
@@ -358,29 +350,28 @@ async def _one_letter(
     return None
 
 
-async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen, edits: Edits) -> list[str]:
+async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen) -> list[str]:
     """Replay letters; return the names of those that did not exist."""
     missing: list[str] = []
     with progress_bar() as progress:
         task = progress.add_task("replaying", total=_count(chosen))
-        for partition, ids in _pages(chosen):
-            edited = {name: its for name, its in edits.get(partition, {}).items() if its is not None}
-            replayed = await replay_dead(backend, group_keys(spec), partition, ids, edited)
+        for partition, page in _pages(chosen):
+            replayed = await replay_dead(backend, group_keys(spec), partition, list(page), page)
             missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
-            progress.advance(task, len(ids))
+            progress.advance(task, len(page))
     return missing
 
 
 async def _drop(backend: Backend, spec: ProcessorSpec, chosen: Chosen) -> int:
     """Delete letters; return how many existed."""
-    return sum([await drop_dead(backend, group_keys(spec), p, ids) for p, ids in _pages(chosen)])
+    return sum([await drop_dead(backend, group_keys(spec), p, list(page)) for p, page in _pages(chosen)])
 
 
-def _pages(chosen: Chosen) -> Iterator[tuple[int, list[EntryId]]]:
-    """Yield the ids of the chosen letters in pages of one partition."""
-    for partition, ids in sorted(chosen.items()):
-        for at in range(0, len(ids), PAGE):
-            yield partition, ids[at : at + PAGE]
+def _pages(chosen: Chosen) -> Iterator[tuple[int, dict[EntryId, Fields | None]]]:
+    """Yield the chosen letters in pages of one partition."""
+    for partition, its in sorted(chosen.items()):
+        for at in range(0, len(its), PAGE):
+            yield partition, dict(islice(its.items(), at, at + PAGE))
 
 
 def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), where: str = "") -> None:

@@ -1,28 +1,23 @@
 """``dead replay --from FILE``: letters of `dead export`, whose records an operator may have edited."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import typer
 
-from streamworker.cli.data.letters import as_json
+from streamworker.cli.data.letters import Chosen, Fields, as_json, parse_name
 from streamworker.cli.output import say
 from streamworker.cli.support import give_up, group_keys
 from streamworker.core.data.entries import EntryId
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
-from streamworker.errors import ConfigurationError, RecordError, StreamworkerError
+from streamworker.errors import RecordError, StreamworkerError
 from streamworker.records.codecs import PAYLOAD_FIELD
 from streamworker.redisio.data.dead import StoredLetter, show_dead
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
-
-Fields = Mapping[bytes, bytes]
-Edits = dict[int, dict[EntryId, Fields | None]]
-"""The letters of each partition, oldest first, with the fields of those that were edited."""
 
 
 @dataclass(slots=True)
@@ -36,13 +31,13 @@ class _Letter(msgspec.Struct):
     record: msgspec.Raw
 
 
-async def edits_in(backend: Backend, spec: ProcessorSpec, path: Path, settings: Settings) -> Edits:
+async def edits_in(backend: Backend, spec: ProcessorSpec, path: Path, settings: Settings) -> Chosen:
     """Read the letters of a file; end the command, and change nothing, if a line cannot be replayed.
 
     A record that is as it was exported keeps the bytes that it has.
     """
     lines, bad = _lines(spec.stream, path)
-    edits, producer = Edits(), Producer(backend, spec.stream, settings)
+    edits, producer = Chosen(), Producer(backend, spec.stream, settings)
     for partition, its in sorted(lines.items()):
         there = await show_dead(backend, group_keys(spec), partition, sorted(its))
         edits[partition] = {}
@@ -72,15 +67,12 @@ def _lines(stream: StreamSpec, path: Path) -> tuple[dict[int, dict[EntryId, _Lin
             continue
         try:
             line = msgspec.json.decode(text, type=_Letter)
-            partition, _, name = line.letter.partition("/")
-            place, letter = int(partition), EntryId.parse(name)
-        except (msgspec.DecodeError, ConfigurationError, ValueError) as error:
+            partition, letter = parse_name(line.letter, stream)
+        except (msgspec.DecodeError, typer.BadParameter) as error:
             bad[number] = f"It is no line of `dead export`: {error}"
             continue
-        before = found.setdefault(place, {}).setdefault(letter, _Line(number, line.record))
-        if not 0 <= place < stream.partitions:
-            bad[number] = f"{stream.name} has no partition {place}."
-        elif before.number != number:
+        before = found.setdefault(partition, {}).setdefault(letter, _Line(number, line.record))
+        if before.number != number:
             bad[number] = f"It is the letter of line {before.number} again."
     return found, bad
 

@@ -1,17 +1,19 @@
 """Dead letters as `streamworker dead` finds and shows them."""
 
 import heapq
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+import typer
 
 from streamworker.cli.data.wording import decoded
-from streamworker.cli.support import group_keys
+from streamworker.cli.support import check_partitions, group_keys
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.units import duration_ms
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.dead import StoredLetter, list_dead
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -19,6 +21,10 @@ from streamworker.tui.figures import local_time
 
 PAGE = 500
 """Dead letters of one partition that one round trip reads."""
+
+Fields = Mapping[bytes, bytes]
+Chosen = dict[int, dict[EntryId, Fields | None]]
+"""The ids of some letters by partition; with the fields of those that were edited."""
 
 By = StrEnum("By", ["ERROR", "HOUR"])
 """What a summary counts letters by."""
@@ -32,6 +38,21 @@ class Such:
     letters: int
     first_ms: int
     last_ms: int
+
+
+def parse_name(text: str, spec: StreamSpec, hint: str = "LETTER") -> tuple[int, EntryId]:
+    """Parse ``PARTITION/ID``; refuse another form, and a partition that the stream does not have."""
+    partition, slash, letter_id = text.partition("/")
+    if not slash or not partition.isdecimal():
+        raise typer.BadParameter(
+            f"{text!r} is no PARTITION/ID such as 3/1769860800000-0, as `dead list` prints it.",
+            param_hint=hint,
+        )
+    check_partitions(spec, [int(partition)], hint)
+    try:
+        return int(partition), EntryId.parse(letter_id)
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
 async def matching(

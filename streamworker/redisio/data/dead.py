@@ -89,7 +89,7 @@ async def replay_dead(
     keys: GroupKeys,
     partition: int,
     ids: Sequence[EntryId],
-    edited: Mapping[EntryId, Mapping[bytes, bytes]] | None = None,
+    edited: Mapping[EntryId, Mapping[bytes, bytes] | None] | None = None,
 ) -> dict[EntryId, EntryId | None]:
     """Append dead letters to the end of their partition as new entries, and delete the letters.
 
@@ -99,9 +99,11 @@ async def replay_dead(
     fields of those entries that are not to be as the letter has them.
     """
     named = {"first": REPLAYED_FOR, "group": keys.group}
-    fields = {letter: list(chain.from_iterable(each.items())) for letter, each in (edited or {}).items()}
+    changed = {letter: fields.items() for letter, fields in (edited or {}).items() if fields}
     calls = [
-        REPLAY_DEAD.at(keys, partition, **named, id=str(letter), edited=fields.get(letter, ()))
+        REPLAY_DEAD.at(
+            keys, partition, **named, id=str(letter), edited=[*chain.from_iterable(changed.get(letter, ()))]
+        )
         for letter in ids
     ]
     replayed: dict[EntryId, EntryId | None] = {}
