@@ -6,7 +6,7 @@ dropped. The caller passes what was raised to :func:`failure`, which returns the
 decides what to do about it.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -260,14 +260,11 @@ class Invoker(Results):
         """Returns the ids of an entry's rows; None if each entry is one record."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
-        is_plain = spec.is_async and spec.options.timeout_ms is None and not self.has_view
+        is_plain = spec.options.timeout_ms is None and not self.has_view
         self.plain = spec.function if is_plain else None
-        """The function, if a call needs nothing but an ``await``; else None."""
+        """The function, if a call needs nothing but it, and an ``await`` if it is async; else None."""
         self.needs_loop = spec.is_async or spec.options.timeout_ms is not None or bool(spec.layers)
         """Whether each call begins on the event loop; else one thread may make several."""
-        needs_entry = spec.takes_context or spec.options.log_metadata
-        self.here = None if needs_entry else self._plain_here(spec.function), self._record_here
-        """What stands for ``plain`` and ``call_record`` in a worker thread, where nothing waits."""
 
     # -- decoding ----------------------------------------------------------------------------
 
@@ -309,26 +306,16 @@ class Invoker(Results):
     async def call_batch(self, entries: Sequence[Entry], records: list[Any], attempt: int) -> Effects:
         """Call the function with a list of records."""
         # The function gets its own list: it may sort or clear it.
-        if self.plain is None:
+        if self.plain is None or not self.spec.is_async:
             return await self._call(list(records), entries, records, attempt)
         return self.carried(self._effects(await self.plain(list(records)), (), None, records), entries)
 
     async def call_record(self, entry: Entry, record: Any, attempt: int) -> Effects:
         """Call the function with one record."""
-        if self.plain is None:
+        if self.plain is None or not self.spec.is_async:
             return await self._call(record, (entry,), (record,), attempt)
         effects = self.effects_of(await self.plain(record), record)
         return self.carried(effects, (entry,)) if self.sends else effects
-
-    def _plain_here(self, function: Callable[..., Any]) -> Callable[[Any], Awaitable[Any]]:
-        async def plain(record: Any) -> Any:
-            result = function(record)
-            return result if result is None else self.settled(result)
-
-        return plain
-
-    async def _record_here(self, entry: Entry, record: Any, attempt: int) -> Effects:
-        return self.call_here(record, (entry,), (record,), attempt)
 
     async def call_timer(self, at: datetime, attempt: int) -> Effects:
         """Call the function of a timer, for a planned time."""

@@ -6,17 +6,20 @@ says what it does, and the watchdog reads that.
 
 import inspect
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio.from_thread
 
 from streamworker.context import OwnedPartition
 from streamworker.core.data.entries import Entry
+from streamworker.errors import InternalError
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import span
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,3 +80,13 @@ def settled(result: Any) -> Any:
         return await result
 
     return anyio.from_thread.run(wait)
+
+
+def in_one_step(call: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing; a worker thread has no loop to wait with."""
+    try:
+        call.send(None)
+    except StopIteration as ended:
+        result: T = ended.value
+        return result
+    raise InternalError("A call in a thread has waited for the event loop.")

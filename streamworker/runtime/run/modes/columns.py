@@ -46,7 +46,7 @@ from streamworker.runtime.run.invoke import NOT_OURS, Decoded, Effects, Invoker
 from streamworker.runtime.run.modes.batch import BatchMode
 from streamworker.runtime.run.modes.modes import Failed
 from streamworker.runtime.run.state import Changes
-from streamworker.runtime.run.threads import settled
+from streamworker.runtime.run.threads import in_one_step, settled
 from streamworker.runtime.send.arrowtables import as_table
 
 CALL_ENTRIES_MAX = 1_000
@@ -118,7 +118,8 @@ class ColumnsInvoker(Invoker):
             gathered = _Gathered()
             for entry, record in pairs:
                 show_only(context, [(entry, record)])
-                result = self.taken(await function(record, *context))
+                result = function(record, *context)
+                result = self.taken(await result if is_async else settled(result))
                 gathered += self._rows_of_one(result, context, entry, record)
                 if (tables := tables_in_call.get()) is not None:
                     check_unchanged(tables.watched)
@@ -127,14 +128,8 @@ class ColumnsInvoker(Invoker):
             return gathered
 
         @functools.wraps(function)
-        def each_here(pairs: list[tuple[Entry, Any]], *context: Context) -> _Gathered:
-            gathered = _Gathered()
-            for entry, record in pairs:
-                show_only(context, [(entry, record)])
-                result = self.taken(settled(function(record, *context)))
-                gathered += self._rows_of_one(result, context, entry, record)
-            show_only(context, pairs)
-            return gathered
+        def each_here(*given: Any) -> _Gathered:
+            return in_one_step(each(*given))
 
         return each if is_async else each_here
 

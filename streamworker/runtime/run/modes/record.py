@@ -5,7 +5,6 @@ from typing import Any
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
-from streamworker.errors import InternalError
 from streamworker.records.entries import may_have_headers
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
@@ -13,6 +12,7 @@ from streamworker.runtime.run.failures import as_error, failure
 from streamworker.runtime.run.invoke import NOTHING, Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.threads import in_one_step
 
 LOOKS_MAX = 16
 """Maximum calls from one look at the clock to the next. The first look follows the first call, and each
@@ -116,16 +116,8 @@ class RecordMode(GroupingMode):
         return here
 
     def _calls_here(self, *given: Any) -> tuple[int, Exception | None]:
-        """Make the calls of a slice in a worker thread, while the partition's task waits.
-
-        None of them waits for anything, so the first step is the last.
-        """
-        try:
-            self._calls(*given).send(None)
-        except StopIteration as ended:
-            index, error = ended.value
-            return index, error
-        raise InternalError("A call in a thread has waited for the event loop.")
+        """Make the calls of a slice in a worker thread, while the partition's task waits."""
+        return in_one_step(self._calls(*given))
 
     async def _calls(
         self, entries: Sequence[Entry], records: list[Any], start: int, end: int
@@ -136,8 +128,7 @@ class RecordMode(GroupingMode):
         begins_at = self.handled - start
         self.in_call, self._in_slice = (), (entries, begins_at)
         carries = invoker.sends and may_have_headers(entries)
-        plain, call = (invoker.plain, invoker.call_record) if not in_thread else invoker.here
-        plain, drops_none = None if carries else plain, not invoker.forwards_input
+        plain, drops_none = None if carries else invoker.plain, not invoker.forwards_input
         index, look = start, start + 1
         self.activity.begins()
         try:
@@ -146,12 +137,20 @@ class RecordMode(GroupingMode):
                     try:
                         # This runs a million times a second, so it takes few steps, and calls only the
                         # function. It creates no Entry unless the call takes a context.
-                        if plain is None:
-                            effects = await call(entries[index], record, 1)
-                        elif (result := await plain(record)) is None and drops_none:
-                            effects = NOTHING
+                        if plain is None and in_thread:
+                            effects = invoker.call_here(record, (entries[index],), (record,), 1)
+                        elif plain is None:
+                            effects = await invoker.call_record(entries[index], record, 1)
                         else:
-                            effects = invoker.effects_of(result, record)
+                            result = plain(record)
+                            if not in_thread:
+                                result = await result
+                            elif result is not None:
+                                result = invoker.settled(result)
+                            if result is None and drops_none:
+                                effects = NOTHING
+                            else:
+                                effects = invoker.effects_of(result, record)
                     except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                         return index, as_error(raised) if in_thread else failure(raised)
                     index += 1

@@ -26,54 +26,23 @@ _Item = tuple[Entry, Any, Exception | None]
 """An entry that was taken from the buffer, its record, and the error if it could not be decoded."""
 
 
-class _Search:
-    """The search for the failing records in a list that the function could not handle."""
-
-    def __init__(self, items: list[_Item], attempts: int) -> None:
-        self._items = items
-        self.attempts = attempts
-        """How many attempts at the whole list have failed."""
-        self._halving = Halving(len(items))
-        self._slice: tuple[int, int] | None = None
-        """The slice that the function has, or is to get again."""
-        self._rest_at = 0
-
-    def next(self) -> list[_Item]:
-        """Return the slice for the function, again until its result is noted; empty at the end."""
-        if self._slice is None:
-            self._slice = self._halving.next()
-        return [] if self._slice is None else self._items[slice(*self._slice)]
-
-    def succeeded(self) -> None:
-        """Note that the function acked the slice."""
-        assert self._slice is not None
-        self._halving.succeeded()
-        self._rest_at, self._slice = self._slice[1], None
-
-    def failed(self) -> None:
-        """Note that the slice failed; a slice of one record leaves the search."""
-        assert self._slice is not None
-        start, end = self._slice
-        self._halving.failed()
-        self._rest_at, self._slice = start if end - start > 1 else end, None
-
-    @property
-    def rest(self) -> list[_Item]:
-        """Records that were neither acked nor removed."""
-        return self._items[self._rest_at :]
-
-
 class StreamMode(GroupingMode):
     """Calls the function once with the records as a stream, and again if it ends."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._ahead: deque[_Item] = deque()
+        """Records that the function gets next."""
         self._hand: list[_Item] = []
         """Records that the function has received and not acked."""
         self._view = self.state.view()
         self._seen = Call((), self._view)
-        self._search: _Search | None = None
+        self._search: Halving | None = None
+        """The search for the failing records in a list that the function could not handle: those ahead."""
+        self._slice: tuple[int, int] | None = None
+        """The slice that the function has, or is to get again until its result is noted."""
+        self._tried = 0
+        """How many attempts at the whole list have failed."""
         self._careful = False
         self._asked = False
         self._failures = 0
@@ -154,8 +123,6 @@ class StreamMode(GroupingMode):
     async def _next_items(self, count: int, within_ms: int) -> list[_Item]:
         ahead = self._ahead
         while await self.intake.wait_may_start():
-            if self._search is not None and (items := self._next_of_search(count)):
-                return items
             if not ahead and not await self._fill(count, within_ms):
                 if self.refused is not None:
                     await self._rewind(self.refused)
@@ -164,7 +131,7 @@ class StreamMode(GroupingMode):
             if first[2] is not None:
                 await self._undecodable(first[0], first[2])
                 continue
-            items = [first]
+            items, count = [first], self._most(count)
             while len(items) < count and ahead and ahead[0][2] is None:
                 items.append(ahead.popleft())
             return items
@@ -208,6 +175,7 @@ class StreamMode(GroupingMode):
         self._failing, self._failures = None, 0
         if self._search is not None:
             self._search.succeeded()
+            self._slice = None
 
     def _end_span(self, error: BaseException | None = None) -> None:
         if self._begun is not None:
@@ -224,7 +192,7 @@ class StreamMode(GroupingMode):
     def _attempts(self) -> int:
         """Attempts at the records in hand that have failed."""
         again = bool(self._hand) and self._failing == self._hand[0][0].id
-        whole = self._search.attempts if self._search is not None and len(self._hand) > 1 else 0
+        whole = self._tried if self._search is not None and len(self._hand) > 1 else 0
         return whole + (self._failures if again else 0)
 
     def _close(self) -> None:
@@ -272,8 +240,7 @@ class StreamMode(GroupingMode):
             return False
         policy = self.policy(failed)
         if isinstance(policy, Retry):
-            if self._search is None:
-                self._ahead.extendleft(reversed(hand))
+            self._ahead.extendleft(reversed(hand))
             return await self.wait(entries, failed, policy)
         self.activity.recovers()
         self._failures = 0
@@ -282,19 +249,22 @@ class StreamMode(GroupingMode):
             return False
         if len(hand) == 1:
             self.add(1, dead=self.removed(entries[0], failed))
+        else:
+            self._ahead.extendleft(reversed(hand))
         if self._search is not None:
             self._search.failed()
         elif len(hand) > 1:
-            self._search = _Search(hand, failed.attempts)
+            self._search, self._tried = Halving(len(hand)), failed.attempts
+        self._slice = None
         return True
 
-    def _next_of_search(self, count: int) -> list[_Item]:
-        assert self._search is not None
-        items = self._search.next()
-        if 0 < len(items) <= count:
-            return items
-        if items:
-            # The function asks for fewer records than before: end the search and return the rest as usual.
-            self._ahead.extendleft(reversed(self._search.rest))
-        self._search = None
-        return []
+    def _most(self, count: int) -> int:
+        """Return how many of the records ahead the function gets, if it asks for so many."""
+        if self._search is None:
+            return count
+        self._slice = self._slice or self._search.next()
+        if self._slice is None or (size := self._slice[1] - self._slice[0]) > count:
+            # All are found, or the function asks for fewer records than before.
+            self._search = None
+            return count
+        return size
