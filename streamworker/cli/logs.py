@@ -4,18 +4,15 @@ import logging
 import sys
 import warnings
 from collections import UserString
-from typing import Literal
 
 import structlog
 from structlog.typing import EventDict, Processor
 
 from streamworker.core.text import printable, printable_lines
 
-LogFormat = Literal["auto", "console", "json"]
 
-
-def configure(level: str = "info", format: LogFormat = "console") -> None:
-    """Send all log lines to stderr: as text for people, or as one JSON object a line.
+def configure(level: str = "info", format: str = "console") -> None:
+    """Send all log lines to stderr: as text for people, or by ``json`` as one JSON object a line.
 
     ``auto`` is text on a terminal, and JSON elsewhere.
 

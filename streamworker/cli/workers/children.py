@@ -66,13 +66,14 @@ class Children:
         """Send SIGTERM to all children, once: they finish their batches and end."""
         if not self._stopping:
             self._stopping = True
-            self._terminate_all()
+            for child in self._children.values():
+                child.terminate()
 
     def force(self) -> None:
         """Send SIGTERM again; ``wait`` kills the children that still run after ``KILL_AFTER_S``."""
-        self._stopping = True
         self._kill_at_s = time.monotonic() + KILL_AFTER_S
-        self._terminate_all()
+        self._stopping = False
+        self.stop()
 
     def wait(self) -> int:
         """Wait until all children have ended, and return the exit code for this process.
@@ -126,10 +127,6 @@ class Children:
     @property
     def _forced(self) -> bool:
         return self._kill_at_s < math.inf
-
-    def _terminate_all(self) -> None:
-        for child in self._children.values():
-            child.terminate()
 
     def _kill_all(self) -> None:
         for child in self._children.values():

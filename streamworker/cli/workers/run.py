@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 Loop = StrEnum("Loop", ["AUTO", "ASYNCIO", "UVLOOP"])
 Level = StrEnum("Level", ["DEBUG", "INFO", "WARNING", "ERROR"])
-
-
-class Format(StrEnum):
-    """Formats of log lines."""
-
-    AUTO = "auto"
-    CONSOLE = "console"
-    JSON = "json"
-
+Format = StrEnum("Format", ["AUTO", "CONSOLE", "JSON"])
 
 LogLevel = Annotated[Level, option("--log-level", "Least level that is logged.")]
 LogFormat = Annotated[
@@ -88,7 +80,7 @@ def run(
         logging = ["--log-level", log_level, "--log-format", log_format]
         pipelines = ["spark", app, *logging] if spark else None
         raise typer.Exit(_with_children(app, processor, arguments, pipelines, log_file if tui else None))
-    logs.configure(log_level.value, log_format.value)
+    logs.configure(log_level, log_format)
     from streamworker.runtime.watch.stages import end_despite_threads
     from streamworker.runtime.worker import run_worker
 

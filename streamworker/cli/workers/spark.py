@@ -75,7 +75,7 @@ def spark(
         found = resolve_app(app)
         ask(found, _forget, found, forget)
         return
-    logs.configure(log_level.value, log_format.value)
+    logs.configure(log_level, log_format)
     found = with_pipelines(resolve_app(app))
     stop = threading.Event()
     # Spark takes some ten seconds to start; a terminal shows that until the first progress event.
