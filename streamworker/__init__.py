@@ -1,19 +1,12 @@
-"""Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark."""
+"""Redis Streams as an ordered, partitioned, rebalanced event log, handed to Apache Spark.
 
-from importlib.metadata import PackageNotFoundError, version
+The names that an app uses are imported when they are first asked for: Spark starts several Python processes
+for a query, which read rows and need none of them.
+"""
 
-from streamworker.app import App
-from streamworker.context import Context
-from streamworker.core.data.entries import EntryId
-from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
-from streamworker.core.protocols.claim.settings import Claim
-from streamworker.core.protocols.lease.settings import Lease
-from streamworker.core.units import Duration, Size
-from streamworker.declaring.parameters import Override, Resource
-from streamworker.declaring.processors import Processor
-from streamworker.declaring.stream import Stream
-from streamworker.declaring.table import Table
-from streamworker.declaring.timers import Timer
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from streamworker.errors import (
     AuthenticationFailed,
     BackendError,
@@ -27,11 +20,25 @@ from streamworker.errors import (
     StreamFull,
     StreamworkerError,
 )
-from streamworker.feed import Records
-from streamworker.records import Precision, RecordCodec
-from streamworker.runtime.send.named import Scheduled
-from streamworker.runtime.send.producer import Sent
-from streamworker.settings import Settings
+
+if TYPE_CHECKING:
+    from streamworker.app import App
+    from streamworker.context import Context
+    from streamworker.core.data.entries import EntryId
+    from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
+    from streamworker.core.protocols.claim.settings import Claim
+    from streamworker.core.protocols.lease.settings import Lease
+    from streamworker.core.units import Duration, Size
+    from streamworker.declaring.parameters import Override, Resource
+    from streamworker.declaring.processors import Processor
+    from streamworker.declaring.stream import Stream
+    from streamworker.declaring.table import Table
+    from streamworker.declaring.timers import Timer
+    from streamworker.feed import Records
+    from streamworker.records import Precision, RecordCodec
+    from streamworker.runtime.send.named import Scheduled
+    from streamworker.runtime.send.producer import Sent
+    from streamworker.settings import Settings
 
 __all__ = [
     "App",
@@ -71,7 +78,46 @@ __all__ = [
     "Timer",
 ]
 
-try:
-    __version__ = version("streamworker")
-except PackageNotFoundError:  # Modules on the path that nobody installed.
-    __version__ = "0.0.0"
+__version__: str
+
+_HOMES = {
+    "app": ("App",),
+    "context": ("Context",),
+    "core.data.entries": ("EntryId",),
+    "core.policies": ("DeadLetter", "Halt", "Policy", "Retry", "Skip"),
+    "core.protocols.claim.settings": ("Claim",),
+    "core.protocols.lease.settings": ("Lease",),
+    "core.units": ("Duration", "Size"),
+    "declaring.parameters": ("Override", "Resource"),
+    "declaring.processors": ("Processor",),
+    "declaring.stream": ("Stream",),
+    "declaring.table": ("Table",),
+    "declaring.timers": ("Timer",),
+    "feed": ("Records",),
+    "records": ("Precision", "RecordCodec"),
+    "runtime.send.named": ("Scheduled",),
+    "runtime.send.producer": ("Sent",),
+    "settings": ("Settings",),
+}
+"""The modules of the names that are imported when they are asked for."""
+
+
+def __getattr__(name: str) -> object:
+    """Import a name at its first use."""
+    if name == "__version__":
+        found: object = _version()
+    elif home := next((home for home, names in _HOMES.items() if name in names), None):
+        found = getattr(import_module(f"streamworker.{home}"), name)
+    else:
+        raise AttributeError(f"module 'streamworker' has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("streamworker")
+    except PackageNotFoundError:  # Modules on the path that nobody installed.
+        return "0.0.0"
