@@ -53,8 +53,10 @@ class Shelf(AckedLogs):
         self._keys = GroupKeys("shop", "orders", "price")
         self._entries = entries
 
-    def _range(self, p: int, first: int, count: int) -> tuple[list[tuple[EntryId, Fields]], str]:
-        return [entry for entry in self._entries if entry[0].ms >= first][:count], LOG
+    def _ranges(
+        self, asked: Sequence[tuple[int, int, int]]
+    ) -> list[tuple[list[tuple[EntryId, Fields]], str]]:
+        return [([e for e in self._entries if e[0].ms >= first][:count], LOG) for _, first, count in asked]
 
     def tails(self) -> dict[int, Position]:
         return {}

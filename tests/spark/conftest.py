@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from streamworker.spark import pyspark_streamworker
 from streamworker.spark.driver.session import Session, open_session
+from streamworker.spark.source import logs
 from streamworker.variables import CONNECTIONS_VARIABLE
 from tests.helpers import wait_for
 from tests.postgres import INITDB, postgres
@@ -31,6 +32,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 Connect = Callable[[str, str], None]
+
+
+@pytest.fixture(autouse=True)
+def sizes_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test knows from another how large entries are."""
+    monkeypatch.setattr(logs, "_sizes", {})
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from types import SimpleNamespace
@@ -140,13 +140,13 @@ def test_a_tail_names_its_log_and_its_last_entry(acked: AckedLog) -> None:
 def test_a_log_is_read_in_chunks_of_bounded_size(acked: AckedLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one call for each small entry nor one for all large ones."""
     asked: list[int] = []
-    real = AckedLogs._range
+    real = AckedLogs._ranges
 
-    def watched(self: AckedLogs, p: int, first: int, count: int) -> object:
-        asked.append(count)
-        return real(self, p, first, count)
+    def watched(self: AckedLogs, ranges: Sequence[tuple[int, int, int]]) -> object:
+        asked.extend(count for _, _, count in ranges)
+        return real(self, ranges)
 
-    monkeypatch.setattr(AckedLogs, "_range", watched)
+    monkeypatch.setattr(AckedLogs, "_ranges", watched)
     reader = AckedLogs(OPTIONS)
     acked.fill(0, [1] * 1000)
     assert values(reader.read(whole(reader))) == acked.numbers(0)
@@ -156,6 +156,31 @@ def test_a_log_is_read_in_chunks_of_bounded_size(acked: AckedLog, monkeypatch: p
     assert values(reader.read(whole(reader, 1))) == acked.numbers(1)
     size = len(acked.entries(1)[0][1][b"batch"])
     assert max(asked[1:]) * size <= 2 * logs.CHUNK_BYTES
+
+
+def test_small_slices_are_asked_for_together(acked: AckedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as the size of entries is known; slices that are larger than a chunk are asked for alone."""
+    asked: list[list[int]] = []
+    real = AckedLogs._ranges
+
+    def watched(self: AckedLogs, ranges: Sequence[tuple[int, int, int]]) -> object:
+        asked.append([p for p, _, _ in ranges])
+        return real(self, ranges)
+
+    monkeypatch.setattr(AckedLogs, "_ranges", watched)
+    acked.fill(0, [1] * 3)
+    acked.fill(1, [1] * 3)
+    reader = AckedLogs(OPTIONS)
+    both, numbers = [whole(reader), whole(reader, 1)], acked.numbers(0) + acked.numbers(1)
+    for chunk_bytes, expected in (
+        (logs.CHUNK_BYTES, [[0], [1]]),
+        (logs.CHUNK_BYTES, [[0, 1]]),
+        (200, [[0], [1]]),
+    ):
+        monkeypatch.setattr(logs, "CHUNK_BYTES", chunk_bytes)
+        asked.clear()
+        assert values(reader.read(*both)) == numbers
+        assert asked == expected
 
 
 def test_any_range_of_rows_is_read_exactly(acked: AckedLog) -> None:

@@ -277,20 +277,35 @@ def _dense(message: pa.Buffer, schema: pa.Schema) -> bytes:
     return b"".join([struct.pack(f"<{len(numbers)}H", *numbers), *buffers])
 
 
+_shapes: dict[tuple[str, int, bytes], tuple[bytes, list[tuple[int, int, bytes]], int]] = {}
+"""By the schema's fingerprint, the rows and the numbers: a message up to its body; where each buffer of the
+body stands in dense data, and its padding; and the size of that data. Entries of few rows have few shapes."""
+SHAPES_MAX = 1000
+
+
 def _message(data: bytes, rows: int, schema: pa.Schema) -> pa.Buffer:
     """Return the message that :func:`_dense` was given: its numbers, in the metadata of another one."""
     other, places = _row_of_nulls(schema)
     nodes, buffers = places[2][1], places[3][1] // 2
-    numbers = struct.unpack_from(f"<{nodes + buffers}H", data)
-    body, spans, at = bytearray(), list[int](), 2 * len(numbers)
-    for size in numbers[nodes:]:
-        spans += len(body), size
-        body += data[at : at + size] + bytes(-size % 8)
-        at += size
-    if at != len(data):
-        raise ValueError(f"its columns take {at} bytes")
-    metadata = _filled(other, places, ([len(body)], [rows], numbers[:nodes], spans))
-    return pa.py_buffer(struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata + body)
+    at = 2 * (nodes + buffers)
+    shape = schema_fingerprint(schema), rows, data[:at]
+    if (known := _shapes.get(shape)) is None:
+        numbers = struct.unpack_from(f"<{nodes + buffers}H", data)
+        spans, cuts, end = list[int](), list[tuple[int, int, bytes]](), 0
+        for size in numbers[nodes:]:
+            spans += end, size
+            cuts += [(at, at + size, bytes(-size % 8))] * bool(size)
+            at, end = at + size, end + size + -size % 8
+        metadata = _filled(other, places, ([end], [rows], numbers[:nodes], spans))
+        if len(_shapes) >= SHAPES_MAX:
+            _shapes.clear()
+        head = struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata
+        known = _shapes[shape] = (head, cuts, at)
+    head, cuts, size = known
+    if size != len(data):
+        raise ValueError(f"its columns take {size} bytes")
+    body = [part for start, end, padding in cuts for part in (data[start:end], padding)]
+    return pa.py_buffer(b"".join([head, *body]))
 
 
 def _filled(metadata: bytes, places: _Places, numbers: Sequence[Sequence[int]]) -> bytearray:
@@ -386,9 +401,9 @@ def unpack(packed: Packed, schema: pa.Schema) -> pa.RecordBatch:
         raise Damaged(f"it declares {packed.rows} rows in {packed.size} bytes")
     try:
         raw = _decompress(packed)
-        if packed.codec == DENSE:
-            raw = _message(bytes(raw.to_pybytes()), packed.rows, schema)
-        batch = pa.ipc.read_record_batch(_checked_message(raw), schema)
+        dense = packed.codec == DENSE  # Its message is made here, and needs no check.
+        message = _message(raw.to_pybytes(), packed.rows, schema) if dense else _checked_message(raw)
+        batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, EOFError, LookupError, struct.error, zlib.error) as error:
         raise Damaged(f"its batch cannot be read: {str(error).rstrip('.')}") from None
@@ -437,6 +452,8 @@ def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_ro
     entry_start_row = entry_end_row - batch.num_rows
     begin = max(start_row, entry_start_row)
     end = min(end_row, entry_end_row)
+    if end - begin == batch.num_rows:
+        return batch
     return batch.slice(begin - entry_start_row, max(0, end - begin))
 
 

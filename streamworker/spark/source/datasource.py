@@ -222,7 +222,7 @@ class _RowReader:
             drop_other_columns=self._options.drop_other_columns,
         )
         task = cast(ReadTask, partition)
-        entries = (entry for part in task.parts for entry in self._logs.read(part))
+        entries = self._logs.read(*task.parts)
         return map(conformer.conform, together(_renewing(self._logs, task.hold, entries)))
 
 

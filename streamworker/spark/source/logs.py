@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 
@@ -38,6 +39,10 @@ FIRST_COUNT, MOST_COUNT = 4, 1_000
 
 _schemas: dict[str, pa.Schema] = {}
 """Cache by fingerprint, a digest of the schema. Spark uses a Python process for many tasks."""
+_sizes: dict[str, int] = {}
+"""Mean bytes of an entry in the last range of a processor's logs, by a key of the processor."""
+
+Entries = list[tuple[EntryId, Mapping[bytes, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class AckedLogs:
     """
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+        self._options = o = options
+        self._title = f"processor {o.processor!r} on stream {o.stream!r} of app {o.app!r}"
         self._connection = Connection(options.connection, options.retry_timeout_ms)
         self._stream_keys = StreamKeys(options.app, options.stream)
         self._keys = GroupKeys(options.app, options.stream, options.processor)
@@ -80,11 +86,6 @@ class AckedLogs:
         """How long its last micro-batch took; kept there, too."""
         self._before = read_position(b"")
         """The position that the reader had in Redis when its query began."""
-
-    @property
-    def _title(self) -> str:
-        o = self._options
-        return f"processor {o.processor!r} on stream {o.stream!r} of app {o.app!r}"
 
     def tails(self) -> dict[int, Position]:
         """Return the end of each partition's log, in one round trip; the first call takes two.
@@ -137,12 +138,11 @@ class AckedLogs:
 
     def entry_from(self, p: int, row: int) -> tuple[int, int, int] | None:
         """Return rows before the first entry from a row on, those up to its end, and its time in ms."""
-        entries, _ = self._range(p, row, 1)
+        ((entries, _),) = self._ranges([(p, row, 1)])
         if not entries:
             return None
-        entry_id, fields = entries[0]
-        before = entry_id.ms - ackedlog.entry_rows(entry_id, fields)
-        return before, entry_id.ms, whole(fields.get(b"at", b"")) or 0
+        (end, fields), *_ = entries
+        return end.ms - ackedlog.entry_rows(end, fields), end.ms, whole(fields.get(b"at", b"")) or 0
 
     def current_schema(self, *, retry: bool = True) -> pa.Schema | None:
         """Return the newest schema of the rows that the processor forwards; None if it stored none yet."""
@@ -193,7 +193,7 @@ class AckedLogs:
             position = replace(position, batch_ms=self.batch_ms)
             if behind and position.rows == self._before.rows:
                 position = replace(position, failed=self._before.failed, failed_ms=self._before.failed_ms)
-            self._write_position(self._options.reader, position, retry=retry)
+            self._write(self._keys.readers, self._options.reader, position, retry=retry)
 
     def tell_failure(self, message: str) -> None:
         """Write beside this reader's position that its query failed; it stays until the query has read on."""
@@ -201,8 +201,8 @@ class AckedLogs:
         stored, time = self._connection.pipeline([("HGET", key, reader), ("TIME",)], retry=False)
         position = read_position(stored or b"")
         if position.at_ms:
-            text = replace(position, failed=message, failed_ms=ms_of(time)).text()
-            self._connection.call(lambda redis: redis.hset(key, reader, text), retry=False)
+            position = replace(position, failed=message, failed_ms=ms_of(time))
+            self._write(key, str(reader), position, retry=False)
 
     def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
         """Register each of these readers that has no position in Redis yet at the first row.
@@ -216,7 +216,7 @@ class AckedLogs:
         missing = [name for name, value in zip(readers, stored, strict=True) if value is None]
         firsts = self.first_positions(tails) if missing else {}
         for name in missing:
-            self._write_position(name, _position(firsts, at_ms, begins=True), retry=retry)
+            self._write(self._keys.readers, name, _position(firsts, at_ms, begins=True), retry=retry)
 
     def renew(self, name: str, hold: ReaderPosition, *, retry: bool) -> None:
         """Keep the rows after a batch read's start from being trimmed, for ``HOLD_MS`` from now on.
@@ -226,12 +226,11 @@ class AckedLogs:
         """
         (time,) = self._connection.pipeline([("TIME",)], retry=retry)
         now_ms = ms_of(time)
-        text = replace(hold, at_ms=now_ms, until_ms=now_ms + readers.HOLD_MS).text()
-        self._connection.call(lambda redis: redis.hset(self._keys.holds, name, text), retry=retry)
+        hold = replace(hold, at_ms=now_ms, until_ms=now_ms + readers.HOLD_MS)
+        self._write(self._keys.holds, name, hold, retry=retry)
 
-    def _write_position(self, reader: str, position: ReaderPosition, *, retry: bool) -> None:
-        text = position.text()
-        self._connection.call(lambda redis: redis.hset(self._keys.readers, reader, text), retry=retry)
+    def _write(self, key: str, name: str, position: ReaderPosition, *, retry: bool) -> None:
+        self._connection.call(lambda redis: redis.hset(key, name, position.text()), retry=retry)
 
     def registered(self) -> tuple[dict[int, Position], bool]:
         """Return the last position in Redis of a query's reader, and whether it was the query's first.
@@ -244,23 +243,27 @@ class AckedLogs:
         rows = {p: Position(n, stored.logs[p]) for p, n in stored.rows.items() if p in stored.logs}
         return rows, stored.begins
 
-    def read(self, part: Slice) -> Iterator[LogEntry]:
-        """Yield the rows of a slice in order.
+    def read(self, *parts: Slice) -> Iterator[LogEntry]:
+        """Yield the rows of slices in order; one answer has the first rows of as many as fit in.
 
         Checks that no rows are missing, that each entry follows the one before it, and that the log is
         the one of the slice. A retried call repeats one range only, so an outage neither loses nor
         repeats rows. Missing or damaged rows, or another log, are a DataLoss; with
         ``failOnDataLoss=false`` the method logs a warning and skips these rows.
         """
-        position, before = part.start, _before(part)
-        # Read from the entry that ends where the slice begins: it shows whether the log is still the one
-        # that was read up to here, and the next entry must follow it. This costs one entry more.
-        next_id, count, identity = part.start, FIRST_COUNT, part.log
-        while position < part.end:
-            entries, identity = self._range(part.partition, next_id, count)
-            if not entries:
-                break
-            count = _next_count(entries, count)
+        left = [*parts]
+        while left:
+            asked = _first_ranges(left, _sizes.get(self._keys.schemas, 0))
+            for part, (_, _, count), found in zip(left, asked, self._ranges(asked), strict=False):
+                yield from self._read(part, count, *found)
+            del left[: len(asked)]
+
+    def _read(self, part: Slice, count: int, entries: Entries, identity: str) -> Iterator[LogEntry]:
+        """Yield the rows of a slice, of which the first range is given."""
+        position, before, next_id = part.start, _before(part), part.start
+        while entries:
+            bytes_read = sum(len(fields.get(b"batch", b"")) for _, fields in entries)
+            _sizes[self._keys.schemas] = size = max(bytes_read // len(entries), 1)
             for entry_id, fields in entries:
                 next_id = entry_id.ms + 1
                 link = self._link(part, entry_id, fields, before)
@@ -275,19 +278,27 @@ class AckedLogs:
                     yield found
                 if position >= part.end:
                     break
+            if position >= part.end:
+                break
+            count = _count(size, count * 8)
+            ((entries, identity),) = self._ranges([(part.partition, next_id, count)])
         if position < part.end:
             self._report_missing(part, position, part.end, max(next_id, part.end))
         if identity != part.log:
             self._report_loss(f"{self._where(part).capitalize()} was deleted or replaced while it was read.")
 
-    def _range(
-        self, p: int, first: int, count: int
-    ) -> tuple[list[tuple[EntryId, Mapping[bytes, bytes]]], str]:
-        """Return entries of a log, and the log's identity after they were read."""
-        of_rows = ("XRANGE", self._keys.acked(p), f"{first}-0", "+", "COUNT", count)
-        found, identity = self._connection.pipeline([of_rows, ("HGET", self._keys.lock(p), "log")])
-        entries = [(EntryId.parse(entry_id), fields) for entry_id, fields in found]
-        return entries, (identity or b"").decode("utf-8", "replace")
+    def _ranges(self, asked: Sequence[tuple[int, int, int]]) -> list[tuple[Entries, str]]:
+        """Return entries of each partition from a row on, so many, and its log's identity after that."""
+        acked, lock = self._keys.acked, self._keys.lock
+        commands = [
+            (("XRANGE", acked(p), f"{row}-0", "+", "COUNT", n), ("HGET", lock(p), "log"))
+            for p, row, n in asked
+        ]
+        answers = iter(self._connection.pipeline([*chain(*commands)]))
+        return [
+            ([(EntryId.parse(at), fields) for at, fields in found], (log or b"").decode("utf-8", "replace"))
+            for found, log in zip(answers, answers, strict=True)
+        ]
 
     def _link(
         self, part: Slice, id: EntryId, fields: Mapping[bytes, bytes], before: ChainLink | None
@@ -340,7 +351,7 @@ class AckedLogs:
     def _report_missing(self, part: Slice, after: int, end: int, next_id: int) -> None:
         """Report missing rows as trimmed if the same log begins no earlier than at ``next_id``."""
         missing = f"Rows {after + 1} to {end} are missing from {self._where(part)}"
-        entries, identity = self._range(part.partition, 0, 1)
+        ((entries, identity),) = self._ranges([(part.partition, 0, 1)])
         first = entries[0][0].ms if entries else self.tails().get(part.partition, START).rows
         if identity != part.log or first < next_id:
             self._report_loss(f"{missing}.")
@@ -409,7 +420,23 @@ def _tail(
     return Position(count, log_id, last.decode("ascii", "replace"), epoch)
 
 
-def _next_count(entries: list[tuple[EntryId, Mapping[bytes, bytes]]], count: int) -> int:
-    """Return how many entries make about one chunk, from the average size of the last range."""
-    size = sum(len(fields.get(b"batch", b"")) for _, fields in entries) // len(entries)
-    return max(1, min(CHUNK_BYTES // max(size, 1), MOST_COUNT, count * 8))
+def _first_ranges(parts: Sequence[Slice], size: int) -> list[tuple[int, int, int]]:
+    """Return the first range of one or more slices, as many as one chunk has room for.
+
+    A slice is asked for alone while the mean size of its entries is not known. Its range begins with the
+    entry that ends where the slice begins: that shows whether the log is still the one that was read up to
+    here, and the next entry must follow it. This costs one entry more.
+    """
+    asked, room = list[tuple[int, int, int]](), CHUNK_BYTES
+    for part in parts:
+        count = _count(size, part.rows + 1) if size else FIRST_COUNT
+        room -= count * size or CHUNK_BYTES
+        if asked and room < 0:
+            break
+        asked.append((part.partition, part.start, count))
+    return asked
+
+
+def _count(size: int, at_most: int) -> int:
+    """Return how many entries of a mean size make about one chunk."""
+    return max(1, min(CHUNK_BYTES // size, MOST_COUNT, at_most))
