@@ -30,7 +30,6 @@ from streamworker.redisio.data.ackedlog import (
     schema_fingerprint,
     schema_of,
     serialize_schema,
-    slice_rows,
 )
 from tests.helpers import drawn
 from tests.redisio.acked import encoded, stored
@@ -335,22 +334,6 @@ def test_bytes_that_are_no_schema_are_refused(data: bytes) -> None:
 
 
 # -- rows ------------------------------------------------------------------------------------
-
-
-@drawn(40)
-@given(st.lists(st.integers(1, 20), min_size=1), st.integers(0, 300), st.integers(0, 300))
-def test_slices_of_all_entries_are_the_range_that_was_asked_for(
-    sizes: list[int], one: int, other: int
-) -> None:
-    """Cutting each entry of a log to (start, end] gives exactly those rows, each once."""
-    start, end = sorted((one, other))
-    got: list[int] = []
-    total = 0
-    for size in sizes:
-        batch = pa.record_batch({"row": list(range(total + 1, total + size + 1))})
-        total += size
-        got += slice_rows(batch, total, start, end)["row"].to_pylist()
-    assert got == list(range(start + 1, min(end, total) + 1))
 
 
 def test_the_number_of_rows_is_checked_against_the_id() -> None:

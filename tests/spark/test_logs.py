@@ -74,7 +74,7 @@ def test_a_micro_batch_takes_few_round_trips(acked: AckedLog, monkeypatch: pytes
     assert len(calls) == 2
     calls.clear()
     assert sum(batch.num_rows for task in tasks for batch in reader.read(task)) == 6
-    assert (len(calls), len(tasks)) == (2, 1)
+    assert (len(calls), len(tasks)) == (1, 1)
 
 
 def test_a_reader_tells_how_long_its_last_micro_batch_took(
@@ -175,7 +175,7 @@ def test_small_slices_are_asked_for_together(acked: AckedLog, monkeypatch: pytes
     for chunk_bytes, expected in (
         (logs.CHUNK_BYTES, [[0], [1]]),
         (logs.CHUNK_BYTES, [[0, 1]]),
-        (200, [[0], [1]]),
+        (10, [[0], [1]]),
     ):
         monkeypatch.setattr(logs, "CHUNK_BYTES", chunk_bytes)
         asked.clear()
@@ -239,7 +239,7 @@ def test_an_entry_of_another_program_is_named_and_not_read(acked: AckedLog) -> N
     acked.fill(0, [3])
     acked.redis.xadd(acked.keys.acked(0), {"foo": "bar"}, id="5-0")
     acked.fill(0, [4])
-    with pytest.raises(DataLoss, match=r"Entry 5-0 .* has no field 'prev'. The log is sw:.*acked:price"):
+    with pytest.raises(DataLoss, match=r"Entry 5-0 .* has no field 'prev' .*The log is sw:.*acked:price"):
         values(AckedLogs(OPTIONS).read(whole(AckedLogs(OPTIONS))))
     anyway = AckedLogs(replace(OPTIONS, fail_on_data_loss=False))
     assert values(anyway.read(whole(anyway))) == acked.numbers(0)

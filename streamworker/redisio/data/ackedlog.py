@@ -277,35 +277,33 @@ def _dense(message: pa.Buffer, schema: pa.Schema) -> bytes:
     return b"".join([struct.pack(f"<{len(numbers)}H", *numbers), *buffers])
 
 
-_shapes: dict[tuple[str, int, bytes], tuple[bytes, list[tuple[int, int, bytes]], int]] = {}
-"""By the schema's fingerprint, the rows and the numbers: a message up to its body; where each buffer of the
-body stands in dense data, and its padding; and the size of that data. Entries of few rows have few shapes."""
+_shapes: dict[tuple[str, int, bytes], tuple[bytes, str, str]] = {}
+"""By the schema's fingerprint, the rows and the numbers: a message up to its body, and the formats of the
+buffers in dense data and in a body. Entries of few rows have few shapes."""
 SHAPES_MAX = 1000
 
 
 def _message(data: bytes, rows: int, schema: pa.Schema) -> pa.Buffer:
     """Return the message that :func:`_dense` was given: its numbers, in the metadata of another one."""
     other, places = _row_of_nulls(schema)
-    nodes, buffers = places[2][1], places[3][1] // 2
-    at = 2 * (nodes + buffers)
-    shape = schema_fingerprint(schema), rows, data[:at]
+    nodes, count = places[2][1], places[2][1] + places[3][1] // 2
+    shape = schema_fingerprint(schema), rows, data[: 2 * count]
     if (known := _shapes.get(shape)) is None:
-        numbers = struct.unpack_from(f"<{nodes + buffers}H", data)
-        spans, cuts, end = list[int](), list[tuple[int, int, bytes]](), 0
-        for size in numbers[nodes:]:
+        numbers = struct.unpack_from(f"<{count}H", data)
+        sizes, spans, end = numbers[nodes:], list[int](), 0
+        for size in sizes:
             spans += end, size
-            cuts += [(at, at + size, bytes(-size % 8))] * bool(size)
-            at, end = at + size, end + size + -size % 8
+            end += size + -size % 8
         metadata = _filled(other, places, ([end], [rows], numbers[:nodes], spans))
         if len(_shapes) >= SHAPES_MAX:
             _shapes.clear()
-        head = struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata
-        known = _shapes[shape] = (head, cuts, at)
-    head, cuts, size = known
-    if size != len(data):
-        raise ValueError(f"its columns take {size} bytes")
-    body = [part for start, end, padding in cuts for part in (data[start:end], padding)]
-    return pa.py_buffer(b"".join([head, *body]))
+        known = _shapes[shape] = (
+            struct.pack("<Ii", _CONTINUATION, len(metadata)) + metadata,
+            f"<{2 * count}x" + "".join(f"{size}s" for size in sizes if size),
+            "<" + "".join(f"{size}s{-size % 8}x" for size in sizes if size),
+        )
+    head, dense, body = known
+    return pa.py_buffer(head + struct.pack(body, *struct.unpack(dense, data)))
 
 
 def _filled(metadata: bytes, places: _Places, numbers: Sequence[Sequence[int]]) -> bytearray:
@@ -437,24 +435,6 @@ def entry_rows(id: EntryId, fields: Mapping[bytes, bytes]) -> int:
     if not 0 < rows <= id.ms:
         raise Damaged(f"it declares {rows} rows, and the log holds {id.ms} up to it")
     return rows
-
-
-def slice_rows(batch: pa.RecordBatch, entry_end_row: int, start_row: int, end_row: int) -> pa.RecordBatch:
-    """Cut an entry's batch to the rows ``(start_row, end_row]`` of the log, without a copy.
-
-    ``entry_end_row`` is the number in the entry's id. The range may reach beyond the entry on either side.
-
-    An entry ``12-0`` of 5 rows holds rows (7, 12]; a reader wants (10, 20]:
-
-    >>> slice_rows(pa.record_batch({"n": [8, 9, 10, 11, 12]}), 12, 10, 20).to_pydict()
-    {'n': [11, 12]}
-    """
-    entry_start_row = entry_end_row - batch.num_rows
-    begin = max(start_row, entry_start_row)
-    end = min(end_row, entry_end_row)
-    if end - begin == batch.num_rows:
-        return batch
-    return batch.slice(begin - entry_start_row, max(0, end - begin))
 
 
 def _decompress(packed: Packed) -> pa.Buffer:

@@ -35,7 +35,10 @@ CHUNK_BYTES = 2 * 1024 * 1024
 """Approximate size of one ``XRANGE`` answer: large against the cost of a round trip, small against the
 server's output buffer and an executor's memory."""
 FIRST_COUNT, MOST_COUNT = 4, 1_000
-"""Entries of the first range, when their size is not known, and of any range at most."""
+"""Entries of the first range of a slice, since a log may have larger ones than the log before, and of any
+range at most."""
+SLICES_MAX = 16
+"""Slices that are asked for in one answer."""
 
 _schemas: dict[str, pa.Schema] = {}
 """Cache by fingerprint, a digest of the schema. Spark uses a Python process for many tasks."""
@@ -344,7 +347,8 @@ class AckedLogs:
                 raise
             log.warning("Rows up to %d of %s are skipped: %s", link.id.ms, self._where(part), loss.message)
             return None
-        rows = ackedlog.slice_rows(batch, link.id.ms, position, part.end)
+        begin = max(position, link.start)
+        rows = batch.slice(begin - link.start, min(link.id.ms, part.end) - begin)
         at_ms = whole(fields.get(b"at", b"")) or 0
         return LogEntry(part.partition, min(link.id.ms, part.end), rows, str(link.last), link.epoch, at_ms)
 
@@ -428,8 +432,8 @@ def _first_ranges(parts: Sequence[Slice], size: int) -> list[tuple[int, int, int
     here, and the next entry must follow it. This costs one entry more.
     """
     asked, room = list[tuple[int, int, int]](), CHUNK_BYTES
-    for part in parts:
-        count = _count(size, part.rows + 1) if size else FIRST_COUNT
+    for part in parts[:SLICES_MAX]:
+        count = min(FIRST_COUNT, part.rows + 1)
         room -= count * size or CHUNK_BYTES
         if asked and room < 0:
             break
