@@ -9,7 +9,7 @@ import secrets
 import time
 from typing import Self
 
-from streamworker.dev.server import EmbeddedServer, Refused, ask, free_port
+from streamworker.dev.server import EmbeddedServer, free_port
 from streamworker.errors import BackendUnavailable
 
 SLOTS = 16_384
@@ -55,14 +55,7 @@ class ClusterNode(EmbeddedServer):
 
     def ask(self, *words: str | int) -> str:
         """Run a command whose reply is one line or one text; raise BackendUnavailable for an error."""
-        try:
-            return ask(("127.0.0.1", self.port), self._password, *words)
-        except OSError as error:
-            raise BackendUnavailable(f"A node of the embedded Cluster gave no answer: {error}.") from None
-        except Refused as error:
-            raise BackendUnavailable(
-                f"A node of the embedded Cluster refused {words[:2]}: {error}."
-            ) from None
+        return self._ask(*words)
 
     def facts(self, *words: str) -> dict[str, str]:
         """Return the fields of the reply to a command such as ``INFO``."""

@@ -5,6 +5,7 @@ and never evicts. It ends with the process that started it, even if that process
 It is not for production: run your own server there.
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -313,7 +314,9 @@ class EmbeddedServer:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_MS / 1000
         while time.monotonic() < deadline and self.running:
-            if self._answers():
+            # While it loads its data, it answers with an error.
+            with contextlib.suppress(BackendUnavailable):
+                self._ask("PING")
                 return
             time.sleep(0.01)
         how = "did not answer in time" if self.running else "ended at once"
@@ -321,33 +324,24 @@ class EmbeddedServer:
         error.add_note(self.log_tail() or "(empty)")
         raise error
 
-    def _answers(self) -> bool:
-        """Return whether the server accepts the password and answers PING with PONG (not LOADING)."""
+    def _ask(self, *words: str | int) -> str:
+        """Run a command whose reply is one line or one text; raise BackendUnavailable for an error."""
         address = str(self._socket_path) if self._port is None else ("127.0.0.1", self._port)
         try:
-            return ask(address, self._password, "PING") == "PONG"
-        except (OSError, Refused):
-            return False
-
-
-class Refused(Exception):
-    """A server answered with an error."""
-
-
-def ask(address: str | tuple[str, int], password: str, *words: str | int) -> str:
-    """Run a command whose reply is one line or one text, on a connection of its own."""
-    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as connection:
-        connection.settimeout(5.0)
-        connection.connect(address)
-        connection.sendall(f"AUTH {password}\r\n{' '.join(map(str, words))}\r\n".encode())
-        with connection.makefile("rb") as answers:
-            allowed, answer = (answers.readline().decode().strip() for _ in range(2))
-            if answer.startswith("$"):
-                return answers.read(int(answer[1:])).decode()
-    for each in (allowed, answer):
-        if each.startswith("-"):
-            raise Refused(each[1:])
-    return answer[1:]
+            with socket.socket(socket.AF_UNIX if self._port is None else socket.AF_INET) as connection:
+                connection.settimeout(5.0)
+                connection.connect(address)
+                connection.sendall(f"AUTH {self._password}\r\n{' '.join(map(str, words))}\r\n".encode())
+                with connection.makefile("rb") as answers:
+                    allowed, answer = (answers.readline().decode().strip() for _ in range(2))
+                    if answer.startswith("$"):
+                        return answers.read(int(answer[1:])).decode()
+        except OSError as error:
+            raise BackendUnavailable(f"The embedded server gave no answer: {error}.") from None
+        for each in (allowed, answer):
+            if not each.startswith(("+", ":")):
+                raise BackendUnavailable(f"The embedded server refused {words[:2]}: {each[1:]}.")
+        return answer[1:]
 
 
 def _quoted(value: str) -> str:
