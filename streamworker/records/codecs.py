@@ -380,8 +380,7 @@ def _target(record_type: Declared, *, positional: bool) -> tuple[Any, Callable[[
     ]
     renamed = {f.name: f.wire_name for f in record_type.declared}
     stand_in = msgspec.defstruct(record_type.name, members, rename=renamed, kw_only=True)
-    names = [f.name for f in record_type.declared]
-    return stand_in, lambda made: python_type(**{name: getattr(made, name) for name in names})
+    return stand_in, lambda made: python_type(**msgspec.structs.asdict(made))
 
 
 def _shared_default(default: Any) -> Any:
