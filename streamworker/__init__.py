@@ -114,6 +114,10 @@ def __getattr__(name: str) -> object:
     return found
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def _version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
