@@ -6,6 +6,7 @@ that another program wrote or copied has no ids for its rows: they all have its 
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from streamworker.core.data.entries import Entry, EntryId
@@ -47,7 +48,8 @@ class NumberedRows(list[bytes]):
         return NumberedRows(self, self.first, self.last, position.seq - self.first.seq + 1)
 
 
-class RowsEntry(Entry, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True)
+class RowsEntry(Entry):
     """Some rows of an entry; its fields are those of the whole entry."""
 
     start: int = 0

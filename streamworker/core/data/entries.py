@@ -6,10 +6,8 @@ as :class:`EntryId` tuples everywhere and uses the text only for output.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
-
-import msgspec
-from msgspec.structs import astuple
 
 from streamworker.errors import ConfigurationError
 
@@ -74,16 +72,13 @@ ZERO = EntryId(0, 0)
 """Lower than the id of every entry: the checkpoint of a group that has committed nothing."""
 
 
-class Entry(msgspec.Struct, frozen=True, eq=False):  # noqa: PLW1641 - its fields have no hash
+@dataclass(frozen=True, slots=True)
+class Entry:
     """One record of a partition: an entry as Redis holds it, or one record of an entry of many."""
 
     id: EntryId
     fields: Mapping[bytes, bytes]
     size: int
     """Bytes of all field names and values, for byte budgets."""
-    origin: Any = None
-    """What Redis holds: the entry's names and values in order, or the ``Pack`` of an entry of many. Equal
-    records may differ in it."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and astuple(self)[:3] == astuple(other)[:3]
+    origin: Any = field(default=None, compare=False, repr=False)
+    """What Redis holds: the entry's names and values in order, or the ``Pack`` of an entry of many."""

@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from msgspec import structs
 
 from streamworker.context import (
     Context,
@@ -310,7 +309,7 @@ class RowsMode(BatchMode):
 
     def removed(self, entry: Entry, failed: Failed) -> list[DeadEntry]:
         """Remove a row or an entry: its dead letter holds its rows alone."""
-        its = entry if failed.error is NOT_OURS else structs.replace(entry, fields=alone(entry))
+        its = entry if failed.error is NOT_OURS else replace(entry, fields=alone(entry))
         return super().removed(its, failed)
 
 
