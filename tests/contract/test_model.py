@@ -32,7 +32,7 @@ ANSWERS = {
         *("said: beats", "said: loads", "said: beats, and no heartbeats"),
         *("LocksAnswered", "Acquired", "Held", "Stale", "LocksReleased", "released: True", "released: False"),
         *("append: OK", "append: DUP", "OK", "DUP", "FENCED", "GAP", "FULL"),
-        *("OUTBOX", "forward: TAKEN", "forward: OTHER"),
+        *("OUTBOX", "forward: OK", "forward: DUP", "forward: OTHER"),
     },
     "claim": {"OwnershipListed", "PartitionsClaimed", "CheckpointsUpdated", "PartitionsGivenUp"},
     "lease": {"LeasesChallenged", "LeaseRaced", "LeasesUpdated"},

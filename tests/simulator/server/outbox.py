@@ -44,12 +44,13 @@ class Outboxes:
         """``forward.lua``; the model's targets have no limit."""
         known = self.taken(message.to, partition)
         if known.position == message.through:
-            return AppendReply(AppendCode.OK)
+            return AppendReply(AppendCode.DUP, str(known.position).encode())
         if not self.goes_on(known.position, message):
             return AppendReply(AppendCode.OTHER, str(known.position).encode())
         after = Taken(message.through, (*known.data, message.data))
         self.stored.taken[message.to, partition] = after
-        return AppendReply(AppendCode.OK)
+        there = sum(each.position.records for (to, _), each in self.stored.taken.items() if to == message.to)
+        return AppendReply(AppendCode.OK, length=there)
 
     def goes_on(self, stands: OutboxPosition, message: Message) -> bool:
         """Return whether a target stands where a message begins."""

@@ -45,7 +45,7 @@ end
 
 -- Returns the milliseconds and the sequence number from which on the script gives ids.
 local function chosen_start(counts)
-  local now, chosen = redis.call('TIME'), redis.call('HGET', counts, 'chosen')
+  local now, chosen = redis.call('TIME'), redis.call('HMGET', counts, 'chosen')[1]
   if not is_id(chosen) or #chosen > 32 then chosen = '0-0' end  -- another program wrote it
   local us = tonumber(now[2])
   local ms, seq = tonumber(now[1]) * 1000 + math.floor(us / 1000), (us % 1000 + 1) * 1e9
