@@ -52,7 +52,7 @@ async def test_a_log_that_was_tampered_with_is_not_passed(yard: Yard) -> None:
         assert len(log) >= 3
         rows = int(log[-1].fields[b"rows"])
         again = replace(log[-1], id=b"%d-0" % (log[-1].rows_before + 2 * rows))
-        behind, later = log[-1].last, log[-1].last.partition("-")[0] + "-999999"
+        behind, later = log[-1].last, log[-1].last.partition("-")[0] + "-9007199254740991"
         plants = {
             "rows were before it": ([log[0], *log[2:]], [log[1], log[0], *log[2:]]),
             "epoch .* after": ([*log[:-1], changed(log[-1], epoch=log[-1].epoch - 1)],),
