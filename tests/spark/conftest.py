@@ -35,9 +35,9 @@ Connect = Callable[[str, str], None]
 
 
 @pytest.fixture(autouse=True)
-def sizes_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def means_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test knows from another how large entries are."""
-    monkeypatch.setattr(logs, "_sizes", {})
+    monkeypatch.setattr(logs, "_means", {})
 
 
 @pytest.fixture(scope="session")

@@ -152,6 +152,7 @@ def test_a_log_is_read_in_chunks_of_bounded_size(acked: AckedLog, monkeypatch: p
     assert values(reader.read(whole(reader))) == acked.numbers(0)
     assert len(asked) < 8
     asked.clear()
+    monkeypatch.setattr(logs, "FIRST_MOST", 4)
     acked.fill(1, [40_000] * 6)
     assert values(reader.read(whole(reader, 1))) == acked.numbers(1)
     size = len(acked.entries(1)[0][1][b"batch"])
@@ -159,7 +160,7 @@ def test_a_log_is_read_in_chunks_of_bounded_size(acked: AckedLog, monkeypatch: p
 
 
 def test_small_slices_are_asked_for_together(acked: AckedLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as the size of entries is known; slices that are larger than a chunk are asked for alone."""
+    """As soon as the mean of entries is known; slices that are larger than a chunk are asked for alone."""
     asked: list[list[int]] = []
     real = AckedLogs._ranges
 
@@ -175,12 +176,35 @@ def test_small_slices_are_asked_for_together(acked: AckedLog, monkeypatch: pytes
     for chunk_bytes, expected in (
         (logs.CHUNK_BYTES, [[0], [1]]),
         (logs.CHUNK_BYTES, [[0, 1]]),
-        (10, [[0], [1]]),
+        (10, [[0]] * 3 + [[1]] * 3),
     ):
         monkeypatch.setattr(logs, "CHUNK_BYTES", chunk_bytes)
         asked.clear()
         assert values(reader.read(*both)) == numbers
         assert asked == expected
+
+
+def test_a_slice_is_read_with_one_call_once_the_mean_of_entries_is_known(
+    acked: AckedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its entries have one row or many, and where it begins or ends within one."""
+    calls: list[object] = []
+    real = AckedLogs._ranges
+
+    def watched(self: AckedLogs, ranges: Sequence[tuple[int, int, int]]) -> object:
+        calls.append(ranges)
+        return real(self, ranges)
+
+    monkeypatch.setattr(AckedLogs, "_ranges", watched)
+    acked.fill(0, [1] * 20)
+    acked.fill(1, [10] * 20)
+    for p, start, end in ((0, 5, 17), (1, 50, 100), (1, 55, 66), (1, 58, 59)):
+        reader = AckedLogs(OPTIONS)
+        rows = Slice(p, acked.identity(p), start, end)
+        list(reader.read(whole(reader, p)))
+        calls.clear()
+        assert values(reader.read(rows)) == acked.numbers(p)[start:end]
+        assert len(calls) == 1, (p, start, end)
 
 
 def test_any_range_of_rows_is_read_exactly(acked: AckedLog) -> None:

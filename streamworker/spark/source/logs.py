@@ -34,16 +34,18 @@ later."""
 CHUNK_BYTES = 2 * 1024 * 1024
 """Approximate size of one ``XRANGE`` answer: large against the cost of a round trip, small against the
 server's output buffer and an executor's memory."""
-FIRST_COUNT, MOST_COUNT = 4, 1_000
-"""Entries of the first range of a slice, since a log may have larger ones than the log before, and of any
+FIRST_COUNT, FIRST_MOST, MOST_COUNT = 4, 16, 1_000
+"""Entries of the first range of a slice: while nothing is known of them, and at most. And entries of any
 range at most."""
+ENTRY_BYTES = CHUNK_BYTES // 128
+"""What an entry of a first range counts at least, since a log may have larger ones than the log before."""
 SLICES_MAX = 16
 """Slices that are asked for in one answer."""
 
 _schemas: dict[str, pa.Schema] = {}
 """Cache by fingerprint, a digest of the schema. Spark uses a Python process for many tasks."""
-_sizes: dict[str, int] = {}
-"""Mean bytes of an entry in the last range of a processor's logs, by a key of the processor."""
+_means: dict[str, tuple[int, int]] = {}
+"""Mean bytes and rows of an entry in the last range of a processor's logs, by a key of the processor."""
 
 Entries = list[tuple[EntryId, Mapping[bytes, bytes]]]
 
@@ -256,7 +258,7 @@ class AckedLogs:
         """
         left = [*parts]
         while left:
-            asked = _first_ranges(left, _sizes.get(self._keys.schemas, 0))
+            asked = _first_ranges(left, _means.get(self._keys.schemas))
             for part, (_, _, count), found in zip(left, asked, self._ranges(asked), strict=False):
                 yield from self._read(part, count, *found)
             del left[: len(asked)]
@@ -266,7 +268,9 @@ class AckedLogs:
         position, before, next_id = part.start, _before(part), part.start
         while entries:
             bytes_read = sum(len(fields.get(b"batch", b"")) for _, fields in entries)
-            _sizes[self._keys.schemas] = size = max(bytes_read // len(entries), 1)
+            size = max(bytes_read // len(entries), 1)
+            rows = max((entries[-1][0].ms - next_id) // len(entries), 1)  # An id numbers the last row.
+            _means[self._keys.schemas] = size, rows
             for entry_id, fields in entries:
                 next_id = entry_id.ms + 1
                 link = self._link(part, entry_id, fields, before)
@@ -424,17 +428,20 @@ def _tail(
     return Position(count, log_id, last.decode("ascii", "replace"), epoch)
 
 
-def _first_ranges(parts: Sequence[Slice], size: int) -> list[tuple[int, int, int]]:
+def _first_ranges(parts: Sequence[Slice], mean: tuple[int, int] | None) -> list[tuple[int, int, int]]:
     """Return the first range of one or more slices, as many as one chunk has room for.
 
-    A slice is asked for alone while the mean size of its entries is not known. Its range begins with the
-    entry that ends where the slice begins: that shows whether the log is still the one that was read up to
-    here, and the next entry must follow it. This costs one entry more.
+    A slice is asked for alone while the mean bytes and rows of its entries are not known. Its range begins
+    with the entry that ends where the slice begins: that shows whether the log is still the one that was read
+    up to here, and the next entry must follow it. This costs one entry more.
     """
+    if mean is None:
+        return [(part.partition, part.start, min(FIRST_COUNT, part.rows + 1)) for part in parts[:1]]
+    size, rows = max(mean[0], ENTRY_BYTES), mean[1]
     asked, room = list[tuple[int, int, int]](), CHUNK_BYTES
     for part in parts[:SLICES_MAX]:
-        count = min(FIRST_COUNT, part.rows + 1)
-        room -= count * size or CHUNK_BYTES
+        count = _count(size, min(FIRST_MOST, part.rows // rows + 2))
+        room -= count * size
         if asked and room < 0:
             break
         asked.append((part.partition, part.start, count))
