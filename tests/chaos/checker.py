@@ -31,7 +31,7 @@ SWEEP = "sweep"
 CONTROL_MESSAGES_MAX = 12_000
 """The stream keeps about 10,000, by whole nodes."""
 REACHED_MS = 10_000
-"""Who asks each second has an answer in so long without a fault: connections are made anew in seconds."""
+"""Who asks each second has an answer in so long once all faults are over."""
 SHOWN_MAX = 5
 """Violations of one promise in one partition that are told one by one."""
 
@@ -130,8 +130,6 @@ class Judge:
         """Confirmed records that a failover lost, and their producer reported."""
         self.lost_unheard = 0
         """The same of producers that were killed before they could notice."""
-        self.lost_unasked = 0
-        """The same of producers that asked in the end, and had no answer."""
         self._tries: dict[int, dict[Id, list[Commit]]] = defaultdict(lambda: defaultdict(list))
         for commit in self.commits:
             self._tries[commit.partition][commit.new].append(commit)
@@ -162,7 +160,6 @@ class Judge:
         self.passed_on()
         self.table_equals_log()
         self.not_silent()
-        self.all_asked()
         return self.violations
 
     # -- what was sent is there (I1, I2, I3) ---------------------------------------------------
@@ -197,10 +194,7 @@ class Judge:
                     self.found("I1", text, partition, [event], [entry_id])
 
     def _is_said(self, send: Send) -> bool:
-        """Whether a failover may have lost a record, and its producer said so or had no chance to.
-
-        Whether one that had no answer has an excuse is judged by itself (:meth:`all_asked`).
-        """
+        """Whether a failover may have lost a record, and its producer said so or had no chance to."""
         assert send.answered is not None
         where = (send.producer, send.partition)
         if self.limits.replicated or not self.lapses.covers(send.partition, send.answered.at):
@@ -210,10 +204,7 @@ class Judge:
             return True
         if self.lapses.could_be_said(*where, send.answered.at):
             return False
-        if send.producer in self.lapses.unverified:
-            self.lost_unasked += 1
-        else:
-            self.lost_unheard += 1
+        self.lost_unheard += 1
         return True
 
     def _where(self, partition: int, entry_id: Id) -> str:
@@ -441,7 +432,7 @@ class Judge:
     # -- how it went (I7, I8, I9, I10) -----------------------------------------------------------
 
     def settled(self) -> None:
-        """I7: no partition stands still for long, and once the faults are over everything is committed."""
+        """I7: no partition stands still for long; once the faults are over all is committed, and answered."""
         for partition, start, end in self.stalls(1000 * self.limits.stalled_s):
             at = [e for e in self.history if start <= e.at <= end and e.get("partition") == partition]
             text = f"it stood still for {(end - start) / 1000:.0f} s with entries"
@@ -450,6 +441,10 @@ class Judge:
         settled = [event for event in self.history if event.kind == "run" and event["what"] == "settled"]
         if not healed:
             return
+        for event in self.history:
+            if event.kind == "verified" and event.at - max(event["since"], healed[0].at) > REACHED_MS:
+                text = f"{event['producer']} asked what is lost in vain, though no fault went on"
+                self.found("I7", text, evidence=[healed[0], event])
         for partition, part in self.dump.partitions.items():
             if part.waiting:
                 text = f"{part.waiting} entries wait behind the checkpoint {text_of(part.checkpoint)}"
@@ -565,38 +560,6 @@ class Judge:
                 at = [e for e in self.history if start <= e.at <= end and e.get("partition") == partition]
                 self.found("I10", text, partition, [*at[:1], *at[-1:]])
 
-    def all_asked(self) -> None:
-        """A producer that asks in the end what is lost has an answer, unless faults keep it from one."""
-        for event in self.history:
-            if event.kind != "unverified":
-                continue
-            slot = event["producer"].rpartition("-")[0]
-            free_ms, free_from = 0.0, event["since"]
-            for start, end in [*self._faults_of(slot), (event.at, event.at)]:
-                free_ms = max(free_ms, min(start, event.at) - free_from)
-                free_from = max(free_from, end)
-            if free_ms > REACHED_MS:
-                text = (
-                    f"{event['producer']} asked for {(event.at - event['since']) / 1000:.0f} s what is lost, "
-                    f"{free_ms / 1000:.0f} s of them without a fault, and had no answer: {event['why']}"
-                )
-                self.found("unverified", text, evidence=[event])
-
-    def _faults_of(self, slot: str) -> list[tuple[float, float]]:
-        """Return from when until when each fault went on that the process of a slot could feel, sorted."""
-        ends = {event["number"]: event.at for event in self.faults if event["what"] != "begin"}
-        mine = {f"process {slot}", f"line {slot}"}
-
-        def is_felt(event: Event) -> bool:
-            takes = event.get("takes", ("server",))
-            return any(each in mine or not each.startswith(("process", "line")) for each in takes)
-
-        return [
-            (event.at, ends.get(event["number"], float("inf")))
-            for event in self.faults
-            if event["what"] == "begin" and is_felt(event)
-        ]
-
     def stalls(self, longer_than_ms: float) -> list[tuple[int, float, float]]:
         """Return when partitions had confirmed entries and committed none for so long."""
         found = []
@@ -652,7 +615,6 @@ class Judge:
             "gone_by_failover": {
                 "reported_by_id": self.lost_and_said,
                 "of_producers_killed_before": self.lost_unheard,
-                "of_producers_that_had_no_answer": self.lost_unasked,
                 "reports": self.lapses.reported,
             },
             "packed": sum(part.packed for part in self.dump.partitions.values()),

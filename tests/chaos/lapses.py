@@ -35,8 +35,6 @@ class Lapses:
             self._add(first, float("inf"))
         self._lost: dict[tuple[str, int], list[tuple[Id, Id]]] = defaultdict(list)
         self._verified: set[str] = set()
-        self.unverified: set[str] = set()
-        """Producers that asked in the end, and had no answer."""
         self._heard: dict[tuple[str, int], float] = {}
         self.reported = 0
         """Sends that producers reported as lost."""
@@ -47,8 +45,6 @@ class Lapses:
                 self.reported += event["entries"]
             elif event.kind == "verified":
                 self._verified.add(event["producer"])
-            elif event.kind == "unverified":
-                self.unverified.add(event["producer"])
             elif event.kind == "send" and event["what"] == "ok":
                 for partition, _ in event["places"]:
                     self._heard[event["producer"], partition] = event.at

@@ -345,7 +345,6 @@ class Soak:
 
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:
         words = {"name": fault.name, "target": fault.target, "loses": fault.loses, "number": number}
-        words["takes"] = sorted(fault.takes)
         if fault.partitions is not None:
             words["partitions"] = list(fault.partitions)
         if what == "failed":

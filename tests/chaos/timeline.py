@@ -19,7 +19,6 @@ UNSHOWN = {
     "processor",
     "loses",
     "number",
-    "takes",
 }
 """Fields that say nothing of a violation that is not said elsewhere."""
 
@@ -67,7 +66,7 @@ def _faults_at(history: Sequence[Event], at: float) -> list[str]:
 
 
 def _concerns(event: Event, violation: Violation) -> bool:
-    if event.kind in ("fault", "run", "died", "unverified"):
+    if event.kind in ("fault", "run", "died"):
         return True
     if event.kind == "send":
         return False  # Those that matter are evidence.
