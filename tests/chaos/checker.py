@@ -4,9 +4,8 @@ It imports nothing of the project, so that no mistake is made twice. The promise
 docs/guarantees.md. It reads a history (``history.py``) and a dump (``dump.py``), and finds violations, each
 with the events that show it; ``timeline.py`` draws the smallest window around them.
 
-What was confirmed before a fault that loses data by right is not asked for (I1, I6); what is left must be in
-order all the same, so all other promises are judged as always. A fault that names its partitions, as a
-failover does, may only cost what its producers reported by ids (``lapses.py``).
+A fault that names partitions that may lose something, as a failover does, may only cost what its producers
+reported by ids (``lapses.py``). What is left must be in order all the same: all else is judged as always.
 
     python -m tests.chaos.checker FOLDER
 """
@@ -122,10 +121,7 @@ class Judge:
         self.commits = list(_commits(history))
         self.locks = [event for event in history if event.kind == "lock" and event["what"] == "acquired"]
         self.faults = [event for event in history if event.kind == "fault"]
-        self.lossy = [e for e in self.faults if e.get("loses") and e.get("partitions") is None]
         self.lapses = Lapses(history)
-        self.excused_ms = max((event.at for event in self.lossy), default=float("-inf"))
-        """What was confirmed before may be gone by right."""
         self.lost_and_said = 0
         """Confirmed records that a failover lost, and their producer reported."""
         self.lost_unheard = 0
@@ -169,7 +165,7 @@ class Judge:
         there = {p: part.rows_by_id() for p, part in self.dump.partitions.items()}
         dead = {p: set(part.dead) for p, part in self.dump.partitions.items()}
         for send in self.sends:
-            if send.outcome != "ok" or send.answered is None or send.answered.at <= self.excused_ms:
+            if send.outcome != "ok" or send.answered is None:
                 continue
             row = there.get(send.partition, {}).get(send.id)
             text = ""
@@ -187,7 +183,7 @@ class Judge:
                 text = f"{send} was reported as lost, and is there"
                 self.found("I6", text, send.partition, (send.invoked, send.answered), [send.id])
         for event in self.history:
-            if event.kind == "poison" and event.at > self.excused_ms:
+            if event.kind == "poison":
                 partition, entry_id = event["partition"], parse_id(event["id"])
                 if entry_id not in dead.get(partition, ()) and not self.lapses.covers(partition, event.at):
                     text = f"the poison {event['id']} is not among the dead letters"
@@ -304,18 +300,10 @@ class Judge:
         self._locks_have_one_owner()
         self._zombies_are_refused()
 
-    def _life(self, event: Event, partition: int) -> int | None:
-        """Return how many faults took something back before an event: epochs may be given again.
-
-        None while such a fault goes on: nobody can tell what of it was taken back.
-        """
-        lives = self.lapses.lives(partition, event.at)
-        return None if lives is None else lives + sum(event.at > fault.at for fault in self.lossy)
-
     def _locks_have_one_owner(self) -> None:
         owners: dict[tuple[int, int, int], Event] = {}
         for event in self.locks:
-            life = self._life(event, event["partition"])
+            life = self.lapses.lives(event["partition"], event.at)
             if life is None:
                 continue
             first = owners.setdefault((life, event["partition"], event["epoch"]), event)
@@ -328,13 +316,14 @@ class Judge:
         for event in self.locks:
             taken[event["partition"]].append(event)
         for commit in self.commits:
-            life = self._life(commit.sent, commit.partition)
+            life = self.lapses.lives(commit.partition, commit.sent.at)
             if commit.code != "OK" or life is None:
                 continue
             for event in taken[commit.partition]:
                 if event.at >= commit.sent.at:
                     break
-                if event["epoch"] > commit.epoch and self._life(event, commit.partition) == life:
+                is_later = event["epoch"] > commit.epoch
+                if is_later and self.lapses.lives(commit.partition, event.at) == life:
                     text = f"{commit} was accepted, and {event['owner']} had epoch {event['epoch']}"
                     evidence = [event, commit.sent, commit.answered]
                     self.found("I4", text, commit.partition, evidence, [commit.new])
@@ -344,7 +333,7 @@ class Judge:
         """I5: each entry begins where the one before ended, and its id counts the rows."""
         for partition, part in self.dump.partitions.items():
             total, last = 0, (0, 0)
-            for number, entry in enumerate(part.log):
+            for entry in part.log:
                 evidence = self._of_entry(partition, entry)
                 total += entry.rows
                 if entry.bad:
@@ -355,7 +344,7 @@ class Judge:
                     total = entry.id[0]
                 # Between two entries there may be commits that added none: those of dead letters alone.
                 follows = entry.prev == last or (entry.prev > last and entry.prev in part.dead)
-                if not follows and (number or not self.lossy):
+                if not follows:
                     text = f"{entry} follows {text_of(entry.prev)}, the one before ended at {text_of(last)}"
                     self.found("I5", text, partition, evidence, [entry.prev, last])
                 outside = [row for row in entry.values if not entry.prev < row.source <= entry.last]
@@ -365,8 +354,7 @@ class Judge:
                 last = entry.last
             if part.checkpoint < last or (part.checkpoint > last and part.checkpoint not in part.dead):
                 text = f"the checkpoint is {text_of(part.checkpoint)}, and the log ends with {text_of(last)}"
-                if part.log or not self.lossy:
-                    self.found("I5", text, partition)
+                self.found("I5", text, partition)
 
     def truthful(self) -> None:
         """I6: answers to commits and to sends are true, and what is in the log was executed."""
@@ -385,7 +373,7 @@ class Judge:
         text = f"{commit} was answered {commit.code}, and"
         if commit.code in REFUSED and not commit.tries and is_there:
             self.found("I6", f"{text} is there", commit.partition, evidence, ids)
-        if commit.code not in DONE or commit.answered is None or commit.answered.at <= self.excused_ms:
+        if commit.code not in DONE or commit.answered is None:
             return
         if self.lapses.covers(commit.partition, commit.answered.at) and not self.limits.replicated:
             return  # It may be gone; what is gone of its rows is asked of their producers.

@@ -19,7 +19,6 @@ TAKE_OVER_S = 20.0
 MIGRATE_MS = 5_000
 VOTE = "the vote of the primaries"
 """What only one fault has hold of that needs it: with two of three primaries gone nobody is elected."""
-BEHIND = "what its replica had not received"
 NOBODY_TOOK_OVER = f"nobody took over in {TAKE_OVER_S:.0f} s"
 
 
@@ -107,9 +106,10 @@ class FailoverPlanned(OfPair, name="failover planned", lasts_s=(0.2, 0.5)):
         return time.monotonic() > self._until_s and self.primary.is_primary and self.replica.follows
 
 
-class _Unprepared(OfPair, loses=BEHIND, lasts_s=(0.0, 0.1)):
-    """A replica takes over from a primary that does not answer any more."""
+class _Unprepared(OfPair, lasts_s=(0.0, 0.1)):
+    """A replica takes over from a primary that does not answer any more; what it had not received is lost."""
 
+    loses = True
     is_voted = True
 
     def begin(self) -> None:

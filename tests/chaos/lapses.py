@@ -18,14 +18,14 @@ LATE_MS = 8_000
 
 
 class Lapses:
-    """What the faults that name partitions may have cost, and what was said of it."""
+    """What the faults that may lose something may have cost, and what was said of it."""
 
     def __init__(self, history: Sequence[Event]) -> None:
         self.spans: dict[int, list[tuple[float, float]]] = defaultdict(list)
         """Of each partition, from when until when what was confirmed may be gone."""
         begun: dict[int, Event] = {}
         for event in history:
-            if event.kind != "fault" or not event.get("loses") or event.get("partitions") is None:
+            if event.kind != "fault" or not event["may_lose"]:
                 continue
             if event["what"] == "begin":
                 begun[event["number"]] = event
@@ -50,7 +50,7 @@ class Lapses:
                     self._heard[event["producer"], partition] = event.at
 
     def _add(self, first: Event, end_ms: float) -> None:
-        for partition in first["partitions"]:
+        for partition in first["may_lose"]:
             self.spans[partition].append((first.at, end_ms))
 
     def covers(self, partition: int, at: float) -> bool:
@@ -62,7 +62,10 @@ class Lapses:
         return max(ends, default=None)
 
     def lives(self, partition: int, at: float) -> int | None:
-        """Return how many such faults were over at a moment; None in one, and shortly after it."""
+        """Return how many such faults were over at a moment: epochs may be given again after each.
+
+        None in one, and shortly after it: nobody can tell what of it was taken back.
+        """
         spans = self.spans[partition]
         if any(start <= at <= end + LATE_MS for start, end in spans):
             return None

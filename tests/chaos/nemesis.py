@@ -1,8 +1,7 @@
 """Faults, each with a beginning and an end: what a soak mixes and what a test of one fault uses alone.
 
 A fault is aimed (``aim`` picks a target by a random generator and names what it takes hold of, so that no
-two faults pull at one thing), begun and ended. ``loses`` says what it makes legitimate: faults without it
-must cost nothing that was confirmed.
+two faults pull at one thing), begun and ended. None of these may cost anything that was confirmed.
 
     field = Field(server, slots, names)
     fault = WorkerKilled()
@@ -104,15 +103,13 @@ class Nemesis(ABC):
 
     name: ClassVar[str]
     """What reports call it."""
-    loses: ClassVar[str] = ""
-    """What of the confirmed data it may cost; empty: nothing."""
+    loses: ClassVar[bool] = False
+    """Whether it may cost something of what was confirmed, as a failover may."""
     lasts_s: ClassVar[tuple[float, float]] = (0.5, 3.0)
     """How long it may take."""
 
-    def __init_subclass__(
-        cls, *, name: str = "", loses: str = "", lasts_s: tuple[float, float] | None = None
-    ) -> None:
-        cls.name, cls.loses, cls.lasts_s = name, loses or cls.loses, lasts_s or cls.lasts_s
+    def __init_subclass__(cls, *, name: str = "", lasts_s: tuple[float, float] | None = None) -> None:
+        cls.name, cls.lasts_s = name, lasts_s or cls.lasts_s
 
     def __init__(self) -> None:
         self.field: Field
@@ -123,8 +120,8 @@ class Nemesis(ABC):
         """What it takes hold of."""
         self.taken: frozenset[str] = frozenset()
         """What other faults have hold of."""
-        self.partitions: Sequence[int] | None = None
-        """Those that may lose something by it; None for all."""
+        self.partitions: Sequence[int] = ()
+        """Those that may lose something by it."""
         self.failure = ""
         """Why it did not come about, or not whole; empty if it did. Final once it is over."""
 
@@ -724,37 +721,6 @@ class GroupMoved(_OfData, name="consumer group moved"):
                 self.failure = NOT_THERE
 
 
-# -- what loses data, by right ---------------------------------------------------------------------
-
-
-class Emptied(_OfData, name="database emptied", loses="everything before it"):
-    """``FLUSHALL``."""
-
-    def begin(self) -> None:
-        with self.server.client() as client:
-            client.flushall()
-
-
-class ServerForgot(
-    ServerKilled, name="server restarted empty", loses="everything before it", lasts_s=(0.0, 1.0)
-):
-    """Restarted without what it had written."""
-
-    def begin(self) -> None:
-        super().begin()
-        self.server.forget()
-
-
-class PowerLost(
-    ServerKilled, name="append-only file truncated", loses="what was written last", lasts_s=(0.0, 1.0)
-):
-    """Restarted with an append-only file that lacks its end."""
-
-    def begin(self) -> None:
-        super().begin()
-        self.target = f"{self.server.truncate(self.rng.randint(1, 20_000))} bytes"
-
-
 LOSSLESS: tuple[type[Nemesis], ...] = (
     WorkerKilled, WorkerStopped, WorkerFrozen, WorkerFlaps, ProducerKilled, Starved,
     LineSlow, LineNarrow, LineCut, RequestsHeld, RepliesHeld, RepliesLost, RepliesCut,
@@ -763,8 +729,4 @@ LOSSLESS: tuple[type[Nemesis], ...] = (
     ScriptsFlushed, ClockStepped, MembershipCorrupt, MembershipGone, ControlTrimmed, WrongType, Poisoned,
     GroupMoved,
 )  # fmt: skip
-"""Faults that may cost nothing that was confirmed."""
-
-LOSSY: tuple[type[Nemesis], ...] = (Emptied, ServerForgot, PowerLost)
-"""Faults that lose data by right; what is left must still be right. A source that is deleted is none of them:
-its partition halts until somebody has looked at it."""
+"""Faults that may cost nothing that was confirmed. What loses data is shown by rows F9, F10 and F34."""

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import random
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import redis
 
 from streamworker.dev.server import EmbeddedServer
 from tests.chaos.proxy import Proxy, ProxyThread
-from tests.durability.pair import OnFile, cut, newest_aof
+from tests.durability.pair import OnFile, newest_aof
 from tests.helpers import wait_for
 
 FAKETIME = next(
@@ -259,24 +258,11 @@ class ChaosServer:
         os.kill(self.server.pid, signal.SIGCONT)
         self.is_paused = False
 
-    # -- files ---------------------------------------------------------------------------------
-
-    def forget(self) -> None:
-        """Remove its data; call it between :meth:`kill` and :meth:`start`."""
-        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
+    # -- limits --------------------------------------------------------------------------------
 
     def last_log(self) -> Path:
+        """Return its append-only file, or the last of several."""
         return newest_aof(self.folder)
-
-    def truncate(self, count: int) -> int:
-        """Cut bytes off the end of its append-only file, as a loss of power does; returns how many.
-
-        Call it between :meth:`kill` and :meth:`start`.
-        """
-        path = self.last_log()
-        count = min(count, path.stat().st_size)
-        cut(path, count)
-        return count
 
     def fill_disk(self) -> None:
         """Leave no room on its disk: no write is taken any more. Needs ``small_disk``."""
@@ -302,8 +288,6 @@ class ChaosServer:
         where, options = os.fsencode(self.folder), f"size={size}".encode()
         if ctypes.CDLL(None, use_errno=True).mount(b"tmpfs", where, b"tmpfs", MS_REMOUNT, options):
             raise OSError(ctypes.get_errno(), f"{self.folder} cannot be given {size} bytes")
-
-    # -- limits --------------------------------------------------------------------------------
 
     def fill_memory(self, room_bytes: int = 16_384) -> None:
         with self.client() as client:

@@ -45,7 +45,7 @@ from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.forked import Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
-from tests.chaos.nemesis import LOSSLESS, LOSSY, Field, Names, Nemesis, Running, Slot, is_over
+from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Running, Slot, is_over
 from tests.chaos.nodes import PRIMARIES, ChaosCluster
 from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.timeline import draw
@@ -95,8 +95,6 @@ class Plan:
     partitions: int = 16
     workers: int = 8
     producers: int = 2
-    lossy: bool = False
-    """Whether faults that lose data by right are among the others."""
     cluster: bool = False
     """Whether it runs on a Cluster of three primaries and three replicas, with the faults of one."""
     durability: str = "memory"
@@ -113,14 +111,14 @@ class Plan:
     @property
     def has_chain(self) -> bool:
         """Whether what is handled is passed on: a chain that lost something may wait for a person."""
-        return not self.lossy and not self.cluster
+        return not self.cluster
 
     @property
     def command(self) -> str:
         words = [f"python -m tests.chaos.soak --seed {self.seed} --minutes {self.minutes:g}"]
         words += [f"--events {self.events} --faults {self.faults} --partitions {self.partitions}"]
         words += [f"--workers {self.workers} --producers {self.producers}"]
-        words += ["--lossy"] * self.lossy + [f"--plant {self.plant!r}"] * bool(self.plant)
+        words += [f"--plant {self.plant!r}"] * bool(self.plant)
         words += [f"--cluster --durability {self.durability}"] * self.cluster
         words += [f"--kind {kind!r}" for kind in self.kinds]
         words += [f"--handler-ms {self.handler_ms} --haste {self.haste}"]
@@ -307,14 +305,9 @@ class Soak:
 
     def _deck(self) -> Iterator[type[Nemesis]]:
         """Deal all kinds in a new order each round, so that none is left out; a Cluster's own kinds first."""
-        kinds = [
-            *LOSSLESS,
-            *(LOSSY if self.plan.lossy else ()),
-            *(CLUSTER_KINDS if self.plan.cluster else ()),
-        ]
+        kinds = [*LOSSLESS, *(CLUSTER_KINDS if self.plan.cluster else ())]
         if self.plan.kinds:
-            every = (*LOSSLESS, *LOSSY, *CLUSTER_KINDS)
-            kinds = [kind for kind in every if kind.name in self.plan.kinds]
+            kinds = [kind for kind in (*LOSSLESS, *CLUSTER_KINDS) if kind.name in self.plan.kinds]
         self._missing = {kind.name: why for kind in kinds if (why := kind.missing(self._field))}
         kinds = [kind for kind in kinds if kind.name not in self._missing]
         if not kinds:
@@ -344,9 +337,8 @@ class Soak:
         return True
 
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:
-        words = {"name": fault.name, "target": fault.target, "loses": fault.loses, "number": number}
-        if fault.partitions is not None:
-            words["partitions"] = list(fault.partitions)
+        words = {"name": fault.name, "target": fault.target, "number": number}
+        words["may_lose"] = list(fault.partitions)
         if what == "failed":
             words["why"] = fault.failure
         self._recorder.write("fault", what=what, **words)
@@ -566,7 +558,6 @@ def main() -> None:
     for name in ("events", "faults", "partitions", "workers", "producers", "handler_ms", "haste"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Plan, name))
     parser.add_argument("--minutes", type=float, default=Plan.minutes)
-    parser.add_argument("--lossy", action="store_true", help="also faults that lose data by right")
     parser.add_argument("--cluster", action="store_true", help="on a Cluster, with the faults of one")
     parser.add_argument("--durability", choices=("memory", "replicas"), default=Plan.durability)
     parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a known mistake, to be found")
@@ -579,8 +570,6 @@ def main() -> None:
     options = vars(parser.parse_args())
     as_json, folder, keep = options.pop("json"), options.pop("folder"), options.pop("keep")
     kinds = tuple(options.pop("kind"))
-    if options["cluster"] and options["lossy"]:
-        parser.error("--lossy is for one server: on a Cluster failovers lose data, and say what")
     if options["durability"] == "replicas" and not options["cluster"]:
         parser.error("--durability replicas needs --cluster: one server has no replicas")
     plan = Plan(**options, kinds=kinds)

@@ -303,30 +303,11 @@ def test_a_stall_that_somebody_named_is_no_silent_one() -> None:
     assert story.judge() == []
 
 
-def test_what_a_fault_took_back_by_right_is_not_asked_for() -> None:
-    """The end of the log is gone with the checkpoint; a fault that loses data came after it."""
-    story = Story()
-    for entry in story.log[2:]:
-        story.log.remove(entry)
-    story.part.update(checkpoint="104-0", dead={})
-    assert {"I1", "I6"} <= promises(story)
-    story.write(450, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
-    assert story.judge() == []
-
-
-def test_a_loss_before_which_nothing_was_lost_does_not_excuse_what_comes_later() -> None:
-    """A record that was confirmed after the fault must be there."""
-    story = Story()
-    story.write(122, "fault", what="begin", name="power lost", target="", loses="the end", number=1)
-    story.log.pop()
-    assert "I1" in promises(story)
-
-
 def fail_over(story: Story, at: float = 450, *, partitions: Sequence[int] = (0,), ends: bool = True) -> None:
     """Let a failover that may lose something of some partitions go on for 5 ms, or until the end."""
-    words = {"name": "primary killed", "target": "node 0", "loses": "the end", "number": 1}
+    words = {"name": "primary killed", "target": "node 0", "number": 1}
     for what, when in (("begin", at), ("end", at + 5))[: 1 + ends]:
-        story.write(when, "fault", what=what, partitions=list(partitions), **words)
+        story.write(when, "fault", what=what, may_lose=list(partitions), **words)
 
 
 def failed_over(*, said: bool = True, said_of: int = 0, **how: Any) -> Story:
@@ -462,7 +443,7 @@ def test_a_failover_excuses_what_it_took_back_and_nothing_else(what: str) -> Non
 def test_the_window_shows_what_happened_around_a_violation_and_little_else() -> None:
     """The zombie's commit, who had the lock, and the fault that went on; no other partition's events."""
     story = Story()
-    story.write(180, "fault", what="begin", name="worker frozen", target="w1", loses="", number=1)
+    story.write(180, "fault", what="begin", name="worker frozen", target="w1", may_lose=[], number=1)
     story.write(305, "lock", what="acquired", partition=7, owner="z", epoch=9, checkpoint="0-0")
     BROKEN["a zombie's commit is accepted"][1](story)
     violation = next(v for v in story.judge() if v.promise == "I4")

@@ -17,7 +17,7 @@ UNSHOWN = {
     "logger",
     "partition",
     "processor",
-    "loses",
+    "may_lose",
     "number",
 }
 """Fields that say nothing of a violation that is not said elsewhere."""
