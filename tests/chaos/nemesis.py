@@ -610,7 +610,7 @@ class MembershipCorrupt(_OfData, name="membership corrupt"):
 
     WRONG = (
         b"", b"{", b"[]", b"null", b'{"generation": "x"}', b'{"generation": 1, "members": 3}',
-        b"\xff\xfe\x00", b'{"members": [{}, {}]}', b"9" * 5_000, b"[" * 5_000,
+        b"\xff\xfe\x00", b'{"members": [{}, {}]}', b'{"generation":9}', b"9" * 5_000, b"[" * 5_000,
     )  # fmt: skip
 
     def begin(self) -> None:
@@ -686,7 +686,8 @@ class Poisoned(_OfData, name="poison entries", lasts_s=(0.0, 0.1)):
         {b"v": b'{"producer": 1}'},
         {b"other": b"field"},
         {b"v": b'{"producer":"p","key":"k","seq":"no number"}'},
-        {b"v": b"[" * 20_000},
+        {b"v": b'{"key":"k","n":' + b"9" * 5_000 + b"}"},
+        {b"v": b"[" * 100_000},
     )
 
     def pick(self) -> str:

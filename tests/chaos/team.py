@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import redis.exceptions
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendError, BackendRefused, StreamworkerError
 from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.keys import GroupKeys
@@ -83,6 +84,9 @@ class Entry:
 
 class Team:
     """Some workers of one group, and a sender of its records; an async context manager."""
+
+    server: EmbeddedServer
+    """What it has for itself, if a yard started it together with its server."""
 
     def __init__(
         self,
@@ -166,6 +170,14 @@ class Team:
         """Start workers, and wait until they and those before them share the partitions evenly."""
         self.hire(*names, **environ)
         return await self.settled()
+
+    @contextlib.asynccontextmanager
+    async def at_work(self, *names: str, per_second: float = 60) -> AsyncIterator[None]:
+        """Let workers work meanwhile; in the end all is done, it is right, and nobody was hurt."""
+        await self.hired(*names)
+        async with self.load(per_second):
+            yield
+        await self.finished()
 
     def kill(self, name: str) -> None:
         self.workers.pop(name).signal(signal.SIGKILL)

@@ -6,8 +6,8 @@ The soak has the counts and the limits that are promised; docs/reliability.md ha
 import asyncio
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.redisio.group.operations import KEY_TABLE
 from tests.chaos.figures import record
 from tests.chaos.forked import Forked
+from tests.chaos.nemesis import MembershipCorrupt, Poisoned
 from tests.chaos.rows_app import PROCESSOR, Item, make_app
 from tests.chaos.team import PATIENCE_S, Team, now_ms, setting
 from tests.chaos.times import CLAIM, FAST, LEASE, STEADY
@@ -43,32 +44,18 @@ MENDED_MS = 2 * SESSION_MS
 
 
 def damaged(document: bytes, rng: random.Random) -> bytes:
+    """Return a document that cannot be acted on; which there are is shown with the document itself."""
     fields = json.loads(document)
-    members = fields["members"]
-
-    def with_fields(**changes: Any) -> bytes:
-        head = {"generation": fields["generation"]}
-        return json.dumps({**head, **fields, **changes}, separators=(",", ":")).encode()
-
-    ways: list[Callable[[], bytes]] = [
-        lambda: document[: rng.randrange(len(document))],
-        lambda: b"[]",
-        lambda: b"",
-        lambda: b"null",
-        lambda: bytes(rng.randrange(256) for _ in range(rng.randrange(1, 200))),
-        lambda: b'{"generation":' + b"9" * rng.choice((3, 20, 400)) + b"}",
-        lambda: with_fields(members=members * 2),
-        lambda: with_fields(members=[{**members[0], "id": members[-1]["id"]}, *members[1:]]),
-        lambda: with_fields(members=[{**each, rng.choice(("id", "pid", "state")): None} for each in members]),
-        lambda: with_fields(members=rng.choice(([], {}, None, 7, "x", [1], [[]]))),
-        lambda: with_fields(owners=rng.choice(([], None, [99] * 4, [-1] * 4, ["x"] * 4, [None] * 4))),
-        lambda: with_fields(partitions=rng.choice((0, -1, 10**9, "4", None))),
-        lambda: with_fields(strategy=rng.choice(("", "none", 7, None))),
-        lambda: with_fields(v=rng.choice((0, "2", None))),
-        lambda: b"x" * 1_000_000,
-        lambda: document.replace(b'"', b"\xff", 3),
-    ]
-    return rng.choice(ways)()
+    changes = {
+        "members": rng.choice(([], None, fields["members"] * 2)),
+        "owners": rng.choice(([], [99] * 4, [None] * 4)),
+        "partitions": rng.choice((0, 10**9, "4")),
+        "strategy": rng.choice(("", 7, None)),
+    }
+    name = rng.choice(sorted(changes))
+    changed = json.dumps({**fields, name: changes[name]}, separators=(",", ":")).encode()
+    cut = document[: rng.randrange(len(document))]
+    return rng.choice((cut, changed, b"x" * 1_000_000, rng.choice(MembershipCorrupt.WRONG)))
 
 
 async def damage(team: Team, document: bytes) -> None:
@@ -92,18 +79,14 @@ async def damage(team: Team, document: bytes) -> None:
 async def test_a_damaged_membership_is_mended_by_its_group_and_ends_nobody(
     yard: Yard, *, teams: int, count: int, how: str, environ: Mapping[str, str]
 ) -> None:
-    """All go on with what they have, and one of them writes the document anew.
-
-    Drawn from sixteen kinds of damage, and values of five other types. A heartbeat notices it.
-    """
+    """All go on with what they have. One of them, whose heartbeat notices it, writes the document anew."""
     samples: list[float] = []
     moved_nothing = 0
 
     async def corrupts(team: Team) -> None:
         nonlocal moved_nothing
-        team.hire("w0", "w1")
-        before = {p: lock.epoch for p, lock in enumerate(await team.settled())}
-        async with team.load(per_second=60):
+        async with team.at_work("w0", "w1"):
+            before = {p: lock.epoch for p, lock in enumerate(await team.locks())}
             for _ in range(count):
                 document: Any = await team.raw.get(team.keys.members)
                 was = Membership.parse(document).generation
@@ -118,7 +101,6 @@ async def test_a_damaged_membership_is_mended_by_its_group_and_ends_nobody(
                 after = {p: lock.epoch for p, lock in enumerate(await team.locks())}
                 moved_nothing += before == after
                 before = after
-        await team.finished()
         assert team.logged("membership_unreadable")
 
     await yard.many(teams, corrupts, "corrupt", environ=environ)
@@ -190,18 +172,14 @@ async def test_entries_that_are_no_records_hold_nobody_up(yard: Yard, *, teams: 
     samples: list[float] = []
 
     async def poisons(team: Team) -> None:
-        await team.hired("w0", "w1")
-        async with team.load(per_second=100):
+        async with team.at_work("w0", "w1", per_second=100):
             for _ in range(count):
                 p = team.rng.randrange(team.partitions)
-                fields = team.rng.choice(POISON)
-                key = team.keys.events(p)
-                poison = (await team.raw.execute_command("XADD", key, "*", *fields)).decode()
+                poison: Any = await team.raw.xadd(team.keys.events(p), team.rng.choice(POISON))
                 since = now_ms()
-                is_past = partial(_is_past, team, p, poison)
+                is_past = partial(_is_past, team, p, poison.decode())
                 await team.until("entries behind the poison are committed", is_past)
                 samples.append(now_ms() - since)
-        await team.finished()
         dead = sum([await team.raw.xlen(team.keys.dead(p)) for p in range(team.partitions)])
         assert dead == count, f"{dead} dead letters of {count}"
 
@@ -216,17 +194,7 @@ async def test_entries_that_are_no_records_hold_nobody_up(yard: Yard, *, teams: 
     )
 
 
-POISON = (
-    (b"v", b"{"),
-    (b"v", b"\xff\x00\xfe"),
-    (b"v", b'{"key":"k1"}'),
-    (b"v", b'{"key":1,"n":"x"}'),
-    (b"v", b"[]" * 100),
-    (b"w", b"1"),
-    (b"v", b'{"n":' + b"9" * 5000 + b',"key":"k"}'),
-    (b"v", b"[" * 100_000),
-    (b"v", b"x" * 3_000_000),
-)
+POISON: list[dict[Any, Any]] = [*Poisoned.POISON, {"v": b"x" * 3_000_000}]
 
 
 async def _is_past(team: Team, partition: int, entry_id: str) -> bool:
@@ -270,9 +238,7 @@ worker says of it."""
 USED_AGAIN = {"control": "control_stream_readable", "loads": "key_right_again"}
 """What a worker says when these are right again, which it can do without."""
 UNSAID = {"schemas", "stream", "damaged", "producer"}
-"""No worker says the name of these: `doctor` does."""
-BY_SENDER = {"producer"}
-"""Nobody but the producer itself knows its key: its sends are refused, and name it."""
+"""No worker says the name of these: `doctor` does. A producer, whose sends are refused, names its own key."""
 
 
 async def place_of(team: Team, kind: str) -> tuple[str, str]:
@@ -288,22 +254,12 @@ async def place_of(team: Team, kind: str) -> tuple[str, str]:
     return key, next(row.type.partition(",")[0] for row in KEY_TABLE if row.kind == kind)
 
 
-@dataclass
-class Cases:
-    kinds: list[str] = field(default_factory=list)
-    by_doctor: int = 0
-    by_worker: int = 0
-    by_sender: int = 0
-    went_on: int = 0
-    """Cases in which all partitions but the key's own went on, for longer than a session."""
-    waited: int = 0
-    """Cases in which the whole group waited until the key was put right."""
+async def wrong_types(team: Team, cases: Sequence[tuple[str, str]], outcomes: Counter[str]) -> None:
+    """Put a value of another type in a key's place, and put it right again; count who named the key.
 
-
-async def wrong_types(team: Team, cases: Sequence[tuple[str, str]], came_to: Cases) -> None:
-    """Put a value of another type in a key's place, and put it right again."""
-    await team.hired("w0", "w1")
-    async with team.load(per_second=60):
+    All partitions but the key's own must go on, for longer than a session. In few cases all wait.
+    """
+    async with team.at_work("w0", "w1"):
         await team.first_commits(now_ms(), range(team.partitions))
         for kind, wrong in cases:
             key, right = await place_of(team, kind)
@@ -312,29 +268,27 @@ async def wrong_types(team: Team, cases: Sequence[tuple[str, str]], came_to: Cas
             said = {worker: len(worker.log()) for worker in team.all_workers}
             spare = f"{key}:spare"
             before = await team.settled()
+            was = await team.raw.exists(key)
             async with team.raw.pipeline(transaction=True) as swap:
-                swap.type(key)
-                was = (await swap.execute())[0] != b"none"
                 if was:
                     swap.rename(key, spare)
                 WRONG[wrong](swap, key)
                 await swap.execute()
-            since = now_ms()
-            came_to.kinds.append(kind)
+            since, named_by = now_ms(), []
             if kind in MENDED:
                 await team.until(f"{key} is put right", partial(has_type, team, key, right))
                 was = False
-            elif kind in BY_SENDER:
+            elif kind == "producer":
                 assert key in await refusal(team), f"a send does not name {key}"
-                came_to.by_sender += 1
+                named_by += ["producer"]
             else:
                 assert await is_named_by_doctor(team, key), f"doctor does not name {key}"
-                came_to.by_doctor += 1
+                named_by += ["doctor"]
             if kind not in UNSAID:
                 # A partition's key is looked at when it gets something, which takes a moment.
                 names_it = partial(is_named_in_logs, team, MENDED.get(kind, key), said)
                 await team.until(f"a worker names {key}, a {wrong}", names_it)
-                came_to.by_worker += 1
+                named_by += ["worker"]
             others = range(1, team.partitions) if kind in PARTITIONS_OWN else range(team.partitions)
             # What needs a heartbeat, or a claim, goes on for its time yet: that is not what is asked.
             session_ms = KEPT_MS.get(kind, 0)
@@ -342,11 +296,11 @@ async def wrong_types(team: Team, cases: Sequence[tuple[str, str]], came_to: Cas
                 await asyncio.sleep(2 * session_ms / 1000)
                 goes_on = await works_on(team, since + 2 * session_ms, others, 1.0)
                 assert not goes_on, f"{key}, a {wrong}, stops nobody: docs/protocols.md says that it does"
-                came_to.waited += 1
+                outcomes["waited"] += 1
             else:
                 went_on = await works_on(team, since + session_ms, others, PATIENCE_S)
                 assert went_on, f"{key}, a {wrong}, stops partitions that are not its own"
-                came_to.went_on += 1
+                outcomes.update(["went on", *named_by])
             if kind in GROUPS_OWN | ALL_WAIT:  # Races move partitions by themselves.
                 assert await team.locks() == before, f"{key}, a {wrong}: a partition moved"
             async with team.raw.pipeline(transaction=True) as swap:
@@ -359,7 +313,6 @@ async def wrong_types(team: Team, cases: Sequence[tuple[str, str]], came_to: Cas
                 await team.until(f"a worker uses {key} again", says_so)
             is_on = await works_on(team, now_ms(), range(team.partitions), PATIENCE_S)
             assert is_on, f"work does not go on when {key} is put right"
-    await team.finished()
 
 
 async def works_on(team: Team, since_ms: float, partitions: Collection[int], timeout_s: float) -> bool:
@@ -424,14 +377,14 @@ async def test_a_key_of_another_type_is_named_and_stops_no_other_partition(
 ) -> None:
     """Each kind of key and each type, or some, drawn; nobody ends."""
     cases = yard.rng("types").sample(EVERY_CASE, some) if some else EVERY_CASE
-    came_to = Cases()
+    outcomes: Counter[str] = Counter()
 
     async def share(
         cases: Sequence[tuple[str, str]], teams: int, name: str, environ: Mapping[str, str]
     ) -> None:
         rest = iter(range(teams))
         await yard.many(
-            teams, lambda team: wrong_types(team, cases[next(rest) :: teams], came_to), name, environ=environ
+            teams, lambda team: wrong_types(team, cases[next(rest) :: teams], outcomes), name, environ=environ
         )
 
     async def of_protocol(protocol: str) -> None:
@@ -441,17 +394,16 @@ async def test_a_key_of_another_type_is_named_and_stops_no_other_partition(
 
     ours = [case for case in cases if case[0] not in PROTOCOLS_OWN]
     await gathered(share(ours, teams, "wrong", STEADY), *map(of_protocol, PROTOCOLS))
-    went_on, waited = came_to.went_on, came_to.waited
-    assert went_on + waited == len(came_to.kinds)
+    went_on, waited = outcomes["went on"], outcomes["waited"]
     target = "the key is named; other partitions go on"
     yard.record(
         "F25",
         "each kind of key, each other type",
         times=went_on,
         target=target,
-        said=f"0 violations; nobody ended; doctor named the key in {came_to.by_doctor - waited}, a worker in "
-        f"{came_to.by_worker - waited}, its producer in {came_to.by_sender}; the others went on in "
-        f"{went_on}, and all when the key was put right",
+        said=f"0 violations; nobody ended; doctor named the key in {outcomes['doctor']}, a worker in "
+        f"{outcomes['worker']}, its producer in {outcomes['producer']}; the others went on in {went_on}, and "
+        "all when the key was put right",
     )
     if waited:
         record(
@@ -524,8 +476,7 @@ async def test_members_agree_without_any_message(
         stop = asyncio.Event()
         deleting = asyncio.create_task(delete(team, stop))
         try:
-            await team.hired("w0", "w1")
-            async with team.load(per_second=60):
+            async with team.at_work("w0", "w1"):
                 for number in range(count):
                     changed = now_ms()
                     await team.hired(f"more{number}")
@@ -538,7 +489,6 @@ async def test_members_agree_without_any_message(
         finally:
             stop.set()
             await deleting
-        await team.finished()
 
     await yard.many(teams, without_control, "unheard", environ=environ)
     yard.record(

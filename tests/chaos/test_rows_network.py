@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.full("rows of the fault matrix wait for what a fault leads to"),
 ]
 
-SLOW_MS = setting(FAST, "slow_after_ms")
+SLOW_MS = setting(STEADY, "slow_after_ms")
 
 
 # -- F6: heartbeats alone ----------------------------------------------------------------------------
@@ -54,13 +54,13 @@ async def test_a_worker_whose_heartbeats_alone_are_lost_begins_nothing_before_it
     async with (
         yard.server() as server,
         running(HeartbeatProxy(server.url)) as proxy,
-        yard.team(server.url, "silent", ledger=True) as team,
+        yard.team(server.url, "silent", environ=STEADY, ledger=True) as team,
     ):
         team.hire("w0")
         await team.hired("w1", STREAMWORKER_REDIS_URL=proxy.url)
         async with team.load(per_second=60):
-            await asyncio.sleep(0.5)
             held = await team.held_by("w1")
+            await team.first_commits(now_ms(), held)
             proxy.holds, since = True, now_ms()
             await team.first_commits(since, held, above=held)
             # Where that takes long it has joined again, and is removed again.
@@ -103,10 +103,9 @@ async def each_through_a_proxy(team: Team, count: int) -> AsyncIterator[dict[str
     async with AsyncExitStack() as stack:
         proxies = {f"w{n}": await stack.enter_async_context(proxied(team.url)) for n in range(count)}
         for name, proxy in proxies.items():
-            await team.hired(name, STREAMWORKER_REDIS_URL=proxy.url)
-        async with team.load(per_second=60):
+            team.hire(name, STREAMWORKER_REDIS_URL=proxy.url)
+        async with team.at_work():
             yield proxies
-        await team.finished()
 
 
 @sized(small={"teams": 1, "count": 2, "environ": FAST}, full={"teams": 4, "count": 50, "environ": STEADY})
@@ -214,17 +213,15 @@ async def test_answers_that_are_lost_duplicate_nothing(yard: Yard, *, teams: int
         async with yard.server() as server, proxied(server.url) as proxy:
             urls = {"worker_url": proxy.url, "producer_url": proxy.url}
             environ = {"ROWS_HANDLER_S": "0.005"}
-            async with yard.team(server.url, f"replies{number}", environ=environ, **urls) as team:
-                await team.hired("w0", "w1")
+            async with (
+                yard.team(server.url, f"replies{number}", environ=environ, **urls) as team,
+                team.at_work("w0", "w1", per_second=300),
+            ):
                 proxy.only_after = b"EVALSHA"
-                goal = proxy.lost + count
-                async with team.load(per_second=300):
-                    while proxy.lost < goal:
-                        proxy.lose = 1
-                        await team.until("an answer is lost", lambda: proxy.lose == 0, poll_s=0.002)
-                        await asyncio.sleep(team.rng.uniform(0, 0.06))
-                proxy.lose = 0
-                await team.finished()
+                while proxy.lost < count:
+                    proxy.lose = 1
+                    await team.until("an answer is lost", lambda: proxy.lose == 0, poll_s=0.002)
+                    await asyncio.sleep(team.rng.uniform(0, 0.06))
             lost += proxy.lost
 
     await gathered(*map(one, range(teams)))

@@ -44,23 +44,19 @@ async def test_a_restart_with_its_data_moves_loses_and_repeats_nothing(
     """
     samples: list[float] = []
 
-    async def restarts(team: Team, server: EmbeddedServer) -> None:
-        await team.hired("w0", "w1")
-        before = await team.begun()
-        async with team.load(per_second=60):
+    async def restarts(team: Team) -> None:
+        async with team.at_work("w0", "w1"):
+            before = await team.begun()
             for number in range(count):
                 await asyncio.sleep(team.rng.uniform(0.1, 0.6))
-                if number % 2:
-                    await asyncio.to_thread(server.restart)
-                else:
-                    await asyncio.to_thread(server.kill)
-                    await asyncio.to_thread(server.start)
+                if not number % 2:
+                    await asyncio.to_thread(team.server.kill)
+                await asyncio.to_thread(team.server.restart)
                 samples.append(await team.resumed_ms(now_ms()))
                 await team.settled()
-        await team.finished()
         assert not yard.is_small or await team.begun() == before, "somebody was thought dead"
 
-    await yard.apart(teams, restarts, "restarted", server={"appendonly": True}, environ={})
+    await yard.many(teams, restarts, "restarted", server={"appendonly": True}, environ={})
     yard.record(
         "F8",
         "default settings, killed and asked to end in turn",
@@ -79,14 +75,13 @@ async def test_workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_th
     """By FLUSHALL, and by a restart without files. What was in hand is refused: its lock is gone."""
     samples: list[float] = []
 
-    async def emptied(team: Team, server: EmbeddedServer) -> None:
-        await team.hired("w0", "w1")
-        async with team.load(per_second=60):
+    async def emptied(team: Team) -> None:
+        async with team.at_work("w0", "w1"):
             for number in range(count):
                 await asyncio.sleep(team.rng.uniform(0.3, 0.8))
                 former, generation = set(team.sends.confirmed), (await team.snapshot()).generation
                 if number % 2:
-                    await asyncio.to_thread(server.restart)
+                    await asyncio.to_thread(team.server.restart)
                 else:
                     await team.raw.flushall()
                 emptied_at = now_ms()
@@ -100,9 +95,8 @@ async def test_workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_th
                 # What readers need is there again, too: how the stream is made. Rows have shown their schema.
                 declared: Any = await team.raw.hget(StreamKeys(team.name, STREAM).meta, "partitions")
                 assert int(declared) == team.partitions
-        await team.finished()
 
-    await yard.apart(teams, emptied, "emptied", environ={})
+    await yard.many(teams, emptied, "emptied", environ={})
     yard.record(
         "F9",
         "FLUSHALL, and a restart without data, in turn",
@@ -138,20 +132,19 @@ async def test_what_is_left_after_a_loss_of_power_fits_together(
     gone: list[int] = []
     told: list[int] = []
 
-    async def power_losses(team: Team, server: EmbeddedServer) -> None:
-        await team.hired("w0", "w1")
+    async def power_losses(team: Team) -> None:
         before_told = 0
-        async with team.load(per_second=60):
+        async with team.at_work("w0", "w1"):
             for round_ in range(count):
                 await asyncio.sleep(team.rng.uniform(0.3, 0.8))
                 await team.until("something was confirmed", lambda: team.sends.confirmed)
                 known = max(team.sends.confirmed)
-                await asyncio.to_thread(server.kill)
-                file = newest_aof(data_of(server))
+                await asyncio.to_thread(team.server.kill)
+                file = newest_aof(data_of(team.server))
                 # Of the first cut it is sure that something confirmed was behind it.
                 least = 1 if round_ else behind(file, known)
                 cut(file, max(least, team.rng.randrange(1, 20_000)))
-                await asyncio.to_thread(server.start)
+                await asyncio.to_thread(team.server.start)
                 back = now_ms()
                 # What is lost is lost with its checkpoint and its rows; the rest must fit together.
                 before = set(team.sends.confirmed)
@@ -166,9 +159,8 @@ async def test_what_is_left_after_a_loss_of_power_fits_together(
                 gone.append(len(lost))
                 told.append(reported - before_told)
                 before_told = reported
-        await team.finished()
 
-    await yard.apart(teams, power_losses, "power", server={"appendonly": True}, environ={})
+    await yard.many(teams, power_losses, "power", server={"appendonly": True}, environ={})
     assert told == gone, "what was lost is not what was reported"
     assert sum(gone) >= teams, "nothing that was confirmed was behind the cuts"
     yard.record(
@@ -232,17 +224,15 @@ async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(
 ) -> None:
     """Nobody can beat, so nobody is thought dead, even in three times the session timeout."""
     samples: list[float] = []
-    async with yard.server() as server, yard.team(server.url, "frozen", environ={}) as team:
-        await team.hired("w0", "w1")
-        before = await team.rebalances()
-        async with team.load(per_second=60):
+    async with yard.group("frozen", environ={}) as team:
+        async with team.at_work("w0", "w1"):
+            before = await team.rebalances()
             for _ in range(count):
                 await asyncio.sleep(team.rng.uniform(0.1, 0.6))
-                os.kill(server.pid, signal.SIGSTOP)
+                os.kill(team.server.pid, signal.SIGSTOP)
                 await asyncio.sleep(seconds)
-                os.kill(server.pid, signal.SIGCONT)
+                os.kill(team.server.pid, signal.SIGCONT)
                 samples.append(await team.resumed_ms(now_ms()))
-        await team.finished()
         moved = len(await team.rebalances()) - len(before)
     yard.record(
         "F12",
@@ -263,16 +253,13 @@ async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(
 @scene
 async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yard: Yard) -> None:
     """Not even by a warning in a log."""
+    flushes = 60
     async with yard.group("forgotten", environ={}) as team:
-        await team.hired("w0", "w1")
-        flushes = 0
-        async with team.load(per_second=100):
-            for _ in range(60):
+        async with team.at_work("w0", "w1", per_second=100):
+            for number in range(flushes):
                 await team.raw.script_flush()
-                flushes += 1
-                await asyncio.gather(*(team.raw.eval(f"return {flushes * 10 + n}", 0) for n in range(10)))
+                await asyncio.gather(*(team.raw.eval(f"return {number * 10 + n}", 0) for n in range(10)))
                 await asyncio.sleep(0.05)
-        await team.finished()
         lines = [line for worker in team.all_workers for line in worker.log().splitlines()]
     said = [line for line in lines if '"level": "warning"' in line or '"level": "error"' in line]
     assert said == [], said
@@ -284,18 +271,16 @@ async def test_scripts_that_are_forgotten_all_the_time_are_noticed_by_nobody(yar
 @scene
 async def test_a_server_busy_with_a_script_of_somebody_is_waited_for(yard: Yard) -> None:
     samples = []
-    async with yard.server() as server, yard.team(server.url, "busy", environ={}) as team:
+    async with yard.group("busy", environ={}) as team:
         await team.raw.config_set("busy-reply-threshold", 200)
-        await team.hired("w0", "w1")
-        async with team.load(per_second=60):
+        async with team.at_work("w0", "w1"):
             for _ in range(2):
-                spin = asyncio.create_task(_spin(server.url))
+                spin = asyncio.create_task(_spin(team.url))
                 await asyncio.sleep(1.5)
-                async with aredis.Redis.from_url(server.url, protocol=2) as admin:
-                    await admin.execute_command("SCRIPT", "KILL")
+                async with aredis.Redis.from_url(team.url, protocol=2) as admin:
+                    await admin.script_kill()
                 samples.append(await team.resumed_ms(now_ms()))
                 await spin
-        await team.finished()
     what, target = "a script of 1.5 s, busy-reply-threshold 200", "resumed <= 2 s after it ends"
     yard.record("F22", what, target=target, most_ms=2_000, samples_ms=samples)
 
@@ -347,11 +332,7 @@ async def test_full_memory_refuses_who_sends_and_loses_nothing_that_was_confirme
 @scene
 async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_hammered(yard: Yard) -> None:
     """Who is in works on beside one who is not; who is thrown out comes back when there is room."""
-    async with (
-        yard.server() as server,
-        yard.team(server.url, "clients", environ={}) as team,
-        AsyncExitStack() as crowd,
-    ):
+    async with yard.group("clients", environ={}) as team, AsyncExitStack() as crowd:
         await team.hired("w0")
         async with team.load(per_second=60):
             await team.resumed_ms(now_ms() + 500)  # With all connections that it needs.
@@ -363,7 +344,7 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
             # Now w0 is thrown out, and others are in before it is back.
             await team.raw.config_set("maxclients", 10_000)
             for _ in range(20):
-                one = aredis.Redis.from_url(server.url, protocol=2)
+                one = aredis.Redis.from_url(team.url, protocol=2)
                 crowd.push_async_callback(one.aclose)
                 await one.ping()
             async with team.raw.pipeline(transaction=True) as pipe:
@@ -402,18 +383,15 @@ async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard, *, rounds: in
     server = ChaosServer(yard.folder / "disk", small_disk=True)
     await asyncio.to_thread(server.__enter__)
     try:
-        async with yard.team(server.url, "disk", environ={}) as team:
-            await team.hired("w0", "w1")
-            async with team.load(per_second=60):
-                for _ in range(rounds):
-                    await asyncio.sleep(0.5)
-                    server.fill_disk()
-                    await team.until("the server takes no writes", lambda: _refuses(team), poll_s=0.1)
-                    await asyncio.sleep(1.0)
-                    server.give_room()
-                    samples.append(await team.resumed_ms(now_ms()))
-            await team.finished()
-            refused = len(team.sends.refused)
+        async with yard.team(server.url, "disk", environ={}) as team, team.at_work("w0", "w1"):
+            for _ in range(rounds):
+                await asyncio.sleep(0.5)
+                server.fill_disk()
+                await team.until("the server takes no writes", lambda: _refuses(team), poll_s=0.1)
+                await asyncio.sleep(1.0)
+                server.give_room()
+                samples.append(await team.resumed_ms(now_ms()))
+        refused = len(team.sends.refused)
     finally:
         await asyncio.to_thread(server.__exit__)
     yard.record(

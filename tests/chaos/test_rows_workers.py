@@ -91,8 +91,7 @@ async def test_what_a_killed_worker_had_is_done_by_others_in_five_seconds_and_is
 
     async def kills(team: Team) -> None:
         names = (f"w{number}" for number in itertools.count())
-        await team.hired(next(names), next(names), next(names))
-        async with team.load(per_second=60):
+        async with team.at_work(next(names), next(names), next(names)):
             for _ in range(count):
                 await asyncio.sleep(team.rng.uniform(0.05, 0.6))
                 victim = team.rng.choice(sorted(team.workers))
@@ -100,7 +99,6 @@ async def test_what_a_killed_worker_had_is_done_by_others_in_five_seconds_and_is
                 team.kill(victim)
                 samples.append(await team.takeover_ms(killed, held))
                 await team.hired(next(names))
-        await team.finished()
 
     await yard.many(teams, kills, "killed", environ={})
     target = "0 violations; recovery p99 <= 5 s"
@@ -120,8 +118,7 @@ async def test_a_rolling_restart_hands_over_in_half_a_second_and_executes_no_rec
 
     async def rollings(team: Team) -> None:
         numbers = itertools.count()
-        await team.hired(*(f"w{next(numbers)}" for _ in range(workers)))
-        async with team.load(per_second=100):
+        async with team.at_work(*(f"w{next(numbers)}" for _ in range(workers)), per_second=100):
             for _ in range(count * workers):
                 oldest = min(team.workers, key=lambda each: int(each[1:]))
                 asked = now_ms()
@@ -130,7 +127,6 @@ async def test_a_rolling_restart_hands_over_in_half_a_second_and_executes_no_rec
                 await team.hired(f"w{next(numbers)}")
                 rebalances = await team.rebalances()
                 samples.extend(ms for cause, at, ms in rebalances if cause == "leave" and at >= asked and ms)
-        await team.finished()
         times = Counter(n for call in team.calls() for n in call["n"])
         assert [n for n, count in times.items() if count > 1] == [], "executed twice"
         assert times.keys() == team.sends.confirmed.keys()
@@ -164,8 +160,7 @@ async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
 
     async def zombies(team: Team) -> None:
         players.append(team)
-        await team.hired("w0", "w1", "w2")
-        async with team.load(per_second=60):
+        async with team.at_work("w0", "w1", "w2"):
             for _ in range(count):
                 await asyncio.sleep(team.rng.uniform(0.05, 0.6))
                 victim = team.rng.choice(sorted(team.workers))
@@ -182,8 +177,7 @@ async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
                 samples.append(now_ms() - awake)
                 if protocol == "membership":
                     assert latter.isdisjoint(former), "it came back under the id that was removed"
-        # A commit of who slept would be one of an earlier epoch behind a later one.
-        await team.finished()
+        # A commit of who slept would have been one of an earlier epoch behind a later one.
 
     await yard.many(teams, zombies, "zombies", environ=environ)
     if protocol == "claim":

@@ -11,7 +11,7 @@ import itertools
 import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self
@@ -70,37 +70,22 @@ class Yard:
         return Team(url, self.forge, self.folder, name=name, rng=self.rng(name), **options)
 
     @asynccontextmanager
-    async def group(self, name: str, **options: Any) -> AsyncIterator[Team]:
+    async def group(
+        self, name: str, *, server: Mapping[str, Any] = MappingProxyType({}), **options: Any
+    ) -> AsyncIterator[Team]:
         """Start a server, and a team that has it for itself."""
-        async with self.server() as server, self.team(server.url, name, **options) as team:
+        async with self.server(**server) as own, self.team(own.url, name, **options) as team:
+            team.server = own
             yield team
 
     async def many(
         self, count: int, play: Callable[[Team], Awaitable[None]], name: str, **options: Any
     ) -> None:
-        """Let several teams play the same, two on a server."""
-        async with AsyncExitStack() as stack:
-            servers = [await stack.enter_async_context(self.server()) for _ in range((count + 1) // 2)]
-            teams = [
-                await stack.enter_async_context(self.team(servers[n // 2].url, f"{name}{n}", **options))
-                for n in range(count)
-            ]
-            await gathered(*(play(team) for team in teams))
-
-    async def apart(
-        self,
-        count: int,
-        play: Callable[[Team, EmbeddedServer], Awaitable[None]],
-        name: str,
-        *,
-        server: Mapping[str, Any] = MappingProxyType({}),
-        **options: Any,
-    ) -> None:
-        """Let several teams play the same, each on a server of its own."""
+        """Let several groups play the same."""
 
         async def one(number: int) -> None:
-            async with self.server(**server) as own, self.team(own.url, f"{name}{number}", **options) as team:
-                await play(team, own)
+            async with self.group(f"{name}{number}", **options) as team:
+                await play(team)
 
         await gathered(*map(one, range(count)))
 
