@@ -27,7 +27,6 @@ from tests.chaos.figures import VARIABLE  # noqa: E402
 from tests.chaos.rows import ROWS  # noqa: E402
 
 PAGE, RESULTS = DOCS / "reliability.md", DOCS / "reliability.json"
-SCENES = "tests/chaos/test_rows_"
 BEGIN, END = "<!-- measured by docs/reliability.py -->\n", "<!-- end of what was measured -->\n"
 NONE = "0 violations"
 """What the page says once, of all rows."""
@@ -66,34 +65,16 @@ def measure(rows: Sequence[str], *, short: bool) -> int:
     unknown = [row for row in rows if row not in ROWS]
     if unknown:
         raise SystemExit(f"There is no row {unknown[0]}; there are F1 to F40.")
-    tests = dict.fromkeys(test for row in rows for test in tests_of(row, short=short))
-    # Elsewhere one test may have its small form and its full count as parameters.
-    elsewhere = [test for test in tests if SCENES not in test]
-    here = [test for test in tests if SCENES in test]
-    both = "soak or not soak"
-    runs = ((both, here), ("not soak" if short else both, elsewhere))
+    tests = dict.fromkeys(test for row in rows for test in tests_of(row))
+    which = ["-m", "not soak"] if short else ["-m", "soak or not soak", "-k", "not small"]
     kept = {} if short else {VARIABLE: str(RESULTS)}
-    codes = [
-        subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-rP", "-m", marks, *some],
-            cwd=ROOT,
-            env={**os.environ, **kept},
-        ).returncode
-        for marks, some in runs
-        if some
-    ]
-    return max(codes)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rP", *which, *tests], cwd=ROOT, env={**os.environ, **kept}
+    ).returncode
 
 
-def tests_of(row: str, *, short: bool) -> list[str]:
-    """Return the tests that measure a row.
-
-    In tests/chaos, where there are two, the first is in small. Elsewhere those of files that record the row;
-    their markers tell which are in small.
-    """
-    tests = [test for test in ROWS[row].tests if SCENES in test]
-    if tests:
-        return tests[:1] if short or len(tests) == 1 else tests[1:]
+def tests_of(row: str) -> list[str]:
+    """Return the tests that measure a row, in small or not: those of files that record it."""
     return [test for test in ROWS[row].tests if _records(test.partition("::")[0], row)]
 
 
