@@ -53,25 +53,3 @@ async def test_records_without_a_key_are_spread_over_all_partitions(redis_url: s
         await worker.until_drained()
 
     assert sorted(places) == [0, 0, 1, 1, 2, 2, 3, 3]
-
-
-async def test_sends_that_run_at_the_same_time_keep_the_order_of_their_calls(redis_url: str) -> None:
-    """What is sent without waiting in between still goes in order, in few round trips."""
-    app = App("airport", redis_url=redis_url)
-    moves = app.stream("moves", Move, key="aircraft", partitions=4)
-    async with app:
-        sent = await moves.send_many(Move("N1", number) for number in range(5_000))
-        place = await moves.send(Move("N1", 5_000))
-    assert sent == 5_000
-    again = App("airport", redis_url=redis_url)
-    same = again.stream("moves", Move, key="aircraft", partitions=4)
-    numbers: list[int] = []
-
-    @again.processor(same, batch=1_000)
-    async def read(batch: list[Move]) -> None:
-        numbers.extend(move.number for move in batch)
-
-    async with local_worker(again, url=redis_url) as worker:
-        await worker.until_drained()
-    assert numbers == list(range(5_001))
-    assert place.partition in range(4)

@@ -1,5 +1,7 @@
 """What a function may know beside its records: where they come from, their headers, the attempt."""
 
+from datetime import UTC, datetime, timedelta
+
 import msgspec
 import pytest
 
@@ -11,49 +13,53 @@ pytestmark = pytest.mark.anyio
 
 class Order(msgspec.Struct):
     customer: str
+    number: int = 0
 
 
-async def test_headers_travel_beside_the_record(redis_url: str) -> None:
-    """They are text at the receiver, and not part of the payload."""
+async def test_a_context_knows_key_place_time_and_headers_of_its_record(redis_url: str) -> None:
+    """Send said the same place: the entry id is a good idempotency key. Headers are beside the payload."""
     app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    found: list[tuple[str | None, ...]] = []
-    of_batches: list[dict[str, str]] = []
-
-    @app.processor(orders)
-    async def trace(order: Order, ctx: Context) -> None:
-        found.append((ctx.header("trace"), ctx.header("absent"), ctx.header("absent", "x")))
-
-    @app.processor(orders)
-    async def trace_many(batch: list[Order], ctx: Context) -> None:
-        of_batches.extend(ctx.headers)
-
-    async with local_worker(app, url=redis_url) as worker:
-        await orders.send(Order("ann"), headers={"trace": "4bf92f"})
-        await orders.send(Order("bob"))
-        await worker.until_drained()
-
-    assert found == [("4bf92f", None, "x"), (None, None, "x")]
-    assert of_batches == [{"trace": "4bf92f"}, {}]
-
-
-async def test_a_context_says_where_the_record_is_and_send_said_the_same(redis_url: str) -> None:
-    """The entry id is a good idempotency key for what the function does elsewhere."""
-    app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=8)
-    places: list[tuple[int, str]] = []
+    orders = app.stream("orders", Order, key=("customer", "number"), partitions=8)
+    found: list[tuple[str | None, int, str, tuple[str | None, ...]]] = []
 
     @app.processor(orders)
     async def locate(order: Order, ctx: Context) -> None:
-        assert (ctx.app, ctx.processor, ctx.attempt) == ("shop", "locate", 1)
-        assert ctx.epoch > 0
-        places.append((ctx.partition, str(ctx.entry_id)))
+        assert (ctx.app, ctx.processor, ctx.attempt, ctx.count) == ("shop", "locate", 1, 1)
+        assert abs(datetime.now(UTC) - ctx.timestamp) < timedelta(minutes=5)
+        headers = ctx.header("trace"), ctx.header("absent"), ctx.header("absent", "x")
+        found.append((ctx.key, ctx.partition, str(ctx.entry_id), headers))
 
     async with local_worker(app, url=redis_url) as worker:
-        sent = await orders.send(Order("ann"))
+        ann = await orders.send(Order("ann", 7), headers={"trace": "4bf92f"})
+        await worker.until_drained()
+        bob = await orders.send(Order("bob", 8))
         await worker.until_drained()
 
-    assert places == [(sent.partition, str(sent.entry_id))]
+    assert found == [
+        ("3:ann1:7", ann.partition, str(ann.entry_id), ("4bf92f", None, "x")),
+        ("3:bob1:8", bob.partition, str(bob.entry_id), (None, None, "x")),
+    ]
+
+
+async def test_a_context_of_a_batch_knows_each_entry_and_refuses_to_name_one(redis_url: str) -> None:
+    """The message says what to use instead; the time is that of the last."""
+    app = App("shop", redis_url=redis_url)
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+    found: list[tuple[list[str], list[dict[str, str]]]] = []
+
+    @app.processor(orders, batch=2, within=1)
+    async def locate(batch: list[Order], ctx: Context) -> None:
+        with pytest.raises(ConfigurationError, match=r"ctx\.entry_ids"):
+            _ = ctx.entry_id
+        assert ctx.count == len(batch)
+        assert ctx.timestamp == datetime.fromtimestamp(ctx.entry_ids[-1].ms / 1000, UTC)
+        found.append(([str(each) for each in ctx.entry_ids], list(ctx.headers)))
+
+    sent = [await orders.send(Order("ann"), headers={"trace": "4bf92f"}), await orders.send(Order("bob"))]
+    async with local_worker(app, url=redis_url) as worker:
+        await worker.until_drained()
+
+    assert found == [([str(each.entry_id) for each in sent], [{"trace": "4bf92f"}, {}])]
 
 
 async def test_the_epoch_grows_from_owner_to_owner(redis_url: str) -> None:
@@ -71,26 +77,5 @@ async def test_the_epoch_grows_from_owner_to_owner(redis_url: str) -> None:
             await orders.send(Order("ann"))
             await worker.until_drained()
 
-    assert tokens[0][0] < tokens[1][0]
+    assert 0 < tokens[0][0] < tokens[1][0]
     assert tokens[0][1] != tokens[1][1]
-
-
-async def test_a_batch_has_many_entry_ids_and_refuses_to_name_one(redis_url: str) -> None:
-    """The message says what to use instead."""
-    app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    messages: list[str] = []
-
-    @app.processor(orders, batch=2, within=1)
-    async def locate(batch: list[Order], ctx: Context) -> None:
-        try:
-            _ = ctx.entry_id
-        except ConfigurationError as error:
-            messages.append(str(error))
-
-    await orders.send_many([Order("ann"), Order("bob")])
-    async with local_worker(app, url=redis_url) as worker:
-        await worker.until_drained()
-
-    assert len(messages) == 1
-    assert "ctx.entry_ids" in messages[0]

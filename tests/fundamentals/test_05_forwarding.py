@@ -69,21 +69,6 @@ async def test_one_record_may_become_many_rows_or_none(redis_url: str) -> None:
     ]
 
 
-async def test_a_function_that_returns_nothing_can_forward_its_records(redis_url: str) -> None:
-    """With `forward=True`, or when a pipeline is bound to it."""
-    app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-
-    @app.processor(orders, forward=True)
-    async def check(order: Order) -> None:
-        assert order.amount > 0
-
-    async with local_worker(app, url=redis_url) as worker:
-        await orders.send(Order("ann", Decimal(1), AT))
-        await worker.until_drained()
-        assert [row["customer"] for row in await worker.rows(check)] == ["ann"]
-
-
 def test_a_type_without_an_arrow_form_is_refused_when_the_app_is_made() -> None:
     """Not when the first batch is committed; the message names the field."""
     app = App("shop")

@@ -46,23 +46,3 @@ async def test_two_workers_share_the_partitions_and_one_that_leaves_gives_its_sh
         assert numbers == sorted(numbers)
     assert [change.cause for change in snapshot.rebalances] == ["join", "join", "leave", "left"]
     assert snapshot.rebalances[1].moved == (3, 4, 5)
-
-
-async def test_more_workers_than_partitions_leave_some_standing_by(redis_url: str) -> None:
-    """A worker without a partition is a member like any other."""
-    app = App("shop", redis_url=redis_url)
-    items = app.stream("items", Item, key="key", partitions=1)
-
-    @app.processor(items)
-    async def take(item: Item) -> None: ...
-
-    async with (
-        local_worker(app, url=redis_url, name="w1"),
-        local_worker(app, url=redis_url, name="w2") as second,
-    ):
-        snapshot = (
-            await second.until(
-                lambda now: [m.state for m in now.processors["take"].members] == ["active", "standby"]
-            )
-        ).processors["take"]
-    assert [member.name for member in snapshot.members] == ["w1", "w2"]

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from streamworker import App, ConfigurationError, Context, RecordError, Stream
+from streamworker import App, ConfigurationError, RecordError, Stream
 from streamworker.redisio.keys import StreamKeys
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
@@ -54,24 +54,6 @@ async def test_a_record_without_a_key_goes_where_its_id_leads(redis_url: str) ->
             assert not (await orders.send(Order("ann", number), id=f"id-{number}")).duplicate
         for number in range(10):
             assert (await orders.send(Order("bob", number), id=f"id-{number}")).duplicate
-
-
-async def test_a_record_with_an_id_reaches_the_processor_as_any_other(redis_url: str) -> None:
-    """With its headers."""
-    app, orders = shop(redis_url)
-    seen: list[tuple[int, object]] = []
-
-    @app.processor(orders)
-    async def take(order: Order, ctx: Context) -> None:
-        seen.append((order.number, ctx.headers[0].get("from")))
-
-    async with local_worker(app, url=redis_url) as worker:
-        for _ in range(3):
-            await orders.send(Order("ann", 1), id="a", headers={"from": "web"})
-        await orders.send_many([Order("ann", number) for number in range(2, 9)])
-        await orders.send(Order("ann", 9), id="b")
-        await worker.until_drained()
-    assert seen == [(1, "web"), *((number, None) for number in range(2, 10))]
 
 
 async def test_a_scheduled_record_is_sent_when_it_is_due_and_once(redis_url: str) -> None:

@@ -192,35 +192,3 @@ async def test_what_nobody_touches_expires(redis_url: str) -> None:
         assert [each async for each in sums.scan()] == []
         assert await sums.count() == 0
         assert await kept.count() == 50
-
-
-async def test_a_timer_of_the_partition_reads_and_writes_its_tables(redis_url: str) -> None:
-    """What it takes away is committed as the changes of a batch are: the sums equal the deposits."""
-    app = App("bank", redis_url=redis_url)
-    deposits = app.stream("deposits", Deposit, key="account", partitions=1)
-    sums = app.table("sums", int)
-    flushed: dict[str, int] = {}
-
-    @app.processor(deposits, batch=10, tables=[sums])
-    async def balances(batch: list[Deposit]) -> None:
-        known = await sums.get_many({each.account for each in batch})
-        for each in batch:
-            known[each.account] = known.get(each.account, 0) + each.amount
-        sums.set_many(known)
-
-    @balances.timer(every="1 second")
-    async def flush() -> None:
-        for account, total in (await sums.get_many(["ann", "bob"])).items():
-            flushed[account] = flushed.get(account, 0) + total
-            sums.delete(account)
-
-    async with local_worker(app, url=redis_url) as worker:
-        await deposits.send_many(Deposit(account, 1) for _ in range(100) for account in ("ann", "bob"))
-        await worker.until_drained()
-        await wait_for_async(lambda: flushed == {"ann": 100, "bob": 100}, "all is flushed")
-        await worker.until(lambda now: now.processors["balances"].lag == 0)
-
-        async def empty() -> bool:
-            return await sums.count() == 0
-
-        await wait_for_async(empty, "the flush is committed")

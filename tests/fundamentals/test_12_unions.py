@@ -94,60 +94,56 @@ def test_a_union_whose_records_cannot_be_told_apart_is_refused_with_the_remedy(u
         App("shop").stream("events", union)
 
 
-def _key(app: App) -> None:
-    app.stream("events", Event, key="reason")
+def price(takes: Any = Event, returns: Any = None) -> Any:
+    """Return a function that takes and returns so."""
+
+    async def price(event: Any) -> Any: ...
+
+    price.__annotations__ = {"event": takes, "return": returns}
+    return price
 
 
-def _fields(app: App) -> None:
-    app.stream("events", Event, codec="fields")
-
-
-def _arrow(app: App) -> None:
-    app.stream("events", Event, codec="arrow")
-
-
-def _one_class(app: App) -> None:
-    @app.processor(app.stream("events", Event))
-    async def price(event: Order) -> None: ...
-
-
-def _forwards(app: App) -> None:
-    @app.processor(app.stream("events", Event))
-    async def price(event: Order | Refund) -> Order | Refund:
-        return event
-
-
-def _pipeline(app: App) -> None:
-    @app.processor(app.stream("events", Event))
-    async def audit(event: Order | Refund) -> None: ...
-
-    @app.pipeline(audit, path="lake")
-    def lake(rows: Any) -> Any: ...
-
-
-def _another_class(app: App) -> None:
-    events: Stream[Event] = app.stream("events", Event)
-
-    @app.processor(events, into=events)  # type: ignore[arg-type]
-    async def price(event: Order | Refund) -> Plain:
-        return Plain(event.customer)
+def lake(rows: Any) -> Any: ...
 
 
 @pytest.mark.parametrize(
     ("declare", "told"),
     [
-        (_key, r"Order \| Refund has no field 'reason' to be its key. Its fields are customer"),
-        (_fields, r"""Order \| Refund is a union, and codec="fields" has the fields of one class"""),
-        (_arrow, r"Order \| Refund is a union, and a table has the fields of one class"),
-        (_one_class, r"takes Order, and stream 'events' holds Order \| Refund.*as Order \| Refund"),
-        (_forwards, r"forwards Order \| Refund, which has no Arrow form: .* is a union"),
-        (_pipeline, r"is a union, and the acked log that pipeline 'lake' reads has the fields of one class"),
-        (_another_class, r"returns Plain, and into= takes Order, Refund"),
+        (
+            lambda app, _: app.stream("others", Event, key="reason"),
+            r"Order \| Refund has no field 'reason' to be its key. Its fields are customer",
+        ),
+        (
+            lambda app, _: app.stream("others", Event, codec="fields"),
+            r"""Order \| Refund is a union, and codec="fields" has the fields of one class""",
+        ),
+        (
+            lambda app, _: app.stream("others", Event, codec="arrow"),
+            r"Order \| Refund is a union, and a table has the fields of one class",
+        ),
+        (
+            lambda app, events: app.processor(events)(price(Order)),
+            r"takes Order, and stream 'events' holds Order \| Refund.*as Order \| Refund",
+        ),
+        (
+            lambda app, events: app.processor(events)(price(returns=Event)),
+            r"forwards Order \| Refund, which has no Arrow form: .* is a union",
+        ),
+        (
+            lambda app, events: app.pipeline(app.processor(events)(price()), path="lake")(lake),
+            r"is a union, and the acked log that pipeline 'lake' reads has the fields of one class",
+        ),
+        (
+            lambda app, events: app.processor(events, into=events)(price(returns=Plain)),
+            r"returns Plain, and into= takes Order, Refund",
+        ),
     ],
 )
-def test_what_a_union_cannot_do_is_refused_at_import(declare: Callable[[App], None], told: str) -> None:
+def test_what_a_union_cannot_do_is_refused_at_import(declare: Callable[..., Any], told: str) -> None:
+    app = App("shop")
+    events: Stream[Event] = app.stream("events", Event)
     with pytest.raises(ConfigurationError, match=told):
-        declare(App("shop"))
+        declare(app, events)
 
 
 async def test_records_without_a_common_field_are_routed_by_a_function_and_iterated_over(

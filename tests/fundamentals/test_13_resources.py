@@ -1,9 +1,8 @@
 """What functions are given by their types, and what is around their calls."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import anyio
@@ -185,8 +184,8 @@ async def test_what_fails_to_close_keeps_no_worker_from_leaving(redis_url: str) 
 
 WAYS: dict[str, tuple[Any, bool, dict[str, Any]]] = {
     "one": (Order, False, {}),
-    "in a thread": (Order, True, {}),
-    "in time": (Order, True, {"timeout": 30}),
+    "in-a-thread": (Order, True, {}),
+    "in-time": (Order, True, {"timeout": 30}),
     "some": (list[Order], False, {"batch": 10}),
     "overlapping": (Order, False, {"concurrency": 4}),
     "columns": (pa.RecordBatch, False, {}),
@@ -194,10 +193,10 @@ WAYS: dict[str, tuple[Any, bool, dict[str, Any]]] = {
 """What a function takes, whether it runs in a thread, and its options."""
 
 
-def _noting(names: list[str], kind: Any, *, in_thread: bool) -> Callable[..., Any]:
+def _noting(steps: list[str], kind: Any, *, in_thread: bool) -> Callable[..., Any]:
     def take(records: Any) -> None:
         assert (threading.current_thread() is threading.main_thread()) is not in_thread
-        names.append("call")
+        steps.append("call")
 
     async def take_on_the_loop(records: Any) -> None:
         take(records)
@@ -207,20 +206,17 @@ def _noting(names: list[str], kind: Any, *, in_thread: bool) -> Callable[..., An
     return function
 
 
-@pytest.mark.parametrize(
-    ("way", "codec"),
-    [(way, codec) for way in WAYS for codec in ("json", "arrow") if (way, codec) != ("overlapping", "arrow")],
-)
-async def test_middleware_is_around_each_call_and_sees_its_context(
-    redis_url: str, way: str, codec: Any
-) -> None:
+async def test_middleware_is_around_each_call_and_sees_its_context(redis_url: str) -> None:
     """Of functions that take one record, several or columns, on the event loop and in threads."""
     app = App("shop")
-    orders = app.stream("orders", Order, key="customer", partitions=1, codec=codec)
-    names: list[str] = []
-    counted = 0
-    kind, in_thread, options = WAYS[way]
-    app.processor(orders, name="take", **options)(_noting(names, kind, in_thread=in_thread))
+    json = app.stream("json", Order, key="customer", partitions=1)
+    arrow = app.stream("arrow", Order, key="customer", partitions=1, codec="arrow")
+    steps: dict[str, list[str]] = defaultdict(list)
+    counted = Counter[str]()
+    for way, (kind, in_thread, options) in WAYS.items():
+        for stream in (json,) if way == "overlapping" else (json, arrow):
+            name = f"{way}-{stream.spec.name}"
+            app.processor(stream, name=name, **options)(_noting(steps[name], kind, in_thread=in_thread))
 
     @app.resource
     async def client() -> AsyncIterator[Client]:
@@ -228,76 +224,24 @@ async def test_middleware_is_around_each_call_and_sees_its_context(
 
     @app.middleware
     async def watch(client: Client, ctx: Context) -> AsyncIterator[None]:
-        nonlocal counted
-        assert (client.name, ctx.processor, ctx.attempt) == ("real", "take", 1)
-        names.append("before")
+        assert (client.name, ctx.attempt) == ("real", 1)
+        steps[ctx.processor].append("before")
         yield
-        names.append("after")
-        counted += ctx.count
+        steps[ctx.processor].append("after")
+        counted[ctx.processor] += ctx.count
         assert 0 <= ctx.elapsed < 30
 
     async with local_worker(app, url=redis_url) as worker:
-        await orders.send_many(Order("ann", n) for n in range(5))
+        await json.send_many(Order("ann", n) for n in range(5))
+        await arrow.send_many(Order("ann", n) for n in range(5))
         await worker.until_drained()
-    assert counted == 5
-    each = Counter(names)
-    assert each["before"] == each["after"] > 0
-    if way != "overlapping" and not (codec == "arrow" and way in ("one", "in a thread", "in time")):
-        assert names == ["before", "call", "after"] * each["call"]
-
-
-async def test_an_attempt_fails_with_what_middleware_raises_and_is_made_again(redis_url: str) -> None:
-    """What the function returned in that attempt is not committed."""
-    app = App("shop")
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    attempts: list[int] = []
-
-    @app.processor(orders)
-    async def take(order: Order, ctx: Context) -> Order:
-        ctx.forward(Order("forwarded", ctx.attempt))
-        return order
-
-    @app.middleware
-    async def fail_once(ctx: Context) -> AsyncIterator[None]:
-        attempts.append(ctx.attempt)
-        yield
-        if ctx.attempt == 1:
-            raise ConnectionError("the trace was not written")
-
-    async with local_worker(app, url=redis_url) as worker:
-        await orders.send(Order("ann", 1))
-        await worker.until_drained()
-        rows = await worker.rows(take)
-    assert attempts == [1, 2]
-    assert rows == [{"customer": "forwarded", "number": 2}, {"customer": "ann", "number": 1}]
-
-
-async def test_a_context_knows_key_time_and_number_of_its_records(redis_url: str) -> None:
-    """The key as text; of several records the time of the last."""
-    app = App("shop")
-    orders = app.stream("orders", Order, key=("customer", "number"), partitions=1)
-    keys: list[str | None] = []
-    times: list[datetime] = []
-    counts = 0
-
-    @app.processor(orders)
-    async def one(ctx: Context, order: Order) -> None:
-        keys.append(ctx.key)
-        times.append(ctx.timestamp)
-        assert ctx.count == 1
-
-    @app.processor(orders)
-    async def many(batch: list[Order], ctx: Context) -> None:
-        nonlocal counts
-        counts += ctx.count
-        assert ctx.timestamp == datetime.fromtimestamp(ctx.entry_ids[-1].ms / 1000, UTC)
-
-    async with local_worker(app, url=redis_url) as worker:
-        await orders.send_many([Order("ann", 7), Order("bob", 8)])
-        await worker.until_drained()
-    assert keys == ["3:ann1:7", "3:bob1:8"]
-    assert counts == 2
-    assert all(abs(datetime.now(UTC) - time) < timedelta(minutes=5) for time in times)
+    for name, its in steps.items():
+        each = Counter(its)
+        assert (name, counted[name]) == (name, 5)
+        assert each["before"] == each["after"] > 0
+        # Calls that overlap mix their steps; of an entry of columns each record is a call.
+        if name not in ("overlapping-json", "one-arrow", "in-a-thread-arrow", "in-time-arrow"):
+            assert (name, its) == (name, ["before", "call", "after"] * each["call"])
 
 
 async def test_a_processor_may_begin_with_what_comes_after_it(redis_url: str) -> None:

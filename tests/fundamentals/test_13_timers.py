@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from streamworker import App, ConfigurationError, Context
+from streamworker.core.data.partitioner import partition_for
 from streamworker.core.data.schedules import Missed
 from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import local_worker
@@ -101,28 +102,45 @@ async def test_an_application_may_have_timers_alone(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("codec", ["json", "arrow"])
-async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state(
+async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state_and_tables(
     redis_url: str, codec: Literal["json", "arrow"]
 ) -> None:
-    """What it stores is committed as that of a batch is, and what batches stored is there."""
+    """What it stores and takes away is committed as by a batch, and what batches stored is there."""
     app = App("shop", redis_url=redis_url)
     orders = app.stream("orders", Order, key="customer", partitions=4, codec=codec)
+    sums = app.table("sums", float)
+    customers = [f"customer-{n}" for n in range(200)]
     told: dict[int, float] = {}
+    flushed: dict[str, float] = {}
 
-    @app.processor(orders, batch=50)
+    @app.processor(orders, batch=50, tables=[sums])
     async def sum_up(batch: list[Order], ctx: Context) -> None:
         ctx.state["sum"] = ctx.state.get("sum", 0.0) + sum(order.amount for order in batch)
+        known = await sums.get_many({order.customer for order in batch})
+        for order in batch:
+            known[order.customer] = known.get(order.customer, 0.0) + order.amount
+        sums.set_many(known)
 
     @sum_up.timer(every=0.1)
     async def flush(ctx: Context) -> None:
         told[ctx.partition] = told.get(ctx.partition, 0.0) + ctx.state.pop("sum", 0.0)
         assert list(ctx.state) == [], "nothing of the timer's own is in the state"
+        mine = [name for name in customers if partition_for(name.encode(), 4) == ctx.partition]
+        for customer, total in (await sums.get_many(mine)).items():
+            flushed[customer] = flushed.get(customer, 0.0) + total
+            sums.delete(customer)
 
     async with local_worker(app, url=redis_url) as worker:
-        for part in range(10):
-            await orders.send_many([Order(f"customer-{n}", 1.0) for n in range(part, 200 + part)])
+        for _ in range(10):
+            await orders.send_many([Order(customer, 1.0) for customer in customers])
         await worker.until_drained()
         await until(lambda: sum(told.values()) == 2_000, "all is flushed")
+        await until(lambda: flushed == dict.fromkeys(customers, 10.0), "all is flushed from the table")
+
+        async def is_empty() -> bool:
+            return await sums.count() == 0
+
+        await until(is_empty, "the flush is committed")
 
     assert set(told) == {0, 1, 2, 3}
 
