@@ -1,13 +1,12 @@
 """How a worker process ends: with 0 only when it drained, whatever the code does that it runs."""
 
 import asyncio
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from streamworker import App
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.runtime.watch.stages import FORCED, UNTOLD
 from streamworker.runtime.worker import run_worker
+from tests.chaos.forked import Forked
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.raw import opened
@@ -82,33 +82,11 @@ async def handle(batch: list[Line]) -> None:
         print("x" * 1_000, file=sys.stderr)
 """
 DEADLY = """
-import os
-from dataclasses import dataclass
-
-from streamworker import App
-
-app = App("deadly", heartbeat_interval_ms=200, dead_after_ms=400)
-
-
-@dataclass
-class Line:
-    text: str
-
-
-lines = app.stream("lines", Line, partitions=3)
-
-
-@app.processor(lines)
-async def other(line: Line) -> Line:
-    return line
-
-
-@app.processor(lines, concurrency=4)
 async def handle(line: Line) -> None:
     if line.text == "bad":
         os._exit(9)
 """
-"""An app with two processors, of which one may end its worker."""
+"""A function that ends its process."""
 
 SLEEPY = """
 def handle(batch: list[Line]) -> None:
@@ -116,33 +94,53 @@ def handle(batch: list[Line]) -> None:
 """
 
 
+EVENTS, LOCK = "sw:{ends.lines.%d}:events", "sw:{ends.lines.%d}:lock:handle"
+
+
 def _states(url: str) -> set[bytes]:
     with opened(url) as raw:
-        return {raw.hget(f"sw:{{ends.lines.{number}}}:lock:handle", "state") or b"" for number in range(8)}
+        return {raw.hget(LOCK % number, "state") or b"" for number in range(8)}
 
 
-def _send(url: str, text: str) -> None:
+def _send(url: str, text: str, partitions: Iterable[int] = range(8)) -> None:
     with opened(url) as raw:
-        for number in range(8):
-            raw.xadd(f"sw:{{ends.lines.{number}}}:events", {"v": f'{{"text": "{text}"}}'})
+        for number in partitions:
+            raw.xadd(EVENTS % number, {"v": f'{{"text": "{text}"}}'})
 
 
-def _left(url: str) -> int:
+def _until_handled(url: str) -> None:
     with opened(url) as raw:
-        groups = [raw.xinfo_groups(f"sw:{{ends.lines.{number}}}:events")[0] for number in range(8)]
-        return sum(group["lag"] for group in groups)
+
+        def left() -> int:
+            return sum(raw.xinfo_groups(EVENTS % number)[0]["lag"] for number in range(8))
+
+        wait_for(lambda: left() == 0, "all is handled")
+
+
+Begin = Callable[..., Forked]
+
+
+@pytest.fixture
+def begin(redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker) -> Begin:
+    """Start a worker of an app with such a function, and wait until it runs."""
+
+    def begin(function: str, app: str = APP) -> Forked:
+        write_app("ends", app.replace("FUNCTION", function))
+        worker = spawn("run", "ends:app")
+        wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+        return worker
+
+    return begin
 
 
 def test_a_cancel_in_a_thread_ends_no_worker_and_a_signal_ends_it_with_0(
-    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, begin: Begin, tmp_path: Path
 ) -> None:
     """The cancel ended one worker after the other with 0 and in silence, until nobody was left."""
-    write_app("ends", APP.replace("FUNCTION", CANCELLED))
-    worker = spawn("run", "ends:app")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    worker = begin(CANCELLED)
     _send(redis_url, "bad")
     _send(redis_url, "good")
-    wait_for(lambda: _left(redis_url) == 0, "all is handled")
+    _until_handled(redis_url)
     with opened(redis_url) as raw:
         for number in range(8):
             [(_, letter)] = raw.xrange(f"sw:{{ends.lines.{number}}}:dead:handle")
@@ -155,13 +153,9 @@ def test_a_cancel_in_a_thread_ends_no_worker_and_a_signal_ends_it_with_0(
     assert (tmp_path / "said").read_text() == "goodbye"
 
 
-def test_a_worker_that_code_of_a_function_ends_does_not_end_with_0(
-    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker
-) -> None:
+def test_a_worker_that_code_of_a_function_ends_does_not_end_with_0(redis_url: str, begin: Begin) -> None:
     """Its supervisor is to start it again: what was in hand was not done."""
-    write_app("ends", APP.replace("FUNCTION", IN_A_TASK))
-    worker = spawn("run", "ends:app")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    worker = begin(IN_A_TASK)
     _send(redis_url, "bad")
     assert worker.wait(60) == UNTOLD == ExitCode.UNTOLD
     [said] = [line for line in worker.log().splitlines() if "worker_ended_untold" in line]
@@ -174,44 +168,32 @@ class Line:
     text: str
 
 
-async def _exit_in_a_task(tasks: list[asyncio.Task[Any]]) -> None:
-    async def leave() -> None:
-        sys.exit(3)
-
-    tasks.append(asyncio.create_task(leave()))
+def _all_tasks() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks()
 
 
-async def _cancel_all(_: list[asyncio.Task[Any]]) -> None:
-    for task in asyncio.all_tasks():
-        task.cancel()
-
-
-async def _cancel_ours(_: list[asyncio.Task[Any]]) -> None:
+def _one_of_ours() -> set[asyncio.Task[Any]]:
     [task] = [task for task in asyncio.all_tasks() if "Committer.run" in task.get_name()]
-    task.cancel()
+    return {task}
 
 
 @pytest.mark.parametrize(
-    ("end", "says"),
-    [
-        (_exit_in_a_task, "SystemExit: 3"),
-        (_cancel_all, "CancelledError"),
-        (_cancel_ours, "its tasks were cancelled"),
-    ],
+    ("cancelled", "says"), [(_all_tasks, "CancelledError"), (_one_of_ours, "its tasks were cancelled")]
 )
-def test_a_worker_says_which_code_of_a_function_has_ended_it(
-    end: Callable[[list[asyncio.Task[Any]]], Awaitable[None]],
+def test_a_worker_whose_tasks_a_function_cancels_says_so_and_does_not_end_with_0(
+    cancelled: Callable[[], set[asyncio.Task[Any]]],
     says: str,
     redis_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody told it to end, and it did not leave."""
-    app, tasks = App("ends", redis_url=redis_url), list[asyncio.Task[Any]]()
+    app = App("ends", redis_url=redis_url)
     lines = app.stream("lines", Line, partitions=1)
 
     @app.processor(lines)
     async def handle(line: Line) -> None:
-        await end(tasks)
+        for task in cancelled():
+            task.cancel()
         await asyncio.sleep(60)
 
     lines.sync.send(Line("bad"))
@@ -223,8 +205,6 @@ def test_a_worker_says_which_code_of_a_function_has_ended_it(
     events = {log["event"]: log for log in logs}
     assert says in events["worker_ended_untold"]["reason"]
     assert "worker_left" not in events
-    for task in tasks:
-        task.exception()  # Else asyncio would print it.
 
 
 def test_a_worker_whose_log_nobody_reads_ends_at_its_deadline(
@@ -297,18 +277,15 @@ def child(ready):
 @pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.parametrize("way", IN_THE_WAY)
 def test_a_worker_ends_at_its_deadline_whatever_holds_it(
-    way: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+    way: str, redis_url: str, begin: Begin, tmp_path: Path
 ) -> None:
     """Python waits for what the user's code has started, for minutes or for ever; the log names it."""
     code, holder = IN_THE_WAY[way]
     if way in ("to_thread", "nobody told it"):  # These never return.
         code = f'Path("in the way").touch()\n    {code}'
     app = APP.replace('App("ends"', 'App("ends", grace_period_ms=1_000, shutdown_timeout_ms=3_000')
-    write_app("ends", HELPERS + app.replace("FUNCTION", HELD.replace("WAYS", code)))
-    worker = spawn("run", "ends:app")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
-    with opened(redis_url) as raw:
-        raw.xadd("sw:{ends.lines.3}:events", {"v": '{"text": "x"}'})
+    worker = begin(HELD.replace("WAYS", code), HELPERS + app)
+    _send(redis_url, "x", [3])
     wait_for((tmp_path / "in the way").exists, "something is in the way")
     if way != "nobody told it":
         worker.terminate()
@@ -328,14 +305,12 @@ async def handle(line: Line) -> None:
 
 @pytest.mark.full("starts workers, and waits for deadlines")
 def test_a_worker_waits_for_threads_that_end_before_its_deadline(
-    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, begin: Begin, tmp_path: Path
 ) -> None:
     """It ends with 0, and what the app has registered for its end is run."""
-    write_app("ends", HELPERS + APP.replace("FUNCTION", WAITED_FOR))
-    worker = spawn("run", "ends:app")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    worker = begin(WAITED_FOR, HELPERS + APP)
     _send(redis_url, "x")
-    wait_for(lambda: _left(redis_url) == 0, "all is handled")
+    _until_handled(redis_url)
     worker.terminate()
     assert worker.wait(60) == 0
     assert (tmp_path / "last words").exists()
@@ -359,15 +334,12 @@ KIND handle(line: Line) -> None:
 @pytest.mark.full("starts workers, and waits for deadlines")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_process_that_a_function_forks_obeys_signals(
-    kind: str, redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+    kind: str, redis_url: str, begin: Begin, tmp_path: Path
 ) -> None:
     """It inherited the worker's handlers, and nothing in it acts on them."""
-    write_app("ends", HELPERS + APP.replace("FUNCTION", FORKS.replace("KIND", kind)))
-    worker = spawn("run", "ends:app")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
-    with opened(redis_url) as raw:
-        raw.xadd("sw:{ends.lines.3}:events", {"v": '{"text": "x"}'})
-    wait_for(lambda: _left(redis_url) == 0, "all is handled")
+    worker = begin(FORKS.replace("KIND", kind), HELPERS + APP)
+    _send(redis_url, "x", [3])
+    _until_handled(redis_url)
     assert (tmp_path / "x SIGTERM").read_text() == str(-signal.SIGTERM)
     assert (tmp_path / "x SIGINT").read_text() == "1"  # KeyboardInterrupt
     worker.terminate()
@@ -388,14 +360,10 @@ def test_a_worker_that_is_told_to_end_while_it_imports_its_app_ends_with_0(
 
 
 def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
-    redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
+    redis_url: str, begin: Begin, tmp_path: Path
 ) -> None:
     """A call that took too long cannot be interrupted; the worker leaves, and ends, without it."""
-    write_app(
-        "ends", ONE_BY_ONE.replace("FUNCTION", SLEEPY).replace("errors=Halt()", "errors=Halt(), timeout=0.2")
-    )
-    worker = spawn("run", "ends:app")
-    wait_for(lambda: _states(redis_url) == {b"running"}, "it runs")
+    worker = begin(SLEEPY, ONE_BY_ONE.replace("errors=Halt()", "errors=Halt(), timeout=0.2"))
     _send(redis_url, "x")
     wait_for(lambda: b"halted" in _states(redis_url), "its call was given up")
     worker.terminate()
@@ -411,59 +379,47 @@ def test_a_thread_that_was_left_behind_does_not_hold_up_the_end(
 def test_a_record_that_kills_its_process_halts_its_partition_alone(
     redis_url: str, write_app: Callable[[str, str], Path], spawn: SpawnWorker, tmp_path: Path
 ) -> None:
-    """By default. A supervisor starts workers again; after at most eight deaths they live, and all is said.
-
-    Then an operator sets the record aside, and what is behind it is handled.
-    """
+    """By default. A supervisor starts workers again: after at most eight deaths they live, and say why."""
+    app = ONE_BY_ONE.replace("errors=Halt()", "concurrency=4").replace("partitions=8", "partitions=3")
+    app = app.replace('App("ends"', 'App("ends", heartbeat_interval_ms=200, dead_after_ms=400')
+    write_app("ends", app.replace("FUNCTION", DEADLY))
     environ = {**os.environ, "STREAMWORKER_REDIS_URL": redis_url, "COLUMNS": "400"}
-    write_app("deadly", DEADLY)
-    workers = [spawn("run", "deadly:app", "--name", f"w{place}") for place in range(2)]
+    workers = [spawn("run", "ends:app", "--name", f"w{place}") for place in range(2)]
     deaths = 0
 
     def tells(*command: str) -> str:
+        line = [sys.executable, "-m", "streamworker", *command]
         return subprocess.run(
-            [sys.executable, "-m", "streamworker", *command],
-            check=False,
-            cwd=tmp_path,
-            env=environ,
-            capture_output=True,
-            text=True,
+            line, check=False, cwd=tmp_path, env=environ, capture_output=True, text=True
         ).stdout
-
-    def lags() -> dict[str, dict[str, int]]:
-        return {
-            each["processor"]: each["partitions"] for each in json.loads(tells("lag", "deadly:app", "--json"))
-        }
 
     def lives() -> bool:
         nonlocal deaths
         for place, worker in enumerate(workers):
             if not worker.running:
                 deaths += 1
-                workers[place] = spawn("run", "deadly:app", "--name", f"w{place}")
+                workers[place] = spawn("run", "ends:app", "--name", f"w{place}")
         assert deaths <= 8, "it goes on for ever"
-        with opened(redis_url) as raw:
-            return bool(raw.hget("sw:{deadly.lines.1}:lock:handle", "state") == b"halted")
+        return bool(raw.hget(LOCK % 1, "state") == b"halted")
 
     with opened(redis_url) as raw:
-        wait_for(lambda: raw.hget("sw:{deadly.lines.2}:lock:handle", "state") == b"running", "they run")
+        wait_for(lambda: raw.hget(LOCK % 2, "state") == b"running", "they run")
         for text in ["good"] * 40 + ["bad"] + ["fine"] * 40:
-            raw.xadd("sw:{deadly.lines.1}:events", {"v": f'{{"text": "{text}"}}'})
-        for partition in (0, 2):
-            for _ in range(40):
-                raw.xadd(f"sw:{{deadly.lines.{partition}}}:events", {"v": '{"text": "good"}'})
-        bad = raw.xrange("sw:{deadly.lines.1}:events", count=41)[40][0].decode()
+            _send(redis_url, text, [1])
+        for _ in range(40):
+            _send(redis_url, "good", [0, 2])
+        bad = raw.xrange(EVENTS % 1, count=41)[40][0].decode()
         wait_for(lives, "it is found", timeout_s=300)
-    others = {"0": 0, "1": 0, "2": 0}
-    wait_for(lambda: lags() == {"other": others, "handle": {**others, "1": 41}}, "all others are handled")
-    named = f"streamworker dead put MODULE:handle 1/{bad}"
+
+        def lags() -> list[int]:
+            return [raw.xinfo_groups(EVENTS % number)[0]["lag"] for number in range(3)]
+
+        wait_for(lambda: lags() == [0, 41, 0], "all others are handled")
     logs = "".join(log.read_text() for log in tmp_path.glob("process-*.log"))
-    for said in (tells("status", "deadly:handle"), tells("doctor", "deadly:app"), logs):
+    shown = tells("status", "ends:handle"), tells("doctor", "ends:app")
+    for said in (*shown, logs):
         assert "3 workers died in a row in the call of this record" in said
-    for said in (tells("status", "deadly:handle"), tells("doctor", "deadly:app")):
-        assert named in said and "streamworker retry MODULE:handle --partition 1" in said
+    for said in shown:
+        assert f"streamworker dead put MODULE:handle 1/{bad}" in said
+        assert "streamworker retry MODULE:handle --partition 1" in said
     assert "workers_died_in_call" in logs
-    assert "Done by worker" in tells(
-        "dead", "put", "deadly:handle", f"1/{bad}", "--yes", "--wait", "1 minute"
-    )
-    wait_for(lambda: lags() == {"other": others, "handle": others}, "all is handled")

@@ -1,14 +1,13 @@
 """A producer writes each record once, in order, and says when it cannot."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import redis
 
-from streamworker.core.data.partitioner import partition_for
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import (
     BackendUnavailable,
@@ -22,19 +21,9 @@ from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from tests.chaos.proxy import proxied
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.runtime.workbench import Bench, Order, bench, full_memory
+from tests.runtime.workbench import Bench, Order, bench
 
 pytestmark = pytest.mark.anyio
-
-
-async def test_a_send_returns_where_its_record_is(redis_url: str) -> None:
-    """Partition and entry id name the entry that holds the record and its headers."""
-    async with bench(redis_url, partitions=4, run=False) as desk:
-        sent = await desk.producer.send(Order(7, "ann"), headers={"trace": "abc", "raw": b"\x01"})
-        assert sent.partition == partition_for(b"ann", 4)
-        ((entry_id, fields),) = await desk.entries(desk.stream_keys.events(sent.partition))
-        assert entry_id == sent.entry_id
-        assert fields == {b"v": b'{"number":7,"customer":"ann"}', b"h.trace": b"abc", b"h.raw": b"\x01"}
 
 
 async def test_concurrent_sends_share_round_trips_and_each_learns_its_own_id(redis_url: str) -> None:
@@ -67,36 +56,33 @@ async def test_an_endless_source_is_taken_a_bounded_piece_at_a_time(redis_url: s
         assert await desk.numbers() == list(range(1, 4_501)), "what fits is sent, and no more"
 
 
-async def test_records_before_a_bad_one_are_sent(redis_url: str) -> None:
-    """A record of another type ends the call with an error, after those before it were sent."""
-    bad: list[Any] = [Order(0), Order(1), "no order", Order(3)]
-    async with bench(redis_url, run=False) as desk:
-        with pytest.raises(RecordError):
-            await desk.producer.send_many(bad)
-        assert await desk.numbers() == [0, 1]
+def failing(orders: Iterable[Order], error: Exception) -> Iterator[Order]:
+    """Return an iterable of a program that fails behind these orders."""
+    yield from orders
+    raise error
 
 
-async def test_one_record_for_send_many_is_refused_with_the_call_to_use(redis_url: str) -> None:
-    """An error of the program's own iterable stays its own."""
-
-    def failing() -> Iterator[Order]:
-        yield Order(0)
-        raise TypeError("of the program")
-
-    one: Any = Order(0)
-    async with bench(redis_url, run=False) as desk:
-        with pytest.raises(RecordError, match=r"^send_many takes several records\. Use send for one\.$"):
-            await desk.producer.send_many(one)
-        with pytest.raises(TypeError, match="of the program"):
-            await desk.producer.send_many(failing())
+ONE: Any = Order(0)
+STRANGER: list[Any] = [Order(0), Order(1), "no order", Order(3)]
 
 
-async def test_a_record_that_is_too_large_is_refused_by_name_and_setting(redis_url: str) -> None:
-    """The message names the size, the setting and its value; nothing is sent."""
+@pytest.mark.parametrize(
+    ("given", "error", "why", "sent"),
+    [
+        (STRANGER, RecordError, "records of type Order", [0, 1]),
+        ([Order(0), Order(1, "x" * 200)], RecordError, r"\d+ bytes, and entry_bytes_max is 100", [0]),
+        (failing([Order(0)], TypeError("of the program")), TypeError, "^of the program$", [0]),
+        (ONE, RecordError, r"^send_many takes several records\. Use send for one\.$", []),
+    ],
+    ids=["another type", "too large", "an error of the iterable", "one record"],
+)
+async def test_what_is_before_a_bad_record_is_sent_and_the_error_says_what_is_wrong(
+    redis_url: str, given: Iterable[Order], error: type[Exception], why: str, sent: list[int]
+) -> None:
     async with bench(redis_url, run=False, entry_bytes_max=100) as desk:
-        with pytest.raises(RecordError, match=r"\d+ bytes, and entry_bytes_max is 100"):
-            await desk.producer.send(Order(1, "x" * 200))
-        assert not await desk.backend.execute("EXISTS", desk.stream_keys.events(0))
+        with pytest.raises(error, match=why):
+            await desk.producer.send_many(given)
+        assert await desk.numbers() == sent
 
 
 async def test_a_record_that_cannot_be_appended_does_not_fail_those_beside_it(redis_url: str) -> None:
@@ -116,15 +102,11 @@ async def test_nothing_of_a_list_is_sent_later_once_its_send_has_failed(
     """The iterable fails while two chunks of it wait for room, and the first of them has no more time."""
     monkeypatch.setattr("streamworker.runtime.send.producer.CHUNK_ENTRIES", 3)
 
-    def failing() -> Iterator[Order]:
-        yield from map(Order, range(10, 16))
-        raise LookupError
-
     async with bench(redis_url, run=False, stream={"records_max": 10}) as desk:
         await desk.acquire(0, "w1")
         await desk.send(range(10))
         with pytest.raises(StreamFull):
-            await desk.producer.send_many(failing(), timeout=0.1)
+            await desk.producer.send_many(failing(map(Order, range(10, 16)), LookupError()), timeout=0.1)
         await desk.start(desk.spec(ignore))
         desk.tasks.start_soon(desk.fetcher.run)
         desk.tasks.start_soon(desk.committer.run)
@@ -173,19 +155,6 @@ async def test_a_cancelled_send_does_not_disturb_the_others(redis_url: str) -> N
         found = await desk.numbers()
         assert found == sorted(found)
         assert {n for n in range(200) if n % 5} <= set(found)
-
-
-async def test_a_refusal_after_a_try_without_an_answer_is_not_taken_for_a_no(redis_url: str) -> None:
-    """The first try is still on its way, the second finds the memory full: the record may come yet."""
-    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
-        await desk.producer.send(Order(0))
-        proxy.strand()
-        with full_memory(redis_url), pytest.raises(ProducerError, match="may or may not"):
-            await desk.producer.send(Order(1))
-        proxy.let_pass()
-        with redis.Redis.from_url(redis_url) as direct:
-            key = desk.stream_keys.events(0)
-            await wait_for_async(lambda: direct.xlen(key) == 2, "the first try has arrived")
 
 
 @pytest.mark.parametrize("id", [None, "once"])
