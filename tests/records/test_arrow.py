@@ -50,8 +50,8 @@ def plain(value: Any) -> Any:
 # -- round trip ------------------------------------------------------------------------------
 
 
-@drawn(50)
-@given(rows=st.lists(VALUES, max_size=4))
+@drawn(25)
+@given(rows=st.lists(VALUES, max_size=8))
 def test_every_kind_of_record_comes_back_from_arrow(rows: list[dict[str, Any]]) -> None:
     """Rows have the values that their records had, and become the same records, which are validated."""
     for kind in KINDS:
@@ -119,12 +119,6 @@ def test_a_moment_keeps_its_instant_in_every_time_zone() -> None:
     assert column(dt.datetime, dt.datetime(1900, 1, 1, tzinfo=paris)).to_pylist() == [
         dt.datetime(1899, 12, 31, 23, 50, 39, tzinfo=dt.UTC)
     ]
-
-
-def test_an_empty_list_of_records_is_an_empty_batch() -> None:
-    """A batch without rows has the schema all the same."""
-    record_type = RecordType.of(KINDS[0])
-    assert record_type.to_arrow([]).schema == record_type.arrow_schema()
 
 
 def test_an_unset_field_is_null() -> None:
@@ -215,10 +209,6 @@ def test_a_key_that_may_be_missing_is_nullable() -> None:
     schema = RecordType.of(Reference).arrow_schema()
     assert schema.field("number").nullable
     assert not schema.field("place").nullable
-    rows = RecordType.of(Reference).to_arrow(
-        [{"place": Place("Rome")}, {"place": Place("Oslo"), "number": 1}]
-    )
-    assert rows["number"].to_pylist() == [None, 1]
 
 
 @pytest.mark.spark("asks Spark")

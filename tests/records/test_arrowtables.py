@@ -158,22 +158,23 @@ def test_a_table_with_other_columns_is_refused() -> None:
         ORDERS.fit_arrow(twice)
 
 
-class Checked(msgspec.Struct):
-    """A rule that Arrow does not know."""
-
-    n: Annotated[int, msgspec.Meta(ge=0)]
-
-
-def test_a_row_that_breaks_a_rule_of_its_type_is_no_record() -> None:
+@pytest.mark.parametrize(
+    ("hint", "array", "wrong"),
+    [
+        (Annotated[int, msgspec.Meta(ge=0)], pa.array([1, -1]), "Row 1 .* is no Probe: Expected `int` >= 0"),
+        (
+            dt.datetime,
+            pa.array([2**62], pa.timestamp("us", "UTC")),
+            "Column 'x' holds a value that Python does not have",
+        ),
+    ],
+    ids=["a rule of its type", "a time that Python does not have"],
+)
+def test_a_row_whose_value_arrow_can_hold_and_its_type_cannot_is_no_record(
+    hint: Any, array: pa.Array, wrong: str
+) -> None:
     """It is named, as an entry of JSON would be."""
-    checked = RecordType.of(Checked)
-    with pytest.raises(DecodeError, match=r"Row 1 .* is no Checked: Expected `int` >= 0"):
-        checked.from_arrow(checked.fit_arrow(pa.record_batch({"n": [1, -1]})))
-
-
-def test_a_time_that_python_does_not_have_is_no_record() -> None:
-    """Arrow's times reach further than datetime's."""
-    probe = RecordType.of(msgspec.defstruct("Probe", [("x", dt.datetime)]))
-    batch = probe.fit_arrow(pa.record_batch({"x": pa.array([2**62], pa.timestamp("us", "UTC"))}))
-    with pytest.raises(DecodeError, match="Column 'x' holds a value that Python does not have"):
+    probe = RecordType.of(msgspec.defstruct("Probe", [("x", hint)]))
+    batch = probe.fit_arrow(pa.record_batch({"x": array}))
+    with pytest.raises(DecodeError, match=wrong):
         probe.from_arrow(batch)

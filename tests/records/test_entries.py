@@ -1,19 +1,11 @@
 """Entries as a read brings them are the same as entries made one by one."""
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.errors import DecodeError
-from streamworker.records import RecordType
 from streamworker.records.entries import Entries, joined_entries, sizes_of
-
-
-class Order(msgspec.Struct):
-    number: int
-
 
 NAMES = st.sampled_from([b"v", b"h.trace", b"other", b""])
 FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=5)), min_size=1, max_size=3)
@@ -77,13 +69,3 @@ def test_payloads_are_those_that_each_entry_alone_would_give(
         assert payloads == [entry.fields[b"v"] for entry in made_of(read)]
     elif read:
         assert any(fields[0][0] != b"v" or b"v" in dict(fields[1:]) for fields in read)
-
-
-def test_an_entry_that_is_no_record_is_named_among_entries_as_read() -> None:
-    """The quick way of decoding a read says what the slow one says."""
-    record_type = RecordType.of(Order)
-    good = record_type.encoder("json")(Order(1))
-    entries = Entries.of([[b"1-0", [b"v", good]], [b"2-0", [b"v", b"{"]]])
-    with pytest.raises(DecodeError, match="Entry 2-0"):
-        record_type.decode_many(entries)
-    assert record_type.decode_many(entries[:1]) == record_type.decode_many(list(entries[:1]))
