@@ -15,9 +15,6 @@ from streamworker.redisio.data.ackedlog import link_of
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.scripts import REPAIR_AHEAD
 from streamworker.redisio.wire.client import Backend
-from streamworker.spark.source.logs import AckedLogs
-from streamworker.spark.source.offsets import Slice
-from streamworker.spark.source.options import SourceOptions
 from streamworker.testing import local_worker
 from tests.contract.support import GROUP, NOBODY_IS_DEAD, Group, Raw, everything, mend_logs, request
 
@@ -91,30 +88,6 @@ def rows_of(log: Log) -> int:
     return EntryId.parse(log[-1][0]).ms
 
 
-@pytest.mark.parametrize(
-    "id, is_deleted", [("*", False), ("18446744073709551615-18446744073709551615", True), ("600-7", True)]
-)
-async def test_an_entry_of_another_program_is_left_out_and_all_others_stay_as_they_are(
-    filled: Filled, id: str, is_deleted: bool
-) -> None:
-    """Whether it is still there or not: deleted it leaves its id behind, which no command takes back."""
-    before = filled.log()
-    foreign = filled.raw.xadd(ACKED, {"foo": "bar"}, id=id)
-    if is_deleted:
-        filled.raw.xdel(ACKED, foreign)
-    assert filled.held is not None
-    sent = request(
-        filled.held, await filled.group.send(1), rows=1, previous=(await filled.group.lock()).checkpoint
-    )
-    refused = await filled.group.commit(sent)
-    assert refused.code is CommitCode.AHEAD and foreign.decode() in str(refused.error)
-    assert await mend_logs(filled.group) == ["done"]
-    assert filled.log() == before
-    assert (await filled.group.commit(sent)).code is CommitCode.OK, "the owner goes on as if nothing had been"
-    assert filled.log()[:-1] == before
-    await filled.check_goes_on(rows_of(before) + 1)
-
-
 async def test_a_copy_in_place_of_commits_that_were_deleted_leaves_the_later_ones_in_the_log(
     filled: Filled,
 ) -> None:
@@ -135,17 +108,13 @@ async def test_a_copy_in_place_of_commits_that_were_deleted_leaves_the_later_one
     assert newest in filled.log() and (await filled.group.lock()).rows == rows + 6
 
 
-@pytest.mark.parametrize("done_since, foreign", [(1, False), (COMMITS, True)])
-async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_since(
-    filled: Filled, done_since: int, foreign: bool
-) -> None:
+async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_since(filled: Filled) -> None:
     """Its owner is fenced, the entries are counted again, and another program's entry goes besides."""
     older = filled.lock()
-    await filled.commit(done_since)
+    await filled.commit(COMMITS)
     before, newer = filled.log(), filled.lock()
     filled.put_back(older)
-    if foreign:
-        filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
+    filled.raw.xadd(ACKED, {"foo": "bar"}, id="*")
     held = await filled.group.own()
     assert await mend_logs(filled.group) == ["done"]
     assert filled.log() == before
@@ -158,7 +127,7 @@ async def test_a_lock_that_was_put_back_moves_forward_to_what_was_committed_sinc
     assert int(after[b"epoch"]) > int(newer[b"epoch"])
     await filled.group.own("w2")
     (shown,) = filled.raw.xinfo_groups(GROUP.events(0))
-    assert (shown["lag"], int(filled.lock()[b"entries"])) == (1, COMMITS + done_since)
+    assert (shown["lag"], int(filled.lock()[b"entries"])) == (1, 2 * COMMITS)
     assert not filled.raw.hexists(LOCK, "gone")
     filled.raw.hset(LOCK, "owner", "")
     await filled.check_goes_on(rows_of(before))
@@ -249,11 +218,9 @@ class Order(msgspec.Struct):
 
 @pytest.mark.parametrize("cause", ["entry", "lock"])
 async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
-    redis_url: str, backend: Backend, raw: Raw, cause: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, backend: Backend, raw: Raw, cause: str
 ) -> None:
-    """It says meanwhile what holds it up. Of thousands of rows no reader misses one or has one twice."""
-    monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", redis_url)
-    reader = AckedLogs(SourceOptions(app="shop", stream="orders", processor="price"))
+    """It says meanwhile what holds it up, and its log has each row once."""
     app = App("shop", redis_url=redis_url)
     orders = app.stream("orders", Order, partitions=1)
 
@@ -263,26 +230,18 @@ async def test_a_running_worker_goes_on_by_itself_once_its_log_is_mended(
 
     async with local_worker(app, url=redis_url) as worker:
         older: Any = {}
-        for first in range(0, 3_000, 1_000):
-            await orders.send_many([Order(n) for n in range(first, first + 1_000)])
+        for first in range(0, 300, 100):
+            await orders.send_many([Order(n) for n in range(first, first + 100)])
             await worker.until_drained()
             older = older or raw.hgetall(LOCK)
-        before: Any = raw.xrange(ACKED)
-        at = reader.tails()[0]
         if cause == "entry":
             raw.xadd(ACKED, {"foo": "bar"}, id="*")
         else:
             raw.delete(LOCK)
             raw.hset(LOCK, mapping=older)
-        await orders.send_many([Order(n) for n in range(3_000, 4_000)])
+        await orders.send_many([Order(n) for n in range(300, 400)])
         await worker.until(lambda now: "is ahead of its lock" in now.processors["price"].partitions[0].reason)
-        assert raw.xrange(ACKED, count=len(before)) == before
-        facts = await repair.look(backend, GROUP, 1)
-        (step,) = plan_group(facts, NOBODY_IS_DEAD)
+        (step,) = plan_group(await repair.look(backend, GROUP, 1), NOBODY_IS_DEAD)
         assert (await repair.do_step(backend, step, "ann")).startswith("done")
         await worker.until_drained()
-        assert [row["n"] for row in await worker.rows(price)] == list(range(4_000))
-    for start, last, epoch in ((1_234, "", 0), (at.rows, at.last, at.epoch)):
-        found = reader.read(Slice(0, at.log, start, 4_000, last, epoch))
-        assert [n for entry in found for n in entry.batch["n"].to_pylist()] == list(range(start, 4_000))
-    assert raw.xrange(ACKED, count=len(before)) == before
+        assert [row["n"] for row in await worker.rows(price)] == list(range(400))

@@ -71,21 +71,6 @@ async def test_an_append_is_refused_before_the_one_that_it_follows(group: Group)
     assert (refused.code, refused.value) == (AppendCode.OTHER, b"2")
 
 
-async def test_each_producer_and_partition_counts_for_itself(group: Group) -> None:
-    """The same number of another producer, or in another partition, is another append."""
-    appends = [
-        Append(0, "p", 1, 0, [(b"a", None)]),
-        Append(0, "q", 1, 0, [(b"b", None)]),
-        Append(1, "p", 1, 0, [(b"c", None)]),
-    ]
-    replies = await append_many(group.backend, STREAM, appends)
-    assert [(reply.code, reply.length) for reply in replies] == [
-        (AppendCode.OK, 1),
-        (AppendCode.OK, 2),
-        (AppendCode.OK, 1),
-    ]
-
-
 async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_lost(
     group: Group, raw: Raw
 ) -> None:
@@ -143,16 +128,6 @@ async def test_a_full_partition_makes_room_of_what_every_group_has_done(group: G
     assert (reply.code, reply.length) == (AppendCode.OK, 10)
     left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
     assert [entry.id for entry in left][:7] == [entry.id for entry in entries[3:]]
-
-
-async def test_one_broken_partition_refuses_only_its_own_appends(group: Group, raw: Raw) -> None:
-    raw.set(STREAM.events(0), "mine")
-    broken, fine = await append_many(
-        group.backend, STREAM, [Append(p, "p", 1, 0, [(b"a", None)]) for p in range(2)]
-    )
-    assert broken.code is AppendCode.REFUSED
-    assert "sw:{shop.orders.0}:events holds another type" in str(broken.error)
-    assert fine.code is AppendCode.OK
 
 
 @pytest.mark.parametrize("fields", [0, ARGS_MAX])

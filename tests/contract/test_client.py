@@ -292,17 +292,6 @@ async def _commit_known(group: Group, what: commit.CommitRequest) -> CommitCode:
     return code
 
 
-async def test_a_server_that_was_restarted_is_found_again(own_server: EmbeddedServer) -> None:
-    """Scripts and connections of the old one are gone; nobody notices."""
-    async with Backend.open(own_server.url, name="t") as backend:
-        group = Group(backend, STREAM, GROUP)
-        await group.send(1)
-        before = await backend.identity()
-        own_server.restart()
-        await group.send(1)
-        assert (await backend.identity())[1] != before[1]
-
-
 @pytest.mark.alone("about seconds")
 async def test_a_read_on_a_slow_network_has_time_to_connect_and_to_answer(
     own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch

@@ -100,32 +100,6 @@ async def test_committing_twice_is_one_commit(group: Group, raw: Raw) -> None:
     assert everything(raw) == before
 
 
-@pytest.mark.parametrize(
-    "owner, step", [("w2", 0), ("w1", -1), ("w1", 1)], ids=["another owner", "epoch before", "epoch after"]
-)
-async def test_only_the_owner_commits_and_only_at_its_epoch(
-    group: Group, raw: Raw, owner: str, step: int
-) -> None:
-    """After a failover two may hold the same number; one that got its lock back began before it lost it."""
-    entries, lock = await group.begun(1)
-    before = everything(raw)
-    stale = request(lock, entries, rows=1, owner=owner, epoch=lock.epoch + step)
-    assert (await group.commit(stale)).code is CommitCode.FENCED
-    assert everything(raw) == before
-
-
-async def test_entries_that_the_server_lost_after_they_were_read_are_not_committed(
-    group: Group, raw: Raw
-) -> None:
-    """A failover may lose them: their sender sends them again, and they would be in the log twice."""
-    entries, lock = await group.begun(2)
-    raw.xdel(STREAM.events(0), str(entries[1].id))
-    before = everything(raw)
-    reply = await group.commit(request(lock, entries, rows=2))
-    assert (reply.code, reply.checkpoint) == (CommitCode.GAP, lock.checkpoint)
-    assert everything(raw) == before
-
-
 @pytest.mark.parametrize("read_twice", [False, True])
 async def test_what_was_trimmed_while_somebody_else_had_the_lock_is_not_skipped_when_it_is_back(
     group: Group, raw: Raw, read_twice: bool
@@ -245,29 +219,6 @@ async def test_a_dead_letter_with_too_many_fields_is_refused_here(group: Group) 
     wide = DeadEntry(entries[0].id, {b"%d" % n: b"" for n in range(ARGS_MAX // 2)}, "no", 1)
     with pytest.raises(RecordError, match=f"Entry {entries[0].id} has {ARGS_MAX // 2} fields"):
         await group.commit(request(lock, entries, dead=[wide]))
-
-
-async def test_the_lag_that_redis_shows_is_the_truth_after_every_commit(group: Group, raw: Raw) -> None:
-    """``XINFO GROUPS`` counts what is not committed, also when the source was trimmed meanwhile."""
-    lock = await group.own()
-    previous = lock.checkpoint
-    sent = done = 0
-    for size in (3, 250, 1, 120):
-        entries = await group.send(size)
-        sent += size
-        part = entries[: (size + 1) // 2] if size > 1 else entries
-        reply = await group.commit(request(lock, part, rows=1, previous=previous, trim=True))
-        assert reply.code is CommitCode.OK
-        done += len(part)
-        (info,) = raw.xinfo_groups(STREAM.events(0))
-        assert (info["lag"], info["entries-read"]) == (sent - done, done)
-        rest = entries[len(part) :]
-        previous = part[-1].id
-        if rest:
-            await group.commit(request(lock, rest, previous=previous, trim=True))
-            done, previous = done + len(rest), rest[-1].id
-            (info,) = raw.xinfo_groups(STREAM.events(0))
-            assert info["lag"] == 0
 
 
 async def test_an_acked_log_that_is_ahead_of_its_lock_is_not_written_to(group: Group, raw: Raw) -> None:
@@ -394,28 +345,3 @@ async def test_no_commit_follows_the_call_of_a_timer_that_a_failover_lost(group:
     known = replace(request(lock, entries), ticked=(sweep, b"1000"))
     assert (await group.commit(known)).code is CommitCode.OK, "an owner that has read the state goes on"
     assert (await group.commit(known)).code is CommitCode.DUP
-
-
-async def test_a_timers_commit_is_done_once_for_each_planned_time_and_moves_no_checkpoint(
-    group: Group, raw: Raw
-) -> None:
-    entries, lock = await group.begun(3)
-    assert (await group.commit(_tick(lock, b"", b"1000", sum=b"1"))).code is CommitCode.OK
-    before = everything(raw)
-    assert (await group.commit(_tick(lock, b"", b"1000", sum=b"2"))).code is CommitCode.DUP
-    assert everything(raw) == before
-    assert (await group.commit(_tick(lock, b"1000", b"2000", sum=b"3"))).code is CommitCode.OK
-    late = await group.commit(_tick(lock, b"", b"1000", sum=b"1"))
-    assert late.code is CommitCode.GAP, "an earlier try that arrives late undoes nothing"
-    view = await group.lock()
-    assert (view.checkpoint, view.entries, view.rows) == (lock.checkpoint, 0, 0)
-    assert view.timers == {"sweep": 2000}, "a viewer may read the lock, and not the state"
-    assert await read_state(group.backend, GROUP, 0) == {f"{TICK}sweep": b"2000", "sum": b"3"}
-
-    assert (await group.commit(request(lock, entries))).code is CommitCode.OK, "batches go on"
-    assert (await group.commit(_tick(lock, b"2000", b"3000"))).code is CommitCode.GAP, (
-        "the state was that of before"
-    )
-    assert (await group.commit(_tick(lock, b"2000", b"3000", entries[-1].id))).code is CommitCode.OK
-    fenced = replace(_tick(lock, b"3000", b"4000", entries[-1].id), epoch=lock.epoch - 1)
-    assert (await group.commit(fenced)).code is CommitCode.FENCED

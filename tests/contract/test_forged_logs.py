@@ -107,8 +107,8 @@ async def check(place: Place, history: History) -> str:
             assert tried.code is CommitCode.AHEAD
             assert f"its last id is {history.last}, and its lock counts {lock.rows} rows" in str(tried.error)
     start, is_only_ahead = rng.choice(history.positions), history.is_only_ahead()
-    log, fields, _ = await place.look()
-    assert answer(log, fields, start, rng) in (None, history.values[start.rows : tail_of(fields).rows])
+    log, seen, _ = await place.look()
+    assert answer(log, seen, start, rng) in (None, history.values[start.rows : tail_of(seen).rows])
 
     assert await mend_logs(place) == (["done"] if is_ahead else [])
     repaired, fields, stored = await place.look()
@@ -116,6 +116,7 @@ async def check(place: Place, history: History) -> str:
     rest = iter(log)
     assert all(entry in rest for entry in repaired), "the repair has changed an entry, or the order of two"
     tail = tail_of(fields)
+    assert fields == seen or tail.rows > tail_of(seen).rows, "an owner is fenced by what is not its own"
     assert answer(repaired, fields, start, rng) in (None, history.values[start.rows : tail.rows])
     checkpoint = EntryId.parse(fields[b"checkpoint"])
     if is_only_ahead and is_ahead and not history.has_gone_on and tail.rows > lock.rows:

@@ -127,20 +127,6 @@ async def test_a_replacement_takes_the_place_of_one_that_waits_or_was_sent(shop:
     assert await shop.sent() == ["a", "a"]
 
 
-async def test_cancel_says_true_only_of_what_is_never_sent(shop: Shop) -> None:
-    """Also to a repeat of itself; and false of what was sent, cancelled before, or is unknown."""
-    await shop.put("a", 10)
-    await shop.put("b", 10)
-    assert await shop.cancel("a")
-    assert await shop.cancel("a")
-    assert not await shop.cancel("a", call="another")
-    assert not await shop.cancel("nobody")
-    await shop.at(10)
-    await shop.move()
-    assert not await shop.cancel("b")
-    assert await shop.sent() == ["b"]
-
-
 async def test_movers_side_by_side_send_each_record_once(shop: Shop) -> None:
     """In pieces of bounded size."""
     for number in range(later.MOVED_MAX + 50):

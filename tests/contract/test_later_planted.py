@@ -81,7 +81,10 @@ class Observer:
         call = later.cancel(STREAM, 0, f"id-{number}", f"call-{self.calls}", window_ms=WINDOW_MS * 100)
         reply = await call.run(self.backend, MEMORY)
         if reply.value == b"1":
-            self.cancelled.add(self.first[number])
+            value = self.first.get(number, b"nothing")
+            if value in self.cancelled or value not in self.promised:
+                self.found.append(f"{value!r} was cancelled once more by another call")
+            self.cancelled.add(value)
             self.changes[number] += 1
             if self.dice.random() < 0.5:
                 self.late.append((call, number, self.changes[number]))

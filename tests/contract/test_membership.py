@@ -94,14 +94,6 @@ async def test_a_heartbeat_carries_what_was_measured_and_only_who_asks_reads_it(
     assert (await loads.read_loads(group.backend, GROUP)).loads == {"b.1": {}}
 
 
-async def test_heartbeats_of_several_groups_share_a_round_trip(group: Group) -> None:
-    await change(group, 0, added=["a.1"])
-    mine, theirs = await beat(group, (GROUP, "a.1", 5, "run", 0), (OTHER_GROUP, "a.2", 5, "run", 0))
-    assert not mine.lost
-    assert theirs.lost
-    assert theirs.generation == 0
-
-
 async def test_a_broken_key_of_one_group_holds_up_no_heartbeat_of_another(group: Group, raw: Raw) -> None:
     """The worker's other processors go on, and the answer names the key."""
     await change(group, 0, added=["a.1"])
@@ -120,13 +112,6 @@ async def test_a_beat_that_is_not_ours_is_ignored(group: Group, raw: Raw) -> Non
     raw.hset(GROUP.beats, mapping={"x": "nonsense", "y": "1|2|3|z", "z": b"\xff"})
     (reply,) = await beat(group, (GROUP, "a.1", 5, "run", 0))
     assert sorted(reply.beats) == ["a.1"]
-
-
-async def test_the_server_tells_which_connections_it_still_has(group: Group) -> None:
-    """A closed connection is gone from the answer, and asking for none asks nobody."""
-    here = await group.backend.execute("CLIENT", "ID")
-    assert await membership.connected(group.backend, [here, here + 1_000_000]) == frozenset({here})
-    assert await membership.connected(group.backend, []) == frozenset()
 
 
 @pytest.mark.one_server  # two groups by one read; on a Cluster each has a read of its own

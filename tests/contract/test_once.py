@@ -95,26 +95,3 @@ async def test_when_memory_is_full_only_a_duplicate_is_answered(group: Group, fu
         AppendCode.DUP,
         AppendCode.REFUSED,
     )  # Valkey and Redis 7 refuse the script itself
-
-
-async def test_a_scheduled_record_is_sent_or_cancelled_on_any_server(group: Group) -> None:
-    """The clock is the server's; tests/contract/test_later.py tells it the time."""
-
-    def put(id: str, due: tuple[str, int]) -> later.IdCall:
-        fields, digest = [b"v", id.encode()], digest_of(b"ann", id)
-        return later.schedule(
-            STREAM, 0, digest, id, fields, due=due, named=(id, b"ann"), replace=False, limit=9
-        )
-
-    for id_, due in (("now", ("after", 0)), ("past", ("at", 5)), ("never", ("after", 3_600_000))):
-        assert (await put(id_, due).run(group.backend, MEMORY)).code is AppendCode.OK
-    cancel = later.cancel(STREAM, 0, digest_of(b"ann", "never"), "cancel", window_ms=60_000)
-    assert await cancel.run(group.backend, MEMORY) == AppendReply(AppendCode.OK, b"1")
-    assert await later.any_waits(group.backend, STREAM, [0, 1])
-    assert not await later.any_waits(group.backend, STREAM, [1, 2])
-    moved = await later.move_due(group.backend, STREAM, [0, 1], limit=0, window_ms=60_000)
-    assert (moved[0].records, moved[1]) == (2, later.Moved(0, False, None))
-    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 9)
-    assert [entry.fields[b"v"] for entry in stored] == [b"past", b"now"]
-    assert await later.waiting(group.backend, STREAM, 0) == []
-    assert await later.overdue(group.backend, STREAM, 2) == 0

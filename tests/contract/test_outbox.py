@@ -12,7 +12,7 @@ from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import StreamKeys
-from tests.contract.support import GROUP, TO, Group, Raw, chain, everything, message, request
+from tests.contract.support import GROUP, TO, Group, Raw, chain, message, request
 
 pytestmark = pytest.mark.anyio
 
@@ -35,15 +35,6 @@ async def payloads(group: Group) -> list[bytes]:
 
 
 # -- at the source ---------------------------------------------------------------------------
-
-
-async def test_messages_that_do_not_follow_the_last_are_a_gap(group: Group, raw: Raw) -> None:
-    """Whoever packed them knew another history of the outbox."""
-    entries, lock = await group.begun(1)
-    before = everything(raw)
-    sent = replace(request(lock, entries), outbox=write(chain(1), after="7-7"))
-    assert (await group.commit(sent)).code is CommitCode.GAP
-    assert everything(raw) == before
 
 
 async def test_a_commit_behind_which_the_log_is_ahead_leaves_no_message_that_counts(group: Group) -> None:
@@ -90,15 +81,6 @@ async def test_a_target_that_is_full_takes_nothing_and_later_all(group: Group, r
     raw.xtrim(PRICED.events(5), maxlen=2, approximate=False)
     assert await forward(group, sent) == [AppendCode.OK]
     assert await payloads(group) == [b"x", b"x", b"a", b"b"]
-
-
-async def test_many_records_arrive_as_an_append_would_write_them(group: Group) -> None:
-    """They share entries, and are counted as records."""
-    many = [b'{"n":%d}' % n for n in range(100)]
-    assert await forward(group, message(1, START, *many)) == [AppendCode.OK]
-    found = await streams.read_each(group.backend, PRICED, {5: ZERO}, 1_000)
-    assert [entry.fields[b"v"] for entry in found[5]] == many  # type: ignore[union-attr]
-    assert await streams.entries_up_to(group.backend, PRICED, 5, found[5][-1].id) == 100  # type: ignore[index]
 
 
 async def test_what_another_program_wrote_there_is_named(group: Group, raw: Raw) -> None:

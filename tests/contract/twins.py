@@ -84,6 +84,8 @@ REQUESTED = 7
 REQUESTS: tuple[requests.Request, ...] = ("pause", "resume", "retry", "put")
 FORWARDED = 3
 """Before one step of so many an outbox is opened, or some of it is forwarded or deleted."""
+EPOCHS_OFF = {0: -1, 1: 1}
+"""Of eleven commits one is made at the epoch before, and one at the epoch after, as a failover leaves it."""
 MEDDLED = 4
 """Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
 NEXT = StreamKeys("shop", "next")
@@ -458,7 +460,7 @@ class Twins:
         waiting = [record for record in lock.events if record.id > lock.checkpoint]
         rows = tuple(waiting[: how % 4])
         owner = lock.owner or OWNERS[step.who] if how % 6 else OWNERS[step.who]
-        epoch = lock.epoch - (how % 11 == 0)
+        epoch = lock.epoch + EPOCHS_OFF.get(how % 11, 0)
         previous = lock.checkpoint if how % 7 else known[how % len(known)]
         new = rows[-1].id if rows else waiting[how % len(waiting)].id if waiting else lock.checkpoint
         await self._send(p, Commit(owner, epoch, previous, new, rows, sends=self._sends(p, how)))
@@ -481,7 +483,7 @@ class Twins:
         """Commit the next planned time of a timer; sometimes the last one, or from another one."""
         p, lock, how = step.where, self.model.locks[step.where], step.how
         owner = lock.owner or OWNERS[step.who] if how % 6 else OWNERS[step.who]
-        epoch = lock.epoch - (how % 11 == 0)
+        epoch = lock.epoch + EPOCHS_OFF.get(how % 11, 0)
         known = self.made[p]
         at = lock.checkpoint if how % 7 else known[how % len(known)]
         tick, before = lock.tick + (how % 3 > 0), lock.tick - (how % 4 == 0 and lock.tick > 0)

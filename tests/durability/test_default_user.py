@@ -22,22 +22,8 @@ SCRIPT = "return redis.call('xadd', 'from-a-script', '*', 'f', 'v') and redis.ca
 def serving(binary: str | None, folder: Path) -> Iterator["redis.Redis"]:
     """A server with the data and the users of a folder, until it is killed."""
     folder.mkdir(exist_ok=True)
-    process = LoggedProcess(
-        [
-            str(find_server(binary)),
-            "--port",
-            "0",
-            "--unixsocket",
-            "s",
-            "--appendonly",
-            "yes",
-            "--aclfile",
-            "users.acl",
-        ],
-        cwd=folder,
-        log_path=folder / "log",
-        environ={},
-    )
+    command = [str(find_server(binary)), *OPTIONS]
+    process = LoggedProcess(command, cwd=folder, log_path=folder / "log", environ={})
     try:
         with redis.Redis(unix_socket_path=str(folder / "s"), username="admin", password="secret") as client:
 

@@ -13,18 +13,13 @@ import structlog
 from streamworker import App
 from streamworker.core.data.channel import (
     APPENDS_REMEMBERED,
-    AppendVerdict,
-    Channel,
-    InFlight,
     Ledger,
-    LostSends,
 )
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import DataLoss, StreamFull
 from streamworker.redisio.data import streams
-from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -99,45 +94,6 @@ async def test_a_loss_is_noticed_though_the_answer_that_tells_of_it_is_lost(dura
         assert proxy.lost == 1
         (lost,) = desk.producer.lost
         assert (lost.records, lost.first) == (1, gone.entry_id)
-
-
-@pytest.mark.parametrize("how", ["the next send", "asked"])
-@pytest.mark.parametrize("given_up", [0, 1, 2, 5])
-async def test_sends_that_were_given_up_hide_no_loss(redis_url: str, given_up: int, how: str) -> None:
-    """They were sent after a failover and nobody heard of it: the next that is heard of tells."""
-    async with bench(redis_url) as desk:
-        keys, ledger, channel = desk.stream_keys, Ledger(), Channel[InFlight]()
-        losses = list[LostSends | None]()
-
-        async def append(*, is_heard: bool = True) -> None:
-            its, verdict = InFlight(), AppendVerdict.REPEAT
-            channel.begin(its)
-            while verdict is AppendVerdict.REPEAT:
-                call = Append(0, "p", its.number, 0, [b"x"], its.follows)
-                (reply,) = await append_many(desk.backend, keys, [call])
-                if not is_heard:
-                    break
-                verdict = channel.answered(its, reply)
-                losses.append(ledger.behind("orders", 0, channel.stands, 0))
-            channel.end(its)
-            if is_heard:
-                assert reply.last_id is not None
-                ledger.confirm(its.number, 1, reply.last_id, 0)
-
-        for _ in range(3):
-            await append()
-        kept = await desk.backend.execute("GET", keys.producer(0, "p"))
-        for _ in range(3):
-            await append()
-        await desk.backend.execute("SET", keys.producer(0, "p"), kept)  # What a failover leaves.
-        for _ in range(given_up):
-            await append(is_heard=False)
-        if how == "asked":
-            stands = (await streams.last_numbers(desk.backend, keys, "p", [0]))[0]
-            losses.append(ledger.behind("orders", 0, stands, 0))
-        for _ in range(4):
-            await append()
-        assert [lost.records for lost in losses if lost] == [3]
 
 
 async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) -> None:
