@@ -19,7 +19,7 @@ import pytest
 
 from tests.chaos.figures import record
 from tests.chaos.team import PATIENCE_S, Entry, Team, now_ms, setting
-from tests.chaos.times import CLAIM, FAST, LEASE, STEADY, slack_for_this_machine
+from tests.chaos.times import FAST, STEADY, slack_for_this_machine
 from tests.chaos.yard import Yard, scene, sized
 from tests.rebalance.herd import run_herd
 
@@ -146,15 +146,12 @@ async def test_a_rolling_restart_hands_over_in_half_a_second_and_executes_no_rec
 
 @sized(
     small={"teams": 2, "count": 1, "environ": {**FAST, **IN_HAND}},
-    small_claim={"teams": 1, "count": 1, "environ": {**CLAIM, **IN_HAND}},
-    small_lease={"teams": 1, "count": 1, "environ": {**LEASE, **IN_HAND}},
     full={"teams": 8, "count": 63, "environ": STEADY},
 )
 async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
     yard: Yard, *, teams: int, count: int, environ: Mapping[str, str]
 ) -> None:
     """Nor does it end: it joins again, under another id. It sleeps until others have its partitions."""
-    protocol = environ.get("COORDINATION", "membership")
     samples: list[float] = []
     players: list[Team] = []
 
@@ -175,25 +172,20 @@ async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
                 awake = now_ms()
                 latter = {lock.owner for lock in await team.settled() if lock.name == victim}
                 samples.append(now_ms() - awake)
-                if protocol == "membership":
-                    assert latter.isdisjoint(former), "it came back under the id that was removed"
+                assert latter.isdisjoint(former), "it came back under the id that was removed"
         # A commit of who slept would have been one of an earlier epoch behind a later one.
 
     await yard.many(teams, zombies, "zombies", environ=environ)
-    if protocol == "claim":
-        return
-    event = {"membership": "membership_lost", "lease": "partition_fenced"}[protocol]
-    lost = sum(len(team.logged(event)) for team in players)
-    assert lost, f"nobody says {event}"
-    if protocol == "membership":
-        yard.record(
-            "F3",
-            "session times of seconds" if environ is STEADY else "short session times, a few",
-            target="no commit of a sleeper accepted; rejoin <= 2 s",
-            most_ms=2_000,
-            samples_ms=samples,
-            said=f"0 accepted; {lost} memberships lost and joined anew without an end of the process",
-        )
+    lost = sum(len(team.logged("membership_lost")) for team in players)
+    assert lost, "nobody says that it was removed"
+    yard.record(
+        "F3",
+        "session times of seconds" if environ is STEADY else "short session times, a few",
+        target="no commit of a sleeper accepted; rejoin <= 2 s",
+        most_ms=2_000,
+        samples_ms=samples,
+        said=f"0 accepted; {lost} memberships lost and joined anew without an end of the process",
+    )
 
 
 # -- F4, F5: a worker that is busy ---------------------------------------------------------------------
