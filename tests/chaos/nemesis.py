@@ -13,11 +13,8 @@ two faults pull at one thing), begun and ended. None of these may cost anything 
 """
 
 import contextlib
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -235,41 +232,6 @@ class ProducerKilled(_OfProcess, name="producer killed", lasts_s=(0.0, 1.0)):
         return "" if any(not slot.is_worker for slot in field.slots) else "there are no producers"
 
 
-class Starved(_OfProcess, name="worker starved", lasts_s=(1.0, 4.0)):
-    """A worker at the lowest priority, beside processes that compute."""
-
-    @classmethod
-    def missing(cls, field: Field) -> str:
-        return "" if os.geteuid() == 0 else "only root may give a priority back: run as root"
-
-    def begin(self) -> None:
-        # They end by themselves if nobody is left to end them.
-        burn = (
-            f"import time\nend = time.monotonic() + {3 * self.lasts_s[1]}\nwhile time.monotonic() < end: pass"
-        )
-        self._burners = [
-            subprocess.Popen([sys.executable, "-c", burn], start_new_session=True)
-            for _ in range(os.cpu_count() or 1)
-        ]
-        for burner in self._burners:
-            self._renice(burner.pid, 5)  # Lower than ours, who must be able to end it.
-        if self.slot.process is not None:
-            self._renice(self.slot.process.pid, 19)
-
-    def end(self) -> bool:
-        for burner in self._burners:
-            burner.kill()
-            burner.wait()
-        if self.slot.running and self.slot.process is not None:
-            self._renice(self.slot.process.pid, 0)
-        return True
-
-    @staticmethod
-    def _renice(pid: int, nice: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.setpriority(os.PRIO_PROCESS, pid, nice)
-
-
 # -- the network -----------------------------------------------------------------------------------
 
 
@@ -386,31 +348,6 @@ class ConnectionsStranded(_OfLine, name="connections stranded", lasts_s=(0.5, 5.
 
     def begin(self) -> None:
         self.tell(self.proxy.strand)
-
-
-class Swizzled(Nemesis, name="swizzle-clog", lasts_s=(0.5, 2.0)):
-    """Swizzle-clog: lines stop one after the other, and come back in another order."""
-
-    def choose(self) -> tuple[str, frozenset[str]] | None:
-        found = [slot for slot in self.field.slots if slot.proxy is not None]
-        if not found:
-            return None
-        self._slots = self.rng.sample(found, self.rng.randint(1, len(found)))
-        names = [slot.name for slot in self._slots]
-        return " ".join(names), frozenset(f"line {name}" for name in names)
-
-    def begin(self) -> None:
-        for slot in self._slots:
-            assert slot.proxy is not None
-            self.field.server.proxies.tell(slot.proxy.hold)
-            time.sleep(self.rng.uniform(0.0, 0.1))
-        self.rng.shuffle(self._slots)
-
-    def end(self) -> bool:
-        slot = self._slots.pop()
-        assert slot.proxy is not None
-        self.field.server.proxies.tell(slot.proxy.heal)
-        return not self._slots
 
 
 # -- the server ------------------------------------------------------------------------------------
@@ -723,9 +660,9 @@ class GroupMoved(_OfData, name="consumer group moved"):
 
 
 LOSSLESS: tuple[type[Nemesis], ...] = (
-    WorkerKilled, WorkerStopped, WorkerFrozen, WorkerFlaps, ProducerKilled, Starved,
+    WorkerKilled, WorkerStopped, WorkerFrozen, WorkerFlaps, ProducerKilled,
     LineSlow, LineNarrow, LineCut, RequestsHeld, RepliesHeld, RepliesLost, RepliesCut,
-    ConnectionsReset, ConnectionsRefused, ConnectionsStranded, LinkDown, Swizzled,
+    ConnectionsReset, ConnectionsRefused, ConnectionsStranded, LinkDown,
     ServerKilled, ServerFrozen, ScriptBusy, MemoryFull, DiskFull, ClientsLimited, ClientsKilled,
     ScriptsFlushed, ClockStepped, MembershipCorrupt, MembershipGone, ControlTrimmed, WrongType, Poisoned,
     GroupMoved,

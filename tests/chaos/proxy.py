@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -321,6 +321,3 @@ class ProxyThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
-
-    def __iter__(self) -> Iterator[Proxy]:
-        return iter(self._proxies)

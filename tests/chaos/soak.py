@@ -73,9 +73,6 @@ OFTEN = {"worker killed": 3, "worker asked to leave": 2, "worker frozen": 2, "se
 NETWORKS = 2
 """Workers with a network of their own, where namespaces can be made."""
 TICK_S = 0.02
-PUT_OFF_MAX = 8
-"""Faults on a Cluster that wait until a primary is free: each can be hurt in one way at a time. Beyond this
-only the kinds wait that a Cluster alone has: nothing else stands for them."""
 EVERY_SHARD = frozenset(f"shard {number}" for number in range(PRIMARIES))
 TRIES_MAX = 3
 """How often a fault that only a Cluster has is tried at its turn, until it comes about."""
@@ -282,22 +279,22 @@ class Soak:
     def _begin_one_of(self, deck: Iterator[type[Nemesis]]) -> bool:
         """Begin a fault that was put off if one can be, or else the next.
 
-        On a Cluster a fault that finds nobody to hurt is put off, its own kinds whatever comes: while one of
-        those waits, no other may have a shard. On one server it is left out: half of all faults want the
-        server, and would wait for each other. Once; one of whose kind none has come waits at its next turn.
+        One that finds nobody to hurt is put off if only a Cluster has its kind, or if none of its kind has
+        come yet. Else it is left out: half of all faults want the server, and would wait for each other.
+        While a fault waits that only a Cluster has, no other may have a shard.
         """
         for kind in self._put_off:
             if self._begin(kind):
                 self._put_off.remove(kind)
                 return True
         kind = next(deck)
-        is_wanted = kind in CLUSTER_KINDS or (self._dropped[kind.name] and not self._made[kind.name])
+        is_wanted = kind in CLUSTER_KINDS or not self._made[kind.name]
         if is_wanted and kind in self._put_off:
             return False
         waits = any(each in CLUSTER_KINDS for each in self._put_off)
         if self._begin(kind, EVERY_SHARD if waits else frozenset()):
             return True
-        if is_wanted or (self.plan.cluster and len(self._put_off) < PUT_OFF_MAX):
+        if is_wanted:
             self._put_off.append(kind)
         else:
             self._dropped[kind.name] += 1

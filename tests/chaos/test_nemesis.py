@@ -1,4 +1,7 @@
-"""A fault does what it says, and leaves what it found: else a storm would be judged for its own mistakes."""
+"""A fault does what it says, and leaves what it found: else a storm would be judged for its own mistakes.
+
+Faults that only a Cluster has look by themselves whether they came about, and the soak asks that each does.
+"""
 
 import contextlib
 import os
@@ -18,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.chaos import nemesis
+from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Poisoned, Slot, WrongType, is_over
 from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 from tests.helpers import LoggedProcess, wait_for
@@ -164,12 +168,6 @@ def is_stopped(pid: int) -> bool:
     return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
 
 
-def is_starved(fault: Any) -> bool:
-    """Whether a process has the lowest priority, and others compute on each core."""
-    nice = os.getpriority(os.PRIO_PROCESS, fault.slot.process.pid)
-    return nice == 19 and [burner.poll() for burner in fault._burners] == [None] * (os.cpu_count() or 1)
-
-
 def is_reached_from(link: Namespace) -> bool:
     """Whether packets pass between a network and ours: nobody listens there, so the answer is a refusal."""
     code = (
@@ -188,7 +186,6 @@ SHOWS: dict[type[Nemesis], Callable[[Any, Scene], bool]] = {
     nemesis.WorkerFrozen: lambda f, s: is_stopped(f.slot.process.pid),
     nemesis.WorkerFlaps: lambda f, s: ended_by(f, signal.SIGKILL),
     nemesis.ProducerKilled: lambda f, s: ended_by(f, signal.SIGKILL),
-    nemesis.Starved: lambda f, s: is_starved(f),
     nemesis.LineSlow: lambda f, s: f.proxy.delay_ms > 0 and s.took_s(f) >= 2 * f.proxy.delay_ms / 1000,
     nemesis.LineNarrow: lambda f, s: (
         f.proxy.bandwidth > 0 and s.took_s(f, 4_000) >= 2 * 4_000 / f.proxy.bandwidth
@@ -204,7 +201,6 @@ SHOWS: dict[type[Nemesis], Callable[[Any, Scene], bool]] = {
     nemesis.ConnectionsRefused: lambda f, s: s.old(f) == ("broken", 0) and s.new(f.proxy) == ("broken", 0),
     nemesis.ConnectionsStranded: lambda f, s: s.old(f) == NOT_SENT and s.new(f.proxy) == LET_THROUGH,
     nemesis.LinkDown: lambda f, s: not is_reached_from(f._link),
-    nemesis.Swizzled: lambda f, s: all(s.new(slot.proxy) == NOT_SENT for slot in f._slots),
     nemesis.ServerKilled: lambda f, s: not s.server.server.running and s.pings() == "broken",
     nemesis.ServerFrozen: lambda f, s: is_stopped(s.server.server.pid) and s.pings() == "no answer",
     nemesis.ScriptBusy: lambda f, s: "busy running a script" in s.pings(),
@@ -256,6 +252,11 @@ def test_a_fault_shows_and_leaves_a_server_that_takes_writes_and_holds_what_it_h
         assert client.config_get("maxclients")["maxclients"] == "10000"
         assert abs(client.time()[0] - time.time()) < 5
     assert all(slot.running for slot in field.slots)
+
+
+def test_each_kind_has_a_name_of_its_own() -> None:
+    names = [kind.name for kind in (*LOSSLESS, *CLUSTER_KINDS)]
+    assert len(set(names)) == len(names) >= 40
 
 
 def test_what_a_group_has_put_right_meanwhile_is_left_as_it_is(field: Field) -> None:

@@ -106,19 +106,6 @@ def test_only_a_worker_that_did_not_reach_redis_at_its_start_may_end_by_itself(
     assert first["code"] == code and "what it said" in first["last"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_workers_that_go_again_and_again_break_no_promise(forge: Forge, tmp_path: Path) -> None:
-    """Killed, frozen or asked to leave: log, state, chain, table, keys and timer are right."""
-    kinds = ("worker killed", "worker frozen", "worker asked to leave")
-    plan = Plan(
-        SEED, minutes=0.15, events=1_800, faults=16, partitions=8, workers=4, producers=1, kinds=kinds
-    )
-    verdict = run(plan, forge, tmp_path)
-    verdict.check()
-    assert verdict.figures["rows"] == 1_800 - verdict.figures["dead_letters"]
-
-
 def planted(plant: Plant, seed: int) -> Plan:
     """Return a short soak with one mistake in the workers' code, and the fault that brings it out."""
     # A worker that is frozen must be missed, and must wake with something in hand: that takes its time.
