@@ -15,22 +15,31 @@ class Reading(msgspec.Struct):
     value: int
 
 
-async def test_a_batch_has_at_most_so_many_records_and_loses_none(redis_url: str) -> None:
-    """`batch` is a limit; what is there when the time is up is handled, however little."""
+async def test_a_batch_has_at_most_so_many_records_and_is_one_commit(redis_url: str) -> None:
+    """What is there when the time is up is handled, however little. The rows of a batch are one entry of the
+    acked log, and its context names each entry.
+    """
     app = App("meters", redis_url=redis_url)
     readings = app.stream("readings", Reading, partitions=1)
     batches: list[list[int]] = []
+    ids: list[str] = []
 
     @app.processor(readings, batch=40, within=0.1)
-    async def store(batch: list[Reading]) -> None:
+    async def store(batch: list[Reading], ctx: Context) -> list[Reading]:
         batches.append([reading.value for reading in batch])
+        assert len(ctx.entry_ids) == len(batch)
+        ids.extend(str(entry_id) for entry_id in ctx.entry_ids)
+        return batch
 
     await readings.send_many(Reading(n) for n in range(100))
     async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
+        (partition,) = (await worker.snapshot()).processors["store"].partitions
 
     assert [len(batch) for batch in batches] == [40, 40, 20]
     assert [value for batch in batches for value in batch] == list(range(100))
+    assert (partition.rows, partition.acked_length) == (100, 3)
+    assert partition.checkpoint == ids[-1]
 
 
 async def test_a_record_alone_waits_for_no_company_unless_within_says_so() -> None:
@@ -86,24 +95,3 @@ async def test_a_batch_forms_while_the_one_before_it_runs() -> None:
         await worker.until_drained()
 
     assert sizes == [1, 25, 24]
-
-
-async def test_a_batch_is_one_commit(redis_url: str) -> None:
-    """Its rows are one entry of the acked log, and its context names each entry."""
-    app = App("meters", redis_url=redis_url)
-    readings = app.stream("readings", Reading, partitions=1)
-    ids: list[str] = []
-
-    @app.processor(readings, batch=10, within=0.5)
-    async def store(batch: list[Reading], ctx: Context) -> list[Reading]:
-        assert len(ctx.entry_ids) == len(batch)
-        ids.extend(str(entry_id) for entry_id in ctx.entry_ids)
-        return batch
-
-    await readings.send_many(Reading(n) for n in range(30))
-    async with local_worker(app, url=redis_url) as worker:
-        await worker.until_drained()
-        (partition,) = (await worker.snapshot()).processors["store"].partitions
-
-    assert (partition.rows, partition.acked_length) == (30, 3)
-    assert partition.checkpoint == ids[-1]

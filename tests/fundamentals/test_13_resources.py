@@ -147,23 +147,6 @@ async def test_a_test_gives_a_value_in_place_of_a_resource(redis_url: str) -> No
     assert seen == ["fake"]
 
 
-async def test_a_worker_whose_resource_cannot_be_made_says_so_and_ends(redis_url: str) -> None:
-    """Before it joins: other workers keep their partitions."""
-    app = App("shop")
-    orders = app.stream("orders", Order, partitions=1)
-
-    @app.resource
-    async def client() -> AsyncIterator[Client]:
-        yield unreachable()
-
-    @app.processor(orders)
-    async def look_up(order: Order, client: Client) -> None: ...
-
-    with pytest.raises(ProcessingError, match="Resource 'client' could not be made: ConnectionError: nobody"):
-        async with local_worker(app, url=redis_url):
-            pass
-
-
 async def test_what_fails_to_close_keeps_no_worker_from_leaving(redis_url: str) -> None:
     """Its work is done, and the log says what failed."""
     app = App("shop")
@@ -267,7 +250,9 @@ async def test_a_processor_may_begin_with_what_comes_after_it(redis_url: str) ->
 
 
 async def test_a_program_runs_a_worker_of_its_own(redis_url: str) -> None:
-    """It drains at the end of the block, whatever that raises; if it fails, the block ends with its error."""
+    """It drains at the end of the block, whatever that raises. If it fails, the block ends with its error;
+    one whose resource cannot be made does so before it joins, and others keep their partitions.
+    """
     app = App("shop", redis_url=redis_url, durability="memory")
     orders = app.stream("orders", Order, key="customer", partitions=1)
     done = anyio.Event()
@@ -306,6 +291,6 @@ async def test_a_program_runs_a_worker_of_its_own(redis_url: str) -> None:
     async def watch(client: Client) -> AsyncIterator[None]:
         yield
 
-    with pytest.raises(ProcessingError, match="Resource 'client'"):
+    with pytest.raises(ProcessingError, match="Resource 'client' could not be made: ConnectionError: nobody"):
         async with app.worker():
             await anyio.sleep_forever()

@@ -1,7 +1,7 @@
 """Timers call a function by time: once in the whole application, or in each partition between batches."""
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 
 from streamworker import App, ConfigurationError, Context
 from streamworker.core.data.partitioner import partition_for
-from streamworker.core.data.schedules import Missed
 from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import local_worker
 from tests.helpers import PATIENCE_S
@@ -233,34 +232,6 @@ async def test_a_timer_that_fails_is_called_again_and_stores_nothing_before(redi
         healed, failed = True, len(calls)
         await until(lambda: len(calls) > failed + 1, "it runs again")
         await worker.until(lambda now: not now.processors["audit"].partitions[0].reason)
-
-
-@pytest.mark.full("waits for times to pass")
-async def test_what_is_missed_is_skipped_run_once_or_caught_up(redis_url: str) -> None:
-    """The first deploy misses nothing; a break between two workers does."""
-    app = App("shop", redis_url=redis_url)
-    seen: dict[Missed, list[datetime]] = {"skip": [], "once": [], "all": []}
-    for name, times in seen.items():
-
-        def remember(at: datetime, times: list[datetime] = times) -> None:
-            times.append(at)
-
-        remember.__name__ = f"missed_{name}"
-        app.timer(every=0.5, missed=name)(remember)
-
-    async with local_worker(app, url=redis_url, name="w1"):
-        await until(lambda: all(seen.values()), "each has run")
-    before = {name: times[-1] for name, times in seen.items()}
-    await until(lambda: datetime.now(UTC) > before["all"] + timedelta(seconds=2), "three times pass")
-    async with local_worker(app, url=redis_url, name="w2"):
-        await until(
-            lambda: all(times[-1] > before[name] for name, times in seen.items()), "each has run again"
-        )
-        resumed = seen["once"].index(before["once"]) + 1
-        assert seen["once"][resumed] >= before["once"] + timedelta(seconds=1), "the newest of those missed"
-        await until(lambda: len(seen["all"]) >= 5, "all is caught up")
-
-    assert seen["all"] == [seen["all"][0] + timedelta(seconds=0.5 * n) for n in range(len(seen["all"]))]
 
 
 def test_what_cannot_be_called_by_time_is_refused_at_import() -> None:

@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -16,7 +16,7 @@ import anyio
 import msgspec
 import pytest
 
-from streamworker import DeadLetter, Retry, Skip
+from streamworker import ConfigurationError, DeadLetter, Retry, Skip
 from streamworker.context import Context
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN
 from streamworker.runtime.run.runner import StopReason
@@ -105,27 +105,6 @@ async def test_calls_overlap_as_their_order_allows_and_the_log_is_in_order(
         watch.check_order()
     assert watch.widest == 8
     assert watch.ended != sorted(watch.ended)
-
-
-async def test_the_checkpoint_does_not_pass_a_record_that_is_not_done(redis_url: str) -> None:
-    """All others are done meanwhile; they are committed when the slow one is."""
-    release, done = asyncio.Event(), set[int]()
-
-    async def price(order: Order) -> Priced:
-        if order.number == 3:
-            await release.wait()
-        done.add(order.number)
-        return Priced(order.number, 1.0)
-
-    async with handling(redis_url, price, range(40), concurrency=4) as (desk, _):
-        rest = {n for n in range(40) if n % KEYS != 3}
-        await wait_for_async(lambda: done >= rest, "all other keys are done")
-        await desk.until_committed(3)
-        assert await desk.committed() == 3 and await numbers_of(desk) == [0, 1, 2]
-        assert 23 not in done
-        release.set()
-        await desk.until_committed(40)
-        assert await numbers_of(desk) == list(range(40))
 
 
 async def test_a_key_is_what_decides_the_partition(redis_url: str) -> None:
@@ -217,20 +196,6 @@ async def test_the_first_record_that_fails_for_good_halts_the_partition(redis_ur
         assert (await running.drained()).reason is StopReason.HALTED
 
 
-@pytest.mark.parametrize("slow", [2, 4])
-async def test_the_first_in_order_is_to_blame_whichever_failed_first(redis_url: str, slow: int) -> None:
-    """Two calls fail beside each other; only what lies before both is committed."""
-
-    async def price(order: Order) -> None:
-        await asyncio.sleep(0.1 if order.number == slow else 0.02)
-        if order.number in (2, 4):
-            raise ValueError(f"cannot price {order.number}")
-
-    async with handling(redis_url, price, range(10), concurrency=10) as (desk, running):
-        assert "cannot price 2" in await running.halts()
-        assert await desk.committed() == 2
-
-
 async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) -> None:
     """Another program may have written it; its place among the others of its key is unknown."""
     calls: list[int] = []
@@ -253,22 +218,21 @@ async def test_a_record_whose_key_cannot_be_told_is_not_handled(redis_url: str) 
         assert b"float cannot be a key" in errors[0] and b"KeyError: 4" in errors[1]
 
 
-@pytest.mark.parametrize("use", ["get", "set", "delete", "look", "list"])
-async def test_the_state_is_refused_and_left_as_it_is(redis_url: str, use: str) -> None:
+async def test_the_state_is_refused_and_left_as_it_is(redis_url: str) -> None:
     """Calls that overlap would see each other's changes before they are committed."""
+    uses: list[Callable[[MutableMapping[str, Any]], Any]] = [
+        lambda state: state.get("sum"),
+        lambda state: state.update(sum=1),
+        lambda state: state.pop("sum"),
+        lambda state: "sum" in state,
+        list,
+    ]
 
     async def price(_: Order, ctx: Context) -> None:
-        match use:
-            case "get":
-                ctx.state.get("sum")
-            case "set":
-                ctx.state["sum"] = 1
-            case "delete":
-                del ctx.state["sum"]
-            case "look":
-                assert "sum" in ctx.state
-            case _:
-                list(ctx.state)
+        for use in uses[1:]:
+            with pytest.raises(ConfigurationError):
+                use(ctx.state)
+        uses[0](ctx.state)
 
     async with bench(redis_url) as desk:
         await desk.backend.execute("HSET", desk.keys.state(0), "sum", msgspec.msgpack.encode(7))
@@ -398,9 +362,9 @@ async def test_a_closed_gate_lets_calls_end_and_none_begin(redis_url: str) -> No
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, seed: int) -> None:
     """Drained, cancelled and overtaken at any time, with handlers that fail and hang about."""
-    rng, count = random.Random(seed), 1_500
-    failures: dict[int, int] = {n: rng.randrange(1, 3) for n in rng.sample(range(count), 150)}
-    poison = set(rng.sample(range(count), 20))
+    rng, count = random.Random(seed), 600
+    failures: dict[int, int] = {n: rng.randrange(1, 3) for n in rng.sample(range(count), 60)}
+    poison = set(rng.sample(range(count), 10))
     watches: list[Watch] = []
 
     async def until_handled(desk: Bench, calls: int) -> None:
@@ -434,7 +398,7 @@ async def test_whatever_becomes_of_its_owners_the_log_is_exact(redis_url: str, s
         turn = 0
         while await desk.committed() < count:
             running = await desk.start(desk.spec(owner(), **options), owner=f"w{(turn := turn + 1)}")
-            await until_handled(desk, rng.randrange(300))
+            await until_handled(desk, rng.randrange(150))
             match rng.choice(["drain", "cancel", "fence"]):
                 case "drain":
                     await running.drained()
@@ -539,45 +503,39 @@ async def test_calls_that_never_wait_leave_the_event_loop_to_others(redis_url: s
     assert 100 < in_one_turn < 1_000
 
 
-async def rate(
-    desk: Bench,
-    handler: Callable[..., Any],
-    count: int,
-    clock: Callable[[], float] = time.perf_counter,
-    **options: Any,
-) -> float:
-    """Return how many records a second a handler gets through, in one partition."""
-    before = await desk.committed()
+async def rate(desk: Bench, handler: Callable[..., Any]) -> float:
+    """Return how many records a second a handler gets through, in one partition, 64 at a time."""
+    count, before = 10_000, await desk.committed()
     desk.gate.close()
-    running: Running = await desk.start(desk.spec(handler, **options))
+    running = await desk.start(desk.spec(handler, concurrency=64))
     await desk.send(range(count), keys=1_000)
     buffer = running.runner.intake.buffer
     await wait_for_async(lambda: buffer.waiting == count or not buffer.needs_more, "records wait")
-    began = clock()
+    began = time.process_time()
     desk.gate.open()
     while running.runner.commits.records_done < count:
         await asyncio.sleep(0.001)
-    took = clock() - began
+    took = time.process_time() - began
     await running.drained()
     assert await desk.committed() == before + count
     return count / took
 
 
-async def rate_by_hand(handler: Callable[..., Any], count: int, clock: Callable[[], float]) -> float:
+async def rate_by_hand(handler: Callable[..., Any]) -> float:
     """Return how many records a second a bare loop gets through: a task each, 64 at a time."""
-    orders = [Order(n, f"k{n % 1_000}") for n in range(count)]
+    orders = [Order(n, f"k{n % 1_000}") for n in range(20_000)]
     places = asyncio.Semaphore(64)
 
     async def one(order: Order) -> None:
         await handler(order)
         places.release()
 
-    began = clock()
+    began = time.process_time()
     async with asyncio.TaskGroup() as tasks:
         for order in orders:
             await places.acquire()
             tasks.create_task(one(order))
-    return count / (clock() - began)
+    return len(orders) / (time.process_time() - began)
 
 
 @pytest.mark.soak  # It measures rates for a while, by itself; nothing is wrong if they are lower for a day.
@@ -595,15 +553,14 @@ async def test_what_concurrency_costs_a_record(redis_url: str, capsys: pytest.Ca
     async def forward(order: Order) -> Priced:
         return Priced(order.number, 1.0)
 
-    clock = time.process_time
     rates: dict[str, list[float]] = {"by hand": [], "side by side": [], "forwarding a row": []}
     async with bench(redis_url) as desk:
         gc.collect()
         gc.freeze()
         for _ in range(5):
-            rates["by hand"].append(await rate_by_hand(nothing, 20_000, clock))
-            rates["side by side"].append(await rate(desk, nothing, 10_000, clock, concurrency=64))
-            rates["forwarding a row"].append(await rate(desk, forward, 10_000, clock, concurrency=64))
+            rates["by hand"].append(await rate_by_hand(nothing))
+            rates["side by side"].append(await rate(desk, nothing))
+            rates["forwarding a row"].append(await rate(desk, forward))
         gc.unfreeze()
     shares = {
         name: median(ours / bare for ours, bare in zip(found, rates["by hand"], strict=True))

@@ -182,25 +182,6 @@ async def test_an_incomplete_batch_is_given_up_when_the_partition_drains(redis_u
         assert desk.budget.used == 0
 
 
-async def test_a_closed_gate_starts_no_batch(redis_url: str) -> None:
-    """While heartbeats fail, records wait; when the gate opens they are handled."""
-    called: list[int] = []
-
-    async def price(batch: list[Order]) -> None:
-        called.append(len(batch))
-
-    async with bench(redis_url) as desk:
-        desk.gate.close()
-        running = await desk.start(desk.spec(price))
-        await desk.send(range(10))
-        await wait_for_async(lambda: running.runner.intake.buffer.waiting == 10, "ten records wait")
-        assert called == []
-        desk.gate.open()
-        await desk.until_committed(10)
-        desk.gate.close()
-        assert (await running.drained()).reason is StopReason.DRAINED
-
-
 # -- stopping --------------------------------------------------------------------------------
 
 
@@ -323,28 +304,6 @@ async def test_a_moved_checkpoint_stops_the_runner(redis_url: str, drains: bool,
         assert "5-5" in running.stopped.detail
 
 
-async def test_a_full_acked_log_holds_commits_back_and_loses_nothing(redis_url: str) -> None:
-    """The reason is visible while it lasts; when a reader makes room, work goes on."""
-    seen: list[int] = []
-
-    def price(order: Order, _: Context) -> Priced:
-        seen.append(order.number)
-        return Priced(order.number, 1.0)
-
-    async with bench(redis_url, acked_entries_max=3) as desk:
-        await desk.send(range(100))
-        running = await start(desk, "batch", price)
-        await wait_for_async(lambda: bool(running.states), "the state says why it waits")
-        assert "acked log full" in running.states[0]
-        assert await desk.committed() == 30
-        assert len(seen) <= 50
-        for committed in (60, 90, 100):
-            await desk.backend.execute("XTRIM", desk.keys.acked(0), "MAXLEN", 0)
-            await desk.until_committed(committed)
-        assert seen == list(range(100))
-        await wait_for_async(lambda: running.states[-1] == "", "the reason is gone")
-
-
 # -- state -----------------------------------------------------------------------------------
 
 
@@ -376,10 +335,7 @@ async def test_state_is_committed_with_the_records_and_found_by_the_next_owner(
         assert dict(view) == {"ann": 150}
 
 
-@pytest.mark.parametrize("kind", ["dead", "state"])
-async def test_a_key_of_another_type_holds_a_commit_up_and_nothing_is_handled_again(
-    redis_url: str, kind: str
-) -> None:
+async def test_a_key_of_another_type_holds_a_commit_up_and_nothing_is_handled_again(redis_url: str) -> None:
     """The partition says which key it is, and goes on once somebody has put it right."""
     calls: list[int] = []
 
@@ -388,7 +344,7 @@ async def test_a_key_of_another_type_holds_a_commit_up_and_nothing_is_handled_ag
         return []
 
     async with bench(redis_url) as desk:
-        key = getattr(desk.keys, kind)(0)
+        key = desk.keys.dead(0)
         running = await desk.start(desk.spec(price, batch=3, within=5.0, output=Priced))
         await desk.backend.execute("SET", key, "mine")
         await desk.send(range(3))

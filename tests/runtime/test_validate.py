@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from streamworker import App, ConfigurationError, Halt, RecordError, Retry
-from streamworker.testing import local_worker
+from streamworker.testing import Snapshot, local_worker
 from tests.records.cells import AT_IMPORT, BY_SEND, CELLS, KEPT, NAIVE, NOON, outcome
 
 pytestmark = pytest.mark.anyio
@@ -134,9 +134,23 @@ class Note(msgspec.Struct):
     at: datetime
 
 
+POLICIES: dict[str, tuple[Any, bool]] = {
+    "none": (None, False),
+    "retry": (Retry(), False),
+    "another": ({ValueError: Halt()}, False),
+    "halt": (Halt(), True),
+    "its": ({RecordError: Halt()}, True),
+    "ends": (Retry(attempts=2), True),
+}
+"""Policies, and whether they halt the partition at a row that fits no log."""
+
+
 @pytest.mark.parametrize("mode", ["record", "batch"])
 async def test_a_row_that_fits_no_log_is_a_dead_letter_and_is_not_tried_for_ever(mode: str) -> None:
-    """As an entry that holds no record: it cannot heal. The records beside it are committed in order."""
+    """As an entry that holds no record: it cannot heal. The records beside it are committed in order.
+
+    Who wants to stop at each error stops at this one, too.
+    """
     app, calls = App("shop"), list[int]()
     notes = app.stream("notes", Note, partitions=1)
 
@@ -147,52 +161,25 @@ async def test_a_row_that_fits_no_log_is_a_dead_letter_and_is_not_tried_for_ever
     async def many(batch: list[Note]) -> list[Note]:
         return [await one(note) for note in batch]
 
-    policies: dict[str, Any] = {"none": None, "retry": Retry(), "another": {ValueError: Halt()}}
-    for name, errors in policies.items():
+    for name, (errors, _) in POLICIES.items():
         app.processor(notes, name=name, errors=errors)(one if mode == "record" else many)
+
+    def all_is_done(now: Snapshot) -> bool:
+        return all(
+            group.partitions[0].state == "halted" if POLICIES[name][1] else group.lag == 0
+            for name, group in now.processors.items()
+        )
+
     async with local_worker(app) as worker:
         await notes.send_many([Note(n, NOON) for n in range(6)])
-        await worker.until_drained()
-        for name in policies:
-            assert [row["n"] for row in await worker.rows(name)] == [0, 1, 2, 4, 5]
-            [dead] = await worker.dead_letters(name)
-            assert "a datetime needs a time zone" in dead.error
-    assert calls.count(3) < 10 * len(policies)
-
-
-async def test_a_policy_that_ends_applies_to_such_a_row() -> None:
-    """Who wants to stop at each error stops at this one, too."""
-    app = App("shop")
-    notes = app.stream("notes", Note, partitions=1)
-
-    async def copy(note: Note) -> Note:
-        return Note(note.n, NAIVE)
-
-    policies: dict[str, Any] = {"halt": Halt(), "its": {RecordError: Halt()}, "retry": Retry(attempts=2)}
-    for name, errors in policies.items():
-        app.processor(notes, name=name, errors=errors)(copy)
-    async with local_worker(app) as worker:
-        await notes.send(Note(1, NOON))
-        await worker.until(
-            lambda now: all(now.processors[name].partitions[0].state == "halted" for name in policies)
-        )
-        for name in policies:
-            assert await worker.dead_letters(name) == []
-
-
-async def test_a_result_of_another_type_is_a_fault_of_the_function_and_waits_for_the_next_deploy() -> None:
-    """No record is at fault, so none goes to the dead letters."""
-    app = App("shop")
-    notes = app.stream("notes", Note, partitions=1)
-
-    async def copy(note: Note) -> Note:
-        return "text"  # type: ignore[return-value]
-
-    app.processor(notes, name="copy")(copy)
-    async with local_worker(app) as worker:
-        await notes.send(Note(1, NOON))
-        await worker.until(lambda now: bool(now.processors["copy"].retrying))
-        assert await worker.dead_letters("copy") == []
+        await worker.until(all_is_done)
+        for name, (_, halts) in POLICIES.items():
+            rows = [row["n"] for row in await worker.rows(name)]
+            assert (name, rows) == (name, [0, 1, 2] if halts else [0, 1, 2, 4, 5])
+            letters = [letter.error for letter in await worker.dead_letters(name)]
+            assert (name, len(letters)) == (name, 0 if halts else 1)
+            assert all("a datetime needs a time zone" in error for error in letters)
+    assert calls.count(3) < 10 * len(POLICIES)
 
 
 @pytest.mark.parametrize("inside", [False, True])
