@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from functools import partial
 from typing import Any, cast
 
 import anyio
@@ -28,6 +27,10 @@ ANY = BatchLimits(1, 1, 0)
 """What makes a batch of the first entry that comes."""
 
 
+NEVER_OVER_MS = 300_000
+"""How long a read blocks: one that leaves a partition out does so for longer than a test waits."""
+
+
 def take(buffer: PartitionBuffer, records: int) -> int:
     """Take entries and give their bytes back, as when they are committed; return how many there were."""
     taken = buffer.take(records, 10_000_000)
@@ -49,8 +52,12 @@ async def waits_at_the_server(desk: Bench) -> None:
 
 
 async def test_one_blocking_read_serves_all_partitions(redis_url: str) -> None:
-    """Four hundred idle ones cost no polling; the read that waits at the server brings what comes."""
-    async with bench(redis_url, partitions=400) as desk:
+    """Four hundred idle ones cost no polling; the read that waits at the server brings what comes.
+
+    What a first entry may cost is a guess, and no reason to leave partitions out of a read.
+    """
+    limits: dict[str, Any] = {"prefetch_bytes": 2 * 1024 * 1024, "fetch_block_ms": NEVER_OVER_MS}
+    async with bench(redis_url, partitions=400, **limits) as desk:
         buffers = [desk.fetcher.add(p, ZERO) for p in range(400)]
         await waits_at_the_server(desk)
         before = desk.fetcher.reads
@@ -160,6 +167,25 @@ async def test_a_partition_that_is_stuck_does_not_starve_the_others(redis_url: s
                     got += take(buffer, 10)
                 await asyncio.sleep(0)
         assert buffers[0].held <= 1.5 * desk.budget.limit / 4
+
+
+async def test_a_partition_whose_entries_were_large_is_still_read_while_another_is_stuck(
+    redis_url: str,
+) -> None:
+    """Its next entry is thought to need more than what is free; it is asked for all the same."""
+    async with bench(
+        redis_url, partitions=3, prefetch_bytes=2 * 1024 * 1024, fetch_block_ms=NEVER_OVER_MS
+    ) as desk:
+        large, stuck, _ = (desk.fetcher.add(p, ZERO) for p in range(3))
+        await desk.add_raw(b"x", partition=1)
+        await wait_for_async(lambda: stuck.waiting == 1, "one partition holds an entry that stays")
+        await desk.add_raw(b"x" * 3 * 1024 * 1024, partition=0)
+        await wait_for_async(lambda: large.waiting == 1, "the large entry came")
+        take(large, 1)
+        for n in range(10):
+            await desk.add_raw(b"small", partition=0)
+            await wait_for_async(lambda: large.waiting == 1, f"entry {n} behind the large one came")
+            take(large, 1)
 
 
 async def test_a_partition_of_full_entries_is_read_ahead_beside_one_of_single_entries(redis_url: str) -> None:
@@ -368,44 +394,3 @@ def test_regression_compares_ids_as_numbers() -> None:
     assert not regression(ZERO, Exception("no such key"))
     assert regression(EntryId(1, 0), Exception("ERR no such key"))
     assert not regression(EntryId(1, 0), Exception("LOADING"))
-
-
-# -- no partition waits for ever ---------------------------------------------------------------
-
-NEVER_OVER_MS = 300_000
-"""How long a read blocks: one that leaves a partition out does so for longer than a test waits."""
-
-
-async def test_a_partition_whose_entries_were_large_is_still_read_while_another_is_stuck(
-    redis_url: str,
-) -> None:
-    """Its next entry is thought to need more than what is free; it is asked for all the same."""
-    async with bench(
-        redis_url, partitions=3, prefetch_bytes=2 * 1024 * 1024, fetch_block_ms=NEVER_OVER_MS
-    ) as desk:
-        large, stuck, _ = (desk.fetcher.add(p, ZERO) for p in range(3))
-        await desk.add_raw(b"x", partition=1)
-        await wait_for_async(lambda: stuck.waiting == 1, "one partition holds an entry that stays")
-        await desk.add_raw(b"x" * 3 * 1024 * 1024, partition=0)
-        await wait_for_async(lambda: large.waiting == 1, "the large entry came")
-        take(large, 1)
-        for n in range(10):
-            await desk.add_raw(b"small", partition=0)
-            await wait_for_async(lambda: large.waiting == 1, f"entry {n} behind the large one came")
-            take(large, 1)
-
-
-def _has_entry(buffer: PartitionBuffer) -> bool:
-    return buffer.waiting == 1
-
-
-async def test_idle_partitions_are_all_asked_however_many_there_are(redis_url: str) -> None:
-    """What a first entry may cost is a guess, and no reason to leave partitions out of a read."""
-    async with bench(
-        redis_url, partitions=100, prefetch_bytes=2 * 1024 * 1024, fetch_block_ms=NEVER_OVER_MS
-    ) as desk:
-        buffers = [desk.fetcher.add(p, ZERO) for p in range(100)]
-        for p in range(0, 100, 9):
-            await desk.add_raw(b"x", partition=p)
-            await wait_for_async(partial(_has_entry, buffers[p]), f"the entry of {p} came")
-        assert desk.fetcher.reads < 60

@@ -2,7 +2,6 @@
 
 import socket
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,14 +19,10 @@ from streamworker.testing import local_worker
 from tests.chaos.proxy import proxied
 from tests.helpers import wait_for_async
 from tests.raw import opened
+from tests.runtime.workbench import Order
 
 INTERVAL_MS = 4_000
 KEYS = GroupKeys("shop", "orders", "price")
-
-
-@dataclass
-class Order:
-    number: int
 
 
 def pricing(url: str, **settings: Any) -> App:

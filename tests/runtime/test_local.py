@@ -3,19 +3,15 @@
 from collections.abc import AsyncIterator
 
 import anyio
-import msgspec
 import pytest
 
 from streamworker import App
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
 from streamworker.testing import local_worker
+from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
-
-
-class Order(msgspec.Struct):
-    n: int
 
 
 async def test_a_send_that_is_under_way_outlives_a_worker_elsewhere_that_comes_and_goes(
@@ -48,11 +44,11 @@ async def test_a_send_that_is_under_way_outlives_a_worker_elsewhere_that_comes_a
         async with local_worker(app, url=own_server.url) as worker:
             await orders.send(Order(-1))
             await worker.until_drained()
-            inside = [row["n"] for row in await worker.rows(keep)]
+            inside = [row["number"] for row in await worker.rows(keep)]
         over.set()
     async with local_worker(app, url=redis_url) as worker:
         await worker.until_drained()
-        rows = [row["n"] for row in await worker.rows(keep)]
+        rows = [row["number"] for row in await worker.rows(keep)]
     await app.aclose()
     assert sent == [4_000]
     assert inside == [-1]

@@ -2,9 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import msgspec
 import pytest
@@ -29,23 +26,30 @@ class Event(msgspec.Struct):
     number: int
 
 
-async def test_a_worker_with_many_partitions_opens_eight_connections_at_most(redis_url: str) -> None:
-    """Not even when all partitions start at once, and all commit at once; each call has its turn."""
+async def test_a_worker_with_many_partitions_opens_few_connections_and_logs_its_start_in_few_lines(
+    redis_url: str,
+) -> None:
+    """Eight at most, though all partitions start and commit at once; each call has its turn. And one line for
+    each processor: a fleet that restarts would log a thousand.
+    """
     app = App("shop", redis_url=redis_url)
     events = app.stream("events", Event, key="key", partitions=128)
 
     @app.processor(events)
     async def take(event: Event) -> None: ...
 
-    async with local_worker(app, url=redis_url, name="guest") as worker:
-        await events.send_many([Event(f"k{n}", n) for n in range(1_000)])
-        await worker.until_drained()
-        with redis.Redis.from_url(redis_url) as client:
-            # Those that are not needed now stay open for a while.
-            names = [each["name"] for each in client.client_list()]
+    with capture_logs() as logs:
+        async with local_worker(app, url=redis_url, name="guest") as worker:
+            await events.send_many([Event(f"k{n}", n) for n in range(1_000)])
+            await worker.until_drained()
+            with redis.Redis.from_url(redis_url) as client:
+                # Those that are not needed now stay open for a while.
+                names = [each["name"] for each in client.client_list()]
     ours = [name for name in names if name in ("guest", "guest:heartbeat")]
     assert "guest:heartbeat" in ours
     assert 4 <= len(ours) <= 8, names
+    assert [log["partitions"] for log in logs if log["event"] == "partitions_started"] == ["0-127"]
+    assert sum(log["log_level"] == "info" for log in logs) < 10
 
 
 async def test_reads_that_ask_much_and_bring_little_are_spaced(redis_url: str) -> None:
@@ -134,24 +138,3 @@ async def test_entries_that_do_not_make_a_batch_wake_nobody() -> None:
     await asyncio.wait_for(old, PATIENCE_S)
     assert time.monotonic() - began >= 0.098
     assert buffer.is_ready(BatchLimits(3, 1_000, 100))
-
-
-def _said(logs: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [log["partitions"] for log in logs if log["event"] == "partitions_started"]
-
-
-async def test_a_worker_logs_its_start_in_as_many_lines_as_it_has_processors(redis_url: str) -> None:
-    """Not in one line a partition: a fleet that restarts would log a thousand."""
-    app = App("log", redis_url=redis_url)
-    items = app.stream("items", Event, partitions=40)
-
-    @app.processor(items)
-    async def take(event: Event) -> None: ...
-
-    with capture_logs() as logs:
-        async with local_worker(app, url=redis_url) as worker:
-            await worker.until(lambda now: all(view.owner for view in now.processors["take"].partitions))
-            said = partial(_said, logs)
-            await wait_for_async(said, "it is logged")
-    assert said() == ["0-39"]
-    assert sum(log["log_level"] == "info" for log in logs) < 10

@@ -1,7 +1,6 @@
 """A worker's log at level debug: the simulator's transcript, line by line, and each commit and lock."""
 
 import re
-from dataclasses import dataclass
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,6 +8,7 @@ from structlog.typing import EventDict
 
 from streamworker import App
 from streamworker.testing import local_worker
+from tests.runtime.workbench import Order
 from tests.simulator.scenario import play, read
 
 pytestmark = pytest.mark.anyio
@@ -18,11 +18,6 @@ given: membership, 1 partition
     0 ms  w1 starts
   500 ms  w1 is asked to leave
   600 ms  end"""
-
-
-@dataclass
-class Order:
-    number: int
 
 
 @pytest.fixture

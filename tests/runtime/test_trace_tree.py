@@ -10,7 +10,10 @@ DOCS = Path(__file__).parents[2] / "docs" / "tracing.md"
 
 
 def test_an_otlp_receiver_gets_the_trace_of_an_order_as_one_tree(redis_url: str) -> None:
-    """Which spans FastAPI makes above the send is its own affair."""
+    """Each commit and message, and the timer with the trace that it goes on with.
+
+    Which spans FastAPI makes above the send is its own affair.
+    """
     command = [sys.executable, "-m", "tests.tracetree", redis_url]
     ran = subprocess.run(
         command, cwd=DOCS.parents[1], capture_output=True, text=True, check=True, timeout=4 * PATIENCE_S

@@ -217,33 +217,6 @@ async def test_commits_of_several_calls_have_links_to_them(shop: Shop) -> None:
     assert len(found | alone) == 5
 
 
-async def test_a_timer_has_a_span_and_links_to_the_traces_that_it_goes_on_with(shop: Shop) -> None:
-    """Its function sends with the headers of the order that it is about."""
-    app, orders, priced = shop.app, shop.orders, shop.priced
-
-    @app.processor(orders)
-    async def note(order: Order, ctx: Context) -> None:
-        ctx.state["trace"] = ctx.headers[0]["traceparent"]
-
-    @note.timer(every="100 ms")
-    async def ask(ctx: Context) -> None:
-        if at := ctx.state.pop("trace", None):
-            ctx.send(priced, Order(1), headers={"traceparent": at})
-
-    @app.processor(priced)
-    async def tell(order: Order) -> None: ...
-
-    async with local_worker(app, url=shop.url):
-        await orders.send(Order(1))
-        (then,) = await ended("process priced")
-        await ended("commit priced")
-        await ended("forward priced")
-    (send,) = spans("send orders")
-    (timer,) = [span for span in spans("timer ask") if span.links]
-    assert [link.context.span_id for link in timer.links] == [parent_of(then)] == [id_of(send)]
-    assert id_of(timer) in {parent_of(span) for span in spans("commit orders")}
-
-
 async def test_every_kind_of_send_has_a_span(shop: Shop) -> None:
     """Each is a child of the span in which it was called, also from a thread. A program's headers stay."""
     app, orders = shop.app, shop.orders

@@ -6,9 +6,9 @@ from streamworker.redisio.data.trimming import ANY_AGE, Keep
 from streamworker.runtime.run.trims import LEFT_OUT_MAX, NODE_BYTES, NODE_ENTRIES, Trims
 
 
-def _trims(interval_ms: int = 0) -> Trims:
+def _trims() -> Trims:
     """Return the trims of a partition of which no retention keeps anything."""
-    trims = Trims(interval_ms)
+    trims = Trims(interval_ms=0)
     trims.keep(0, Keep(), is_read=False)
     return trims
 
@@ -30,20 +30,17 @@ def test_a_commit_trims_now_and_then_whatever_there_is() -> None:
     assert [trims.with_commit() for _ in range(LEFT_OUT_MAX + 1)] == [False] * LEFT_OUT_MAX + [True]
 
 
-def test_no_commit_trims_before_its_time() -> None:
-    """However much there is."""
-    trims = _trims(interval_ms=60_000)
-    trims.committed(1_000_000, 1_000_000)
-    assert not trims.with_commit()
-
-
-@pytest.mark.parametrize("kept", [None, Keep(ANY_AGE), Keep(events_ms=60_000)])
-def test_no_commit_trims_what_retention_keeps_or_may_keep(kept: Keep | None) -> None:
-    """While a node of a Cluster is away, nobody knows what it keeps."""
-    trims = Trims(interval_ms=0)
+@pytest.mark.parametrize(
+    ("interval_ms", "kept"),
+    [(60_000, Keep()), (0, None), (0, Keep(ANY_AGE)), (0, Keep(events_ms=60_000))],
+    ids=["before its time", "what retention may keep", "what is kept by number", "what is kept by age"],
+)
+def test_no_commit_trims_before_its_time_or_what_retention_keeps(interval_ms: int, kept: Keep | None) -> None:
+    """However much there is. While a node of a Cluster is away, nobody knows what it keeps."""
+    trims = Trims(interval_ms)
     if kept is not None:
         trims.keep(0, kept, is_read=False)
-    trims.committed(1_000, 0)
+    trims.committed(1_000_000, 1_000_000)
     assert not trims.with_commit()
 
 

@@ -20,15 +20,11 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened, records_in
+from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
 
 STALLED_AFTER_MS = 250
-
-
-@dataclass
-class Item:
-    number: int
 
 
 @dataclass
@@ -72,11 +68,11 @@ async def scene(
     """Run a worker whose processor `take` has some records."""
     given: dict[str, Any] = {"max_processing_time_ms": STALLED_AFTER_MS, **(settings or {})}
     app = App("shop", redis_url=redis_url, **given)
-    items = app.stream("items", Item, partitions=1)
+    items = app.stream("items", Order, partitions=1)
     app.processor(items, name="take", **how)(function)
     with capture_logs() as logs:
         async with local_worker(app, url=redis_url) as worker:
-            await items.send_many(Item(number) for number in range(count))
+            await items.send_many(Order(number) for number in range(count))
             yield Scene(worker, logs)
 
 
@@ -89,7 +85,7 @@ async def test_a_coroutine_that_waits_is_named_with_its_stack_and_again_when_it_
     async def inner() -> None:
         await go_on.wait()
 
-    async def take(item: Item) -> None:
+    async def take(item: Order) -> None:
         await inner()
 
     async with scene(redis_url, take) as seen:
@@ -112,14 +108,14 @@ async def test_the_stack_is_found_in_every_mode(redis_url: str, mode: str) -> No
     """Also of calls that overlap: those that stand at the same line are shown once."""
     go_on = asyncio.Event()
 
-    async def batch(items: list[Item]) -> None:
+    async def batch(items: list[Order]) -> None:
         await go_on.wait()
 
-    async def stream(items: Records[Item]) -> None:
+    async def stream(items: Records[Order]) -> None:
         async for _ in items:
             await go_on.wait()
 
-    async def overlapping(item: Item) -> None:
+    async def overlapping(item: Order) -> None:
         await go_on.wait()
 
     modes: dict[str, Callable[..., Any]] = {"batch": batch, "stream": stream, "overlapping": overlapping}
@@ -142,7 +138,7 @@ async def test_a_function_in_a_thread_is_named_with_its_entry(redis_url: str) ->
     """The thread has registered what it does, and nobody looks at its frames."""
     go_on = threading.Event()
 
-    def take(item: Item) -> None:
+    def take(item: Order) -> None:
         go_on.wait(20)
 
     async with scene(redis_url, take) as seen:
@@ -158,15 +154,15 @@ async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(re
 
     # Long enough for both calls to be there first: what a partition waits for is told once.
     app = App("shop", redis_url=redis_url, max_processing_time_ms=8 * STALLED_AFTER_MS, handler_threads=1)
-    items = app.stream("items", Item, key="number", partitions=2)
+    items = app.stream("items", Order, key="number", partitions=2)
 
     @app.processor(items)
-    def take(item: Item) -> None:
+    def take(item: Order) -> None:
         go_on.wait(20)
 
     with capture_logs() as logs:
         async with local_worker(app, url=redis_url) as worker:
-            await items.send_many(Item(number) for number in range(20))
+            await items.send_many(Order(number) for number in range(20))
             seen = Scene(worker, logs)
             await wait_for_async(lambda: len(seen.told()) == 2, "both are told")
             go_on.set()
@@ -177,7 +173,7 @@ async def test_a_call_that_waits_for_a_free_thread_is_told_from_one_that_runs(re
 async def test_a_function_that_keeps_the_event_loop_is_named_while_it_does(redis_url: str) -> None:
     """The event loop cannot tell that itself; `status` shows it meanwhile, too."""
 
-    async def take(item: Item) -> None:
+    async def take(item: Order) -> None:
         time.sleep(2.5)
 
     async with scene(redis_url, take) as seen:
@@ -191,7 +187,7 @@ async def test_a_function_that_keeps_the_event_loop_is_named_while_it_does(redis
 async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
     """Not the function, which has long returned."""
 
-    async def take(batch: list[Item]) -> list[Item]:
+    async def take(batch: list[Order]) -> list[Order]:
         return batch
 
     with opened(redis_url) as raw:
@@ -207,7 +203,7 @@ async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
 async def test_a_server_that_does_not_answer_is_what_is_waited_for(own_server: EmbeddedServer) -> None:
     """It cannot be shown in `status` then; the log has it, and that it is over."""
 
-    async def take(item: Item) -> None:
+    async def take(item: Order) -> None:
         os.kill(own_server.pid, signal.SIGSTOP)
 
     async with scene(own_server.url, take, settings={"call_timeout_ms": 1_000}) as seen:
@@ -222,7 +218,7 @@ async def test_a_server_that_does_not_answer_is_what_is_waited_for(own_server: E
 async def test_a_halted_partition_is_named_and_its_reason_stays(redis_url: str) -> None:
     """It was an error in the log once; here it is one of those that do not get on."""
 
-    async def take(item: Item) -> None:
+    async def take(item: Order) -> None:
         raise ValueError("no such customer")
 
     async with scene(redis_url, take, errors=Halt()) as seen:
@@ -237,7 +233,7 @@ async def test_a_halted_partition_is_named_and_its_reason_stays(redis_url: str) 
 async def test_a_record_between_two_attempts_is_named_as_that(redis_url: str) -> None:
     """A long pause is no stuck function."""
 
-    async def take(item: Item) -> None:
+    async def take(item: Order) -> None:
         raise ValueError("not yet")
 
     how: dict[str, Any] = {"errors": Retry(backoff=5)}
@@ -248,7 +244,7 @@ async def test_a_record_between_two_attempts_is_named_as_that(redis_url: str) ->
 async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
     """The partition looks idle from inside, so Redis is asked."""
 
-    async def take(item: Item) -> None:
+    async def take(item: Order) -> None:
         return
 
     async with scene(redis_url, take) as seen:
@@ -259,9 +255,9 @@ async def test_entries_that_nobody_reads_are_noticed(redis_url: str) -> None:
         app = seen.worker._worker._app
         assert isinstance(app, App)
         items = app.registry.streams["items"]
-        await items.send(Item(1))  # the read that is under way brings this one
+        await items.send(Order(1))  # the read that is under way brings this one
         await seen.worker.until_drained()
-        await items.send(Item(2))
+        await items.send(Order(2))
         assert "its reads do not bring them" in (await seen.stalled())["waits_for"]
 
 
@@ -269,7 +265,7 @@ async def test_a_batch_that_gathers_and_a_partition_without_entries_are_no_stall
     """They do what they were told to do."""
     taken: list[int] = []
 
-    async def take(batch: list[Item]) -> None:
+    async def take(batch: list[Order]) -> None:
         taken.append(len(batch))
 
     async with scene(
