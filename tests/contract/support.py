@@ -227,7 +227,11 @@ def mending(seen: str, after: Membership) -> MendDocument:
 
 def everything(raw: Raw) -> dict[bytes, Any]:
     """Return the whole content of a server, to compare it before and after."""
-    return {key: raw.dump(key) for key in raw.scan_iter()}
+    keys = list(raw.scan_iter())
+    with raw.pipeline(transaction=False) as pipe:
+        for key in keys:
+            pipe.dump(key)
+        return dict(zip(keys, pipe.execute(), strict=True))
 
 
 async def mend_logs(group: Group, partitions: int = 1) -> list[str]:

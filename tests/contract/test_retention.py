@@ -149,8 +149,10 @@ async def log_of(group: Group, raw: Raw, *ages_ms: int, rows: int = 10) -> None:
     """Write an acked log with entries of some rows each, committed so long ago."""
     await group.own()
     now_ms = await group.backend.time_ms()
-    for at, age_ms in enumerate(ages_ms, 1):
-        raw.xadd(ACKED, {"rows": rows, "at": now_ms - age_ms, "batch": "x"}, id=f"{at * rows}-0")
+    with raw.pipeline(transaction=False) as pipe:
+        for at, age_ms in enumerate(ages_ms, 1):
+            pipe.xadd(ACKED, {"rows": rows, "at": now_ms - age_ms, "batch": "x"}, id=f"{at * rows}-0")
+        pipe.execute()
     raw.hset(GROUP.lock(0), "rows", len(ages_ms) * rows)
 
 

@@ -412,16 +412,23 @@ async def test_no_script_fails_after_its_first_write_whatever_stands_there(
     raw.hset(COUNTS, mapping={"extra": "3", "folded": "1"})
     raw.hset(GROUPS, mapping={"price": "0", "audit": "0"})
     prepared, failed = everything(raw), []
+
+    def put_back(meddle: Callable[[], object]) -> None:
+        with raw.pipeline(transaction=False) as pipe:
+            pipe.flushall()
+            for key, dumped in prepared.items():
+                pipe.restore(key, 0, dumped)
+            pipe.execute()
+        meddle()
+
     for call in VARIANTS:
         for meddle in _meddlings(raw, call) if call.script.name == name else ():
-            raw.delete(*raw.keys())
-            for key, dumped in prepared.items():
-                raw.restore(key, 0, dumped)
-            meddle()
-            before = everything(raw)
+            put_back(meddle)
             try:
                 await group.backend.run(call.script, (call.keys, call.args))
             except BackendError as error:
-                if everything(raw) != before or "user_script" in str(error):
+                after = everything(raw)
+                put_back(meddle)
+                if everything(raw) != after or "user_script" in str(error):
                     failed.append((meddle, str(error)))
     assert not failed
