@@ -376,6 +376,8 @@ class Owner:
         if stopped is not None and stopped.code is AppendCode.OTHER:
             self.compare(OutboxPosition.parse(stopped.value))
         self.queue.is_busy = False
+        if self.queue.held != sum(len(message.data) for message in self.queue.messages):
+            raise Broken("the bytes of a queue are not those of its messages")
 
     def compare(self, stands: OutboxPosition) -> None:
         """``Forwarder._compare``."""
