@@ -15,12 +15,6 @@ def calm(sentinel: Trio) -> Trio:
 
 
 @pytest.fixture
-def trio(tmp_path: Path) -> Iterator[Trio]:
-    with Trio(tmp_path / "trio") as trio:
-        yield trio
-
-
-@pytest.fixture
 def steady(tmp_path: Path) -> Iterator[Trio]:
     """Servers and sentinels of this test alone, with no failovers but those that it causes."""
     with Trio(tmp_path / "trio", down_after_ms=QUIET_MS) as trio:

@@ -33,14 +33,6 @@ def port_of(client: redis.Redis) -> int:
     return int(dict(client.config_get("port"))["port"] or 0)
 
 
-def test_the_primary_is_read(here: Connection, calm: Trio) -> None:
-    assert here.call(port_of) == calm.primary.port
-    assert here.call(lambda client: client.pipeline(transaction=False).set("n", 1).get("n").execute()) == [
-        True,
-        b"1",
-    ]
-
-
 def test_a_replica_is_never_read(calm: Trio, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sentinels may be late; the server says what it is when it is connected to, each time."""
     replica = next(server for server in calm.servers if server is not calm.primary)

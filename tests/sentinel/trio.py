@@ -362,12 +362,3 @@ class Trio:
     def bring_back(self, server: Instance) -> None:
         """Start a killed server as a replica of the primary, as its service manager would do."""
         server.start("--replicaof", f"127.0.0.1 {self.primary.port}")
-
-    @contextmanager
-    def paused(self, server: Instance) -> Iterator[None]:
-        """Stop a server meanwhile; then it goes on, and thinks that it is what it was."""
-        server.pause()
-        try:
-            yield
-        finally:
-            server.resume()
