@@ -21,7 +21,8 @@ FAKETIME = next(
     (
         path
         for folder in ("/usr/lib", "/usr/local/lib", "/opt/homebrew/lib")
-        for path in sorted(Path(folder).glob("**/faketime/libfaketime.so.1"))
+        for below in ("", "*/")
+        for path in sorted(Path(folder).glob(f"{below}faketime/libfaketime.so.1"))
     ),
     None,
 )
