@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -56,6 +57,7 @@ class Shown(NamedTuple):
                     yield name, fields(kind).get(name) or getattr(value, "__func__", value)
 
 
+@cache
 def fields(kind: type) -> dict[str, str | None]:
     """Return the attributes that a class or its ``__init__`` declares, each with the text below it."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body

@@ -198,6 +198,7 @@ def test_a_misspelt_setting_is_told_the_nearest_name(given: str, meant: str) -> 
 )
 def test_a_variable_is_read_by_the_type_of_its_setting(name: str, text: str) -> None:
     assert Settings.from_env({"STREAMWORKER_CAPACITY": "1_0"}).capacity == 10
+    assert Settings.from_env({"STREAMWORKER_CAPACITY": "1_0"}, capacity=20).capacity == 20
     assert Settings.from_env({"STREAMWORKER_ALLOW_PLAINTEXT": "Yes"}).allow_plaintext is True
     with pytest.raises(ConfigurationError, match=name):
         Settings.from_env({f"STREAMWORKER_{name}": text})

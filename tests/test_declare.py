@@ -147,20 +147,6 @@ def test_a_decorated_function_is_still_a_function(app: App) -> None:
     assert double.spec.output.python_type is Priced
 
 
-def test_a_pipeline_makes_its_processor_forward_the_records_themselves(app: App) -> None:
-    """Unless the processor was told not to."""
-    orders = app.stream("orders", Order)
-    quiet = app.processor(orders, name="quiet")(one)
-    before = quiet.spec
-    assert not before.forward
-    app.pipeline(quiet, name="table", path="lake/orders")(lambda df: df)
-    assert quiet.spec.forward
-    assert quiet.spec.output is orders.spec.record
-    mute = app.processor(orders, name="mute", forward=False)(one)
-    with pytest.raises(ConfigurationError, match="mute"):
-        app.pipeline(mute, name="other", path="lake/other")(lambda df: df)
-
-
 def takes_too_much(a: Order, b: Context, c: int) -> None:
     """Take three things."""
 
@@ -225,16 +211,6 @@ def test_two_of_one_name_are_refused(app: App) -> None:
         app.processor(orders)(one)
     with pytest.raises(ConfigurationError, match="two streams named 'orders'"):
         app.stream("orders", Order)
-
-
-def test_a_setting_from_the_environment_loses_to_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a variable that is no number is named."""
-    monkeypatch.setenv("STREAMWORKER_GRACE_PERIOD_MS", "5000")
-    assert App("shop").settings.grace_period_ms == 5000
-    assert App("shop", grace_period_ms=6000).settings.grace_period_ms == 6000
-    monkeypatch.setenv("STREAMWORKER_GRACE_PERIOD_MS", "soon")
-    with pytest.raises(ConfigurationError, match="STREAMWORKER_GRACE_PERIOD_MS"):
-        App("shop")
 
 
 def test_a_type_checker_knows_each_option_of_a_processor() -> None:

@@ -3,6 +3,7 @@
 import doctest
 import re
 from dataclasses import fields
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
 def anchors(path: Path) -> set[str]:
     """Return what a link may name in a page, as GitHub makes it from the headings."""
     headings = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), re.MULTILINE)
@@ -83,36 +85,33 @@ def test_every_setting_a_guide_names_exists() -> None:
                 assert name in SETTINGS or name in METRICS, f"{name_of(page)} names {name}"
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_links_lead_somewhere(path: Path) -> None:
+def test_links_lead_somewhere() -> None:
     """To a file that is there, and to a heading that it has."""
-    for target in LINK.findall(path.read_text("utf-8")):
-        if "://" in target:
-            continue
-        file, _, anchor = target.partition("#")
-        page = (path.parent / file).resolve() if file else path
-        assert page.exists(), f"{name_of(path)}: {target}"
-        if anchor:
-            assert anchor in anchors(page), f"{name_of(path)}: {target}"
+    wrong = []
+    for path in PAGES:
+        for target in LINK.findall(path.read_text("utf-8")):
+            file, _, anchor = target.partition("#")
+            page = (path.parent / file).resolve() if file else path
+            if "://" not in target and not (page.exists() and (not anchor or anchor in anchors(page))):
+                wrong.append((name_of(path), target))
+    assert wrong == []
 
 
-@pytest.fixture(scope="module")
-def tests() -> set[str]:
-    """The names of all tests."""
-    texts = (path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    return {name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
-
-
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_files_targets_and_tests_that_a_page_names_exist(path: Path, tests: set[str]) -> None:
+def test_files_targets_and_tests_that_a_page_names_exist() -> None:
     """A reader finds each file of the repository, each target of the Makefile and each test by its name."""
-    text = path.read_text("utf-8")
-    missing = {name for name in FILE.findall(text) if not any(ROOT.glob(name))}
-    missing |= {name for names in TARGETS.findall(text) for name in names.split()} - made()
-    missing |= set(re.findall(r"`(test_\w+)`", text)) - tests
-    assert not missing, f"{name_of(path)} names what is not there"
+    texts = (path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    tests = {name for text in texts for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)}
+    wrong = []
+    for path in PAGES:
+        text = path.read_text("utf-8")
+        missing = {name for name in FILE.findall(text) if not any(ROOT.glob(name))}
+        missing |= {name for names in TARGETS.findall(text) for name in names.split()} - made()
+        missing |= set(re.findall(r"`(test_\w+)`", text)) - tests
+        wrong += [(name_of(path), name) for name in sorted(missing)]
+    assert wrong == [], "These pages name what is not there"
 
 
+@cache
 def made() -> set[str]:
     """Return the targets of the Makefile."""
     return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))

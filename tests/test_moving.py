@@ -28,6 +28,7 @@ def topic_of_orders(kafka: Any) -> Any:
     return client
 
 
+@pytest.mark.timeout(600)  # the page on runnel installs it, a package of 2020
 @pytest.mark.parametrize(
     ("page", "needs", "billed"),
     [
