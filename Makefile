@@ -55,7 +55,7 @@ demo: $(READY)
 # The rules: what the interpreter can change, so that CI runs it on Python 3.13 as well. Files that wait come
 # first, so that others compute meanwhile.
 CHECK := tests/fundamentals tests/core tests/records $(addprefix tests/test_,$(addsuffix .py, \
-	app arguments callables changes declare docs error_texts errors injection layers table))
+	app arguments callables changes declare docs error_texts errors injection layers))
 
 check:
 	@$(MAKE) --no-print-directory check-here VENV=$(VENV)/check EXTRAS=check
