@@ -84,9 +84,8 @@ ROWS: dict[str, Row] = {
         f"{CLIENT}a_server_busy_with_a_script_is_unavailable",
     )),
     "F23": Row("the membership is damaged", "SET", (
-        *_rows("data",
-            "a_damaged_membership_is_mended_by_its_group_and_ends_nobody",
-            "a_membership_of_a_later_release_is_left_alone_and_damage_without_a_group_is_mended"),
+        *_rows("data", "a_damaged_membership_is_mended_by_its_group_and_ends_nobody"),
+        "tests/core/test_mending.py::test_a_document_of_a_later_release_is_never_put_aside",
         "tests/contract/test_membership.py::test_a_document_of_somebody_else_is_not_overwritten",
     )),
     "F24": Row("entries that are no records", "XADD", (

@@ -127,42 +127,6 @@ async def names_all(team: Team, above: int) -> bool:
     return now.generation > above and {member.name for member in now.members} == set(team.workers)
 
 
-@scene
-async def test_a_membership_of_a_later_release_is_left_alone_and_damage_without_a_group_is_mended(
-    yard: Yard,
-) -> None:
-    """By those who work, who go on, and by who comes and cannot join; damage is no matter to who comes."""
-    async with yard.group("later") as team:
-        await team.hired("w0")
-        document: Any = await team.raw.get(team.keys.members)
-        fields = json.loads(document)
-        later = json.dumps({**fields, "v": 2, "shards": {}}, separators=(",", ":")).encode()
-        await team.raw.set(team.keys.members, later)
-        async with team.load(per_second=60):
-            await asyncio.sleep(2 * SESSION_MS / 1000)
-            assert await team.raw.get(team.keys.members) == later
-            assert not await team.raw.exists(team.keys.damaged)
-            await team.first_commits(now_ms(), range(team.partitions))
-            team.hire("late")
-            await team.until(
-                "who comes says so", lambda: "membership_unreadable" in team.workers["late"].log()
-            )
-            await asyncio.sleep(2 * SESSION_MS / 1000)
-            assert team.workers["late"].code is None
-            assert await team.raw.get(team.keys.members) == later
-        team.kill("late")
-        team.kill("w0")
-        wrong_at = now_ms()
-        await team.raw.set(team.keys.members, b"nobody knows this group")
-        team.hire("w1")
-        await team.until("the group is founded anew", partial(names_all, team, 0))
-        assert await team.raw.get(team.keys.damaged) == b"nobody knows this group"
-        async with team.load(per_second=60):
-            await team.settled()
-            await team.first_commits(wrong_at, range(team.partitions))
-        await team.finished()
-
-
 # -- F24: poison -----------------------------------------------------------------------------------
 
 
