@@ -19,32 +19,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import redis
 
 from streamworker.redisio.keys import GroupKeys
+from tests.chaos.forked import Forked
 from tests.chaos.nodes import ChaosCluster
 from tests.chaos.proxy import Lines, Proxy
 from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
+from tests.helpers import LoggedProcess
 
-
-class Running(Protocol):
-    """A process that can be hurt."""
-
-    @property
-    def pid(self) -> int:
-        """Process id; another one once it was started again."""
-
-    @property
-    def code(self) -> int | None:
-        """Exit code; None while it runs."""
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal, if it has not ended."""
-
-    def log(self) -> str:
-        """Return what it has said."""
+Running = Forked | LoggedProcess
+"""A process that can be hurt."""
 
 
 @dataclass(eq=False)

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
+from unittest import mock
 
 import redis
 
@@ -58,19 +59,9 @@ class FakeClock:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
-    @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self) -> contextlib.AbstractContextManager[Any]:
         """Give it to the processes that are started meanwhile."""
-        before = {name: os.environ.get(name) for name in self.environ()}
-        os.environ.update(self.environ())
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        return mock.patch.dict(os.environ, self.environ())
 
 
 class Namespace:
@@ -118,15 +109,6 @@ def rewrite(client: Any) -> None:
     for step in (lambda: None, client.bgrewriteaof):
         step()
         wait_for(rests, "the append-only file is not being written anew", timeout_s=30)
-
-
-def _did(*words: str) -> bool:
-    """Whether a command could be run, and did what it was to do."""
-    try:
-        subprocess.run(words, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        return False
-    return True
 
 
 def _ip(*words: str) -> None:
@@ -215,7 +197,8 @@ class ChaosServer:
         with contextlib.ExitStack() as begun:
             if self._small_disk:
                 options = f"size={TMPFS_BYTES},mode=700"
-                self._mounted = _did("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder))
+                mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)]
+                self._mounted = not subprocess.run(mount, check=False, capture_output=True).returncode
                 begun.callback(self._unmount)
             begun.callback(self._stop)
             self.start()

@@ -532,19 +532,12 @@ def _last_words(log: str) -> str:
 
 
 def run_soak(
-    plan: Plan,
-    forge: Forge,
-    folder: Path | None = None,
-    say: Callable[[str], None] = lambda _: None,
-    *,
-    keep: bool = False,
+    plan: Plan, forge: Forge, folder: Path | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Verdict:
-    """Run a soak; its folder is kept where it failed, and where that was asked for."""
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
+    """Run a soak; its history is kept if it fails."""
     place = Path(tempfile.mkdtemp(prefix=f"soak-{plan.seed}-", dir=folder))
     verdict = Soak(plan, place, say).run(forge)
-    if not verdict.violations and not keep:
+    if not verdict.violations:
         shutil.rmtree(place, ignore_errors=True)
     return verdict
 
@@ -552,29 +545,25 @@ def run_soak(
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
-    for name in ("events", "faults", "partitions", "workers", "producers", "handler_ms", "haste"):
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Plan, name))
-    parser.add_argument("--minutes", type=float, default=Plan.minutes)
+    for name in ("minutes", "events", "faults", "partitions", "workers", "producers", "handler_ms", "haste"):
+        default = getattr(Plan, name)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--cluster", action="store_true", help="on a Cluster, with the faults of one")
     parser.add_argument("--durability", choices=("memory", "replicas"), default=Plan.durability)
-    parser.add_argument("--plant", choices=sorted(PLANTS), default="", help="a known mistake, to be found")
+    parser.add_argument("--plant", choices=PLANTS, metavar="NAME", default="", help="a mistake, to be found")
     parser.add_argument(
         "--kind", action="append", default=[], help="only this kind of fault; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.add_argument("--folder", type=Path, help="where the history goes")
-    parser.add_argument("--keep", action="store_true", help="keep it also where nothing is wrong")
     options = vars(parser.parse_args())
-    as_json, folder, keep = options.pop("json"), options.pop("folder"), options.pop("keep")
+    as_json = options.pop("json")
     kinds = tuple(options.pop("kind"))
     if options["durability"] == "replicas" and not options["cluster"]:
         parser.error("--durability replicas needs --cluster: one server has no replicas")
     plan = Plan(**options, kinds=kinds)
     began_ms = monotonic_ms()
     with tempfile.TemporaryDirectory() as place, Forge(Path(place)) as forge:
-        verdict = run_soak(
-            plan, forge, folder, lambda text: print(text, file=sys.stderr, flush=True), keep=keep
-        )
+        verdict = run_soak(plan, forge, say=lambda text: print(text, file=sys.stderr, flush=True))
     figures = {**verdict.figures, "violations": len(verdict.violations)}
     figures["seconds"] = round((monotonic_ms() - began_ms) / 1000)
     if as_json:

@@ -4,7 +4,6 @@ Faults that only a Cluster has look by themselves whether they came about, and t
 """
 
 import contextlib
-import os
 import random
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from redis.retry import Retry
 from tests.chaos import nemesis
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Poisoned, Slot, WrongType, is_over
-from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
+from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.helpers import LoggedProcess, wait_for
 from tests.raw import records_in
 
@@ -274,21 +273,3 @@ def test_what_a_group_has_put_right_meanwhile_is_left_as_it_is(field: Field) -> 
         assert fault.end()
         assert client.hgetall(beats) == {b"w1": b"2"}
         assert not client.keys("*:aside")
-
-
-class Broken(ChaosServer):
-    """One that fails as soon as it has started."""
-
-    def start(self) -> None:
-        super().start()
-        raise RuntimeError("it failed")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason=NEEDS_ROOT)
-def test_a_server_that_fails_leaves_no_disk_and_no_process_behind(tmp_path: Path) -> None:
-    """Whatever was begun is ended, though nobody came to use it."""
-    server = Broken(tmp_path / "data", small_disk=True)
-    with pytest.raises(RuntimeError, match="it failed"), server:
-        pass
-    assert not os.path.ismount(server.folder)
-    assert not server.server.running
