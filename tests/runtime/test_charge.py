@@ -24,59 +24,37 @@ PAYLOAD = b'{"number":%d,"customer":"ann"}'
 MANY = AHEAD_ENTRIES + 50
 
 
-class RoundTrip:
-    """A round trip of appends that is begun and waits until it may go."""
-
-    def __init__(self, appends: Sequence[Append]) -> None:
-        self.partitions = [append.partition for append in appends]
-        self.may_go = asyncio.Event()
-        self.may_arrive = self.may_return = True
-        self.replies: list[AppendReply] | None = None
-
-    def lose(self, *, arrives: bool) -> None:
-        """Let it have no answer, whether it reaches the server or not."""
-        self.may_arrive, self.may_return = arrives, False
-        self.may_go.set()
-
-    async def done(self) -> dict[int, AppendCode]:
-        """Let it go, and wait until its answers are taken in; returns them by partition."""
-        self.may_go.set()
-        await wait_for_async(lambda: self.replies is not None, "a round trip is done")
-        await asyncio.sleep(0.01)
-        codes = [reply.code for reply in self.replies or ()]
-        return dict(zip(self.partitions, codes, strict=True))
-
-
 class Road:
-    """The way of appends to a real server, on which each round trip waits for its turn."""
+    """The way of appends to a real server, on which each round trip waits for what becomes of it."""
 
     def __init__(self) -> None:
-        self.waiting: list[RoundTrip] = []
+        self.waiting: dict[tuple[int, ...], asyncio.Future[str]] = {}
+        self._codes: dict[int, AppendCode] = {}
         self._append_many = streams.append_many
 
     async def append_many(
         self, backend: Any, keys: Any, appends: Sequence[Append], durability: Any
     ) -> list[AppendReply]:
-        """Append as ever, when it may."""
-        trip = RoundTrip(appends)
-        self.waiting.append(trip)
-        await trip.may_go.wait()
-        self.waiting.remove(trip)
-        if trip.may_arrive:
-            trip.replies = await self._append_many(backend, keys, appends, durability)
-        if trip.replies is None or not trip.may_return:
+        """Append as ever, unless the appends or their answers are lost."""
+        partitions = tuple(sorted(append.partition for append in appends))
+        fate = self.waiting[partitions] = asyncio.get_running_loop().create_future()
+        replies: list[AppendReply] = []
+        if await fate != "lost":
+            replies = await self._append_many(backend, keys, appends, durability)
+            codes = (reply.code for reply in replies)
+            self._codes = dict(zip((append.partition for append in appends), codes, strict=True))
+        if fate.result() != "answered":
             raise BackendUnavailable("It was lost on its way.")
-        return trip.replies
+        return replies
 
-    async def next(self, *partitions: int) -> RoundTrip:
-        """Wait until a round trip to these partitions waits for its turn."""
-
-        def found() -> list[RoundTrip]:
-            waiting = (trip for trip in self.waiting if not trip.may_go.is_set())
-            return [trip for trip in waiting if sorted(trip.partitions) == list(partitions)]
-
-        (trip,) = await wait_for_async(found, f"appends to partitions {partitions} are begun")
-        return trip
+    async def go(self, *partitions: int, fate: str = "answered") -> dict[int, AppendCode]:
+        """Let the next round trip to these partitions go; return its answers, which are taken in then."""
+        await wait_for_async(lambda: partitions in self.waiting, f"appends to {partitions} are begun")
+        self._codes = {}
+        self.waiting.pop(partitions).set_result(fate)
+        await wait_for_async(lambda: self._codes or fate == "lost", "a round trip is done")
+        await asyncio.sleep(0.01)
+        return self._codes
 
 
 async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repeated_by_itself(
@@ -97,25 +75,26 @@ async def test_a_flush_that_repeats_another_partition_does_not_end_what_is_repea
         monkeypatch.setattr(streams, "append_many", road.append_many)
 
         sent = [lanes.queue((0, [PAYLOAD % 1], 1, 1), "wait")]
-        first = await road.next(0)
+        await wait_for_async(lambda: (0,) in road.waiting, "the first append is begun")
         sent.append(lanes.queue((0, [PAYLOAD % n for n in range(2, 2 + MANY)], MANY, MANY), "wait"))
         sent.append(lanes.queue((1, [PAYLOAD % 1], 1, 1), "wait"))
-        (await road.next(0, 1)).lose(arrives=False)
-        first.lose(arrives=True)
+        await road.go(0, 1, fate="lost")
+        await road.go(0, fate="unanswered")
         with redis.Redis.from_url(redis_url) as direct, capture_logs() as logs:
             for _ in range(999):
                 direct.xadd(desk.stream_keys.events(1), {"v": PAYLOAD % 9})
-            assert await (await road.next(0, 1)).done() == {0: AppendCode.OK, 1: AppendCode.FULL}
-            assert await (await road.next(0)).done() == {0: AppendCode.DUP}
-            repeat = await road.next(0)
+            assert await road.go(0, 1) == {0: AppendCode.OK, 1: AppendCode.FULL}
+            assert await road.go(0) == {0: AppendCode.DUP}
+            await wait_for_async(lambda: (0,) in road.waiting, "the second append is repeated")
+            repeat = road.waiting[0,]
             direct.xtrim(desk.stream_keys.events(1), maxlen=1, approximate=False)
-            assert await (await road.next(1)).done() == {1: AppendCode.OK}
+            assert await road.go(1) == {1: AppendCode.OK}
 
             sent.append(lanes.queue((0, [PAYLOAD % (2 + MANY)], 1, 1), "wait"))
             await asyncio.sleep(0.05)
-            assert road.waiting == [repeat]
-            assert await repeat.done() == {0: AppendCode.DUP}
-            assert await (await road.next(0)).done() == {0: AppendCode.OK}
+            assert road.waiting == {(0,): repeat}
+            assert await road.go(0) == {0: AppendCode.DUP}
+            assert await road.go(0) == {0: AppendCode.OK}
             await asyncio.gather(*(part.done for part in sent))
             assert await desk.numbers() == list(range(3 + MANY))
         assert list(lanes.losses) == []
