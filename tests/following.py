@@ -34,6 +34,8 @@ STEP = re.compile(
 )
 ONE_COMMAND = re.compile(r"(?<!\\)\n(?!\s)")
 """Between two commands; a command may have lines that end with a backslash, or that are indented."""
+PAUSE_S = 0.5
+"""Between two looks that start a process: without it they take the time of what they wait for."""
 
 
 class Reader:
@@ -60,7 +62,7 @@ class Reader:
         for step in STEP.finditer(self.page.read_text("utf-8")):
             kind, body = step["kind"], step["body"]
             if step["mark"] == "until":
-                wait_for(partial(self._succeeds, step["what"]), step["what"], timeout_s=START_S)
+                wait_for(partial(self._succeeds, step["what"]), step["what"], START_S, PAUSE_S)
             elif step["mark"] == "stop":
                 stopped = self._beside.pop(step["what"])
                 stopped.signal(signal.SIGTERM)

@@ -40,13 +40,15 @@ def whole_lines(path: Path) -> list[str]:
     return path.read_bytes().rpartition(b"\n")[0].decode("utf-8", "replace").splitlines()
 
 
-def wait_for(predicate: Callable[[], T], description: str, timeout_s: float = PATIENCE_S) -> T:
+def wait_for(
+    predicate: Callable[[], T], description: str, timeout_s: float = PATIENCE_S, poll_s: float = POLL_S
+) -> T:
     """Wait until ``predicate()`` is true and return what it returned; else fail with the description."""
     deadline = time.monotonic() + timeout_s
     while not (value := predicate()):
         if time.monotonic() > deadline:
             raise AssertionError(f"Waited {timeout_s} s in vain until {description}; last: {value!r}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return value
 
 

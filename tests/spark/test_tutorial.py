@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from streamworker.dev.flights import load_flights
-from tests.following import Reader
+from tests.following import PAUSE_S, Reader
 from tests.helpers import wait_for
 from tests.spark.processes import START_S
 
@@ -27,7 +27,7 @@ class FlightsReader(Reader):
     def run(self, command: str) -> str:
         """Run a command of the page."""
         if command.startswith(SPARK):
-            wait_for(self._has_no_lag, "the workers have processed what was sent", timeout_s=START_S)
+            wait_for(self._has_no_lag, "the workers have processed what was sent", START_S, PAUSE_S)
         return super().run(command)
 
     def _has_no_lag(self) -> bool:
@@ -40,7 +40,9 @@ class Flights:
     def __init__(self) -> None:
         flights = load_flights().to_pandas()
         flights["late"] = flights.index % 100 == 0
-        flights = flights[flights["dep_delay"].notna()]
+        # No flight left more than 43 minutes early.
+        until = pd.Timestamp(JANUARY[1], tz="UTC") + pd.Timedelta(hours=1)
+        flights = flights[flights["dep_delay"].notna() & (flights["scheduled"] < until)]
         number, time = flights["flight"].astype(str), flights["scheduled"].dt.strftime("%Y-%m-%dT%H:%M")
         flights["flight"] = flights["carrier"] + number + " " + flights["origin"] + " " + time
         flights["at"] = flights["scheduled"] + pd.to_timedelta(flights["dep_delay"], unit="min")
