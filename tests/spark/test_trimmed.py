@@ -1,26 +1,23 @@
 """Trimming under Spark: what is missing is said to the row (F38), and a named reader is waited for (F39)."""
 
 import asyncio
-import json
 import logging
 import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from redis import Redis
 from structlog.testing import capture_logs
 
 from streamworker import App
 from streamworker.core.data.entries import EntryId
 from streamworker.errors import DataLoss
 from streamworker.redisio.data.ackedlog import entry_rows
+from streamworker.redisio.group import readers
 from streamworker.redisio.keys import GroupKeys
-from streamworker.spark.driver.session import Session
 from streamworker.spark.source import offsets
 from streamworker.spark.source.datasource import LogStreamReader
 from streamworker.spark.source.offsets import Position
@@ -29,10 +26,11 @@ from streamworker.spark.source.schema import spark_schema
 from streamworker.testing import local_worker
 from tests.chaos.figures import record
 from tests.helpers import wait_for_async
+from tests.raw import opened
 from tests.spark.acked import ORDER, AckedLog
 from tests.spark.conftest import Connect
-from tests.spark.running import Running
-from tests.spark.specs import Order, pipeline
+from tests.spark.reading import Query
+from tests.spark.specs import Order
 
 MISSING = re.compile(r"Rows (\d+) to (\d+) are missing")
 SEED = 38
@@ -146,19 +144,23 @@ def test_rows_that_were_trimmed_are_never_left_out_in_silence(
 
 # -- F39 -------------------------------------------------------------------------------------
 
-MAY_TAKE_S = 180.0
 LIMIT = 25
 """Entries of an acked log at most."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.anyio
 async def test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so(
-    spark_session: Session, redis_url: str, connect: Connect, tmp_path: Path
+    redis_url: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two queries, one stops. Its rows stay; at the limit work waits and says for whom."""
     connect("default", redis_url)
+    looks, look = [0], readers.slowest_rows
+
+    async def counted(*given: Any) -> Any:
+        looks[0] += 1
+        return await look(*given)
+
+    monkeypatch.setattr(readers, "slowest_rows", counted)
     app = App("shop", redis_url=redis_url, trim_interval_ms=50, acked_entries_max=LIMIT)
     stream = app.stream("orders", Order, key="user", partitions=1)
 
@@ -166,90 +168,44 @@ async def test_trimming_waits_for_a_query_that_is_away_and_the_limit_says_so(
     async def price(batch: list[Order]) -> list[Order]:
         return batch
 
-    def begin(name: str) -> Running:
-        return Running(spark_session, pipeline(lambda frame: frame, name=name, path=str(tmp_path / name)))
-
     async def send(first: int, count: int) -> None:
         await stream.send_many(Order(n, "u", 1.0) for n in range(first, first + count))
 
-    with capture_logs() as logs:
+    with capture_logs() as logs, opened(redis_url) as redis:
+        log = GroupKeys("shop", "orders", "price").acked(0)
         async with local_worker(app, url=redis_url) as worker:
-            watch = Watch(redis_url)
-            fast, slow = begin("fast"), begin("slow")
-            try:
-                # They are run apart: once one had read rows, the other could begin behind them.
-                both = lambda: watch.told("slow") == watch.told("fast") == 0  # noqa: E731
-                await wait_for_async(both, "both queries hold their places", MAY_TAKE_S)
-                await send(0, 50)
-                await worker.until_drained()
-                await wait_for_async(lambda: watch.told("slow") == 50, "the slow query is at 50", MAY_TAKE_S)
-                await asyncio.to_thread(slow.end)
-                await send(50, 500)
-                await wait_for_async(lambda: watch.length() >= LIMIT, "the log is full", MAY_TAKE_S)
-                snapshot = (
-                    await worker.until(
-                        lambda now: "acked log full" in now.processors["price"].partitions[0].reason
-                    )
-                ).processors["price"]
-                assert snapshot.partitions[0].lag > 0
-                await wait_for_async(lambda: watch.told("fast") > 100, "the fast query is ahead", MAY_TAKE_S)
-                assert watch.first() <= 50
-                slow = begin("slow")
-                done = lambda: watch.told("slow") == watch.told("fast") == 550  # noqa: E731
-                await wait_for_async(done, "both queries are at the end", MAY_TAKE_S)
-                await worker.until_drained()
-                await wait_for_async(lambda: watch.length() <= 1, "the log is trimmed", MAY_TAKE_S)
-            finally:
-                await asyncio.to_thread(fast.end)
-                await asyncio.to_thread(slow.end)
+            options = {"app": "shop", "stream": "orders", "processor": "price"}
+            fast, slow = (Query({**options, "reader": name}) for name in ("fast", "slow"))
+            await send(0, 50)
+            await worker.until_drained()
+            for query in (fast, slow):
+                query.run()
+            await send(50, 500)
+            full = await worker.until(
+                lambda now: "acked log full" in now.processors["price"].partitions[0].reason
+            )
+            assert full.processors["price"].partitions[0].lag > 0
+            fast.run()
+            before = looks[0]
+            await wait_for_async(lambda: looks[0] > before + 3, "the worker has looked at the readers")
+            oldest = redis.xrange(log, count=1)
+            assert oldest and EntryId.parse(oldest[0][0]).ms <= 60, "rows of the slow query's are there"
+            assert len(fast.table) > 100
+            while len(slow.table) < 550 or len(fast.table) < 550:
+                for query in (fast, slow):
+                    query.run()
+                await asyncio.sleep(0.02)
+            await worker.until_drained()
+            await wait_for_async(lambda: redis.xlen(log) <= 1, "the log is trimmed")
     warnings = [line for line in logs if line["event"] == "acked_log_full"]
-    assert warnings
     assert "start its pipeline or forget the reader" in warnings[0]["reason"]
-    assert watch.trimmed_too_far == 0
-    for name in ("fast", "slow"):
-        frame = spark_session.spark.read.parquet(str(tmp_path / name))
-        found = await asyncio.to_thread(frame.collect)
-        assert sorted(row.n for row in found) == list(range(550))
+    assert fast.table == slow.table == list(range(550))
     record(
         "F39",
         "one of two queries stopped while the log grows to its limit",
         times=1,
         target="no trim below a live reader; a warning at the limit",
         verdict="met",
-        said=f"{watch.looks} looks at the log: its first row was never behind the slower reader's; the "
-        "warning, and what to do, in the worker's log and in status; both tables equal the log",
+        said="no row of the slower reader's was trimmed, though the other was ahead; the warning, and what "
+        "to do, in the worker's log and in status; both tables equal the log",
     )
-
-
-class Watch:
-    """Looks at the acked log and at what the readers have told."""
-
-    def __init__(self, url: str) -> None:
-        # Untyped: redis-py types every reply as all that any command may reply.
-        self._redis: Any = Redis.from_url(url)
-        self._keys = GroupKeys("shop", "orders", "price")
-        self.looks = self.trimmed_too_far = 0
-
-    def told(self, name: str) -> int:
-        value = self._redis.hget(self._keys.readers, name)
-        self._look()
-        return int(json.loads(value)["p"].get("0", 0)) if value else -1
-
-    def length(self) -> int:
-        self._look()
-        return int(self._redis.xlen(self._keys.acked(0)))
-
-    def first(self) -> int:
-        entries = self._redis.xrange(self._keys.acked(0), count=1)
-        rows_before = int(self._redis.hget(self._keys.lock(0), "rows") or 0)
-        if not entries:
-            return rows_before
-        end = EntryId.parse(entries[0][0])
-        return end.ms - entry_rows(end, entries[0][1])
-
-    def _look(self) -> None:
-        # In this order: a reader only moves on, so what was trimmed before is behind where it is now.
-        trimmed = self.first()
-        told = [json.loads(value)["p"].get("0", 0) for value in self._redis.hvals(self._keys.readers)]
-        self.looks += 1
-        self.trimmed_too_far += bool(told) and trimmed > min(told)
