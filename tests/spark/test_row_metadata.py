@@ -3,19 +3,15 @@
 import asyncio
 import datetime as dt
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as sf
 
 from streamworker import App, Context, Retry
 from streamworker.errors import ConfigurationError
 from streamworker.testing import local_worker
 from tests.spark.conftest import Connect
-from tests.spark.queries import batch, rows, start
 from tests.spark.reading import read
 
 
@@ -95,22 +91,3 @@ def test_a_row_has_the_key_time_and_headers_of_its_record(
             continue
         assert (row["_key"], headers and dict(headers)) == (f"c{n}", {"n": str(n)} if n % 2 else None)
         assert before <= row["_sent_at"] <= row["_acked_at"]
-
-
-def test_a_watermark_needs_no_field_of_the_record(
-    spark: SparkSession, redis_url: str, connect: Connect, tmp_path: Path
-) -> None:
-    """Each window of a millisecond is written once the watermark has passed it, so all but the last."""
-    connect("default", redis_url)
-    asyncio.run(handle(shop(redis_url, at_once, log_metadata=True), 0, 20))
-    given = {**OPTIONS, "includeMetadata": "true"}
-    stream = rows(spark, given).withWatermark("_sent_at", "0 seconds")
-    counted = stream.groupBy(sf.window("_sent_at", "1 millisecond"), "_key").agg(sf.count("*").alias("n"))
-    start(counted, tmp_path).awaitTermination()
-    sent = [(row._key, row._sent_at) for row in batch(spark, given).collect()]
-    last = max(at for _, at in sent)
-    written = spark.read.parquet(str(tmp_path / "table")).collect()
-    assert sorted((row._key, row.window.start) for row in written) == sorted(
-        (key, at) for key, at in sent if at < last
-    )
-    assert written

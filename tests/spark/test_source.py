@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,15 +18,18 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import read_position
+from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.source import datasource
 from streamworker.spark.source.datasource import StreamworkerDataSource
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import from_json
 from streamworker.spark.source.options import parse_options
+from streamworker.spark.source.schema import spark_schema
 from streamworker.urls import without_login
 from tests.helpers import wait_for
 from tests.spark.acked import ORDER, AckedLog, orders
+from tests.spark.conftest import Connect
 from tests.spark.reading import Query, batch_reader, numbers_of, read, stream_reader
 
 
@@ -149,6 +153,19 @@ def test_a_processor_of_no_stream_or_several_is_answered_with_those_there_are(
         assert StreamworkerDataSource(other.options()).schema().names == ORDER.names
 
 
+def test_a_query_finds_the_stream_of_its_processor(acked: AckedLog) -> None:
+    """A stream, whose position is the same as with the stream's name, and a batch read."""
+    short = {"app": "shop", "processor": "price"}
+    acked.fill(1, [3])
+    source = StreamworkerDataSource(short)
+    reader = source.streamReader(source.schema())
+    begin = reader.initialOffset()
+    assert begin == stream_reader(acked.options()).initialOffset()
+    end = reader.latestOffset(begin, ReadAllAvailable())
+    assert numbers_of(reader, reader.partitions(begin, end)) == acked.numbers()
+    assert read(short, spark_schema(ORDER))["n"].to_pylist() == acked.numbers()
+
+
 def test_a_processor_that_has_not_forwarded_yet_is_told_from_one_that_is_not_there(acked: AckedLog) -> None:
     """Its stream may be missing, too."""
 
@@ -249,6 +266,25 @@ def test_a_group_that_was_reset_is_no_loss(acked: AckedLog) -> None:
         acked.append(0, orders(n, 1))
         query.run()
     assert query.table == [*range(8), 100, 101]
+
+
+def test_a_query_goes_on_after_a_restart_of_redis(connect: Connect, tmp_path: Path) -> None:
+    """It plans, tells its position and reads when the server is there again."""
+    with EmbeddedServer(data_dir=tmp_path / "data", appendonly=True) as server:
+        connect("own", server.url)
+        with AckedLog(server.url, partitions=2) as log:
+            log.fill(0, [10])
+            query = Query(log.options(connection="own", reader="q"))
+            assert query.run() == log.numbers()
+            log.fill(0, [5])
+            log.fill(1, [5])
+            server.kill()
+            with ThreadPoolExecutor() as threads:
+                going_on = threads.submit(query.run)
+                time.sleep(0.3)
+                assert not going_on.done()
+                server.start()
+                assert going_on.result(60) == log.numbers()
 
 
 # -- readers' positions ----------------------------------------------------------------------
