@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.spark.driver.failures import read_failure
+from streamworker.spark.driver.failures import TOO_BUSY, read_failure
 
 TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -20,48 +20,32 @@ OF_SPARK = "[STREAM_FAILED] Query x terminated: disk full"
 BUSY = "[STREAM_FAILED] x terminated: Python worker failed to connect back. SQLSTATE: XXKST"
 
 
-@pytest.mark.parametrize(
-    ("said", "message", "is_final"),
-    [
-        pytest.param(TRACEBACK.format(kind="DataLoss", message=LOSS), LOSS, True, id="ours, in its words"),
-        pytest.param(TRACEBACK.format(kind="BackendUnavailable", message="gone"), "gone", False, id="outage"),
-        pytest.param(
-            TRACEBACK.format(kind="ConfigurationError", message="wrong"), "wrong", True, id="wrong setting"
-        ),
-        pytest.param(OF_A_USER, "ZeroDivisionError: division by zero", False, id="of the user's function"),
-        pytest.param(f"{OF_SPARK}\n\tat org.apache.spark.A", OF_SPARK, False, id="of Spark, its first line"),
-        pytest.param("", "no reason given", False, id="nothing"),
-    ],
-)
-def test_a_failure_is_told_without_a_java_frame(said: str, message: str, is_final: bool) -> None:
-    """And whether starting again can cure it."""
+FINAL, MAY_LAST, NOT_YET = "final", "may_last", "nothing_there_yet"
+CASES = {
+    "ours, in its words": (TRACEBACK.format(kind="DataLoss", message=LOSS), LOSS, {FINAL}),
+    "an outage": (TRACEBACK.format(kind="BackendUnavailable", message="gone"), "gone", set()),
+    "a wrong setting": (TRACEBACK.format(kind="ConfigurationError", message="wrong"), "wrong", {FINAL}),
+    "a stream that no worker has declared yet": (
+        TRACEBACK.format(kind="ConfigurationError", message=NO_STREAM), NO_STREAM, {FINAL, NOT_YET},
+    ),
+    "of the user's function": (OF_A_USER, "ZeroDivisionError: division by zero", set()),
+    "of Spark, its first line": (f"{OF_SPARK}\n\tat org.apache.spark.A", OF_SPARK, set()),
+    "a machine that is too busy, which passes": (BUSY, f"{TOO_BUSY} within 10 s: ", {MAY_LAST}),
+    "a module that the next process would lack, too": (
+        "org.apache.spark.X\nModuleNotFoundError: No module named 'pyarrow'\n\tat java",
+        "ModuleNotFoundError: No module named 'pyarrow'. Spark's Python processes need", {FINAL},
+    ),
+    "nothing": ("", "no reason given", set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("said", "message", "is_so"), CASES.values(), ids=CASES)
+def test_a_failure_is_told_without_a_java_frame(said: str, message: str, is_so: set[str]) -> None:
+    """And whether starting again can cure it, and how soon a pipeline is given up for it."""
     failure = read_failure(said)
-    assert (failure.message, failure.final) == (message, is_final)
-
-
-def test_a_stream_that_is_not_declared_yet_is_waited_for() -> None:
-    """A worker may start after Spark."""
-    failure = read_failure(TRACEBACK.format(kind="ConfigurationError", message=NO_STREAM))
-    assert failure.nothing_there_yet
-    assert failure.kind == "ConfigurationError"
-
-
-def test_a_machine_that_is_too_busy_is_told_from_a_fault() -> None:
-    """It passes with the load, so a pipeline is not given up for it as soon as for others."""
-    failure = read_failure(BUSY)
-    assert failure.may_last
-    assert not failure.final
-    assert "too busy" in failure.message
-    assert not read_failure(OF_SPARK).may_last
-
-
-def test_a_module_that_is_missing_is_not_tried_again() -> None:
-    """The next Python process would lack it, too."""
-    failure = read_failure("org.apache.spark.X\nModuleNotFoundError: No module named 'pyarrow'\n\tat java")
-    assert failure.final
-    assert failure.message.startswith(
-        "ModuleNotFoundError: No module named 'pyarrow'. Spark's Python processes need"
-    )
+    assert failure.message.startswith(message)
+    assert "\n" not in failure.message
+    assert {each for each in (FINAL, MAY_LAST, NOT_YET) if getattr(failure, each)} == is_so
 
 
 def test_a_cause_that_stands_only_in_the_log_of_the_jvm_is_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from streamworker.errors import ConfigurationError
 from streamworker.spark.source import offsets
-from streamworker.spark.source.offsets import START, Loss, Position, Slice
+from streamworker.spark.source.offsets import START, Position, Slice
 
 rows = st.integers(0, 10**12)
 partitions = st.integers(0, 30)
@@ -168,22 +168,6 @@ def test_splitting_and_packing_lose_no_row_and_keep_order(
         assert list(task) == sorted(task, key=lambda s: (s.partition, s.start))
 
 
-def test_a_log_that_is_gone_replaced_or_shorter_is_a_loss() -> None:
-    tails = {0: START, 1: Position(50, "new"), 2: Position(9, "a"), 3: Position(10, "a")}
-    read = {p: Position(10, "a") for p in range(4)}
-    assert offsets.find_losses(read, tails) == {
-        0: Loss.GONE,
-        1: Loss.REPLACED,
-        2: Loss.ROLLED_BACK,
-    }
-    assert offsets.find_losses({9: Position(1, "a")}, {}) == {9: Loss.GONE}
-
-
-@given(st.dictionaries(partitions, positions, max_size=5))
-def test_nothing_read_means_nothing_lost(tails: dict[int, Position]) -> None:
-    assert offsets.find_losses(dict.fromkeys(tails, START), tails) == {}
-
-
 @given(any_offset, st.dictionaries(partitions, positions, max_size=8), st.none() | st.integers(1, 1000))
 def test_going_on_after_a_loss_always_gives_a_position_that_can_be_read(
     start: dict[int, Position], tails: dict[int, Position], limit: int | None
@@ -192,14 +176,6 @@ def test_going_on_after_a_loss_always_gives_a_position_that_can_be_read(
     end = offsets.advance(start, tails, limit)
     for part in offsets.slices(start, end):
         assert part.start < part.end <= tails[part.partition].rows
-
-
-def test_a_replaced_log_is_read_from_its_beginning_and_a_shorter_one_from_its_end() -> None:
-    start = {0: Position(100, "old", "9-0"), 1: Position(100, "a", "9-0")}
-    tails = {0: Position(30, "new", "3-0"), 1: Position(60, "a", "6-0")}
-    end = offsets.advance(start, tails)
-    assert end == tails
-    assert offsets.slices(start, end) == [Slice(0, "new", 0, 30)]
 
 
 def test_a_limit_never_passes_the_target_of_available_now() -> None:
@@ -215,10 +191,6 @@ def test_a_position_inside_a_log_does_not_claim_a_source_entry() -> None:
     tails = {0: Position(10, "a", "9-0")}
     assert offsets.advance({}, tails, 4) == {0: Position(4, "a", "")}
     assert offsets.advance({}, tails, 10) == tails
-
-
-def test_lag_is_counted_in_rows() -> None:
-    assert offsets.lag({0: Position(4, "a")}, {0: Position(10, "a"), 1: Position(3, "b")}) == {0: 6, 1: 3}
 
 
 def test_a_reader_that_stands_before_what_it_told_is_found() -> None:

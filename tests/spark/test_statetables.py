@@ -21,9 +21,10 @@ from streamworker.declaring.table import Table
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.errors import BackendUnavailable, ConfigurationError, DecodeError, RecordError
 from streamworker.redisio.keys import StreamKeys
+from streamworker.spark.source import statetables
 from streamworker.spark.source.declared import find_columns
 from streamworker.spark.source.options import parse_options
-from streamworker.spark.source.schema import BATCH_ROWS, spark_schema
+from streamworker.spark.source.schema import spark_schema
 from streamworker.spark.source.statetables import TableReader
 from streamworker.testing import local_worker
 from tests.raw import opened
@@ -32,6 +33,7 @@ from tests.spark.reading import read
 
 KEYS = StreamKeys("shop", "orders")
 PARTITIONS = 4
+PAGE_ROWS = 1_000
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
 
 
@@ -267,13 +269,16 @@ def test_what_has_expired_is_not_there_and_what_will_says_when(default: str) -> 
     assert dt.timedelta(minutes=50) < row["_expires_at"] - dt.datetime.now(dt.UTC) <= dt.timedelta(hours=1)
 
 
-@pytest.mark.full("stores 120,000 values")
-def test_a_large_table_streams_through_a_page_at_a_time(default: str) -> None:
+@pytest.mark.full("stores 40,000 values")
+def test_a_large_table_streams_through_a_page_at_a_time(
+    default: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twice the keys take no more memory; tasks are packed by keys, one partition each at most."""
+    monkeypatch.setattr(statetables, "BATCH_ROWS", PAGE_ROWS)
     app, totals = app_with(default)
     worked(app, default)
     peaks = []
-    for count in (60_000, 120_000):
+    for count in (20_000, 40_000):
         fill(default, totals, count)
         rows = most = 0
         tasks = reader(maxPartitions="1").partitions()
@@ -283,42 +288,35 @@ def test_a_large_table_streams_through_a_page_at_a_time(default: str) -> None:
             rows, most = rows + page.num_rows, max(most, page.num_rows)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-        assert (rows, most) == (count, BATCH_ROWS)
+        assert (rows, most) == (count, PAGE_ROWS)
     assert peaks[1] < 1.1 * peaks[0], peaks
     assert [len(task.value) for task in reader(parallelism="4").partitions()] == [1, 1, 1, 1]
     found = read({"app": "shop", "table": "totals", "parallelism": "4"})
-    assert sorted(found["orders"].to_pylist()) == list(range(120_000))
-
-
-@pytest.mark.full("stores 100,000 values")
-def test_a_partition_is_read_at_one_moment_however_long_it_takes(default: str) -> None:
-    """What is committed after the first page was read is in none of the later ones."""
-    app, totals = app_with(default)
-    worked(app, default)
-    fill(default, totals, 100_000)
-    with opened(default) as raw:
-        sizes = [raw.hlen(KEYS.table(p, "totals")) for p in range(PARTITIONS)]
-        pages = reader().read(type(reader().partitions()[0])([0]))
-        found = next(pages).column(1).to_pylist()
-        raw.delete(KEYS.table(0, "totals"))
-        raw.hset(KEYS.table(0, "totals"), "new", b" " + totals._form.body("new", Total(-1)))
-        for page in pages:
-            found += page.column(1).to_pylist()
-    assert len(found) == sizes[0] and min(found) >= 0
+    assert sorted(found["orders"].to_pylist()) == list(range(40_000))
 
 
 @pytest.mark.full("stores 160,000 values")
-def test_an_answer_that_breaks_off_ends_the_task(default: str) -> None:
-    """The rest would be of another moment."""
+def test_a_partition_is_read_at_one_moment_however_long_it_takes(default: str) -> None:
+    """What is committed after the first page was read is in none of the later ones.
+
+    An answer that breaks off ends the task: the rest would be of another moment.
+    """
     app, totals = app_with(default)
     worked(app, default)
     fill(default, totals, 160_000)
-    pages = reader().read(reader(maxPartitions="1").partitions()[0])
-    next(pages)
     with opened(default) as raw:
+        size = raw.hlen(KEYS.table(0, "totals"))
+        first, second = (reader().read(type(reader().partitions()[0])([p])) for p in (0, 1))
+        found = next(first).column(1).to_pylist()
+        raw.delete(KEYS.table(0, "totals"))
+        raw.hset(KEYS.table(0, "totals"), "new", b" " + totals._form.body("new", Total(-1)))
+        for page in first:
+            found += page.column(1).to_pylist()
+        assert len(found) == size and min(found) >= 0
+        next(second)
         raw.client_kill_filter(_type="normal", skipme=True)
     with pytest.raises(BackendUnavailable, match=r"broke off while it sent .*Run the query again"):
-        list(pages)
+        list(second)
 
 
 @pytest.mark.full("starts a Cluster")
