@@ -131,6 +131,14 @@ def test_a_member_that_leaves_or_is_removed_gives_its_partitions_to_the_others()
     assert (removed.ids, removed.owners) == (("a.1", "c.1"), ("a.1",) * 4 + ("c.1",) * 4)
 
 
+def test_who_joins_a_weighted_group_is_given_its_share_of_the_work_and_not_of_the_partitions() -> None:
+    """By the weights that were measured: what lies beside the hot partition goes to the newcomer."""
+    alone = Membership.empty(8, "weighted").with_member(Member("a.1", "a", "host", 1, 0))
+    measured = alone.with_weights((1_000, *[100] * 7))
+    joined = measured.with_member(Member("b.1", "b", "host", 1, 1))
+    assert joined.owned_by("b.1") == set(range(1, 8))
+
+
 def test_each_change_may_be_made_twice() -> None:
     """A join whose answer was lost may be tried again; somebody else may have removed a member already."""
     membership = group("a.1")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.team import Team
-from tests.chaos.times import FAST, STEADY
+from tests.chaos.times import STEADY
 from tests.chaos.yard import Yard, scene
 
 pytestmark = [
@@ -67,22 +67,6 @@ async def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another
         await team.finished()
         causes = ("leave", "left", "return", "leave", "left", "return", "death", "return")
         assert (await team.moved())[seen:] == [(cause, 0) for cause in causes]
-
-
-@scene
-async def test_the_partitions_of_a_static_worker_are_given_away_when_its_hold_is_over(yard: Yard) -> None:
-    """By the server's clock; until then nobody takes them."""
-    environ = {**FAST, "STREAMWORKER_HOLD_MS": "2000"}
-    async with yard.group("hold", environ=environ) as team:
-        await team.hired("w1")
-        await team.hired("w2", STREAMWORKER_STATIC_ID="w2")
-        leaving = team.ask_to_leave("w2")
-        assert await team.ended(leaving) == 0, leaving.log()
-        await team.settled()
-        left, over = (await team.snapshot()).rebalances[-2:]
-    assert (left.cause, left.moved) == ("left", ())
-    assert (over.cause, over.member, len(over.moved)) == ("hold-expired", "w2", 2)
-    assert over.at_ms - left.at_ms >= 2_000 - 300, "a heartbeat's time before the hold was over, or more"
 
 
 @scene

@@ -54,24 +54,6 @@ def loaded(told: Story) -> dict[str, Change]:
     return {each.what: each for each in told.changes if each.commands is None}
 
 
-# It takes half a minute. In short test_protocols.py proves which partitions move of sticky workers.
-@pytest.mark.soak
-def test_a_join_a_leave_and_a_death_move_the_fewest_partitions_and_no_other_is_touched() -> None:
-    """Under the assignment sticky; and a change costs Redis a handful of commands for each move."""
-    told = story("membership", workers=3, partitions=48, assignment="sticky")
-    for change in told.changes:
-        assert change.moves == change.least, change
-        assert change.spread <= 1
-        assert change.balance_ms is not None
-    for change in told.changes[:2]:
-        assert change.commands is not None
-        assert change.commands <= 15 * change.moves + 2 * 48 + 100, change
-    changes = loaded(told)
-    join, death = changes["join"], changes["death"]
-    assert death.pause_moved_ms is not None and join.pause_moved_ms is not None
-    assert join.pause_moved_ms < death.pause_moved_ms, "who leaves in good order is not waited for"
-
-
 def test_workers_that_join_at_once_make_a_few_documents_and_not_one_each(forge: Forge) -> None:
     """The first makes one, and lets the others in together."""
     found = asyncio.run(run_herd(forge, workers=16, partitions=32))

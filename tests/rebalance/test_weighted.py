@@ -80,32 +80,3 @@ async def test_a_worker_of_capacity_three_is_given_three_quarters(yard: Yard) ->
         await team.until("it is given three quarters", is_given)
         members = (await team.snapshot()).members
         assert {member.name: member.capacity for member in members} == {"w1": 1, "w2": 3}
-
-
-async def test_a_worker_that_joins_later_is_given_its_share_of_what_was_measured(yard: Yard) -> None:
-    """Not half of the partitions, but about half of the work."""
-    # As much work as all others together, and no more: what cannot be shared cannot be judged.
-    environ = {**WEIGHTED, **HOT, "ROWS_HOT_S": "0.01"}
-    async with (
-        yard.group("later", partitions=8, environ=environ) as team,
-        team.load(per_second=400),
-    ):
-        await team.hired("w1")
-
-        async def are_known() -> bool:
-            return (await team.snapshot()).rebalances[-1].cause == "weights"
-
-        async def work_is_shared() -> bool:
-            members, held = (await team.snapshot()).members, await team.shares()
-            loads = [member.load for member in members]
-            print(f"loads {loads}, partitions {held}")
-            return (
-                set(held) == {"w1", "w2"}
-                and abs(held["w1"] - held["w2"]) >= 2
-                and 0 < max(loads) <= 2 * min(loads)
-                and await rest_ms(team) >= 1_000
-            )
-
-        await team.until("the weights are known", are_known)
-        team.hire("w2")
-        await team.until("both have about half of the work, and it rests", work_is_shared, poll_s=0.2)
