@@ -8,6 +8,7 @@ import pytest
 
 from streamworker.core.data.entries import ZERO
 from streamworker.dev.cluster import EmbeddedCluster
+from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.data import streams
@@ -31,7 +32,7 @@ from tests.cluster.support import (
 )
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.contract.support import GROUP, STREAM, Group, request
-from tests.helpers import wait_for, wait_for_async
+from tests.helpers import wait_for_async
 from tests.raw import RawCluster
 
 pytestmark = [
@@ -109,9 +110,7 @@ async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: Embed
         assert "redis+cluster://user:password@host1:port1,host2:port2" in str(refused)
 
 
-async def test_a_cluster_url_of_one_server_is_refused_with_the_url_to_use(valkey: object) -> None:
-    from streamworker.dev.server import EmbeddedServer
-
+async def test_a_cluster_url_of_one_server_is_refused_with_the_url_to_use() -> None:
     with EmbeddedServer(port=0) as server:
         async with Backend.open(server.url.replace("redis:", "redis+cluster:"), name="t") as backend:
             with pytest.raises(ConfigurationError, match=r"is no Cluster.*begin the URL with redis://"):
@@ -165,20 +164,6 @@ async def test_a_worker_needs_no_more_rights_than_are_printed(
 # -- slots that move ----------------------------------------------------------------------------
 
 
-async def test_a_slot_that_was_moved_is_found(nodes: EmbeddedCluster, backend: Backend) -> None:
-    """MOVED: the call is done where it says, and the calls after it go there at once."""
-    group = Group(backend, STREAM, GROUP)
-    entries = await group.send(3)
-    source = primary_of(nodes, GROUP.events(0))
-    target = another_primary(nodes, source)
-    assert move_slot(nodes, GROUP.events(0), target) == 2
-    lock = await group.own()
-    assert (await group.commit(request(lock, entries, rows=3))).code.value == "OK"
-    assert await backend.server.address_of(GROUP.events(0)) == f"127.0.0.1:{target.port}"
-    move_slot(nodes, GROUP.events(0), source)
-    assert len(await group.send(2)) == 2
-
-
 async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend: Backend) -> None:
     """ASK: a key that has gone already is asked for at its new node, and a new one made there."""
     key, gone, new = "{moving}here", "{moving}gone", "{moving}new"
@@ -218,6 +203,7 @@ async def test_a_read_that_waits_is_sent_on_with_its_slot(nodes: EmbeddedCluster
     with pytest.raises(BackendUnavailable):
         await task
     assert await streams.read(connection, STREAM, {0: ZERO}, 10, 1_000) == {0: [entry]}
+    assert await backend.server.address_of(GROUP.events(0)) == f"127.0.0.1:{target.port}"
     await connection.aclose()
 
 
@@ -230,7 +216,7 @@ async def test_a_node_that_died_is_replaced_by_its_replica(nodes: EmbeddedCluste
     await backend.pipeline([("SET", key, key) for key in keys])
     victim = primary_of(nodes, keys[0])
     lost = [key for key in keys if await backend.server.address_of(key) == f"127.0.0.1:{victim.port}"]
-    wait_for(lambda: _has_all(nodes, victim), "the replica has it all")
+    nodes.wait_until_whole()
     replica = replica_of(nodes, victim)
 
     async def get() -> bytes:
@@ -244,12 +230,6 @@ async def test_a_node_that_died_is_replaced_by_its_replica(nodes: EmbeddedCluste
             assert isinstance(answer, BackendUnavailable) if key in lost else answer == key.encode()
         assert await retrying(get, rng=random.Random(1), tries=300, pause_max_ms=200) == keys[0].encode()
     assert is_primary(replica)
-
-
-def _has_all(nodes: EmbeddedCluster, primary: object) -> bool:
-    del primary
-    nodes.wait_until_whole()
-    return True
 
 
 async def test_what_a_failover_lost_does_not_come_back(nodes: EmbeddedCluster, backend: Backend) -> None:

@@ -123,26 +123,6 @@ async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer
     assert sorted(told) == list(PARTITIONS)
 
 
-async def test_who_asks_about_one_partition_waits_for_no_other_node(
-    nodes: EmbeddedCluster, raw: RawCluster
-) -> None:
-    """A stream that was deleted is named while another node gives no answer, whatever was lost there."""
-    for p in PARTITIONS:
-        raw.hset(KEYS.lock(p), mapping=FINE)
-    runners = cast(Any, {p: Runner() for p in PARTITIONS})
-    async with Backend.open(nodes.url, name="t", call_timeout_ms=1_500) as backend:
-        await backend.pipeline([("HGETALL", KEYS.lock(p)) for p in PARTITIONS])
-        witness = Witness(backend, KEYS, lambda: runners, random.Random(1), LOG)
-        with hanging(nodes) as (there, elsewhere):
-            others = asyncio.create_task(witness.compare())
-            await asyncio.wait_for(witness.compare(next(iter(elsewhere))), PATIENCE_S)
-            about_there = asyncio.create_task(witness.compare(there[0]))
-            await asyncio.sleep(0.5)
-            assert not others.done() and not about_there.done()
-        await asyncio.wait_for(asyncio.gather(others, about_there), PATIENCE_S)
-        assert not any(runner.abandoned for runner in runners.values())
-
-
 async def test_a_comparison_that_is_overtaken_by_another_stops_what_it_finds(
     redis_url: str, raw: RawCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
