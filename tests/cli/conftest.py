@@ -1,14 +1,18 @@
 """An app on disk, and the command line in this process."""
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 from typer.testing import CliRunner, Result
 
+from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.root import app
 from streamworker.importing import resolve_app
 from streamworker.testing import local_worker
@@ -44,7 +48,28 @@ async def pricing(batch: list[Order]) -> list[Order]:
     return batch
 """
 
-Invoke = Callable[..., Result]
+
+class Invoke:
+    """``streamworker ARGUMENTS`` in this process."""
+
+    def __call__(
+        self, *arguments: str, input: str | bytes | None = None, env: dict[str, str] | None = None
+    ) -> Result:
+        """Run a command, whatever becomes of it."""
+        with logging_set_back():
+            return CliRunner().invoke(app, list(arguments), input=input, env=env, prog_name="streamworker")
+
+    def does(self, *arguments: str, **given: Any) -> str:
+        """Run a command that succeeds; return what it prints."""
+        result = self(*arguments, **given)
+        assert result.exit_code == ExitCode.OK, result.output
+        return result.stdout
+
+    def tells(self, *arguments: str, **given: Any) -> Any:
+        """Run a command that succeeds; return what it prints as JSON."""
+        return json.loads(self.does(*arguments, "--json", **given))
+
+
 OpenTerminal = Callable[..., Terminal]
 
 
@@ -74,12 +99,7 @@ def shop(folder: Path) -> Path:
 def invoke(shop: Path) -> Invoke:
     """Run ``streamworker ARGUMENTS`` in this process, without Redis."""
     del shop
-
-    def run(*arguments: str, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
-        with logging_set_back():
-            return CliRunner().invoke(app, list(arguments), input=input, env=env, prog_name="streamworker")
-
-    return run
+    return Invoke()
 
 
 @pytest.fixture
@@ -112,10 +132,15 @@ def terminal(shop: Path, redis_url: str, forge: Forge) -> Iterator[OpenTerminal]
 
 
 def work_off(redis_url: str, app: str = "shop:app") -> None:
-    """Let a worker ``w1`` of this process handle all that was sent to an app, and leave."""
+    """Let a worker ``w1`` of this process handle all that was sent to an app, and leave.
+
+    It trims nothing meanwhile, however slow the machine is.
+    """
+    found = resolve_app(app)
+    found.settings = replace(found.settings, trim_interval_ms=600_000)
 
     async def work() -> None:
-        async with local_worker(resolve_app(app), url=redis_url, name="w1") as worker:
+        async with local_worker(found, url=redis_url, name="w1") as worker:
             await worker.until_drained()
 
     anyio.run(work)
@@ -124,3 +149,9 @@ def work_off(redis_url: str, app: str = "shop:app") -> None:
 def lines_of(records: Sequence[str]) -> str:
     """Join lines as a file has them."""
     return "".join(f"{record}\n" for record in records)
+
+
+def files_with(secret: str, folder: Path) -> list[Path]:
+    """Return the files of a folder that hold a secret."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in paths if secret.encode() in path.read_bytes()]

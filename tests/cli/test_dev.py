@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -18,12 +17,14 @@ from streamworker.cli.workers.children import Children
 from streamworker.dev import rendezvous
 from streamworker.variables import REDIS_URL_OVERRIDE
 from tests.chaos.forked import Forked
-from tests.cli.conftest import SHOP, Invoke, OpenTerminal, lines_of
+from tests.cli.conftest import SHOP, Invoke, OpenTerminal, files_with, lines_of
 from tests.conftest import SpawnWorker
 from tests.helpers import inherited, process_is_gone, wait_for
 
 full = pytest.mark.full("starts a server, a worker and a watcher each time")
 PYTHON = [sys.executable, "-S", "-c"]
+ELSEWHERE = SHOP.replace('App("shop")', 'App("shop", redis_url="redis://127.0.0.1:1/0")')
+"""An app that names another server."""
 
 
 def on_dev(invoke: Invoke, *arguments: str, input: str | None = None) -> str:
@@ -31,9 +32,7 @@ def on_dev(invoke: Invoke, *arguments: str, input: str | None = None) -> str:
     found = rendezvous.find()
     assert found is not None
     sys.modules.pop("shop", None)  # Its app remembers the server of the ``dev`` before.
-    result = invoke(*arguments, input=input, env={REDIS_URL_OVERRIDE: found[1]})
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return invoke.does(*arguments, input=input, env={REDIS_URL_OVERRIDE: found[1]})
 
 
 def group(invoke: Invoke) -> Any:
@@ -50,8 +49,7 @@ def committed(invoke: Invoke) -> int:
 @pytest.fixture
 def dev(spawn: SpawnWorker, shop: Path) -> Forked:
     """Two workers on a server of their own, for an app that names another server."""
-    elsewhere = SHOP.replace('App("shop")', 'App("shop", redis_url="redis://127.0.0.1:1/0")')
-    (shop / "shop.py").write_text(elsewhere, "utf-8")
+    (shop / "shop.py").write_text(ELSEWHERE, "utf-8")
     process = spawn("dev", "shop:app", "--workers", "2", "--data", "data")
     wait_for(lambda: process.log().count("worker_started") == 2, "both workers have started", 40)
     return process
@@ -60,8 +58,15 @@ def dev(spawn: SpawnWorker, shop: Path) -> Forked:
 def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
     dev: Forked, shop: Path, invoke: Invoke
 ) -> None:
-    """Two workers share the partitions; one that is killed is named. SIGTERM drains them and ends with 0."""
+    """Two workers share the partitions; one that is killed is named. SIGTERM drains them and ends with 0.
+
+    The password of the server is on no command line, in no output, and in one file.
+    """
     children = psutil.Process(dev.pid).children(recursive=True)
+    (password,) = re.findall(r":(\w{32,})@", rendezvous.FILE.read_text("utf-8"))
+    assert files_with(password, shop) == [shop / rendezvous.FILE]
+    told = [dev.log(), *(process.cmdline() for process in (psutil.Process(dev.pid), *children))]
+    assert password not in str(told)
     wait_for(lambda: {each["name"] for each in group(invoke)["members"]} == {"w1", "w2"}, "both are members")
     next(child for child in children if "w2" in child.cmdline()).kill()
     wait_for(lambda: "worker w2 was ended by signal 9" in dev.log(), "its end is reported")
@@ -168,13 +173,11 @@ def test_a_signal_while_children_start_reaches_the_late_ones_too() -> None:
 
 
 @full
-def test_programs_in_the_folder_use_the_server_of_dev(spawn: SpawnWorker, shop: Path, invoke: Invoke) -> None:
-    """Beside it whatever the app names; from another terminal if the app names none, and they say so."""
-    names_none, names_one = (
-        (shop / "shop.py").read_text("utf-8"),
-        'App("shop", redis_url="redis://127.0.0.1:1")',
-    )
-    (shop / "shop.py").write_text(names_none.replace('App("shop")', names_one), "utf-8")
+def test_a_program_beside_dev_uses_its_server_whatever_the_app_names(
+    spawn: SpawnWorker, shop: Path, invoke: Invoke
+) -> None:
+    """That a program from another terminal uses it, too, is in tests/dev/test_rendezvous.py."""
+    (shop / "shop.py").write_text(ELSEWHERE, "utf-8")
     (shop / "feed.py").write_text(
         "from shop import Order, orders\n"
         "orders.sync.send(Order(1, 'ann', 1.0))\n"
@@ -183,11 +186,7 @@ def test_programs_in_the_folder_use_the_server_of_dev(spawn: SpawnWorker, shop: 
     )
     dev = spawn("dev", "shop:app", "--workers", "1", "--", sys.executable, "feed.py")
     wait_for(lambda: "sent to unix" in dev.log(), "the program beside it has sent")
-    (shop / "shop.py").write_text(names_none, "utf-8")
-    fed = subprocess.run([sys.executable, "feed.py"], cwd=shop, capture_output=True, text=True, check=True)
-    assert "sent to unix" in fed.stdout
-    assert fed.stderr == f"using_server_of_dev process={dev.pid} folder={str(shop)!r}\n"
-    assert committed(invoke) == 2
+    assert committed(invoke) == 1
     dev.terminate()
     assert dev.wait(60) == ExitCode.OK, dev.log()
 

@@ -58,12 +58,9 @@ def checks() -> dict[str, Check]:
     return {check.name: check for check in in_doctor()}
 
 
-def plan(streamworker: Invoke, *arguments: str) -> list[dict[str, Any]]:
+def plan(streamworker: Invoke, *arguments: str) -> Any:
     """What `repair` would do."""
-    result = streamworker("repair", "shop:app", "--dry-run", "--json", *arguments)
-    assert result.exit_code == ExitCode.OK, result.output
-    found: list[dict[str, Any]] = json.loads(result.stdout)
-    return found
+    return streamworker.tells("repair", "shop:app", "--dry-run", *arguments)
 
 
 def silent(raw: "redis.Redis") -> bool:
@@ -107,10 +104,10 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     done = streamworker("repair", "shop:app", "--yes", "--json")
     assert [step["outcome"] for step in json.loads(done.stdout)] == ["done", "done"]
     assert plan(streamworker) == []
-    snapshot = json.loads(streamworker("status", "shop:price", "--json").stdout)[0]
+    snapshot = streamworker.tells("status", "shop:price")[0]
     assert snapshot["members"] == []
     assert {view["owner"] for view in snapshot["partitions"]} == {None}
-    told = json.loads(streamworker("history", "shop:price", "--json").stdout)
+    told = streamworker.tells("history", "shop:price")
     assert [(each["cause"], each["moved"]) for each in told[-2:]] == [
         ("repair", []),
         ("repair", [0, 1, 2, 3]),
@@ -268,7 +265,7 @@ def test_a_stream_that_nothing_ends_is_named_with_its_rate(
     (line,) = [line for line in lines if line.startswith("stream") and "billed" in line]
     assert line.endswith("everything: no group reads it")
     assert "Full at today's rate: in" in lines[-1]
-    (told, _) = json.loads(streamworker("status", "shop:app", "--json").stdout)
+    (told, _) = streamworker.tells("status", "shop:app")
     assert [each["name"] for each in told["held"]["holdings"] if each["kind"] == "stream"] == [
         "orders",
         "billed",
@@ -336,7 +333,7 @@ def test_what_was_put_aside_in_place_of_a_membership_is_named_and_dropped_by_its
     said = checks()["membership price"]
     assert (said.verdict, "a string of 1,200 bytes" in said.found, kept in said.found) == ("warn", True, True)
     assert "repair shop:app --drop-damaged price" in said.remedy
-    assert streamworker("repair", "shop:app", "--yes").exit_code == ExitCode.OK
+    streamworker.does("repair", "shop:app", "--yes")
     assert raw.exists(kept)
     done = streamworker("repair", "shop:app", "--yes", "--drop-damaged", "price")
     assert done.stdout.endswith("drop damaged of price: done\n")

@@ -43,7 +43,7 @@ def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: S
     """It tells what waits, for how long, and ends with 0 at a signal."""
     orders = [{"order_id": n, "customer": f"c{n}", "amount": 1} for n in range(20)]
     (shop / "orders.jsonl").write_text("".join(json.dumps(each) + "\n" for each in orders), "utf-8")
-    assert streamworker("send", "shop:orders", "orders.jsonl").exit_code == 0
+    streamworker.does("send", "shop:orders", "orders.jsonl")
     port = free_port()
     process = spawn("exporter", "shop:app", "--port", str(port))
     wait_for(lambda: ("streamworker_up", "") in scrape(port), "it answers")
@@ -62,7 +62,7 @@ def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: S
 
 def test_a_scrape_costs_few_round_trips(streamworker: Invoke, redis_url: str) -> None:
     """Its commands grow with the partitions by 17 for each, and go out together."""
-    assert streamworker("send", "shop:orders", "-", input=json.dumps(ORDER)).exit_code == 0
+    streamworker.does("send", "shop:orders", "-", input=json.dumps(ORDER))
     groups = exporter.Groups(resolve_processors("shop:app", ["price"]))
     with redis.Redis.from_url(redis_url) as raw:
         before = raw.info("stats")["total_commands_processed"]
@@ -71,10 +71,19 @@ def test_a_scrape_costs_few_round_trips(streamworker: Invoke, redis_url: str) ->
     assert up.samples[0].value == 1 and asked <= 17 * 4 + 30
 
 
-def test_a_port_that_is_none_is_refused_and_no_signal_stays_blocked(invoke: Invoke) -> None:
-    """Else processes that are started would not end."""
-    result = invoke("exporter", "shop:app", "--port", "all")
-    assert (result.exit_code, "--port is 'all'" in result.stderr) == (ExitCode.CONFIGURATION, True)
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("all", "--port is 'all'"),
+        ("localhost:0", "--port is 'localhost:0'"),
+        ("8080:", "--port is '8080:'"),
+        ("192.0.2.1:8080", "--port cannot use port 8080 of 192.0.2.1"),
+    ],
+)
+def test_an_address_that_cannot_be_served_is_refused(invoke: Invoke, address: str, said: str) -> None:
+    """Workers read and serve addresses alike. No signal stays blocked, else what is started would not end."""
+    result = invoke("exporter", "shop:app", "--port", address)
+    assert (result.exit_code, said in result.stderr) == (ExitCode.CONFIGURATION, True)
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 

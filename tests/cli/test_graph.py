@@ -1,9 +1,7 @@
 """`graph` on an app with a chain, a cycle, a pipeline and a stream that only `ctx.send` reaches."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -52,19 +50,12 @@ def loop(folder: Path) -> None:
     (folder / "loop.py").write_text(LOOP, "utf-8")
 
 
-def _graph(streamworker: Invoke) -> Any:
-    shown = streamworker("graph", "loop:app", "--json")
-    assert shown.exit_code == 0, shown.output
-    return json.loads(shown.stdout)
-
-
 @pytest.mark.usefixtures("loop")
 def test_what_is_declared_needs_no_server(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """Streams, edges, pipelines and cycles, for people and for programs; no figures."""
     monkeypatch.setenv("STREAMWORKER_REDIS_URL", "redis://127.0.0.1:1")
-    shown = invoke("graph", "loop:app", "--declared")
-    assert shown.exit_code == 0, shown.output
-    assert shown.stdout.splitlines() == [
+    shown = invoke.does("graph", "loop:app", "--declared")
+    assert shown.splitlines() == [
         "aside x1  no processor reads it",
         "first x2 ──► one",
         "    └──► second x3",
@@ -73,7 +64,7 @@ def test_what_is_declared_needs_no_server(invoke: Invoke, monkeypatch: pytest.Mo
         "    └──► first x2",
         "cycle: first → one → second → two → first",
     ]
-    facts = json.loads(invoke("graph", "loop:app", "--declared", "--json").stdout)
+    facts = invoke.tells("graph", "loop:app", "--declared")
     assert facts["edges"][2] == {"start": "one()", "end": "to_lake()", "kind": "spark", "to": "parquet lake"}
     assert facts["streams"] == {"first": 2, "second": 3, "aside": 1} and facts["cycles"]
     assert invoke("graph", "loop:app").exit_code == ExitCode.REDIS
@@ -82,7 +73,7 @@ def test_what_is_declared_needs_no_server(invoke: Invoke, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("loop")
 def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, redis_url: str) -> None:
     """As JSON for programs and as lines for people, which tell of a pipeline when it read and failed."""
-    before = {(edge["start"], edge["end"]) for edge in _graph(streamworker)["edges"]}
+    before = {(edge["start"], edge["end"]) for edge in streamworker.tells("graph", "loop:app")["edges"]}
     assert before == {
         ("first", "one()"),
         ("one()", "second"),
@@ -90,12 +81,11 @@ def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, redis_url: s
         ("second", "two()"),
         ("two()", "first"),
     }
-    sent = streamworker("send", "loop:first", "-", input="\n".join('{"n": 3}' for _ in range(5)))
-    assert sent.exit_code == 0, sent.output
+    streamworker.does("send", "loop:first", "-", input="\n".join('{"n": 3}' for _ in range(5)))
     with capture_logs() as said_by_worker:
         work_off(redis_url, "loop:app")
     assert "streams_form_a_cycle" in {line["event"] for line in said_by_worker}
-    shown = _graph(streamworker)
+    shown = streamworker.tells("graph", "loop:app")
     assert ("one()", "aside") in [(edge["start"], edge["end"]) for edge in shown["edges"]]
     assert not any(edge["waiting"] for edge in shown["edges"] if edge["kind"] == "reads")
     assert shown["streams"] == {"first": 2, "second": 3, "aside": 1}

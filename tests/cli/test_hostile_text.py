@@ -171,7 +171,7 @@ def failing(shop: Path, streamworker: Invoke) -> Path:
     """A folder with an app that fails on the record that waits for it."""
     (shop / "shop.py").write_text(SHOP, "utf-8")
     (shop / "order.jsonl").write_text(json.dumps({"order_id": 1, "customer": HOSTILE}))
-    assert streamworker("send", "shop:orders", "order.jsonl").exit_code == 0
+    streamworker.does("send", "shop:orders", "order.jsonl")
     return shop
 
 
@@ -267,7 +267,7 @@ def test_a_dead_letter_is_shown_as_it_was_written(hostile: dict[str, str], strea
     """JSON says exactly what it is. As text no field passes for another: each label stands once for each
     thing that there is, at the margin, and the traceback is indented.
     """
-    shown = json.loads(streamworker("dead", "show", "shop:price", hostile["LETTER"], "--json").stdout)
+    shown = streamworker.tells("dead", "show", "shop:price", hostile["LETTER"])
     assert shown["error"] == shown["by"] == shown["fields"][HOSTILE] == HOSTILE
     assert shown["record"]["customer"] == HOSTILE
     lines = streamworker("dead", "show", "shop:price", hostile["LETTER"]).stdout.split("\n")

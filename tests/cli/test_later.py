@@ -1,6 +1,5 @@
 """`later list|cancel` and what `doctor` says, on records that wait in Redis."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,8 @@ def questions(streamworker: Invoke, shop: Path) -> Stream[object]:
 
 
 def listed(streamworker: Invoke, *options: str) -> list[tuple[str, str]]:
-    result = streamworker("later", "list", "alone:questions", "--json", *options)
-    assert result.exit_code == 0, result.output
-    return [(each["id"], each["key"]) for each in json.loads(result.stdout)]
+    waiting = streamworker.tells("later", "list", "alone:questions", *options)
+    return [(each["id"], each["key"]) for each in waiting]
 
 
 @pytest.mark.usefixtures("questions")

@@ -1,6 +1,5 @@
 """Probes of a worker process, and the commands that ask for them."""
 
-import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.dev.server import free_port
 from tests.cli.conftest import SHOP, Invoke
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
@@ -30,9 +30,7 @@ SLOW = SHOP.replace(
 
 @pytest.fixture
 def port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
+    return str(free_port())
 
 
 def ask(port: str, path: str) -> tuple[int, str]:
@@ -55,8 +53,8 @@ def test_a_worker_is_ready_from_its_join_until_it_drains_and_lives_throughout(
     wait_for(lambda: ask(port, "/readyz") == (200, "ok"), "it has joined")
     assert [ask(port, path)[0] for path in ("/livez", "/startupz", "/other", "/")] == [200, 200, 404, 404]
     assert "streamworker_event_loop_lag_seconds{" in ask(port, "/metrics")[1]
-    assert streamworker("health", "readyz", "--health-port", port).exit_code == ExitCode.OK
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == ExitCode.OK
+    streamworker.does("health", "readyz", "--health-port", port)
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(1)))
     wait_for((shop / "in call").exists, "a call runs")
     worker.terminate()
     wait_for(lambda: ask(port, "/readyz") == (503, "the worker drains and leaves"), "it drains")
@@ -79,28 +77,12 @@ def test_a_worker_whose_event_loop_is_blocked_does_not_live(
     environ = {"STREAMWORKER_MAX_PROCESSING_TIME_MS": "300"}
     spawn("run", "slow:app", "--health-port", f"127.0.0.1:{port}", environ=environ)
     wait_for(lambda: ask(port, "/readyz")[0] == 200, "it has joined")
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == ExitCode.OK
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(1)))
     wait_for(lambda: "the event loop has not run for" in ask(port, "/livez")[1], "the probe fails")
     assert ask(port, "/livez")[0] == 503
     assert ask(port, "/readyz")[0] == 200
     (shop / "go on").touch()
     wait_for(lambda: ask(port, "/livez")[0] == 200, "it lives")
-
-
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [
-        ("localhost:0", "--port is 'localhost:0'"),
-        ("8080:", "--port is '8080:'"),
-        ("192.0.2.1:8080", "--port cannot use port 8080 of 192.0.2.1"),
-    ],
-)
-def test_an_address_that_cannot_be_served_is_refused(
-    shop: Path, spawn: SpawnWorker, address: str, said: str
-) -> None:
-    """By the exporter, which reads and serves addresses as workers do."""
-    process = spawn("exporter", "shop:app", "--port", address)
-    assert (process.wait(), said in process.log()) == (ExitCode.CONFIGURATION, True)
 
 
 def test_a_deploy_waits_for_workers_that_own_all_partitions(
@@ -115,11 +97,11 @@ def test_a_deploy_waits_for_workers_that_own_all_partitions(
     ]
     (shop / "slow.py").write_text(SLOW, "utf-8")
     first = spawn("run", "slow:app")
-    assert streamworker("wait", "shop:app").exit_code == ExitCode.OK
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == ExitCode.OK
+    streamworker.does("wait", "shop:app")
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(1)))
     wait_for((shop / "in call").exists, "a call runs")
     spawn("run", "slow:app")
-    assert streamworker("wait", "shop:app", "--joined", "2").exit_code == ExitCode.OK
+    streamworker.does("wait", "shop:app", "--joined", "2")
     first.terminate()
     wait_for(
         lambda: (
@@ -130,4 +112,4 @@ def test_a_deploy_waits_for_workers_that_own_all_partitions(
     said = streamworker("wait", "shop:audit", "--timeout", "0")
     assert "audit: no worker that stays owns partitions" in said.stderr
     (shop / "go on").touch()
-    assert streamworker("wait", "shop:app").exit_code == ExitCode.OK
+    streamworker.does("wait", "shop:app")

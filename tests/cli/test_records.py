@@ -18,9 +18,8 @@ ORDERS = "order_id,customer,amount\n" + lines_of([f"{n},{'bob' if n % 2 else 'an
 def sent(shop: Path, streamworker: Invoke) -> Invoke:
     """Six orders of a CSV file: those of ann are even, those of bob odd."""
     (shop / "orders.csv").write_text("\ufeff" + ORDERS, "utf-8")
-    result = streamworker("send", "shop:orders", "orders.csv")
-    assert result.exit_code == 0, result.output
-    assert "Sent 6 records" in result.stdout
+    result = streamworker.does("send", "shop:orders", "orders.csv")
+    assert "Sent 6 records" in result
     return streamworker
 
 
@@ -42,7 +41,7 @@ def test_tail_follows_a_stream(sent: Invoke, terminal: OpenTerminal) -> None:
     following = terminal("tail", "shop:orders", "--key", "ann", "--follow")
     wait_for(lambda: "order_id=4" in following.read(), "the old records are shown")
     line = json.dumps({"order_id": 90, "customer": "ann", "amount": 1.0})
-    assert sent("send", "shop:orders", "-", input=line).exit_code == 0
+    sent.does("send", "shop:orders", "-", input=line)
     wait_for(lambda: "order_id=90" in following.read(), "the new record is shown")
     following.press("\x03")
     assert following.wait() == ExitCode.INTERRUPTED
@@ -69,7 +68,7 @@ def test_tail_says_why_there_is_nothing_to_show(sent: Invoke, redis_url: str) ->
 
 def test_peek_shows_the_rows_that_were_committed_last(sent: Invoke, redis_url: str) -> None:
     """With their numbers, oldest first, whatever the batches were: of all partitions, or of one."""
-    place = json.loads(sent("tail", "shop:orders", "--key", "bob", "-n", "1", "--json").stdout)["id"]
+    place = sent.tells("tail", "shop:orders", "--key", "bob", "-n", "1")["id"]
     of_bob = place.split("/")[0]
     work_off(redis_url)
 

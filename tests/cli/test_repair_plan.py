@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from streamworker.cli.doctor.repair_plan import plan_damaged, plan_group, plan_undeclared
+from streamworker.cli.doctor.repair_plan import plan_group, plan_undeclared
 from streamworker.core.data.entries import ZERO
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.errors import CoordinationError
@@ -102,16 +102,6 @@ def test_the_place_that_is_kept_for_a_member_stays() -> None:
     """It comes back under the same static id, or its hold is over; the others see to that."""
     kept = Membership(7, 1, "range", (member("w1", "held"),), ("w1.a",))
     assert actions(replace(dead(), membership=kept, beats={})) == []
-
-
-def test_what_was_put_aside_is_removed_by_its_option_alone_and_whoever_lives() -> None:
-    """Somebody may want to look at it; the group does not need it."""
-    damaged = replace(dead(), damaged="17:da39a3ee5e6b4b0d3255bfef95601890afd80709")
-    assert actions(damaged) == actions(dead())
-    assert [(step.action, step.what) for step in plan_damaged(damaged)] == [
-        ("drop damaged", "a string of 17 bytes")
-    ]
-    assert plan_damaged(dead()) == []
 
 
 def test_a_leftover_that_somebody_runs_is_not_removed() -> None:

@@ -45,7 +45,7 @@ def test_a_worker_under_a_name_logs_json_and_drains_and_leaves_at_sigterm(
     )
 
     def members() -> dict[str, list[str]]:
-        taken = json.loads(streamworker("status", "shop:app", "--json").stdout)
+        taken = streamworker.tells("status", "shop:app")
         return {s["processor"]: [m["name"] for m in s["members"]] for s in taken}
 
     wait_for(lambda: any(members().values()), "it has joined")
@@ -61,32 +61,24 @@ def test_a_worker_under_a_name_logs_json_and_drains_and_leaves_at_sigterm(
     assert serving.startswith("http://127.0.0.1:")
 
 
-def test_a_worker_drains_and_leaves_at_ctrl_c(streamworker: Invoke, spawn: SpawnWorker) -> None:
-    """As at SIGTERM, with 0."""
-    worker = spawn("run", "shop:app")
-    started(worker)
-    worker.signal(signal.SIGINT)
-    assert worker.wait() == ExitCode.OK
-    assert "No worker runs." in streamworker("status", "shop:audit").stdout
-
-
 @pytest.mark.full("starts workers")
 def test_a_worker_runs_where_the_standard_streams_are_closed(streamworker: Invoke, shop: Path) -> None:
-    """Some supervisors close all three for what they start."""
+    """Some supervisors close all three for what they start. It leaves at Ctrl-C, too."""
     command = f"exec {sys.executable} -m streamworker run shop:app <&- >&- 2>&-"
     worker = subprocess.Popen(["bash", "-c", command], cwd=shop)
     try:
         wait_for(lambda: f" {worker.pid} " in streamworker("status", "shop:audit").stdout, "it is a member")
     finally:
-        worker.terminate()
+        worker.send_signal(signal.SIGINT)
     assert worker.wait(60) == ExitCode.OK
+    assert "No worker runs." in streamworker("status", "shop:audit").stdout
 
 
 def test_a_worker_that_is_told_twice_ends_with_5(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:
     """Whatever its handler does."""
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(1))).exit_code == 0
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(1)))
     (shop / "blocking.py").write_text(BLOCKING, "utf-8")
     worker = spawn("run", "blocking:app")
     wait_for(lambda: "blocked" in worker.log(), "the handler blocks")
@@ -139,7 +131,7 @@ def test_a_worker_serves_its_own_metrics_for_prometheus(streamworker: Invoke, sp
     worker = spawn("run", "shop:app", "--metrics-port", str(port), "--name", "w1")
     started(worker)
     url = f"http://127.0.0.1:{port}"
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(3))).exit_code == ExitCode.OK
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(3)))
 
     def samples() -> dict[tuple[str, str | None], float]:
         return {

@@ -34,9 +34,8 @@ def stored(redis_url: str) -> list[int]:
 def test_a_file_is_sent_in_order(streamworker: Invoke, shop: Path, redis_url: str) -> None:
     """Every line arrives, and within a partition in the order of the lines."""
     (shop / "orders.jsonl").write_text(lines_of(orders(3_000)), "utf-8")
-    result = streamworker("send", "shop:orders", "orders.jsonl")
-    assert result.exit_code == ExitCode.OK, result.output
-    assert "Sent 3,000 records to shop:orders" in result.stdout
+    result = streamworker.does("send", "shop:orders", "orders.jsonl")
+    assert "Sent 3,000 records to shop:orders" in result
     found = stored(redis_url)
     assert sorted(found) == list(range(3_000))
     for customer in range(7):
@@ -48,8 +47,7 @@ def test_stdin_is_read_to_its_end_with_or_without_a_last_newline(
     streamworker: Invoke, redis_url: str
 ) -> None:
     """As `zcat orders.gz | streamworker send shop:app -` gives it."""
-    result = streamworker("send", "shop:app", "-", input=lines_of(orders(5)).rstrip())
-    assert result.exit_code == ExitCode.OK, result.output
+    streamworker.does("send", "shop:app", "-", input=lines_of(orders(5)).rstrip())
     assert len(stored(redis_url)) == 5
 
 
@@ -135,9 +133,8 @@ def test_a_file_of_columns_is_sent_as_its_records(
         (shop / "shop.py").read_text("utf-8").replace('"shop"', '"wide"').replace("=4)", '=4, codec="arrow")')
     )
     for target in ("shop", "columns"):
-        result = streamworker("send", f"{target}:orders", path.name)
-        assert result.exit_code == ExitCode.OK, result.output
-        assert "Sent 300 records" in result.stdout
+        result = streamworker.does("send", f"{target}:orders", path.name)
+        assert "Sent 300 records" in result
     assert sorted(stored(redis_url)) == list(range(300))
     with redis.Redis.from_url(redis_url) as client:
         fields = [

@@ -49,11 +49,8 @@ def of(lines: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
     return found
 
 
-def sized(streamworker: Invoke, *arguments: str) -> list[dict[str, Any]]:
-    result = streamworker("size", "shop:app", *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found: list[dict[str, Any]] = json.loads(result.stdout)
-    return found
+def sized(streamworker: Invoke, *arguments: str) -> Any:
+    return streamworker.tells("size", "shop:app", *arguments)
 
 
 def test_a_sample_tells_the_memory_of_a_stream_that_nobody_has_filled(
@@ -64,7 +61,7 @@ def test_a_sample_tells_the_memory_of_a_stream_that_nobody_has_filled(
     told = of(sized(streamworker, *asked), "stream", "orders")
     with opened(redis_url) as redis:
         assert redis.dbsize() == 0, "it writes nothing to the app's Redis"
-        assert streamworker("send", "shop:orders", "orders.jsonl").exit_code == 0
+        streamworker.does("send", "shop:orders", "orders.jsonl")
         keys = list(redis.scan_iter(match="*events*"))
         used = sum(redis.memory_usage(key, samples=0) for key in keys)
     assert told["stays_at"] == pytest.approx(used, rel=0.1)
@@ -75,7 +72,7 @@ def test_a_rate_tells_at_how_much_memory_each_thing_stays(
     streamworker: Invoke, kept: Path, redis_url: str
 ) -> None:
     """A log has half a row for each record here, and stays for a day; ids stay for their window."""
-    assert streamworker("send", "shop:orders", "sample.jsonl").exit_code == 0
+    streamworker.does("send", "shop:orders", "sample.jsonl")
     work_off(redis_url)
     lines = sized(streamworker, "--rate", "10", "--rate", "others=2")
     log = of(lines, "acked log", "price")

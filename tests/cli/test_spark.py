@@ -1,6 +1,5 @@
 """`streamworker spark` and `run --spark`: the command around the pipelines, with real Spark."""
 
-import json
 import os
 import re
 import signal
@@ -39,14 +38,14 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     It says so, and where a partition stands it names it, and ends with 1.
     """
     (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(40))).exit_code == 0
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(40)))
     both = spawn("run", "shop:app", "--spark", "--processor", "price")
 
     table = shop / "lake" / "orders"
     wait_for(lambda: list(table.glob("_spark_metadata/0")), "Spark has committed a batch", 90)
 
     def readers() -> dict[str, int]:
-        found: dict[str, int] = json.loads(streamworker("lag", "shop:price", "--json").stdout)[0]["readers"]
+        found: dict[str, int] = streamworker.tells("lag", "shop:price")[0]["readers"]
         return found
 
     wait_for(readers, "the reader is known")
@@ -63,7 +62,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     (shop / "shop.py").write_text(stands + PIPELINE, "utf-8")
     bad = '{"order_id": 41, "customer": "bad", "amount": -1.0}'
     away = '{"order_id": 42, "customer": "away", "amount": -1.0}'
-    assert streamworker("send", "shop:orders", "-", input=f"{bad}\n{away}").exit_code == 0
+    streamworker.does("send", "shop:orders", "-", input=f"{bad}\n{away}")
     worker = spawn("run", "shop:app", "--processor", "price")
 
     def both_stand() -> bool:
@@ -102,7 +101,7 @@ def test_a_signal_to_the_whole_group_of_processes_lets_spark_finish_its_batch(
 ) -> None:
     """`timeout` and supervisors signal Spark's JVM, too, which ends after the driver has left it."""
     (shop / "shop.py").write_text(SHOP + PIPELINE.replace("    return frame\n", SLOWLY), "utf-8")
-    assert streamworker("send", "shop:orders", "-", input="\n".join(orders(40))).exit_code == 0
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(40)))
     worker = spawn("run", "shop:app", "--processor", "price")
     driver = spawn("spark", "shop:app")
     wait_for((shop / "begun").exists, "a batch runs", 200)
@@ -124,7 +123,7 @@ def test_a_reader_that_will_not_come_back_can_be_forgotten(
         wrong = streamworker("spark", "shop:app", "--forget", "revenues")
         assert wrong.exit_code == ExitCode.CONFIGURATION
         assert "Its readers: revenue." in wrong.stderr
-        assert streamworker("spark", "shop:app", "--forget", "revenue").exit_code == ExitCode.OK
+        streamworker.does("spark", "shop:app", "--forget", "revenue")
         assert client.hlen("sw:{shop.orders:price}:readers") == 0
 
 

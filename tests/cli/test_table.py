@@ -28,15 +28,14 @@ def counted(shop: Path, streamworker: Invoke, redis_url: str) -> Invoke:
     """Twelve orders of three customers that a worker has counted, before it left."""
     with (shop / "shop.py").open("a", encoding="utf-8") as file:
         file.write(COUNTED)
-    sent = streamworker("send", "shop:orders", "-", input="\n".join(map(json.dumps, ORDERS)))
-    assert sent.exit_code == 0, sent.output
+    streamworker.does("send", "shop:orders", "-", input="\n".join(map(json.dumps, ORDERS)))
     work_off(redis_url)
     return streamworker
 
 
 def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     """By key, some of them, and all of them in a file; what is not there is no success."""
-    listed = json.loads(counted("table", "list", "shop:app", "--json").stdout)
+    listed = counted.tells("table", "list", "shop:app")
     assert [(each["table"], each["processor"], each["keys"]) for each in listed] == [
         ("totals", "count", 3),
         ("by_order", "count", 12),
@@ -65,7 +64,7 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
 
 def test_status_doctor_and_graph_tell_of_tables(counted: Invoke) -> None:
     """How many keys, and how much memory."""
-    snapshot = json.loads(counted("status", "shop:count", "--json").stdout)[0]
+    snapshot = counted.tells("status", "shop:count")[0]
     assert [(table["name"], table["keys"]) for table in snapshot["tables"]] == [
         ("totals", 3),
         ("by_order", 12),
@@ -82,14 +81,14 @@ def test_a_reset_says_that_tables_are_not_undone(counted: Invoke) -> None:
     assert json.loads(counted("table", "get", "shop:totals", "c1").stdout) == {"orders": 4, "spent": 10.0}
     cleared = counted("reset", "shop:count", "--to", "earliest", "--clear-tables", "-y")
     assert "Empties totals, by_order in 4 partitions." in cleared.stdout
-    listed = json.loads(counted("table", "list", "shop:app", "--json").stdout)
+    listed = counted.tells("table", "list", "shop:app")
     assert [(each["keys"], each["bytes"]) for each in listed] == [(0, 0), (0, 0)]
 
 
 def test_a_check_of_types_says_which_values_could_not_be_read(counted: Invoke, shop: Path) -> None:
     """Before the deploy, and how many values the table holds."""
     module = (shop / "shop.py").read_text("utf-8")
-    assert counted("schema", "check", "shop:app").exit_code == ExitCode.OK
+    counted.does("schema", "check", "shop:app")
     (shop / "shop.py").write_text(module.replace("dict[str, float]", "list[int]"), "utf-8")
     sys.modules.pop("shop", None)
     found = counted("schema", "check", "shop:app")

@@ -1,6 +1,5 @@
 """`timers` shows when timers run, and `timers run-now` lets one run at once."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -51,7 +50,7 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     assert "At 06:00 on January 1, Europe/Paris" in lines[1] and "-01-01 06:00:00+01:00" in lines[1]
     assert "every hour, when caught up" in lines[2] and "each partition of price" in lines[2]
     assert "(4 of 4 partitions)" in lines[2]
-    greet, flush = json.loads(streamworker("timers", "list", "shop:app", "--json").stdout)
+    greet, flush = streamworker.tells("timers", "list", "shop:app")
     assert (greet["timer"], greet["on"], greet["missed"]) == ("greet", "app", "once")
     assert greet["took"].rpartition("by ")[2] == "w1"
     assert flush["next"] > flush["last"][:19]
@@ -75,10 +74,7 @@ def test_a_timer_that_fails_is_shown_with_its_error(
     spawn("run", "shop:app", "--name", "w1")
 
     def failing() -> list[str]:
-        return [
-            each["failing"]
-            for each in json.loads(streamworker("timers", "list", "shop:app", "--json").stdout)
-        ]
+        return [each["failing"] for each in streamworker.tells("timers", "list", "shop:app")]
 
     wait_for(lambda: any(failing()), "the error is shown")
     first, second = failing()

@@ -1,19 +1,16 @@
 """``streamworker acl``: what it prints is what a server takes, and no password is in it."""
 
 import hashlib
-import json
-from collections.abc import Callable
 
 import pytest
 import redis
-from typer.testing import Result
 
 from streamworker.cli.acl import RoleName
 from streamworker.redisio.admin.rights import ROLE_NAMES, acl_rules
 from streamworker.variables import PASSWORD_VARIABLE
+from tests.cli.conftest import Invoke
 from tests.security.conftest import PASSWORD, UrlOf
 
-Invoke = Callable[..., Result]
 HASH = hashlib.sha256(PASSWORD.encode()).hexdigest()
 
 
@@ -61,7 +58,7 @@ def test_a_line_takes_away_what_a_user_had(invoke: Invoke, url_of: UrlOf, admin:
 
 
 def test_json_has_the_rules_one_by_one(invoke: Invoke) -> None:
-    (user,) = json.loads(invoke("acl", "--name", "shop", "--user", "reader", "--json").stdout)
+    (user,) = invoke.tells("acl", "--name", "shop", "--user", "reader")
     assert (user["user"], user["role"], user["app"]) == ("shop-reader", "reader", "shop")
     assert user["rules"] == ["on", *acl_rules("shop", "reader")]
     assert user["command"] == " ".join(["ACL SETUSER shop-reader", *user["rules"]])

@@ -3,8 +3,6 @@
 For Spark see tests/spark/test_secrets.py.
 """
 
-import contextlib
-import json
 import pickle
 import re
 import traceback
@@ -13,19 +11,17 @@ from functools import partial
 from pathlib import Path
 
 import anyio
-import psutil
 import pytest
 import redis
 
 from streamworker import App
-from streamworker.dev import rendezvous
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.link import Endpoint, Link
 from streamworker.redisio.wire.node import Node
 from tests.chaos.forked import Forked
-from tests.cli.conftest import SHOP, Invoke
+from tests.cli.conftest import SHOP, Invoke, files_with
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
@@ -43,22 +39,6 @@ def canary_of(url: str) -> str:
     assert found is not None
     assert len(found[1]) > 20
     return found[1]
-
-
-def command_lines(pids: Iterable[int]) -> str:
-    """Return the command lines of processes and all that they started, as everybody can read them."""
-    lines = []
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    lines.append(" ".join(process.cmdline()))
-    return "\n".join(lines)
-
-
-def files_with(canary: str, *folders: Path) -> list[Path]:
-    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return [path for path in paths if canary.encode() in path.read_bytes()]
 
 
 def _one_says(workers: Iterable[Forked], words: str) -> bool:
@@ -101,32 +81,6 @@ def test_the_password_is_nowhere_when_workers_and_commands_fail(
     assert "Traceback" in said[-2] + said[-1]
     assert [text for text in said if canary in text] == []
     assert files_with(canary, shop) == []
-
-
-@pytest.mark.full("starts dev; tests/dev looks at its file and at its server")
-def test_dev_keeps_the_password_of_its_server_in_one_file_that_is_ours(
-    spawn: SpawnWorker, shop: Path
-) -> None:
-    """On no command line, neither its own nor its server's, and in no output."""
-    dev: Forked = spawn("dev", "shop:app", "--workers", "1")
-    file = shop / rendezvous.FILE
-    url = wait_for(
-        lambda: file.exists() and file.read_text() and json.loads(file.read_text())["url"], "dev runs", 30
-    )
-    assert isinstance(url, str)
-    canary, socket = canary_of(url), Path(url.rpartition("@")[2].partition("?")[0])
-    wait_for(lambda: "joined" in dev.log(), "its worker has joined")
-    seen = command_lines([dev.pid])
-    assert "valkey" in seen or "redis" in seen
-    assert "streamworker" in seen
-    assert file.stat().st_mode & 0o777 == 0o600
-    assert socket.stat().st_mode & 0o077 == 0
-    assert socket.parent.stat().st_mode & 0o777 == 0o700
-    assert files_with(canary, shop, socket.parent) == [file]
-    dev.terminate()
-    dev.wait(30)
-    assert canary not in seen + dev.log()
-    assert not file.exists()
 
 
 def test_nothing_that_a_program_may_print_holds_the_password() -> None:

@@ -12,7 +12,6 @@ import anyio
 import msgspec
 import pytest
 import redis
-from typer.testing import Result
 
 from streamworker import App, Context, DeadLetter
 from streamworker.cli.exit_codes import ExitCode
@@ -39,11 +38,11 @@ from streamworker.spark.source.schema import spark_schema
 from streamworker.spark.source.statetables import TableReader
 from streamworker.testing import local_worker
 from streamworker.variables import URL_VARIABLE
+from tests.cli.conftest import Invoke
 from tests.security.conftest import UrlOf, refusals
 
 pytestmark = pytest.mark.anyio
 
-Invoke = Callable[..., Result]
 
 TAG, GROUP_TAG = "sw:{shop.orders.0}", "sw:{shop.orders:price}"
 EVENTS, ACKED, DEAD = f"{TAG}:events", f"{TAG}:acked:price", f"{TAG}:dead:price"
@@ -255,6 +254,7 @@ async def test_a_worker_and_an_operator_may_put_aside_what_stands_in_place_of_a_
         assert admin.unlink(keys.damaged)
 
 
+@pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("coordination", ["claim", "lease"])
 async def test_a_worker_has_all_that_the_other_protocols_need(url_of: UrlOf, coordination: str) -> None:
     """On one server: the rights are the same, and a claim takes a second."""

@@ -7,13 +7,12 @@ import signal
 import socket
 import subprocess
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 import pytest
-from typer.testing import Result
 
 from streamworker.dev.server import EmbeddedServer, free_port
 from streamworker.errors import BackendUnavailable, ConfigurationError
@@ -23,6 +22,7 @@ from streamworker.settings import Settings
 from streamworker.spark.source.connection import Connection, resolve
 from streamworker.variables import URL_VARIABLE
 from tests.certificates import make_certificates, tls_config
+from tests.cli.conftest import Invoke
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 from tests.security.test_rights import worked
@@ -142,15 +142,14 @@ def test_sentinels_are_asked_through_tls_and_so_is_the_server_that_they_name(
 
 
 def test_producers_workers_commands_and_spark_go_through_tls(
-    tls: Tls, shop: Path, invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    tls: Tls, shop: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With an authority and a client's certificate named in the URL, and nothing else, or a warning."""
     del shop
     assert Settings(redis_url=tls.url() + "&ssl_check_hostname=true&ssl_cert_reqs=required").redis_url
     anyio.run(worked, tls.url())
     monkeypatch.setenv(URL_VARIABLE, tls.url())
-    result = invoke("status", "shop:price")
-    assert result.exit_code == 0, result.output
+    invoke.does("status", "shop:price")
     assert Connection("default", 1_000).call(lambda client: client.ping())
 
 

@@ -1,7 +1,5 @@
 """`streamworker web` on a real server: what it may read, what it hides, and what ten tabs cost."""
 
-import json
-import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,6 +19,7 @@ from streamworker.core.snapshot import PartitionState
 from streamworker.redisio.keys import GroupKeys
 from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke
+from tests.cli.test_probes import port
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.security.conftest import UrlOf
@@ -28,6 +27,8 @@ from tests.tui.groups import group
 
 if TYPE_CHECKING:
     import redis
+
+__all__ = ["port"]
 
 pytestmark = pytest.mark.full("starts processes of the command line")
 
@@ -49,16 +50,9 @@ ORDER = b'{"order_id": 1, "customer": "secret-bob", "amount": -1}\n'
 
 
 @pytest.fixture
-def port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-@pytest.fixture
 def failed(streamworker: Invoke, spawn: SpawnWorker, admin: "redis.Redis") -> None:
     """A group that has one dead letter, and no worker."""
-    assert streamworker("send", "shop:orders", "-", input=ORDER).exit_code == ExitCode.OK
+    streamworker.does("send", "shop:orders", "-", input=ORDER)
     worker = spawn("run", "shop:price", "--name", "w1")
     keys = GroupKeys("shop", "orders", "price")
     wait_for(lambda: any(admin.xlen(keys.dead(p)) for p in range(4)), "the record is a dead letter")
@@ -107,11 +101,11 @@ def test_halted_and_retrying_records_are_shown_if_they_are_asked_for(
 ) -> None:
     """Their errors and ids in any case; what they hold to those alone who may read it."""
     (shop / "failing.py").write_text(FAILING, "utf-8")
-    assert streamworker("send", "shop:orders", "-", input=ORDER).exit_code == ExitCode.OK
+    streamworker.does("send", "shop:orders", "-", input=ORDER)
     spawn("run", "failing:app", "--processor", "halting", "--processor", "retrying")
 
     def fails() -> bool:
-        groups = json.loads(streamworker("status", "failing:app", "--json").stdout)
+        groups = streamworker.tells("status", "failing:app")
         states = {group["processor"]: {view["state"] for view in group["partitions"]} for group in groups}
         return "halted" in states["halting"] and "retrying" in states["retrying"]
 
