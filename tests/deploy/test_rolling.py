@@ -1,14 +1,13 @@
 """deploy/rolling.sh restarts real workers one after the other, while records flow."""
 
 import asyncio
-import socket
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from streamworker.dev.server import free_port
 from streamworker.errors import BackendUnavailable
 from streamworker.settings import Settings
 from tests.chaos.forked import ROOT, Forge, Forked
@@ -25,10 +24,9 @@ pytestmark = [
 
 ROLLING = ROOT / "deploy" / "rolling.sh"
 PARTITIONS = 12
+WORKERS = ("w1", "w2")
 PER_SECOND = 400
 LOOK_EVERY_S = 0.05
-HOLD_MS = 120_000
-"""Longer than a start of Python takes on a machine that is busy with much else."""
 MOVES = {"join", "leave", "return"}
 RESTART = """#!/bin/sh
 touch "$1.wanted"
@@ -41,31 +39,25 @@ class Ports(dict[str, str]):
     """A free port for each name."""
 
     def __missing__(self, name: str) -> str:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return self.setdefault(name, str(probe.getsockname()[1]))
+        return self.setdefault(name, str(free_port()))
 
 
 class Roll:
     """Workers, what is seen of them, and the restarts that the script asks for."""
 
-    def __init__(
-        self, team: Team, spawn: SpawnWorker, folder: Path, options: Mapping[str, tuple[str, ...]]
-    ) -> None:
-        self.team, self.folder, self.options = team, folder, options
-        self.environ = {**team.environ, "STREAMWORKER_HOLD_MS": str(HOLD_MS)}
+    def __init__(self, team: Team, spawn: SpawnWorker, folder: Path) -> None:
+        self.team, self.folder = team, folder
         self.ports = Ports()
         self.restarted: list[str] = []
         self.without_owner: dict[int, tuple[int, int]] = {}
         """When each partition that has no owner was seen so first and last, by the server's clock."""
         self.longest_ms = 0
-        self.owned_by: dict[int, set[str]] = {number: set() for number in range(PARTITIONS)}
         self._spawn = spawn
-        self.workers = {name: self._start(name) for name in options}
+        self.workers = {name: self._start(name) for name in WORKERS}
 
     def _start(self, name: str) -> Forked:
-        arguments = ("run", APP, "--name", name, "--health-port", self.ports[name], *self.options[name])
-        return self._spawn(*arguments, cwd=ROOT, environ=self.environ)
+        arguments = ("run", APP, "--name", name, "--health-port", self.ports[name])
+        return self._spawn(*arguments, cwd=ROOT, environ={**self.team.environ})
 
     def is_ready(self, name: str) -> bool:
         return ask(self.ports[name], "/readyz") == (200, "ok")
@@ -93,7 +85,6 @@ class Roll:
         for view in snapshot.partitions:
             if view.owner:
                 self.without_owner.pop(view.partition, None)
-                self.owned_by[view.partition].add(view.owner.rpartition(".")[0])  # An id is NAME.NONCE.
             else:
                 first, _ = self.without_owner.get(view.partition, (snapshot.taken_ms, 0))
                 self.without_owner[view.partition] = first, snapshot.taken_ms
@@ -108,7 +99,7 @@ class Roll:
         return subprocess.Popen(
             [ROLLING, APP, *(f"{name}={self.ports[name]}" for name in self.workers)],
             cwd=self.folder,
-            env={**self.environ, "PATH": path, "PYTHONPATH": str(ROOT), "RESTART": str(restart)},
+            env={**self.team.environ, "PATH": path, "PYTHONPATH": str(ROOT), "RESTART": str(restart)},
         )
 
     async def run(self) -> None:
@@ -127,23 +118,17 @@ class Roll:
         assert all(self.is_ready(name) for name in self.workers)
 
 
-# tests/rebalance/test_assignments.py proves in short that static workers keep their partitions over restarts.
-@pytest.mark.parametrize(
-    "static", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["membership", "static-ids"]
-)
 async def test_a_rolling_restart_loses_nothing_repeats_nothing_and_leaves_no_partition_alone(
-    redis_url: str, crew: Forge, spawn: SpawnWorker, tmp_path: Path, *, static: bool
+    redis_url: str, crew: Forge, spawn: SpawnWorker, tmp_path: Path
 ) -> None:
-    """Each record that was sent is forwarded once. What moves has an owner within the grace period. What a
-    static worker owned waits for that worker, at most as long as its seat is held.
+    """Each record that was sent is forwarded once. What moves has an owner within the grace period. That
+    static workers keep their partitions meanwhile is in tests/rebalance/test_assignments.py.
     """
-    names = ("w1", "w2")
-    options = {name: ("--static-id", name) if static else () for name in names}
     async with Team(redis_url, crew, tmp_path, name="rolled", partitions=PARTITIONS, environ={}) as team:
-        roll = Roll(team, spawn, tmp_path, options)
+        roll = Roll(team, spawn, tmp_path)
 
         async def is_shared() -> bool:
-            return await team.shares() == dict.fromkeys(names, PARTITIONS // len(names))
+            return await team.shares() == dict.fromkeys(WORKERS, PARTITIONS // len(WORKERS))
 
         await team.until("they share the partitions", is_shared)
         async with team.load(PER_SECOND):
@@ -159,8 +144,4 @@ async def test_a_rolling_restart_loses_nothing_repeats_nothing_and_leaves_no_par
     )
     assert all(each.ms is not None for each in history)
     assert slowest_ms <= grace_ms
-    if static:
-        assert {number: owners for number, owners in roll.owned_by.items() if len(owners) > 1} == {}
-        assert roll.longest_ms <= HOLD_MS
-    else:
-        assert roll.longest_ms <= grace_ms
+    assert roll.longest_ms <= grace_ms

@@ -20,6 +20,14 @@ print("up", flush=True)
 time.sleep(60)
 """
 DEAF = [sys.executable, "-c", DEAF_SOURCE]
+FAMILY_SOURCE = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(f"up {child.pid}", flush=True)
+time.sleep(60)
+"""
+FAMILY = [sys.executable, "-c", FAMILY_SOURCE]
+"""A program with a child of its own, as Spark's driver has its JVM."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -76,25 +84,11 @@ def test_a_child_that_sigterm_does_not_end_is_killed(
     assert child.exit_code == -9
 
 
-def test_what_a_child_started_itself_ends_with_it(started: Start) -> None:
-    """A grandchild, such as Spark's JVM, does not outlive a killed child."""
-    source = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-        "print(f'up {child.pid}', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    child = started([sys.executable, "-c", source])
-    grandchild = int(child.log_tail().split()[1])
-
-    child.kill()
-
-    wait_for(lambda: process_is_gone(grandchild), "the grandchild has ended")
-
-
-@pytest.mark.parametrize("child", [SLEEP, DEAF], ids=["listens", "deaf"])
+@pytest.mark.parametrize("child", [SLEEP, DEAF, FAMILY], ids=["listens", "deaf", "has a child"])
 def test_children_end_when_we_are_killed(child: list[str], tmp_path: Path) -> None:
-    """SIGKILL gives us no chance to end them, and yet they end: those that do not listen a little later."""
+    """SIGKILL gives us no chance to end them, and yet they end with all that they started: those that do not
+    listen a little later.
+    """
     source = (
         "import sys, time\n"
         "from pathlib import Path\n"
@@ -102,7 +96,7 @@ def test_children_end_when_we_are_killed(child: list[str], tmp_path: Path) -> No
         "children.KILL_ORPHAN_AFTER_S = 1\n"
         f"child = children.Child({child!r}, log_path=Path(sys.argv[1]))\n"
         "while 'up' not in child.log_tail(): time.sleep(0.02)\n"
-        "print(child.pid, flush=True)\n"
+        "print(child.pid, *child.log_tail().split()[1:], flush=True)\n"
         "time.sleep(60)\n"
     )
     parent = subprocess.Popen(
@@ -110,13 +104,13 @@ def test_children_end_when_we_are_killed(child: list[str], tmp_path: Path) -> No
     )
     assert parent.stdout is not None
     with parent.stdout:
-        pid = int(parent.stdout.readline())
-        assert psutil.pid_exists(pid)
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert all(map(psutil.pid_exists, pids))
 
         parent.kill()
         parent.wait()
 
-        wait_for(lambda: process_is_gone(pid), "the child has ended with its parent")
+        wait_for(lambda: all(map(process_is_gone, pids)), "the child has ended with its parent")
 
 
 def test_a_child_may_have_the_output_and_the_umask_of_its_parent(tmp_path: Path) -> None:

@@ -57,8 +57,9 @@ def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path:
     assert all(one["ms"] is not None for one in found["rebalances"])
 
 
-# Who is killed can do nothing about it: what ends then, ends after SIGTERM, too.
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL])
+# That children end with whoever started them, and so do their own, is in test_children.py and test_server.py.
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_that_is_ended_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     """Server, workers, Spark and its JVM end with it, whatever ends it."""
     demo = start_demo(tmp_path / "demo", send_s=60, errors=tmp_path / "errors")

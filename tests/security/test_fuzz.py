@@ -48,9 +48,9 @@ from tests.redisio.acked import encoded, stored
 from tests.security import forged
 
 EXAMPLES = 1_000
-VIEWS = 100
+VIEWS = 40
 SOAK_S = 600
-FORGED_LOGS, FORGED_LOGS_SOAK = 1_500, 1_000_000
+FORGED_LOGS, FORGED_LOGS_SOAK = 500, 1_000_000
 LATE_S = 2.0
 MEMORY_MAX_KIB = 256 * 1024
 HUGE = (

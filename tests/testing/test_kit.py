@@ -115,8 +115,10 @@ async def test_a_wait_in_vain_says_what_was_seen_last(url: str) -> None:
 READ = ("XREAD", "COUNT", 10, "BLOCK", 60_000, "STREAMS", "entries", "0-0")
 
 
-async def test_a_read_that_waits_is_woken_by_an_entry_from_another_thread(url: str) -> None:
-    """As that of a worker, to which a thread with an event loop of its own sends."""
+async def test_a_read_that_waits_ends_with_its_time_by_a_word_by_a_cancel_and_by_an_entry(url: str) -> None:
+    """Of another thread, as a thread with an event loop of its own sends to a worker. And the connection can
+    be used again after each.
+    """
 
     async def add() -> None:
         async with Backend.open(url, name="writer") as writer:
@@ -124,48 +126,27 @@ async def test_a_read_that_waits_is_woken_by_an_entry_from_another_thread(url: s
 
     async with Backend.open(url, name="reader") as backend:
         connection = backend.blocking()
-        async with anyio.create_task_group() as tasks:
-            read = Outcome(connection.execute(*READ, block_ms=60_000))
-            tasks.start_soon(read.run)
+
+        async def waiting() -> "asyncio.Future[Any]":
+            read = asyncio.ensure_future(connection.execute(*READ, block_ms=60_000))
             await wait_for_async(lambda: is_blocked(backend), "it waits")
-            thread = threading.Thread(target=asyncio.run, args=(add(),))
-            thread.start()
-        await asyncio.to_thread(thread.join)
-        assert read.value == [[b"entries", [[b"1-0", [b"v", b"x"]]]]]
-        await connection.aclose()
+            return read
 
-
-async def test_a_read_that_waits_ends_with_its_time_by_a_word_and_by_a_cancel(url: str) -> None:
-    """And the connection can be used again after each."""
-    async with Backend.open(url, name="reader") as backend:
-        connection = backend.blocking()
         brief = (*READ[:4], 10, *READ[5:])
         assert await connection.execute(*brief, block_ms=10) is None
-        async with anyio.create_task_group() as tasks:
-            read = Outcome(connection.execute(*READ, block_ms=60_000))
-            tasks.start_soon(read.run)
-            await wait_for_async(lambda: is_blocked(backend), "it waits")
-            await connection.unblock()
-        assert read.value is None
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Outcome(connection.execute(*READ, block_ms=60_000)).run)
-            await wait_for_async(lambda: is_blocked(backend), "it waits again")
-            tasks.cancel_scope.cancel()
-        await backend.execute("XADD", "entries", "1-0", "v", "x")
-        assert await connection.execute(*READ, block_ms=60_000) == [[b"entries", [[b"1-0", [b"v", b"x"]]]]]
+        read = await waiting()
+        await connection.unblock()
+        assert await read is None
+        read = await waiting()
+        read.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await read
+        read = await waiting()
+        thread = threading.Thread(target=asyncio.run, args=(add(),))
+        thread.start()
+        assert await read == [[b"entries", [[b"1-0", [b"v", b"x"]]]]]
+        await asyncio.to_thread(thread.join)
         await connection.aclose()
-
-
-class Outcome:
-    """What a call returned that a task has made."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-        self.value: Any = "nothing"
-
-    async def run(self) -> None:
-        """Make the call."""
-        self.value = await self._call
 
 
 async def is_blocked(backend: Backend) -> bool:

@@ -44,17 +44,6 @@ async def test_each_block_begins_with_an_empty_server_and_leaves_the_app_as_it_w
     assert app.settings.redis_url == "redis://localhost:1"
 
 
-async def test_a_block_within_a_block_of_the_app_has_the_same_server() -> None:
-    """Two workers share the partitions, and the inner one may end first."""
-    app, orders = shop()
-    async with local_worker(app, name="w1") as first:
-        async with local_worker(app, name="w2") as second:
-            await second.until(lambda now: len(now.processors["keep"].members) == 2)
-            await orders.send_many(Order(n) for n in range(10))
-        await first.until_drained()
-        assert sorted(row["amount"] for row in await first.rows("keep")) == list(range(10))
-
-
 def test_a_test_without_an_event_loop_has_a_worker_in_a_thread() -> None:
     """As with the test client of a web framework, whose service runs on a loop of its own."""
     app, orders = shop()

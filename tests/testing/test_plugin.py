@@ -73,9 +73,19 @@ async def test_fixtures_of_the_tests_come_first(worker, streamworker_app):
     assert (await worker.snapshot()).processors["take"].committed == 1
     assert worker.name == "ours"
 """,
-}
+    "test_asked.py": """
+import pytest
+from streamworker.testing import EmbeddedServer, local_worker
+from shop import Order, app, orders
 
-FAILS = """
+@pytest.mark.anyio
+async def test_a_server_that_the_test_has_started():
+    with EmbeddedServer() as server:
+        async with local_worker(app, url=server.url) as worker:
+            await orders.send(Order(1))
+            await worker.until_drained()
+""",
+    "test_fails.py": """
 import pytest
 from shop import Order, orders
 
@@ -85,7 +95,8 @@ async def test_that_fails(worker):
     await orders.send(Order(1))
     await worker.until_drained()
     assert not await worker.sent(orders)
-"""
+""",
+}
 
 CONFTEST = """
 import pytest
@@ -134,18 +145,6 @@ async def test_worker():
     async with app.worker():
         pass
 """
-ASKED = """
-import pytest
-from streamworker.testing import EmbeddedServer, local_worker
-from shop import Order, app, orders
-
-@pytest.mark.anyio
-async def test_a_server_that_the_test_has_started():
-    with EmbeddedServer() as server:
-        async with local_worker(app, url=server.url) as worker:
-            await orders.send(Order(1))
-            await worker.until_drained()
-"""
 
 
 def run(folder: Path, app: str, files: dict[str, str]) -> str:
@@ -160,16 +159,13 @@ def run(folder: Path, app: str, files: dict[str, str]) -> str:
 
 @pytest.mark.full("starts a pytest")
 def test_tests_get_a_worker_of_the_app_that_the_configuration_or_a_fixture_names(tmp_path: Path) -> None:
-    """Each test one of its own."""
+    """Each test one of its own. A server that a test has started is asked for, so it needs no option.
+
+    What a failing test prints holds what a worker logs in production, and not each step of the protocol.
+    """
     printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", TESTS)
-    assert re.search(r"^3 passed in", printed, re.MULTILINE), printed
-
-
-@pytest.mark.full("starts a pytest")
-def test_what_a_failing_test_prints_can_be_read(tmp_path: Path) -> None:
-    """It holds what a worker logs in production, and not each step of the protocol."""
-    printed = run(tmp_path, "streamworker_app = shop:app\npythonpath = .", {"test_fails.py": FAILS})
-    assert "1 failed" in printed and "worker_started" in printed
+    assert re.search(r"^1 failed, 4 passed in", printed, re.MULTILINE), printed
+    assert "_ test_that_fails _" in printed and "worker_started" in printed
     assert "ChangeDocument" not in printed
 
 
@@ -214,10 +210,3 @@ def test_no_test_reaches_a_real_server_by_mistake(
             assert "No app is named." in printed and 'streamworker_app = "shop:app"' in printed
             assert "`streamworker_real_server = true`" in printed and "the fixture `worker`" in printed
             assert raw.dbsize() == 0
-
-
-@pytest.mark.full("starts a pytest")
-def test_a_server_that_a_test_has_started_is_no_mistake(tmp_path: Path) -> None:
-    """So it needs no option."""
-    printed = run(tmp_path, "pythonpath = .", {"test_asked.py": ASKED})
-    assert re.search(r"^1 passed in", printed, re.MULTILINE), printed

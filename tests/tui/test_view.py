@@ -15,13 +15,11 @@ def frame(
     snapshot: GroupSnapshot,
     width: int = 80,
     height: int = 24,
-    *,
-    outage: model.Outage | None = None,
     tabs: view.Tabs | None = None,
 ) -> list[str]:
     """Render without colour, as a terminal without colour or a colour-blind reader sees it."""
     console = Console(width=width, height=height, color_system=None, file=io.StringIO(), force_terminal=True)
-    rows = model.rows(None, snapshot, outage=outage)
+    rows = model.rows(None, snapshot)
     with console.capture() as captured:
         console.print(view.render(rows, width, height, tabs), end="")
     return captured.get().rstrip("\n").split("\n")
@@ -122,14 +120,6 @@ def test_more_members_than_lines_are_counted_not_dropped_in_silence() -> None:
     assert "16 workers + 8 standby" in text
 
 
-def test_a_lost_connection_is_shown_with_the_age_of_the_data() -> None:
-    """The last picture stays, and says that it is the last."""
-    lost = model.Outage("redis at host:6379: refused", data_age_ms=12_300)
-    lines = frame(group(partitions=16, workers=2), width=110, outage=lost)
-    assert "Redis does not answer. What you see is 12.3 s old. redis at host:6379: refused" in lines[1]
-    assert len(lines) == 24
-
-
 def test_several_processors_have_a_line_of_tabs() -> None:
     """The keys to switch are only named where there is something to switch to."""
     several = frame(group(partitions=4, workers=1), tabs=view.Tabs(("audit", "price"), 1, True))
@@ -137,12 +127,6 @@ def test_several_processors_have_a_line_of_tabs() -> None:
     assert "←/→" in several[-1]
     assert "PAUSED" in several[-1]
     assert "←/→" not in frame(group(partitions=4, workers=1))[-1]
-
-
-def test_a_group_that_nobody_runs_says_so() -> None:
-    """An empty table would leave it open whether something is broken."""
-    text = "\n".join(frame(group(partitions=4, workers=0, lag=9)))
-    assert "no worker runs" in text
 
 
 @pytest.mark.parametrize("partitions", [1, 7, 16, 64, 256, 1024, 4096])
