@@ -111,18 +111,6 @@ def test_a_protocol_is_chosen_by_name_with_its_settings_or_by_a_variable(
     assert App("shop", coordination="claim").settings.coordination == Claim()
 
 
-def test_a_protocol_or_a_setting_of_one_that_does_not_exist_is_refused_by_name() -> None:
-    """With what there is; and a setting beside a protocol that was given with all of its settings."""
-    with pytest.raises(ConfigurationError, match=r"'raft'.*claim, lease, membership"):
-        App("shop", coordination="raft")
-    with pytest.raises(ConfigurationError, match="no setting 'lease_length_ms'"):
-        App("shop", coordination="lease", lease_length_ms=1)
-    with pytest.raises(ConfigurationError, match="no setting 'lease_normal_ms'"):
-        App("shop", coordination=Lease(), lease_normal_ms=6_000)
-    with pytest.raises(ConfigurationError, match="STREAMWORKER_CLAIM_CYCLE_MS is 'soon'"):
-        Settings.from_env({"STREAMWORKER_CLAIM_CYCLE_MS": "soon"}, coordination="claim")
-
-
 @pytest.mark.parametrize("name", [entry for entry in PROTOCOLS if entry != "membership"])
 def test_each_rule_of_a_protocol_is_checked_with_its_app(name: str) -> None:
     """One less than the rule asks for is refused with both names."""
@@ -135,26 +123,32 @@ def test_each_rule_of_a_protocol_is_checked_with_its_app(name: str) -> None:
             Settings.from_env({}, coordination=name, **{rule.name: least - 1})
 
 
-def test_rules_about_a_protocol_that_is_not_used_bind_nobody() -> None:
-    """An owner may drain for long under the default, whatever a race would ask."""
-    long: dict[str, Any] = {"grace_period_ms": 20_000, "drain_deadline_ms": 20_000}
-    assert App("shop", **long).settings.grace_period_ms == 20_000
-    with pytest.raises(ConfigurationError, match="lease_max_shutdown_ms"):
-        App("shop", coordination="lease", **long)
+LONG: dict[str, Any] = {"grace_period_ms": 20_000, "drain_deadline_ms": 20_000}
+WEIGHTED: dict[str, Any] = {"assignment": "weighted"}
 
 
-@pytest.mark.parametrize("coordination", ["claim", "lease"])
-def test_sharing_by_load_needs_the_protocol_whose_heartbeats_carry_it(coordination: str) -> None:
-    """The others have no document that could hold weights."""
-    assert App("shop", assignment="weighted").assignment == "weighted"
-    with pytest.raises(ConfigurationError, match='"weighted" does not work with coordination'):
-        App("shop", assignment="weighted", coordination=coordination)
-
-
-def test_a_look_at_the_loads_is_a_second_after_the_last_at_least() -> None:
+@pytest.mark.parametrize(
+    ("says", "given"),
+    [
+        ("'raft'.*claim, lease, membership", {"coordination": "raft"}),
+        ("no setting 'lease_length_ms'", {"coordination": "lease", "lease_length_ms": 1}),
+        ("no setting 'lease_normal_ms'", {"coordination": Lease(), "lease_normal_ms": 6_000}),
+        ("lease_max_shutdown_ms", {"coordination": "lease", **LONG}),
+        ('"weighted" does not work with coordination', {"coordination": "claim", **WEIGHTED}),
+        ('"weighted" does not work with coordination', {"coordination": "lease", **WEIGHTED}),
+        ("Raise balance_interval_ms to 1000 or more", {"balance_interval_ms": 999}),
+    ],
+)
+def test_settings_that_do_not_fit_each_other_are_refused_by_name(says: str, given: dict[str, Any]) -> None:
     """Before anything connects; the limits of each setting by itself are tried in test_arguments.py."""
-    with pytest.raises(ConfigurationError, match="Raise balance_interval_ms to 1000 or more"):
-        Settings.from_env({}, balance_interval_ms=999)
+    with pytest.raises(ConfigurationError, match=says):
+        App("shop", **given)
+
+
+def test_rules_about_a_protocol_that_is_not_used_bind_nobody() -> None:
+    """An owner may drain for long under the default, and share by load."""
+    app = App("shop", **WEIGHTED, **LONG)
+    assert (app.assignment, app.settings.grace_period_ms) == ("weighted", 20_000)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ each setting and each argument, with each value that it does not take.
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from enum import IntEnum
 from typing import Any, cast
@@ -128,36 +128,29 @@ def test_an_argument_takes_its_type_and_nothing_else(what: str) -> None:
         refused(DECLARED[what], name, wrong)
 
 
-@pytest.mark.parametrize("value", [[], {}, True, float("nan"), float("inf"), -1, 1e300, "soon", b"1 s"])
+NO_DURATION: Sequence[Any] = ([], {}, True, float("nan"), float("inf"), -1, 1e300, "soon", b"1 s")
+NO_RETENTION: Sequence[Any] = (5, True, {}, [[]], object(), len, b"7 days")
+
+
 @pytest.mark.parametrize(
-    ("what", "name"),
+    ("what", "name", "wrong"),
     [
-        ("Processor", "within"),
-        ("Processor", "timeout"),
-        ("Stream", "id_window"),
-        ("Table", "ttl"),
-        ("Retry", "backoff"),
-        ("Retry", "backoff_max"),
+        ("Processor", "within", NO_DURATION),
+        ("Processor", "timeout", NO_DURATION),
+        ("Stream", "id_window", NO_DURATION),
+        ("Table", "ttl", NO_DURATION),
+        ("Retry", "backoff", NO_DURATION),
+        ("Retry", "backoff_max", NO_DURATION),
+        ("Stream", "retention", NO_RETENTION),
+        ("Processor", "log_retention", NO_RETENTION),
+        ("App", "coordination", (5, [], {}, "none")),
     ],
 )
-def test_a_duration_is_one(what: str, name: str, value: Any) -> None:
-    """There is one parser of them."""
-    with pytest.raises(ConfigurationError, match=f"{name}="):
-        DECLARED[what](**{name: value})
-
-
-@pytest.mark.parametrize("value", [5, True, {}, [[]], object(), len, b"7 days"])
-@pytest.mark.parametrize(("what", "name"), [("Stream", "retention"), ("Processor", "log_retention")])
-def test_a_retention_is_one(what: str, name: str, value: Any) -> None:
-    """The same, for what it may be besides."""
-    with pytest.raises(ConfigurationError, match=f"{name}="):
-        DECLARED[what](**{name: value})
-
-
-@pytest.mark.parametrize("value", [5, [], {}, "none"])
-def test_a_coordination_is_one(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="There is no coordination"):
-        App("shop", coordination=value)
+def test_a_duration_a_retention_and_a_coordination_is_one(what: str, name: str, wrong: Sequence[Any]) -> None:
+    """There is one parser of each."""
+    for value in wrong:
+        with pytest.raises(ConfigurationError, match=f"{name}(=| )"):
+            DECLARED[what](**{name: value})
 
 
 def test_what_is_declared_is_named() -> None:
@@ -194,14 +187,20 @@ def test_a_misspelt_setting_is_told_the_nearest_name(given: str, meant: str) -> 
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("CAPACITY", "0.5"), ("CAPACITY", ""), ("FETCH_COUNT", "nan"), ("ALLOW_PLAINTEXT", "2")],
+    [
+        ("CAPACITY", "0.5"),
+        ("CAPACITY", ""),
+        ("FETCH_COUNT", "nan"),
+        ("ALLOW_PLAINTEXT", "2"),
+        ("CLAIM_CYCLE_MS", "soon"),
+    ],
 )
 def test_a_variable_is_read_by_the_type_of_its_setting(name: str, text: str) -> None:
     assert Settings.from_env({"STREAMWORKER_CAPACITY": "1_0"}).capacity == 10
     assert Settings.from_env({"STREAMWORKER_CAPACITY": "1_0"}, capacity=20).capacity == 20
     assert Settings.from_env({"STREAMWORKER_ALLOW_PLAINTEXT": "Yes"}).allow_plaintext is True
     with pytest.raises(ConfigurationError, match=name):
-        Settings.from_env({f"STREAMWORKER_{name}": text})
+        Settings.from_env({f"STREAMWORKER_{name}": text}, coordination="claim")
     with pytest.raises(ConfigurationError, match="capacity is 1001"):
         Settings.from_env({"STREAMWORKER_CAPACITY": "1001"})
 
