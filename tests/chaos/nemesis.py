@@ -556,19 +556,6 @@ class MembershipGone(_OfData, name="membership deleted"):
                 self.failure = NOT_THERE
 
 
-class ControlTrimmed(_OfData, name="control messages deleted"):
-    """The control stream is emptied, or deleted."""
-
-    def pick(self) -> str:
-        return self.field.names.control
-
-    def begin(self) -> None:
-        with self.server.client() as client:
-            whole = self.rng.random() < 0.5
-            if not (client.delete(self.key) if whole else client.xtrim(self.key, maxlen=0)):
-                self.failure = NOT_THERE
-
-
 class WrongType(_OfData, name="wrong type", lasts_s=(0.3, 3.0)):
     """A key of ours holds another type for a while, and is then as it was, or as its group made it since."""
 
@@ -651,7 +638,7 @@ LOSSLESS: tuple[type[Nemesis], ...] = (
     LineSlow, LineNarrow, LineCut, RequestsHeld, RepliesHeld, RepliesLost, RepliesCut,
     ConnectionsReset, ConnectionsRefused, ConnectionsStranded, LinkDown,
     ServerKilled, ServerFrozen, ScriptBusy, MemoryFull, DiskFull, ClientsLimited, ClientsKilled,
-    ScriptsFlushed, ClockStepped, MembershipCorrupt, MembershipGone, ControlTrimmed, WrongType, Poisoned,
+    ScriptsFlushed, ClockStepped, MembershipCorrupt, MembershipGone, WrongType, Poisoned,
     GroupMoved,
 )  # fmt: skip
 """Faults that may cost nothing that was confirmed. What loses data is shown by rows F9, F10 and F34."""

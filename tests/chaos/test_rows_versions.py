@@ -65,7 +65,7 @@ async def test_workers_of_two_releases_share_a_group_through_joins_deaths_and_le
 
             hire(former, "old0", "old1")
             await team.settled()
-            async with team.load(per_second=200):
+            async with team.load(per_second=60):
                 await step()
                 hire(latter, "new0")
                 await step()
