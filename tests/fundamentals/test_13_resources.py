@@ -16,7 +16,7 @@ from streamworker.errors import ProcessingError
 from streamworker.redisio.group.locks import read_lock
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.testing import local_worker
+from streamworker.testing import Snapshot, local_worker
 
 pytestmark = pytest.mark.anyio
 
@@ -75,17 +75,21 @@ async def test_a_resource_is_made_once_in_a_worker_and_closed_after_its_last_cal
 
 
 async def test_each_partition_may_have_a_resource_of_its_own(redis_url: str) -> None:
-    """Made before its first record and closed at its end, also where it fails at first."""
-    app = App("shop")
+    """Made before its first record and closed at its end. One that stays away is tried again and again: each
+    partition shows why it waits, and logs it once.
+    """
+    app = App("shop", redis_url=redis_url)
     orders = app.stream("orders", Order, key="customer", partitions=3)
-    made, used, closed = 0, Counter[int](), 0
+    tried, made, closed, is_away = 0, 0, 0, True
+    used = Counter[int]()
 
     @app.resource(each="partition")
     async def number() -> AsyncIterator[int]:
-        nonlocal made, closed
-        made += 1
-        if made == 1:
+        nonlocal tried, made, closed
+        tried += 1
+        if is_away:
             raise ConnectionError("nobody there")
+        made += 1
         yield made
         closed += 1
 
@@ -93,38 +97,20 @@ async def test_each_partition_may_have_a_resource_of_its_own(redis_url: str) -> 
     def use(batch: list[Order], own: Annotated[int, number]) -> None:
         used[own] += len(batch)
 
-    async with local_worker(app, url=redis_url) as worker:
-        await orders.send_many(Order(f"c{n}", n) for n in range(60))
-        await worker.until_drained()
-        assert closed == 0
-    assert (made, len(used), closed) == (4, 3, 3)
-    assert used.total() == 60
+    def reasons(now: Snapshot) -> set[str]:
+        return {view.reason for view in now.processors["use"].partitions}
 
-
-async def test_a_resource_of_a_partition_that_stays_away_is_logged_once_and_shown(redis_url: str) -> None:
-    """It is tried again and again, in each partition."""
-    app = App("shop", redis_url=redis_url)
-    orders = app.stream("orders", Order, key="customer", partitions=1)
-    made, is_away = 0, True
-
-    @app.resource(each="partition")
-    async def number() -> AsyncIterator[int]:
-        nonlocal made
-        made += 1
-        if is_away:
-            raise ConnectionError("nobody there")
-        yield made
-
-    @app.processor(orders)
-    def use(order: Order, own: Annotated[int, number]) -> None: ...
-
+    why = "Resource 'number' could not be made: ConnectionError: nobody there"
     with capture_logs() as logs:
         async with local_worker(app, url=redis_url) as worker:
-            why = "Resource 'number' could not be made: ConnectionError: nobody there"
-            await worker.until(lambda now: made >= 3 and why in now.processors["use"].partitions[0].reason)
+            await orders.send_many(Order(f"c{n}", n) for n in range(60))
+            await worker.until(lambda now: tried >= 9 and all(why in said for said in reasons(now)))
             is_away = False
-            await worker.until(lambda now: not now.processors["use"].partitions[0].reason)
-    assert [log["event"] for log in logs].count("resource_not_made") == 1
+            await worker.until_drained()
+            await worker.until(lambda now: reasons(now) == {""})
+            assert closed == 0
+    assert (made, len(used), used.total(), closed) == (3, 3, 60, 3)
+    assert [log["event"] for log in logs].count("resource_not_made") == 3
 
 
 async def test_a_test_gives_a_value_in_place_of_a_resource(redis_url: str) -> None:
