@@ -188,27 +188,20 @@ async def test_records_are_sent_as_rows(redis_url: str) -> None:
 
 @pytest.mark.anyio
 async def test_what_cannot_be_sent_is_refused_by_name(redis_url: str) -> None:
-    """The column, the row, the option; nothing of it is written."""
+    """The row, the size, the option; nothing of it is written. What does not fit: tests/records."""
     async with bench(redis_url, run=False, stream=ARROW, entry_bytes_max=2000) as desk:
         send = desk.producer.send_table
         for table, wrong in (
-            (pa.table({"customer": ["ann"]}), "no column 'number'"),
-            (pa.table({"number": [1.5], "customer": ["ann"]}), "'number' of the table is double"),
             (pa.table({"number": [1, None]}), "Row 1 .* 'number' of Order is null"),
-            (
-                pa.table({"number": [1], "customer": ["x" * 2000]}),
-                "has .* bytes, and entry_bytes_max is 2000",
-            ),
+            (pa.table({"number": [1], "customer": ["x" * 2000]}), "bytes, and entry_bytes_max is 2000"),
             ([Order(1)], "A list is no table"),
         ):
             with pytest.raises(RecordError, match=wrong):
                 await send(table)
-        for options, wrong in (
-            ({"rows_per_entry": 0}, "rows_per_entry=0"),
-            ({"compression": "gzip"}, "compression='gzip'"),
-        ):
-            with pytest.raises(ConfigurationError, match=wrong):
-                await send(orders(1), **options)
+        with pytest.raises(ConfigurationError, match="rows_per_entry=0"):
+            await send(orders(1), rows_per_entry=0)
+        with pytest.raises(ConfigurationError, match="compression='gzip'"):
+            await send(orders(1), compression="gzip")  # type: ignore[arg-type]
         assert await entries(desk, 0) == []
         assert await send(orders(2000)) == 2000  # in as many entries as it takes
         assert len(await entries(desk, 0)) > 20
