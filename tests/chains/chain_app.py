@@ -3,7 +3,6 @@
 Item n of one customer has one sku, and one region: so the order by customer is kept through all streams.
 """
 
-import asyncio
 import os
 from collections.abc import Mapping
 
@@ -44,17 +43,12 @@ KEPT = os.environ.get("RETENTION")
 """How long its streams keep what is committed, for a test that looks at them."""
 items = app.stream("items", Item, key="customer", partitions=4, retention=KEPT)
 priced = app.stream("priced", Priced, key="sku", partitions=7, codec="msgpack", retention=KEPT)
-ROOM = int(os.environ.get("ROOM", "100000"))
-summed = app.stream("summed", Summed, key="region", partitions=3, retention=KEPT, max_records=ROOM)
+summed = app.stream("summed", Summed, key="region", partitions=3, retention=KEPT)
 noticed = app.stream("noticed", Noticed, partitions=2, retention=KEPT)
-PAUSE_S = float(os.environ.get("PAUSE_S", "0"))
-REPORT_S = float(os.environ.get("REPORT_S", "0"))
 
 
 @app.processor(items, into=priced, forward=False)
 async def price(record: Item) -> Priced:
-    if PAUSE_S:
-        await asyncio.sleep(PAUSE_S)
     return Priced(record.n, record.customer, f"s{int(record.customer[1:]) % SKUS}")
 
 
@@ -68,8 +62,6 @@ async def sum_up(batch: list[Priced], ctx: Context) -> list[Summed]:
 
 @app.processor(summed, concurrency=8)
 async def report(record: Summed) -> Summed:
-    if REPORT_S:
-        await asyncio.sleep(REPORT_S)
     return record
 
 

@@ -1,7 +1,6 @@
 """A stage for chains: real workers that are killed, and what arrives at the far end."""
 
 import asyncio
-import random
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,10 @@ CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
 
 
 class ChainScene:
-    def __init__(
-        self, url: str, forge: Forge, folder: Path, seed: int = 1, durability: str = "memory"
-    ) -> None:
+    def __init__(self, url: str, forge: Forge, folder: Path, durability: str = "memory") -> None:
         self.url = url
         self.durability = durability
         self.sent = 0
-        self.random = random.Random(seed)
         self.workers: list[Forked] = []
         self._forge, self._folder = forge, folder
 

@@ -10,10 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.core.data.entries import ZERO
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import AuthenticationFailed, BackendRefused, BackendUnavailable, ConfigurationError
-from streamworker.redisio.data import commit, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import membership
 from streamworker.redisio.wire.client import Backend, retrying
@@ -26,22 +24,6 @@ from tests.helpers import wait_for_async
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
 SECRET = "canary-Pa55word"
-
-
-async def test_a_port_serves_as_well_as_a_socket() -> None:
-    """Everything else here goes through unix sockets; TCP takes the same road."""
-    with EmbeddedServer(port=0) as server:
-        async with Backend.open(server.url, name="tcp") as backend:
-            assert backend.server.address == f"127.0.0.1:{server.url.rpartition(':')[2].partition('/')[0]}"
-            group = Group(backend, STREAM, GROUP)
-            entries = await group.send(3)
-            connection = backend.blocking()
-            assert await streams.read(connection, STREAM, {0: ZERO}, 10, 1_000) == {0: entries}
-            task = asyncio.create_task(streams.read(connection, STREAM, {0: entries[-1].id}, 10, 30_000))
-            await wait_for_async(lambda: connection._under_way, "the read was sent")
-            await connection.unblock()
-            assert await task == {}
-            await connection.aclose()
 
 
 async def test_a_wrong_password_is_named_without_being_shown(redis_url: str) -> None:
@@ -259,16 +241,14 @@ async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: Embed
         Backend.open(own_server.url, name="t", call_timeout_ms=300) as backend,
     ):
         group = Group(patient, STREAM, GROUP)
-        entries = await group.send(1)
-        lock = await group.own()
+        sent = request(await group.own(), await group.send(1), rows=1)
         await retrying(lambda: backend.execute("PING"), rng=random.Random(1))
-        group = Group(backend, STREAM, GROUP)
         os.kill(own_server.pid, signal.SIGSTOP)
         try:
             started = time.monotonic()
             with pytest.raises(BackendUnavailable, match="gave no answer within 300 ms"):
                 await backend.execute("PING")
-            reply = await group.commit(request(lock, entries, rows=1))
+            reply = await Group(backend, STREAM, GROUP).commit(sent)
             assert time.monotonic() - started < 20
             assert reply.code is CommitCode.UNKNOWN
             connection = backend.blocking()
@@ -277,19 +257,9 @@ async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: Embed
         finally:
             os.kill(own_server.pid, signal.SIGCONT)
         # The commit may have reached it: either way it is there once.
-        again = await retrying(
-            lambda: _commit_known(group, request(lock, entries, rows=1)), rng=random.Random(1)
-        )
-        assert again in {CommitCode.OK, CommitCode.DUP}
+        assert (await group.commit(sent)).code in {CommitCode.OK, CommitCode.DUP}
         assert await patient.execute("XLEN", GROUP.acked(0)) == 1
         await connection.aclose()
-
-
-async def _commit_known(group: Group, what: commit.CommitRequest) -> CommitCode:
-    code = (await group.commit(what)).code
-    if code is CommitCode.UNKNOWN:
-        raise BackendUnavailable("no answer")
-    return code
 
 
 @pytest.mark.alone("about seconds")

@@ -11,7 +11,6 @@ import pytest
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, RecordError
-from streamworker.redisio.data import commit
 from streamworker.redisio.data.ackedlog import decode_entry, encode_batch
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, DeadEntry
 from streamworker.redisio.data.state import read_state
@@ -271,17 +270,6 @@ async def test_what_a_stranger_wrote_to_a_lock_of_somebody_else_stops_nobody(gro
         assert (await group.commit(request(lock, entries))).code is CommitCode.FENCED
 
 
-async def test_many_partitions_commit_in_one_round_trip(group: Group) -> None:
-    requests = []
-    for partition in range(4):
-        entries = await group.send(1, partition)
-        lock = await group.own("w1", partition)
-        requests.append(request(lock, entries, partition=partition, rows=1))
-    requests[2] = replace(requests[2], owner="w2")
-    replies = await commit.commit_many(group.backend, GROUP, requests)
-    assert [reply.code.value for reply in replies] == ["OK", "OK", "FENCED", "OK"]
-
-
 @pytest.mark.parametrize("what", [["state"], ["dead"], ["rows"], ["state", "dead", "rows"]], ids="-".join)
 async def test_a_commit_under_full_memory_is_all_or_nothing(
     group: Group, full_memory: Raw, what: list[str]
@@ -302,14 +290,6 @@ async def test_a_commit_under_full_memory_is_all_or_nothing(
     assert everything(full_memory) == before
     full_memory.config_set("maxmemory", 0)
     assert (await group.commit(sent)).code is CommitCode.OK
-
-
-async def test_a_commit_that_adds_nothing_passes_under_full_memory(group: Group, full_memory: Raw) -> None:
-    """It is what lets the source be trimmed, and so what makes room."""
-    entries, lock = await group.begun(500)
-    full_memory.config_set("maxmemory", 1)
-    assert (await group.commit(request(lock, entries, trim=True))).code is CommitCode.OK
-    assert full_memory.xlen(STREAM.events(0)) < 500
 
 
 def _letter(id: EntryId) -> DeadEntry:

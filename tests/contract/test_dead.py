@@ -52,30 +52,6 @@ async def test_a_replayed_letter_is_an_entry_again_once(group: Group, raw: Raw) 
     assert everything(raw) == before
 
 
-async def test_a_letter_is_replayed_with_fields_that_were_edited(group: Group) -> None:
-    """In one step as any other, and behind the field that names its group."""
-    first, second = await bury(group)
-    edited = {second.id: {b"v": b"{}", b"note": b"mended"}}
-    new_ids = await dead.replay_dead(group.backend, GROUP, 0, [first.id, second.id], edited)
-    start = new_ids[first.id]
-    assert start is not None
-    entries = await streams.range_entries(group.backend, STREAM.events(0), start, None, 10)
-    assert [list(each.fields.items())[1:] for each in entries] == [
-        list(first.fields.items()),
-        [(b"v", b"{}"), (b"note", b"mended")],
-    ]
-    assert await dead.list_dead(group.backend, GROUP, [0]) == []
-    assert set((await dead.replay_dead(group.backend, GROUP, 0, [second.id], edited)).values()) == {None}
-
-
-async def test_dropped_letters_are_gone(group: Group) -> None:
-    first, second = await bury(group)
-    assert await dead.drop_dead(group.backend, GROUP, 0, [first.id, second.id, EntryId(1, 1)]) == 2
-    assert await dead.drop_dead(group.backend, GROUP, 0, [first.id]) == 0
-    assert await dead.drop_dead(group.backend, GROUP, 0, []) == 0
-    assert await dead.list_dead(group.backend, GROUP, [0]) == []
-
-
 async def test_a_letter_of_somebody_else_is_shown_and_not_replayed(group: Group, raw: Raw) -> None:
     """It has no fields of an entry; nothing is made of it."""
     raw.xadd(GROUP.dead(0), {"note": "hello"}, id="5-0")

@@ -78,9 +78,11 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: R
     left = document.with_leaving("b.1")
     message = GroupChanged(0, "leave", "b", ())
     await group.do(ChangeDocument(changed.generation, left, message, (), ()))
-    raw.hset(GROUP.beats, "a.1", f"{changed.generation - 60_000}|1|run|0")
+    for member, since_ms in (("a.1", -60_000), ("b.1", 60_000)):
+        raw.hset(GROUP.beats, member, f"{changed.generation + since_ms}|1|run|0")
     view = await take_snapshot(group.backend, "shop", "orders", "price")
     assert [(m.name, m.state) for m in view.members] == [("a", "silent"), ("b", "leaving")]
+    assert view.members[1].beat_age_ms == 0, "it came before a failover to a clock that is behind"
 
 
 async def test_partitions_of_which_no_member_is_alive_have_no_owner(group: Group, raw: Raw) -> None:

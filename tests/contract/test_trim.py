@@ -2,41 +2,13 @@
 
 import pytest
 
-from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.entries import ZERO
 from streamworker.core.data.readers import HOLD_MS, ReaderPosition
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.group import readers
-from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, register_reader, request
+from tests.contract.support import GROUP, Group, Raw, register_reader, request
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.mark.usefixtures("small_nodes")
-@pytest.mark.parametrize("mine, theirs", [(5, 5), (8, 3), (2, 9), (10, 0), (0, 0)])
-async def test_the_source_is_trimmed_up_to_the_slowest_group(group: Group, mine: int, theirs: int) -> None:
-    """All that both have committed goes, and nothing that one of them has not."""
-    entries = await group.send(10)
-    other = group.other(OTHER_GROUP)
-    lock, other_lock = await group.own(), await other.own("w2")
-    if mine:
-        await group.commit(request(lock, entries[:mine]))
-    if theirs:
-        await other.commit(request(other_lock, entries[:theirs], owner="w2"))
-    dropped = await trimming.trim_many(group.backend, GROUP, {0: 0})
-    slowest = min(mine, theirs)
-    assert dropped == {0: (slowest, 0, 0)}
-    left = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 100)
-    assert left == entries[slowest:]
-
-
-@pytest.mark.usefixtures("small_nodes")
-async def test_a_commit_may_trim_as_it_goes(group: Group) -> None:
-    """With the flag it drops what every group is past; without it nothing."""
-    entries, lock = await group.begun(6)
-    await group.commit(request(lock, entries[:2]))
-    assert await group.backend.execute("XLEN", STREAM.events(0)) == 6
-    await group.commit(request(lock, entries[2:4], previous=entries[1].id, trim=True))
-    assert await group.backend.execute("XLEN", STREAM.events(0)) == 2
 
 
 @pytest.mark.usefixtures("small_nodes")
@@ -51,17 +23,6 @@ async def test_acked_batches_go_when_their_last_row_was_read(group: Group, passe
     assert await trimming.trim_many(group.backend, GROUP, {0: passed}) == {0: (4, 4 - left, 0)}
     kept = await streams.range_entries(group.backend, GROUP.acked(0), ZERO, None, 10)
     assert [entry.id.ms for entry in kept] == [10, 20, 30, 40][4 - left :]
-
-
-async def test_rows_go_on_after_the_whole_log_was_trimmed(group: Group) -> None:
-    """The log's ids count all rows that ever were, not those that are left."""
-    entries, lock = await group.begun(2)
-    await group.commit(request(lock, entries[:1], rows=10))
-    await group.backend.execute("XTRIM", GROUP.acked(0), "MAXLEN", 0)
-    reply = await group.commit(request(lock, entries[1:], rows=5, previous=entries[0].id))
-    assert reply.rows == 15
-    (entry,) = await streams.range_entries(group.backend, GROUP.acked(0), ZERO, None, 10)
-    assert entry.id == EntryId(15, 0)
 
 
 async def test_the_slowest_reader_decides_about_the_acked_log(group: Group) -> None:

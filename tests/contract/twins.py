@@ -47,7 +47,6 @@ from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.core.protocols.registry import from_fields
 from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.records.entries import Entries, StoredEntry
-from streamworker.redisio import snapshot
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitRequest, commit_many
 from streamworker.redisio.data.outbox import OutboxWrite
@@ -86,8 +85,6 @@ FORWARDED = 3
 """Before one step of so many an outbox is opened, or some of it is forwarded or deleted."""
 EPOCHS_OFF = {0: -1, 1: 1}
 """Of eleven commits one is made at the epoch before, and one at the epoch after, as a failover leaves it."""
-MEDDLED = 4
-"""Before one step of so many somebody moves or removes a group of Redis, which must change nothing."""
 NEXT = StreamKeys("shop", "next")
 TARGETS = (Target("next", 0), Target("next", 1))
 """Where messages are sent: several sources share a target."""
@@ -112,7 +109,7 @@ OF_GROUPS = ("read document", "change", "change", "beat", "read loads", "post", 
 OF_CONNECTIONS = ("connect", "cut")
 OF_LOCKS = ("acquire", "acquire", "acquire", "insist", "release")
 OF_RECORDS = ("append", "append", "append", "read", "commit", "commit", "commit again")
-OF_SERVERS = ("look", "damage", "damage", "flush", "copy", "copy", "fail over", "lag", "lag")
+OF_SERVERS = ("damage", "damage", "damage", "flush", "copy", "copy", "fail over", "lag", "lag")
 OF_PROTOCOLS = {
     "membership": (),
     "claim": ("declare", "list", "claim", "claim", "claim", "update", "update", "update", "give up"),
@@ -189,8 +186,6 @@ class Twins:
         """Do one step at both; raise ``Difference`` if anything is not the same."""
         self.now_ms += step.pause_ms + (step.what == "append")
         await self.backend.set_clock(self.now_ms)
-        if step.how % MEDDLED == 0:
-            await self._meddle(step)
         if step.how % REQUESTED == 0:
             await self._operator_request(step)
         if step.how % FORWARDED == 0:
@@ -550,12 +545,6 @@ class Twins:
             await outbox.delete_messages(self.backend, {GROUP.outbox(step.where): ids})
             self.model.delete_messages(step.where, ids)
 
-    async def _meddle(self, step: Step) -> None:
-        """Move the group of Redis, or remove it, as other programs may: the model does not have it."""
-        how, *to = (("SETID", "$"), ("DESTROY",), ("CREATE", "0", "MKSTREAM"))[step.how % 3]
-        with suppress(BackendRefused):  # It is not there, or there already.
-            await self.backend.execute("XGROUP", how, GROUP.events(step.where), GROUP.group, *to)
-
     # -- claim and lease -----------------------------------------------------------------------
 
     async def _list(self, _step: Step) -> None:
@@ -652,28 +641,6 @@ class Twins:
         for number in self.model.connections:
             await self.backend.execute("CLIENT", "KILL", "ID", number)
 
-    async def _look(self, _step: Step) -> None:
-        """Take a snapshot, and say from the model what it should show."""
-        stored = self.model.stored
-        if (self.model.membership is None and (stored.document or stored.foreign)) or stored.no_beats:
-            return
-        taken = await snapshot.take_snapshot(self.backend, "shop", "orders", "price")
-        document = self.model.membership
-        if document is not None:
-            self.same("the generation in a snapshot", taken.generation, document.generation)
-            ages = {
-                each: max(0, self.now_ms - self.model.beats[each].server_ms)
-                if each in self.model.beats
-                else None
-                for each in document.ids
-            }
-            self.same("the members in a snapshot", {m.id: m.beat_age_ms for m in taken.members}, ages)
-        for view, lock in zip(taken.partitions, self.model.locks, strict=False):
-            real = (view.owner, view.lag, view.length, view.rows)
-            lag = sum(record.id > lock.checkpoint for record in lock.events)
-            rows = sum(len(commit.rows) for commit in lock.log)
-            self.same("a partition in a snapshot", real, (lock.owner or None, lag, len(lock.events), rows))
-
     # -- what is there -------------------------------------------------------------------------
 
     async def _compare_what_is_there(self) -> None:
@@ -735,9 +702,7 @@ class Twins:
         match self.model.extension:
             case ModelClaims(entries=entries, last=last):
                 mine = {
-                    str(
-                        p
-                    ): f"{e.etag}|{e.modified_ms}|{e.level}|{_real(EntryId.parse(e.sequence).ms)}|{e.owner}"
+                    str(p): "|".join(map(str, (e.etag, e.modified_ms, e.level, _place(e), e.owner)))
                     for p, e in entries.items()
                 }
                 self.same("the ownership entries", fields_of(claims), _with_last(mine, last))
@@ -811,6 +776,11 @@ def _id(real: EntryId) -> int:
 
 def _real(modelled: int) -> EntryId:
     return EntryId(START_MS + modelled, 0) if modelled else ZERO
+
+
+def _place(entry: OwnershipEntry) -> EntryId:
+    """Return the place of a model's entry as the server has it."""
+    return _real(EntryId.parse(entry.sequence).ms)
 
 
 def _record(real: Entry) -> Record:
