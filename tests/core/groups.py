@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from tests.simulator.faults import Fault, FaultKind
-from tests.simulator.runner import STUCK_MS
 from tests.simulator.simulation import story
 from tests.simulator.worker import SimWorker
 from tests.simulator.world import World
@@ -31,12 +29,6 @@ def settled(seed: int, *, workers: int, partitions: int = 8) -> World:
     return world
 
 
-def pause(world: World, worker: SimWorker, span_ms: int) -> None:
-    """Let a worker stand still for a while."""
-    there = [each for each in world.workers if each.alive and not each.finished]
-    world.happen(Fault(0, FaultKind.PAUSE, there.index(worker), span_ms))
-
-
 def running(worker: SimWorker) -> set[int]:
     """Return the partitions that a worker handles and was not told to drain."""
     return {p for p, runner in worker.runners.items() if not runner.ended and not runner.draining}
@@ -45,19 +37,3 @@ def running(worker: SimWorker) -> set[int]:
 def check(world: World) -> None:
     """Judge what happened as an observer saw it: chains, epochs, owners, answers, order."""
     assert world.checker.violations == [], story(world)
-
-
-def check_rest(world: World) -> None:
-    """A settled group goes on working, and asks nothing but its heartbeats."""
-    calls = world.model.calls
-    done = [lock.checkpoint for lock in world.model.locks]
-    world.clock.run_for(5_000)
-    until(
-        world,
-        lambda: all(lock.checkpoint > before for lock, before in zip(world.model.locks, done, strict=True)),
-        "every partition went on",
-        STUCK_MS + 1_000,
-    )
-    assert is_agreed(world)
-    assert world.model.calls == calls, "a group at rest asks about documents or locks"
-    check(world)

@@ -7,7 +7,7 @@ import pytest
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged, PartitionsReleased
 from streamworker.core.data.entries import ZERO
-from streamworker.core.ownership.locks import Acquired, Held, Stale
+from streamworker.core.ownership.locks import Acquired, Stale
 from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
     CheckpointsUpdated,
@@ -22,7 +22,6 @@ from streamworker.core.protocols.claim.events import (
 )
 from streamworker.core.protocols.claim.protocol import ClaimCore
 from streamworker.core.protocols.claim.settings import Claim
-from streamworker.core.protocols.registry import make_coordinator
 from streamworker.errors import ConfigurationError
 from streamworker.settings import Settings
 from tests.core.workbench import Node, of_type, setup_of
@@ -208,23 +207,6 @@ def test_who_was_stolen_from_notices_on_its_next_cycle_drains_and_releases() -> 
     assert isinstance(post.message, PartitionsReleased)
 
 
-def test_who_is_fenced_looks_at_once() -> None:
-    """A commit that is refused is the earliest sign; the next cycle does not wait for its time."""
-    node = ClaimNode().owner_of_one()
-    assert UpdateCheckpoints(ME, {0: 100}) in node.send(ev.RunnerFenced(0, 3))
-
-
-def test_a_thief_waits_through_the_lock_and_tries_when_told() -> None:
-    """The old owner counts as alive for as long as an entry of its could: HELD, then ``released``."""
-    node = begun(2)
-    node.listed(node.entry(0, OTHER), node.entry(1, OTHER))
-    effects = node.claimed({0: 100})
-    assert ev.AcquireLocks((0,), ME, 100, (OTHER,)) in effects
-    node.send(ev.LocksAnswered(ME, (0,), {0: Held(OTHER, 0)}))
-    effects = node.send(ev.ControlReceived((PartitionsReleased((0,), OTHER, 90),)))
-    assert effects == [ev.AcquireLocks((0,), ME, 100, (OTHER,))]
-
-
 def test_a_lock_that_knows_a_later_claim_refuses_until_the_store_says_it_is_ours() -> None:
     """Then the store went back in time (a failover); the next update brings an ETag that is later."""
     node = claiming()
@@ -317,11 +299,3 @@ def test_a_call_that_fails_leaves_time_for_two_more_before_the_expiry() -> None:
     with pytest.raises(ConfigurationError, match=r"claim_expiry_ms is 7000, .* 3 x call_timeout_ms"):
         Settings(coordination=Claim(expiry_ms=7_000))
     Settings(call_timeout_ms=3_400, session_timeout_ms=11_000)
-
-
-def test_it_is_made_by_its_name() -> None:
-    """With an owner's name that is new at each start."""
-    core = make_coordinator(setup_of(Claim(), 1, nonce="xyz"))
-    assert isinstance(core, ClaimCore)
-    assert core.owner == "w1.xyz"
-    assert core.handle(ev.Started(), 0) == [ListOwnership()]

@@ -28,24 +28,12 @@ def test_an_unclaimed_partition_is_chosen_at_random() -> None:
     assert chosen == {Choice(p, "") for p in (1, 2, 4, 5)}
 
 
-def test_nothing_is_stolen_while_something_is_unclaimed() -> None:
-    """Even from who has far too much."""
-    assert choose(6, shares(a=5), "b", FIRST) == Choice(5, "")
-
-
 def test_who_has_less_than_the_minimum_steals_from_who_has_most() -> None:
     """A random one of its partitions; where several have most, from a random one of them."""
     dice = Random(1)
     chosen = {choose(18, shares(a=7, b=7, c=4), "d", lambda most: dice.randint(0, most)) for _ in range(400)}
     assert {choice.victim for choice in chosen if choice} == {"a", "b"}
     assert {choice.partition for choice in chosen if choice} == set(range(14))
-
-
-def test_who_has_the_minimum_steals_only_from_who_has_too_much() -> None:
-    """More than P / N + 1, and only while fewer than P % N workers have one more than the minimum."""
-    assert choose(8, shares(a=4, b=2, c=2), "b", FIRST) == Choice(0, "a")
-    assert choose(8, shares(a=3, b=3, c=2), "c", FIRST) is None
-    assert choose(20, shares(a=6, b=4, c=4, d=3, e=3), "b", FIRST) is None
 
 
 def test_a_surplus_worker_waits() -> None:

@@ -10,7 +10,7 @@ import pytest
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage
 from streamworker.core.data.entries import ZERO
-from streamworker.core.ownership.locks import Acquired, Held, Stale
+from streamworker.core.ownership.locks import Acquired, Stale
 from streamworker.core.protocols.lease.events import (
     Challenge,
     ChallengeLeases,
@@ -109,12 +109,6 @@ def asked(effects: list[ev.Effect]) -> Mapping[int, Challenge]:
 # -- 1: challenge ----------------------------------------------------------------------------
 
 
-def test_a_new_node_challenges_what_nobody_has_at_once() -> None:
-    """Not in the text, which says nothing of the beginning: there is no lease to wait for."""
-    node = LeaseNode()
-    assert asked(node.send(ev.Started())) == dict.fromkeys(range(4), FREE)
-
-
 def test_once_a_normal_lease_a_node_challenges_what_it_does_not_own() -> None:
     """Step 1a: and not what it owns."""
     node = LeaseNode.started(2)
@@ -190,15 +184,6 @@ def test_a_partition_moves_only_if_that_makes_the_load_more_even(owners: int, th
     assert (goes < stays) == (owners - theirs >= 2)
 
 
-def test_a_node_tries_after_its_wait() -> None:
-    """Neither before nor without a challenge."""
-    node = LeaseNode.started()
-    node.own(0)
-    node.control(challenged(1))
-    assert node.wait(DELAY + DELAY // 2 - 1) == []
-    assert node.wait(1) == [RaceForLease(ME, 1)]
-
-
 def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower() -> None:
     """The wait goes by what a node has when it ends: or whoever has least would take them all."""
     node = LeaseNode.started(3)
@@ -211,15 +196,6 @@ def test_of_many_partitions_that_are_challenged_at_once_each_one_makes_it_slower
                 tries.append(node.now_ms - first_ms)
                 node.send(LeaseRaced(effect.partition, ME, node.now_ms))
     assert tries == [50, 150, 250]
-
-
-def test_a_second_challenge_of_the_same_partition_does_not_begin_the_wait_again() -> None:
-    """It "can happen twice if two nodes send them out at the same time"."""
-    node = LeaseNode.started(1)
-    node.control(challenged(0))
-    node.wait(40)
-    node.control(challenged(0))
-    assert node.wait(10) == [RaceForLease(ME, 0)]
 
 
 # -- 3: race ---------------------------------------------------------------------------------
@@ -235,11 +211,6 @@ def test_an_owner_that_was_not_first_shuts_down_then_ends_its_allocation_and_say
     assert node.send(ev.RunnerStopped(0, 1)) == [ev.ReleaseLocks(ME, {0: 1})]
     assert node.send(ev.LocksReleased(ME, (0,), frozenset({0}))) == [UpdateLeases(ME, {}, (0,), {})]
     assert node.core.owned == frozenset()
-
-
-def test_who_loses_a_race_for_what_it_does_not_have_does_nothing() -> None:
-    """It heard the challenge, so its next one is a normal lease away."""
-    assert LeaseNode.racing().send(LeaseRaced(0, OTHER, 99, OTHER)) == []
 
 
 def test_a_race_without_an_answer_is_run_again() -> None:
@@ -258,25 +229,6 @@ def winner(allocated: str) -> tuple[LeaseNode, list[ev.Effect]]:
     return node, node.send(LeaseRaced(0, ME, 77, allocated))
 
 
-def test_a_winner_starts_at_once_where_nobody_processes_the_partition() -> None:
-    """Step 4: it takes the lock at the generation of its win."""
-    _, effects = winner("")
-    assert effects == [ev.AcquireLocks((0,), ME, 77, ())]
-
-
-def test_locks_that_were_refused_are_asked_for_at_the_generation_of_each_win() -> None:
-    """At the newest of all wins an older winner would displace a newer one."""
-    node = LeaseNode.started(2)
-    for partition, generation in ((0, 77), (1, 78)):
-        node.control(challenged(partition))
-        node.wait(2 * DELAY)
-        node.send(LeaseRaced(partition, ME, generation, ""))
-    for partition in (0, 1):
-        node.send(ev.LocksAnswered(ME, (partition,), {partition: Held(OTHER, 0)}))
-    again = [effect for effect in node.wait(1_000) if isinstance(effect, ev.AcquireLocks)]
-    assert again == [ev.AcquireLocks((0,), ME, 77, ()), ev.AcquireLocks((1,), ME, 78, ())]
-
-
 @pytest.mark.parametrize("is_said", [True, False])
 def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended_or_the_maximum_shutdown_time(
     is_said: bool,
@@ -290,13 +242,6 @@ def test_a_winner_waits_for_the_former_owner_to_say_that_it_ended_or_the_maximum
     effects = node.wait(1)
     assert ev.Note("lease_overtaken", {"partition": 0, "owner": OTHER}) in effects
     assert ev.AcquireLocks((0,), ME, 77, ()) in effects
-
-
-def test_an_end_that_is_heard_before_the_answer_of_the_race_is_not_missed() -> None:
-    """The two come by different connections."""
-    node = LeaseNode.racing()
-    node.control(LeaseEnded((0,), OTHER, 5))
-    assert node.send(LeaseRaced(0, ME, 77, OTHER)) == [ev.AcquireLocks((0,), ME, 77, ())]
 
 
 def test_a_start_is_put_into_the_allocation_hash_and_out_of_the_grab_hash_after_the_minimum_grab_time() -> (

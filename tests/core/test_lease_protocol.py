@@ -8,7 +8,7 @@ import pytest
 from streamworker.core.protocols.lease.protocol import LeaseCore
 from streamworker.core.protocols.lease.settings import Lease
 from streamworker.core.protocols.lease.timing import UNIT, LoadMeasure
-from tests.core.groups import check, pause, running, settled, until
+from tests.core.groups import check, running, settled, until
 from tests.simulator.faults import Fault, FaultKind
 from tests.simulator.server.lease import ModelLeases
 from tests.simulator.world import World
@@ -35,12 +35,6 @@ def shared(world: World) -> World:
     return world
 
 
-def leases_of(world: World) -> ModelLeases:
-    """Return the two hashes."""
-    assert isinstance(world.model.extension, ModelLeases)
-    return world.model.extension
-
-
 def moves(world: World, during: Callable[[], object]) -> int:
     """Return how many partitions moved while something happened."""
     before = world.checker.figures.moves
@@ -53,7 +47,7 @@ def moves(world: World, during: Callable[[], object]) -> int:
     [(8, 1, 4), (64, 3, 64)],
     ids=["short waits", "waits that overlap"],
 )
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_new_node_has_its_share_within_the_normal_lease_time(
     seed: int, partitions: int, rounds: int, most_moves: int
 ) -> None:
@@ -71,19 +65,6 @@ def test_a_new_node_has_its_share_within_the_normal_lease_time(
         assert took_ms <= rounds * ROUND_MS + HANDOVER_MS
 
     assert partitions // 2 <= moves(world, a_node_comes) <= most_moves
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_the_load_of_a_killed_node_moves_after_about_the_maximum_lease_time(seed: int) -> None:
-    """The author: "If I kill a node without giving it any chance to do any cleanup after roughly
-    maximum lease time the load is distributed out to the remaining nodes".
-    """
-    world = shared(race(seed, workers=3, partitions=8))
-    world.clock.run_for(world.random.randint(0, 5_000))
-    world.kill(world.workers[0])
-    took_ms = until(world, lambda: world.is_settled, "the others share what it had", 60_000)
-    assert took_ms <= TIMING.max_ms + HANDOVER_MS
-    check(world)
 
 
 def test_a_measure_of_load_takes_the_place_of_the_count() -> None:
@@ -145,7 +126,7 @@ def test_stalls_that_are_short_beside_the_wait_move_nothing() -> None:
 # -- what its text leaves open ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_leases_that_are_lost_with_the_data_are_raced_for_again(seed: int) -> None:
     """The two hashes are gone; who processes goes on, and the next races put it down again. Only a
     race that was being run at that moment may have another end.
@@ -154,34 +135,5 @@ def test_leases_that_are_lost_with_the_data_are_raced_for_again(seed: int) -> No
     world.model.empty_store()
     assert moves(world, lambda: world.clock.run_for(2 * ROUND_MS + TIMING.max_shutdown_ms)) <= 2
     assert world.is_settled
-    assert sorted(leases_of(world).allocation) == list(range(8))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_stuck_owner_is_overtaken_after_the_maximum_shutdown_time_and_fenced(seed: int) -> None:
-    """The author: "Wait for a maximum of maximum shutdown time and start the partition anyway". A
-    paused owner has not ended, and what it commits when it wakes is refused.
-    """
-    world = shared(race(seed, workers=2, partitions=8))
-    sleeper = world.workers[0]
-    pause(world, sleeper, 60_000)
-    took_ms = until(world, lambda: len(running(world.workers[1])) == 8, "the other has all", 60_000)
-    # A win that it did not clear any more lasts for the maximum lease.
-    assert TIMING.max_shutdown_ms <= took_ms <= ROUND_MS + TIMING.max_ms + HANDOVER_MS
-    until(world, lambda: not sleeper.paused, "it wakes", 60_000)
-    until(world, lambda: world.is_settled, "the sleeper has its share again", 60_000)
-    assert world.model.fenced > 0
-    check(world)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_node_that_leaves_ends_its_leases_and_the_others_race_at_once(seed: int) -> None:
-    """Nobody waits for a lease to run out, and nothing of it stays in the hashes."""
-    world = shared(race(seed, workers=3, partitions=9))
-    leaver = world.workers[0]
-    world.stop(leaver)
-    took_ms = until(world, lambda: world.is_settled, "the others share what it had", 60_000)
-    assert took_ms <= 2 * HANDOVER_MS
-    leases = leases_of(world)
-    assert leaver.owner not in {owner for _, owner in [*leases.allocation.values(), *leases.grab.values()]}
-    assert (world.model.fenced, max(world.checker.executions.values())) == (0, 1)
+    assert isinstance(world.model.extension, ModelLeases)
+    assert sorted(world.model.extension.allocation) == list(range(8))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership import events as calls
-from streamworker.core.protocols.membership.document import Member, Membership
+from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.mending import (
     BEHIND_MS,
     PACE_MS,
@@ -20,7 +20,7 @@ from streamworker.core.protocols.membership.mending import (
 from streamworker.core.protocols.membership.mending import is_of_later_release as is_later
 from streamworker.errors import CoordinationError
 from tests.core.workbench import ME, TIMING, Bench, group, names, of_type, stored
-from tests.simulator.server.damage import DAMAGES, damaged
+from tests.simulator.server.damage import DAMAGES
 
 LATER = b'{"generation":11,"v":2,"shards":[]}'
 UNANSWERED = ev.Unanswered(calls.ReadDocument())
@@ -82,17 +82,6 @@ def test_a_member_writes_the_document_anew_as_it_was_known() -> None:
     assert bench.core.member == ME
 
 
-def test_held_seats_and_weights_are_what_they_were() -> None:
-    """A static member that is away comes back to its partition; the balancer goes on from what it knew."""
-    held = Member("s.1", "s", "host", 1, 1, "held", static_id="seat", held_until_ms=9_000_000)
-    me = Member(ME, "w1", "host", 1, 0)
-    known = Membership(10, 3, "weighted", (me, held), (ME, "s.1", ME), (5, 7, 9), ((4_000, 1),))
-    bench = Bench.started(partitions=3)
-    bench.read(known)
-    shown(bench, b"[]")
-    assert mends(bench.wait(PAUSE_MS)).membership == known
-
-
 def test_later_members_let_the_first_do_it() -> None:
     """One change is made and not one a member; its message is heard meanwhile."""
     bench = Bench.running("w2.1", "w3.1", ME)
@@ -146,19 +135,6 @@ def test_a_document_of_a_later_release_is_never_put_aside() -> None:
         assert names(bench.wait(TIMING.heartbeat_interval_ms)) == ["ReadDocument"]
 
 
-def test_other_damage_begins_another_pause() -> None:
-    """Somebody is at work there: what was seen is not what stands there now."""
-    bench = Bench.running(ME)
-    shown(bench, b"[]")
-    first = mends(bench.wait(PAUSE_MS))
-    bench.send(calls.ChangeRefused(b"{}", 5_000))
-    assert names(bench.wait(PAUSE_MS - 1)) == []
-    second = mends(bench.wait(1))
-    assert (first.seen, second.seen) == (fingerprint(b"[]"), fingerprint(b"{}"))
-    assert names(bench.refuse(group(ME, generation=5_001))) == []
-    assert bench.core.membership.generation == 5_001
-
-
 def test_what_cannot_be_put_right_is_tried_at_the_pace_of_heartbeats() -> None:
     """A user may lack the rights for it."""
     bench = Bench.running(ME)
@@ -189,19 +165,6 @@ def test_who_leaves_puts_it_right_first() -> None:
 
 
 # -- damage that leaves the generation as it is -----------------------------------------------------
-
-
-def test_damage_behind_the_generation_shows_in_the_fingerprint() -> None:
-    """Heartbeats with none, with the right one, and with another."""
-    bench = Bench.running(ME)
-    document = stored(group(ME))
-    for known in ("", fingerprint(document)):
-        assert names(bench.heartbeat(fingerprint=known)) == []
-    _, after = damaged(document, list(DAMAGES).index("has no owners"))
-    assert after is not None
-    assert names(bench.heartbeat(fingerprint=fingerprint(after))) == ["ReadDocument"]
-    bench.send(calls.DocumentRead(after, 5_000))
-    assert mends(bench.wait(PAUSE_MS)).membership == group(ME)
 
 
 def test_a_document_that_we_wrote_ourselves_has_a_fingerprint_as_well() -> None:

@@ -11,7 +11,6 @@ from streamworker.core.control import PartitionsAcquired, PartitionsReleased, Re
 from streamworker.core.ownership.lifecycle import HANDLING, State
 from streamworker.core.ownership.locks import AcquireReply, Held, Stale
 from streamworker.core.ownership.partitions import Ownership
-from streamworker.errors import InternalError
 from tests.core.workbench import lock
 
 OWNER = "w1.1"
@@ -232,15 +231,6 @@ def test_a_release_without_an_answer_is_repeated_until_there_is_one() -> None:
     assert desk.released((1,), 1) == [ev.PostControl(PartitionsReleased((1,), OWNER, 5))]
 
 
-def test_being_revoked_again_while_draining_changes_nothing() -> None:
-    """The grace period is not prolonged."""
-    desk = Desk().running(1)
-    desk.assign()
-    desk.advance(GRACE_MS - 1)
-    assert desk.assign(generation=6) == []
-    assert desk.advance(1) == [ev.CancelRunner(1, 101)]
-
-
 def test_a_partition_that_comes_back_while_it_is_released_is_asked_for_at_once() -> None:
     """When the release is done, with the newest generation."""
     desk = Desk().running(1)
@@ -301,15 +291,6 @@ def test_what_a_fenced_runner_says_later_is_passed_over() -> None:
     assert desk.ownership.drop() == []
 
 
-def test_a_fenced_partition_that_came_back_while_it_drained_is_asked_for() -> None:
-    """Its end by fencing is as good as its end by release."""
-    desk = Desk().running(1)
-    desk.assign(generation=6)
-    desk.assign(1, generation=7)
-    desk.ownership.handle(ev.RunnerFenced(1, 101), desk.now_ms)
-    assert desk.advance() == [ask(1, generation=7)]
-
-
 def test_a_runner_that_halts_is_shown_with_its_newest_reason_and_keeps_its_partition() -> None:
     """Nothing is released and nothing is asked. Several records may fail; it drains when it is revoked."""
     desk = Desk().running(1)
@@ -353,18 +334,6 @@ def test_dropping_stops_what_runs_and_nothing_else() -> None:
     assert desk.ownership.drop() == [ev.DropRunner(p, 100 + p) for p in (1, 2, 5)]
     assert desk.ownership.is_idle
     assert Desk().paused(1).ownership.drop() == []
-
-
-@pytest.mark.parametrize("partition", [1, 2])
-def test_an_illegal_event_raises_and_changes_nothing(partition: int) -> None:
-    """Running and halted runners do not stop without being asked to."""
-    desk = Desk().running(1, 2)
-    desk.ownership.handle(ev.RunnerHalted(2, 102, "poison"), desk.now_ms)
-    before = desk.ownership.state(partition)
-    with pytest.raises(InternalError, match="This is a bug"):
-        desk.stopped(partition, 100 + partition)
-    assert desk.ownership.state(partition) is before
-    assert desk.advance(60_000) == []
 
 
 # -- operators' requests -----------------------------------------------------------------------------

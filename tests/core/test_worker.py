@@ -98,18 +98,6 @@ def test_the_pause_after_lost_races_doubles_up_to_a_second() -> None:
     assert bench.jitter_asked[-1] == CONFLICT_PAUSE_MAX_MS
 
 
-def test_a_join_whose_answer_was_lost_is_looked_up_before_it_is_repeated_under_the_same_id() -> None:
-    """It had been done: no second member. It had not: should it still arrive, it conflicts with this one."""
-    for was_done in (True, False):
-        bench = Bench.joining(None)
-        bench.send(UNANSWERED)
-        assert names(bench.wait(TIMING.acquire_retry_ms)) == ["ReadDocument"]
-        if was_done:
-            assert names(bench.read(group(ME, generation=1_700))) == ["StartHeartbeat", "AcquireLocks"]
-        else:
-            assert change(bench.read(None)).added == (ME,)
-
-
 def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
     """One of a later release; the locks say what is ours. It is read again at the pace of heartbeats."""
     bench = Bench.running(ME, "w2.1")
@@ -176,33 +164,6 @@ def test_a_worker_that_owns_nothing_and_the_last_one_leave_all_the_same_in_two_s
     assert (asked.message.cause, asked.message.moved) == ("leave", ())
 
 
-def test_a_leaving_worker_takes_nothing_whatever_the_document_says() -> None:
-    """It conflicts with a change that still assigns partitions to it."""
-    bench = Bench.running(ME, "w2.1")
-    bench.send(ev.StopRequested())
-    effects = bench.refuse(group(ME, generation=11))
-    assert names(effects + bench.wait(10)) == ["ChangeDocument"]
-    assert change(effects).expected == 11
-
-
-def test_stopping_twice_is_stopping_once() -> None:
-    """A second signal does nothing more here."""
-    bench = Bench.running(ME)
-    bench.send(ev.StopRequested())
-    assert bench.send(ev.StopRequested()) == []
-
-
-def test_a_worker_that_is_stopped_while_it_joins_leaves_again() -> None:
-    """The join is under way and succeeds: it must not stay behind as a dead member."""
-    bench = Bench.joining(None)
-    assert bench.send(ev.StopRequested()) == []
-    effects = bench.send(calls.DocumentChanged(1_700))
-    assert names(effects) == ["StartHeartbeat", "ChangeDocument"]
-    assert change(effects).message.cause == "leave"
-    assert change(bench.send(calls.DocumentChanged(1_701))).message.cause == "left"
-    assert names(bench.send(calls.DocumentChanged(1_702))) == ["StopHeartbeat", "Finished"]
-
-
 def test_a_join_without_an_answer_is_undone_if_it_was_done() -> None:
     """Stopped while nobody knows whether it is a member: the document is read first."""
     bench = Bench.joining(None)
@@ -222,20 +183,6 @@ def test_a_leaving_worker_that_the_group_removed_drops_its_work_before_it_is_fin
     assert of_type(effects, ev.DropRunner) == [ev.DropRunner(p, 100 + p) for p in (0, 1, 2, 3)]
     if "ReadDocument" in names(effects):
         effects += bench.read(group("w2.1", generation=12))
-    assert names(effects)[-1] == "Finished"
-
-
-def test_a_heartbeat_that_is_refused_because_we_left_is_no_loss() -> None:
-    """It overtook the answer to the leave on another connection; no alarm is raised."""
-    bench = Bench.running(ME, "w2.1")
-    drains = bench.send(ev.StopRequested())
-    bench.send(calls.DocumentChanged(11))
-    bench.stop_runners(drains)
-    effects = bench.heartbeat(lost=True, generation=12)
-    effects += bench.send(calls.DocumentChanged(12))
-    if "ReadDocument" in names(effects):
-        effects += bench.read(group("w2.1", generation=12))
-    assert [note.event for note in of_type(effects, ev.Note)] == []
     assert names(effects)[-1] == "Finished"
 
 

@@ -2,7 +2,6 @@
 
 from streamworker.core import events as ev
 from streamworker.core.protocols.membership import events as calls
-from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MS
 from streamworker.core.protocols.setup import Phase
 from tests.core.workbench import ME, TIMING, Bench, beat, group, lock, names, of_type
 
@@ -37,13 +36,6 @@ def test_a_worker_that_wakes_starts_no_batch_whatever_it_hears_first() -> None:
     bench.heartbeat()
     bench.wait_quietly(60_000)
     assert "PauseBatches" in names(bench.send(ev.ControlReceived(())))
-
-
-def test_a_heartbeat_tells_of_a_change_whose_message_was_lost() -> None:
-    """A lost message costs one heartbeat; an old generation is news as well, after a failover."""
-    for generation in (11, 9):
-        bench = Bench.running(ME)
-        assert names(bench.heartbeat(generation=generation)) == ["ReadDocument"]
 
 
 # -- a lost membership ---------------------------------------------------------------------------
@@ -102,24 +94,6 @@ def test_what_concerns_a_former_self_is_passed_over() -> None:
     assert [bench.send(event) for event in late] == [[]] * len(late)
 
 
-def test_batches_may_start_again_with_a_new_membership() -> None:
-    """A worker that was late and then lost must not stay paused for ever."""
-    bench = Bench.running(ME)
-    bench.heartbeat()
-    bench.wait(LATE_MS)
-    assert "ResumeBatches" in names(bench.heartbeat(lost=True))
-
-
-def test_a_change_under_way_when_the_membership_is_lost_does_not_confuse_the_next_one() -> None:
-    """The answer to the former self's question arrives first."""
-    bench = Bench.running(ME)
-    bench.changed(11)
-    assert "ReadDocument" not in names(bench.heartbeat(lost=True))
-    assert names(bench.read(group(ME, generation=11))) == ["ReadDocument"]
-    (change,) = of_type(bench.read(group(ME, generation=11)), calls.ChangeDocument)
-    assert change.added == (SECOND_SELF,)
-
-
 # -- peers ---------------------------------------------------------------------------------------
 
 
@@ -134,29 +108,9 @@ def test_a_peer_that_beats_again_after_a_lost_race_is_not_removed() -> None:
     assert removals(bench.wait(10)) == []
 
 
-def test_races_that_were_lost_long_ago_do_not_lengthen_later_pauses() -> None:
-    """A race that is lost to somebody who did the same is over."""
-    bench = Bench.running(ME, "w2.1")
-    for generation, dead, next_one in ((11, "w2", "w3"), (12, "w3", "w4")):
-        silence(bench, INTERVAL_MS + LATE_MS, **{dead: beat(1, 7)})
-        assert removals(probed(bench)) == [(f"{dead}.1",)]
-        bench.jitter_asked.clear()
-        bench.refuse(group(ME, f"{next_one}.1", generation=generation))
-        assert bench.jitter_asked[0] == CONFLICT_PAUSE_MS
-
-
 def test_one_question_about_peers_is_under_way_at_a_time() -> None:
     """Also when it takes long. One that failed removes nobody, and the next heartbeat asks anew."""
     bench = Bench.running(ME, "w2.1")
     assert len(of_type(silence(bench, 60 * INTERVAL_MS, w2=beat(1, 7)), calls.ProbePeers)) == 1
     assert bench.send(ev.Unanswered(calls.ProbePeers((7,)))) == []
     assert len(of_type(silence(bench, 3 * INTERVAL_MS, w2=beat(1, 7)), calls.ProbePeers)) == 1
-
-
-def test_a_leaving_worker_removes_nobody() -> None:
-    """It has its own departure to make; others are there to see to the dead."""
-    bench = Bench.running(ME, "w2.1", "w3.1")
-    bench.send(ev.StopRequested())
-    bench.send(calls.DocumentChanged(11))
-    silence(bench, INTERVAL_MS + LATE_MS, w2=beat(1, 7))
-    assert removals(probed(bench)) == []
