@@ -119,9 +119,16 @@ def settled(workers: int, partitions: int, assignment: str) -> LargeWorld:
     return world
 
 
-@pytest.mark.parametrize("assignment", ["range", "sticky"])
+LARGEST = [pytest.mark.soak, pytest.mark.timeout(1_200)]
+
+
 @pytest.mark.parametrize(
-    "workers", [100, pytest.param(1_000, marks=[pytest.mark.soak, pytest.mark.timeout(1_200)])]
+    ("workers", "assignment"),
+    [
+        (100, "sticky"),
+        pytest.param(1_000, "sticky", marks=LARGEST),
+        pytest.param(1_000, "range", marks=LARGEST),
+    ],
 )
 def test_a_large_group_takes_a_join_a_leave_and_a_death(workers: int, assignment: str) -> None:
     """With ten partitions a worker: each converges, and costs nothing afterwards.

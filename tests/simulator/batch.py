@@ -35,19 +35,13 @@ def _prepare() -> None:
 def figures_of(outcomes: Sequence[Outcome]) -> dict[str, object]:
     """Return the figures of many schedules of one protocol, by their names for people."""
     settled = sorted(outcome.settled_ms for outcome in outcomes if outcome.settled_ms is not None)
-    worker_seconds = sum(outcome.virtual_ms * outcome.workers for outcome in outcomes) / 1_000
-    commands = sum(outcome.commands for outcome in outcomes)
     return {
         "schedules": len(outcomes),
         "partitions that moved": sum(outcome.moves for outcome in outcomes),
-        "moves that no protocol can avoid": sum(outcome.minimum for outcome in outcomes),
         "schedules that came to rest": len(settled),
         "time to balance after the faults, median, ms": settled[len(settled) // 2] if settled else None,
         "time to balance after the faults, longest, ms": settled[-1] if settled else None,
-        "longest time a partition had no owner, ms": max(outcome.longest_ms for outcome in outcomes),
         "jumps without cause": sum(outcome.jumps for outcome in outcomes),
-        # Without reads and commits: the protocol's cost at Redis.
-        "Redis commands for each worker and second": round(commands / worker_seconds, 2),
         "records that were handled": sum(outcome.records for outcome in outcomes),
         "violations": sum(len(outcome.violations) for outcome in outcomes),
     }

@@ -296,56 +296,35 @@ class Checker:
 
 
 class Figures:
-    """Measures the cost of rebalances: moves, and times without an owner."""
+    """Counts the moves of rebalances, and those without a cause."""
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self._clock = clock
         self._there: set[str] = set()
-        self._coming_back: set[str] = set()
         self._last: list[str] = []
         """The last owner of each partition."""
-        self._since: list[int | None] = []
-        """Since when each partition has no owner; None if it has one."""
         self._cause_ms = clock()
-        self.moves = self.minimum = self.jumps = self.longest_ms = 0
+        self.moves = self.jumps = 0
         self.is_over = False
         """Whether all workers were asked to leave, so that nothing is counted any more."""
 
     def grow(self, partitions: int) -> None:
         """Count additional partitions."""
         self._last += [""] * partitions
-        self._since += [None] * partitions
 
     def came(self, worker: str) -> None:
         """Record the start of a worker."""
-        if worker in self._there or worker in self._coming_back:
-            self._coming_back.discard(worker)
-        elif self._there:
-            share = len(self._last) // (len(self._there) + 1)
-            # Partitions without an owner so far do not move.
-            self.minimum += max(0, share - self._last.count(""))
-        else:
-            self.minimum += sum(bool(last) for last in self._last)
         self._there.add(worker)
         self.happened()
 
-    def went(self, worker: str, *, at_once: bool, comes_back: bool = False) -> None:
-        """Record that a worker was killed or asked to leave; if it comes back, no move is necessary.
+    def went(self, worker: str) -> None:
+        """Record that a worker was killed or asked to leave.
 
         Workers that never ``came``, since their configuration is wrong, do not count.
         """
-        if worker not in self._there or self.is_over:
-            return
-        if comes_back:
-            self._coming_back.add(worker)
-        self._there.discard(worker)
-        mine = [p for p, last in enumerate(self._last) if last == worker]
-        if self._there and not comes_back:
-            self.minimum += len(mine)
-        if at_once:
-            for partition in mine:
-                self._free(partition)
-        self.happened()
+        if worker in self._there and not self.is_over:
+            self._there.discard(worker)
+            self.happened()
 
     def happened(self, lasting_ms: int = 0) -> None:
         """Record a reason to move partitions."""
@@ -353,23 +332,13 @@ class Figures:
 
     def owned(self, partition: int, worker: str) -> None:
         """Record the new owner of a lock; an empty name means that it is free."""
-        last, since_ms, now_ms = self._last[partition], self._since[partition], self._clock()
-        if self.is_over:
+        if self.is_over or not worker:
             return
-        if not worker:
-            self._free(partition)
-            return
+        last, self._last[partition] = self._last[partition], worker
         if last and last != worker:
             self.moves += 1
-            if last in self._there and now_ms - self._cause_ms > CAUSE_MS:
+            if last in self._there and self._clock() - self._cause_ms > CAUSE_MS:
                 self.jumps += 1
-        if since_ms is not None:
-            self.longest_ms = max(self.longest_ms, now_ms - since_ms)
-        self._last[partition], self._since[partition] = worker, None
-
-    def _free(self, partition: int) -> None:
-        if self._since[partition] is None:
-            self._since[partition] = self._clock()
 
 
 def _rows(lock: Lock) -> list[Record]:

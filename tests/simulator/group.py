@@ -123,17 +123,17 @@ class SimulatedGroup:
         self.checker.figures.came(name)
         return worker
 
-    def stop(self, worker: SimWorker, *, comes_back: bool = False) -> None:
+    def stop(self, worker: SimWorker) -> None:
         """Ask a worker to leave."""
         self.note(f"{worker.name} is asked to leave")
-        self.checker.figures.went(worker.name, at_once=False, comes_back=comes_back)
+        self.checker.figures.went(worker.name)
         worker.stop()
 
-    def kill(self, worker: SimWorker, *, comes_back: bool = False) -> None:
+    def kill(self, worker: SimWorker) -> None:
         """Kill a worker."""
         self.note(f"{worker.name} is killed; its connection closes")
         worker.kill()
-        self.checker.figures.went(worker.name, at_once=True, comes_back=comes_back)
+        self.checker.figures.went(worker.name)
 
     def refused(self, worker: SimWorker, error: ConfigurationError) -> None:
         """End a worker whose core raised an error about its configuration."""
@@ -144,7 +144,7 @@ class SimulatedGroup:
         self.note(f"{worker.name} ends: {error}")
         worker.kill()
         if all(each.name != worker.name for each in self.staying):
-            self.checker.figures.went(worker.name, at_once=True)
+            self.checker.figures.went(worker.name)
         if self.is_healed and not self.staying:
             self.start()  # An operator notices that no worker runs.
 

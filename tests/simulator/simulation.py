@@ -96,14 +96,8 @@ class Outcome:
     settled_ms: int | None
     """Time from the end of the faults until the group settled; None if it did not settle."""
     moves: int
-    minimum: int
-    """The moves that were necessary: the partitions of workers that went, and a share for each newcomer."""
-    longest_ms: int
-    """The longest time in which a partition had no owner."""
     jumps: int
     """Moves away from a live worker without a reason in the 15 s before."""
-    commands: int
-    virtual_ms: int
     records: int
     story: str = field(repr=False, default="")
 
@@ -160,11 +154,7 @@ def run(
         tuple(checker.violations),
         settled_ms,
         figures.moves,
-        figures.minimum,
-        figures.longest_ms,
         figures.jumps,
-        world.model.commands,
-        world.clock.now_ms - START_MS,
         len(checker.executions),
         story(world) if checker.violations else "",
     )

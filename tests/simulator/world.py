@@ -304,7 +304,7 @@ class World(SimulatedGroup):
             self._return(worker)
             return
         end = self.kill if how == 1 else self.stop
-        end(worker, comes_back=bool(worker.static_id))
+        end(worker)
         self.clock.after(fault.span_ms, lambda: self._return(worker))
 
     def _return(self, worker: SimWorker) -> None:

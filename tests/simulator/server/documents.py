@@ -39,8 +39,6 @@ class Documents:
         self.tells_connections = True
         self.calls = 0
         """Number of calls about documents and locks; a group at rest makes none."""
-        self.commands = 0
-        """Number of commands without reads, appends and commits: the cost of the protocol."""
 
     @property
     def beats(self) -> dict[str, calls.Beat]:
@@ -164,7 +162,6 @@ class Documents:
         loads: Mapping[int, int] | None = None,
     ) -> calls.HeartbeatDone:
         """``heartbeat.lua``."""
-        self.commands += 1
         generation, run_id = self._generation(), self.run_id
         if not self._has_beats():
             seen = self._fingerprint()

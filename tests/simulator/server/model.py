@@ -309,7 +309,6 @@ class RedisModel(Documents, Outboxes):
 
         ``lost`` returns whether the next command of a pipeline, or its reply, is lost.
         """
-        self.commands += 1
         operation = OPERATIONS.get(type(effect))
         if operation is not None:
             return operation(self, effect, lost)
