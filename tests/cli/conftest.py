@@ -146,6 +146,12 @@ def work_off(redis_url: str, app: str = "shop:app") -> None:
     anyio.run(work)
 
 
+def rewrite(shop: Path, source: str) -> None:
+    """Write another shop.py in place of the one that this process has imported."""
+    (shop / "shop.py").write_text(source, "utf-8")
+    sys.modules.pop("shop", None)
+
+
 def lines_of(records: Sequence[str]) -> str:
     """Join lines as a file has them."""
     return "".join(f"{record}\n" for record in records)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import anyio
@@ -14,7 +13,7 @@ from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import streams
 from streamworker.redisio.keys import StreamKeys
 from streamworker.runtime.connecting import connected
-from tests.cli.conftest import SHOP, Invoke, work_off
+from tests.cli.conftest import SHOP, Invoke, rewrite, work_off
 from tests.cli.test_send import orders
 
 
@@ -28,8 +27,7 @@ HOURLY = '\n\n@app.pipeline(pricing, path="lake/hourly")\ndef hourly(rows):\n   
 
 def _deploy(shop: Path, before: str, after: str, more: str = "") -> None:
     assert before in SHOP
-    (shop / "shop.py").write_text(SHOP.replace(before, after) + more, "utf-8")
-    sys.modules.pop("shop", None)
+    rewrite(shop, SHOP.replace(before, after) + more)
 
 
 def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
@@ -99,8 +97,7 @@ def test_an_entry_that_was_unreadable_before_stops_no_deploy_and_shows_nothing_o
     shop: Path, streamworker: Invoke, raw: "redis.Redis", program: str
 ) -> None:
     """What is no JSON, and what lacks a field; whether the type is that of before, or gains a default."""
-    (shop / "shop.py").write_text(program, "utf-8")
-    sys.modules.pop("shop", None)
+    rewrite(shop, program)
     app = resolve_app("shop:app")
     spec, key = app.registry.streams["orders"].spec, "sw:{shop.orders.3}:events"
 
@@ -114,15 +111,13 @@ def test_an_entry_that_was_unreadable_before_stops_no_deploy_and_shows_nothing_o
         raw.xadd(key, {"v": payload})
     raw.xadd(key, {"v": '{"order_id":1,"customer":"SECRET","amount":1.5}'})
     for more in ("", '\n    coupon: str = "none"'):
-        (shop / "shop.py").write_text(program.replace("amount: float", f"amount: float{more}"), "utf-8")
-        sys.modules.pop("shop", None)
+        rewrite(shop, program.replace("amount: float", f"amount: float{more}"))
         checked = streamworker("schema", "check", "shop:app")
         assert checked.exit_code == 0, checked.output
         assert "3 of the sampled records cannot be read  already unreadable: 3/" in checked.output
         assert "SECRET" not in checked.output
 
-    (shop / "shop.py").write_text(program.replace("customer: str", "customer: int"), "utf-8")
-    sys.modules.pop("shop", None)
+    rewrite(shop, program.replace("customer: str", "customer: int"))
     broken = streamworker("schema", "check", "shop:app")
     assert broken.exit_code == 3
     assert re.search("orders +1 of the sampled records cannot be read +breaks: 3/", broken.output)

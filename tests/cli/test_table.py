@@ -1,13 +1,12 @@
 """`streamworker table`, and what other commands tell of tables, on what a worker has counted."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke, work_off
+from tests.cli.conftest import Invoke, rewrite, work_off
 
 COUNTED = """
 totals = app.table("totals", dict[str, float], ttl="400 days")
@@ -89,8 +88,7 @@ def test_a_check_of_types_says_which_values_could_not_be_read(counted: Invoke, s
     """Before the deploy, and how many values the table holds."""
     module = (shop / "shop.py").read_text("utf-8")
     counted.does("schema", "check", "shop:app")
-    (shop / "shop.py").write_text(module.replace("dict[str, float]", "list[int]"), "utf-8")
-    sys.modules.pop("shop", None)
+    rewrite(shop, module.replace("dict[str, float]", "list[int]"))
     found = counted("schema", "check", "shop:app")
     assert found.exit_code == ExitCode.CONFIGURATION
     assert "3 of the sampled values cannot be read" in found.stdout

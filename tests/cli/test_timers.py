@@ -1,6 +1,5 @@
 """`timers` shows when timers run, and `timers run-now` lets one run at once."""
 
-import sys
 from pathlib import Path
 
 from streamworker.cli.exit_codes import ExitCode
@@ -28,7 +27,6 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     shop: Path, streamworker: Invoke, spawn: SpawnWorker
 ) -> None:
     (shop / "shop.py").write_text(TIMED, "utf-8")
-    sys.modules.pop("shop", None)
     early = streamworker("timers", "run-now", "shop:greet")
     assert early.exit_code == ExitCode.FAILED
     assert early.output == (
@@ -69,7 +67,6 @@ def test_a_timer_that_fails_is_shown_with_its_error(
     away = 'Path("greeted").write_text(str(at))'
     assert away in TIMED
     (shop / "shop.py").write_text(TIMED.replace(away, 'raise OSError("the mail server is away")'), "utf-8")
-    sys.modules.pop("shop", None)
     streamworker("timers", "run-now", "shop:greet")
     spawn("run", "shop:app", "--name", "w1")
 
@@ -84,7 +81,6 @@ def test_a_timer_that_fails_is_shown_with_its_error(
 
 def test_what_is_no_timer_is_named_with_those_that_are_there(shop: Path, streamworker: Invoke) -> None:
     (shop / "shop.py").write_text(TIMED, "utf-8")
-    sys.modules.pop("shop", None)
     wrong = streamworker("timers", "run-now", "shop:audit")
     assert wrong.exit_code == ExitCode.CONFIGURATION
     assert "Timers there: flush, greet" in " ".join(wrong.output.split())
