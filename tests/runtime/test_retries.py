@@ -39,7 +39,7 @@ async def _retries(worker: LocalWorker, count: int) -> None:
 async def test_a_database_that_is_away_delays_records_and_nothing_else(options: dict[str, Any]) -> None:
     """No worker restarts, none is lost, the order is kept, and each partition tries again within the cap.
 
-    After a minute all run within the longest pause: pauses are spread over their upper half, and the last
+    After a while all run within the longest pause: pauses are spread over their upper half, and the last
     begins within 4 s.
     """
     app = App("shop")
@@ -69,13 +69,13 @@ async def test_a_database_that_is_away_delays_records_and_nothing_else(options: 
         await items.send_many(Item(key, number) for number in range(5) for key in keys)
         await _retries(worker, PARTITIONS)
         before = (await worker.snapshot()).processors["store"]
-        await anyio.sleep(60)
+        await anyio.sleep(20)
         often = (await worker.snapshot()).processors["store"]
         for view in often.partitions:
             assert view.retry is not None and view.reason.startswith("ConnectionError: the database is away")
-            assert view.retry.attempt > 15
+            assert view.retry.attempt > 8
             assert view.retry.next_ms - often.taken_ms <= BACKOFF_MAX_S * 1000
-            assert view.retry.next_ms - view.retry.since_ms >= 60_000, "it counts from the first failure"
+            assert view.retry.next_ms - view.retry.since_ms >= 20_000, "it counts from the first failure"
         is_away, healed_s = False, loop.time()
         await worker.until_drained()
         await _retries(worker, 0)
