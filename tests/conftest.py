@@ -6,10 +6,8 @@ import re
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterator
-from functools import cache
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
-from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,16 +61,6 @@ have the mark ``soak`` there, since a test takes three times as long."""
 WITH_REASON = {"alone", "full", "spark"}
 """Marks that take a test out of some runs: each says why."""
 
-CHOSEN_BY = {*WITH_REASON, "soak"}
-"""Marks by which runs choose their tests."""
-
-MARKED_FROM_OUTSIDE = {"chaos", "contract", "durability", "security", "spark"}
-"""Folders whose helpers and conftests mark tests, too. Elsewhere a file says all of its marks."""
-
-TOLD_BY = {name: re.compile(rf"\bmark\.{name}\b") for name in CHOSEN_BY}
-TOLD_BY["full"] = re.compile(r"\bmark\.full\b|redis7|\bseed\b")
-OF_A_FILE = re.compile(r"^pytestmark = (?:\[\n(?: .*\n)+|.+)", re.MULTILINE)
-
 OURS = "STREAMWORKER_"
 """How the names of our environment variables begin."""
 
@@ -94,40 +82,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             slow = pytest.mark.full("three times as slow as on one server")
             mark = slow if stem in ELSEWHERE_TOO else pytest.mark.soak
             servers += [pytest.param(name, marks=mark) for name in ("sentinel", "cluster")]
-        if not _may_choose(metafunc.config, {"soak"}, CHOSEN_BY):
-            servers = [each for each in servers if pytest.mark.soak.mark not in getattr(each, "marks", ())]
         metafunc.parametrize("server", servers, indirect=True, scope="session")
-
-
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a file of which ``-m`` chooses no test: to collect all takes as long as many tests."""
-    if not config.option.markexpr or collection_path.suffix != ".py":
-        return None
-    text = _text_of(collection_path)
-    of_all = {name for marks in OF_A_FILE.findall(text) for name in re.findall(r"mark\.(\w+)", marks)}
-    return None if _may_choose(config, of_all, _may_have(collection_path)) else True
-
-
-@cache
-def _text_of(path: Path) -> str:
-    return path.read_text("utf-8")
-
-
-@cache
-def _may_have(path: Path) -> set[str]:
-    """Return the marks, of those by which runs choose, that tests of a file may have."""
-    told = {name for name, pattern in TOLD_BY.items() if pattern.search(_text_of(path))}
-    return told | CHOSEN_BY - {"alone"} if path.parent.name in MARKED_FROM_OUTSIDE else told
-
-
-def _may_choose(config: pytest.Config, certain: Collection[str], possible: Collection[str]) -> bool:
-    """Whether ``-m`` may choose a test that has some marks, and perhaps others."""
-    chooses = compile(config.option.markexpr or "True", "-m", "eval")
-    has = [
-        (True,) if name in certain else (False,) if name in CHOSEN_BY - {*possible} else (True, False)
-        for name in chooses.co_names
-    ]
-    return any(eval(chooses, dict(zip(chooses.co_names, each, strict=True))) for each in product(*has))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -166,8 +121,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     bare = [mark.name for mark in item.iter_markers() if mark.name in WITH_REASON and not mark.args]
     if bare:
         raise pytest.UsageError(f"{item.nodeid}: give the mark {bare[0]} its reason, as in {bare[0]}('...')")
-    for name in {mark.name for mark in item.iter_markers()} & CHOSEN_BY - _may_have(item.path):
-        raise pytest.UsageError(f"{item.nodeid}: write mark.{name} in its file, where runs look for it")
+    if item.get_closest_marker("alone") and "mark.alone" not in item.path.read_text("utf-8"):
+        raise pytest.UsageError(f"{item.nodeid}: write mark.alone in its file, where the Makefile looks")
 
 
 def _is_further_seed(item: pytest.Item) -> bool:

@@ -267,10 +267,7 @@ class AckedLogs:
         """Yield the rows of a slice, of which the first range is given."""
         position, before, next_id = part.start, _before(part), part.start
         while entries:
-            bytes_read = sum(len(fields.get(b"batch", b"")) for _, fields in entries)
-            size = max(bytes_read // len(entries), 1)
-            rows = max((entries[-1][0].ms - next_id) // len(entries), 1)  # An id numbers the last row.
-            _means[self._keys.schemas] = size, rows
+            _means[self._keys.schemas] = size, _ = _mean(entries, next_id)
             for entry_id, fields in entries:
                 next_id = entry_id.ms + 1
                 link = self._link(part, entry_id, fields, before)
@@ -446,6 +443,12 @@ def _first_ranges(parts: Sequence[Slice], mean: tuple[int, int] | None) -> list[
             break
         asked.append((part.partition, part.start, count))
     return asked
+
+
+def _mean(entries: Entries, since: int) -> tuple[int, int]:
+    """Return the mean bytes and rows of entries that were read from a row on; an id numbers the last row."""
+    size = sum(len(fields.get(b"batch", b"")) for _, fields in entries)
+    return max(size // len(entries), 1), max((entries[-1][0].ms - since) // len(entries), 1)
 
 
 def _count(size: int, at_most: int) -> int:
