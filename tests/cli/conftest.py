@@ -137,13 +137,16 @@ def work_off(redis_url: str, app: str = "shop:app") -> None:
     It trims nothing meanwhile, however slow the machine is.
     """
     found = resolve_app(app)
-    found.settings = replace(found.settings, trim_interval_ms=600_000)
 
     async def work() -> None:
         async with local_worker(found, url=redis_url, name="w1") as worker:
             await worker.until_drained()
 
-    anyio.run(work)
+    settings, found.settings = found.settings, replace(found.settings, trim_interval_ms=600_000)
+    try:
+        anyio.run(work)
+    finally:
+        found.settings = settings
 
 
 def rewrite(shop: Path, source: str) -> None:
