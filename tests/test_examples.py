@@ -29,6 +29,7 @@ def promised(path: Path) -> str:
     return match[1]
 
 
+@pytest.mark.slow
 @pytest.mark.full("starts servers and workers")
 @pytest.mark.parametrize("path", ENDS, ids=lambda path: path.stem)
 def test_an_example_ends_with_the_line_that_it_promises(path: Path, tmp_path: Path) -> None:

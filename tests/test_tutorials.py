@@ -13,6 +13,7 @@ TOOLS = ("awk", "bash", "date", "env", "grep", "mkdir", "sh", "sleep")
 """All that a reader needs beside Python."""
 
 
+@pytest.mark.slow
 @pytest.mark.full("starts a server, workers and each command as a process")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", ["getting-started.md", "tutorials/on-call.md"])

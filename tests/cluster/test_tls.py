@@ -18,6 +18,7 @@ from streamworker.dev.cluster import NODE_TIMEOUT_MS, ClusterNode, EmbeddedClust
 from streamworker.dev.server import free_port
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire import topology
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.source import connection
 from streamworker.spark.source.connection import Connection
@@ -136,9 +137,11 @@ def test_a_cluster_that_cannot_be_verified_is_sent_nothing(
     tls: TlsCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By workers and producers, and by what Spark runs; no message holds the password."""
+    # A handshake may take more than a second on a busy machine.
+    monkeypatch.setattr(topology, "ASK_TIMEOUT_S", 30.0)
 
     async def ping() -> None:
-        async with Backend.open(tls.url_by("other"), name="t", call_timeout_ms=3_000) as backend:
+        async with Backend.open(tls.url_by("other"), name="t", call_timeout_ms=6_000) as backend:
             await backend.execute("GET", "a")
 
     with pytest.raises(BackendUnavailable, match="certificate verify failed") as caught:
