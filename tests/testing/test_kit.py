@@ -43,18 +43,23 @@ async def test_after_a_kill_the_next_worker_counts_each_record_once(url: str) ->
     app = App("shop", **QUICK)
     clock: Literal["virtual", "real"] = "virtual" if is_in_memory(url) else "real"
     orders = app.stream("orders", Order, key="customer", partitions=2)
+    calls, is_killed = 0, anyio.Event()
 
     @app.processor(orders, batch=10)
     async def sum_up(batch: list[Order], ctx: Context) -> list[Total]:
+        nonlocal calls
+        calls += 1
         for order in batch:
             ctx.state[order.customer] = ctx.state.get(order.customer, 0) + order.amount
-        await anyio.sleep(0.01)
+        if calls > 10:  # However late somebody looks, there is something left.
+            await is_killed.wait()
         return [Total(order.customer, ctx.state[order.customer]) for order in batch]
 
     async with local_worker(app, url=url, clock=clock, name="first") as first:
         await orders.send_many(Order(f"c{n % 7}", 1) for n in range(400))
         seen = await first.until(lambda now: now.processors["sum_up"].committed >= 40)
         await first.kill()
+        is_killed.set()
         assert seen.processors["sum_up"].lag > 0
         async with local_worker(app, url=url, clock=clock, name="second") as second:
             dead = await second.snapshot()
