@@ -30,7 +30,7 @@ SWEEP = "sweep"
 CONTROL_MESSAGES_MAX = 12_000
 """The stream keeps about 10,000, by whole nodes."""
 REACHED_MS = 10_000
-"""Who asks each second has an answer in so long once all faults are over."""
+"""Who asks each second has an answer in so long without a fault: connections are made anew in seconds."""
 SHOWN_MAX = 5
 """Violations of one promise in one partition that are told one by one."""
 
@@ -430,8 +430,9 @@ class Judge:
         if not healed:
             return
         for event in self.history:
-            if event.kind == "verified" and event.at - max(event["since"], healed[0].at) > REACHED_MS:
-                text = f"{event['producer']} asked what is lost in vain, though no fault went on"
+            if event.kind == "verified" and (free_ms := self._free_ms(event)) > REACHED_MS:
+                seconds = f"{free_ms / 1000:.0f} s without a fault"
+                text = f"{event['producer']} asked for {seconds} what is lost, in vain"
                 self.found("I7", text, evidence=[healed[0], event])
         for partition, part in self.dump.partitions.items():
             if part.waiting:
@@ -442,6 +443,23 @@ class Judge:
         elif settled[-1].at - healed[-1].at > 1000 * self.limits.settled_s:
             took_s = (settled[-1].at - healed[-1].at) / 1000
             self.found("I7", f"it took {took_s:.0f} s to settle", evidence=[healed[-1], settled[-1]])
+
+    def _free_ms(self, answer: Event) -> float:
+        """Return for how long at most no fault took hold of what a producer needed while it asked."""
+        slot = answer["producer"].rpartition("-")[0]
+        ends = {event["number"]: event.at for event in self.faults if event["what"] != "begin"}
+        free_ms, free_from = 0.0, float(answer["since"])
+        for event in self.faults:
+            felt = [
+                each
+                for each in event.get("takes", ("server",))
+                if each in (f"process {slot}", f"line {slot}") or not each.startswith(("process", "line"))
+            ]
+            if event["what"] != "begin" or not felt:
+                continue
+            free_ms = max(free_ms, min(event.at, answer.at) - free_from)
+            free_from = max(free_from, ends.get(event["number"], float("inf")))
+        return max(free_ms, answer.at - free_from)
 
     def nothing_left(self) -> None:
         """I8: workers that have left leave nothing behind.

@@ -21,6 +21,7 @@ from streamworker.dev.cluster import NODE_TIMEOUT_MS, ClusterNode, EmbeddedClust
 from tests.chaos.proxy import Lines, ProxyThread
 from tests.chaos.servers import ROOM, ChaosServer
 from tests.chaos.slots import OneSlot
+from tests.helpers import wait_for
 
 PRIMARIES = 3
 ASK_S = 0.5
@@ -207,3 +208,9 @@ class ChaosCluster:
         """Return the commands that touched more than one slot, or were refused for it."""
         refused = [f"{self.watch.refused} answers CROSSSLOT"] * bool(self.watch.refused)
         return self.watch.crossing + refused
+
+    def wait_until_whole(self, timeout_s: float = 30.0) -> None:
+        def is_whole() -> bool:
+            return all(self.primary(shard) and self.replica(shard) for shard in range(PRIMARIES))
+
+        wait_for(is_whole, "each shard has a primary and a replica that follows", timeout_s)

@@ -336,6 +336,7 @@ class Soak:
     def _fault(self, what: str, fault: Nemesis, number: int) -> None:
         words = {"name": fault.name, "target": fault.target, "number": number}
         words["may_lose"] = list(fault.partitions)
+        words["takes"] = sorted(fault.takes)
         if what == "failed":
             words["why"] = fault.failure
         self._recorder.write("fault", what=what, **words)

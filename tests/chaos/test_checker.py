@@ -337,6 +337,21 @@ def killed_and_sends_there_later() -> Story:
     return story
 
 
+def asked_in_vain(*faults: tuple[float, float, str]) -> Story:
+    """Return a story whose producer asks for 40 s what was lost, while faults take hold of something."""
+    story = failed_over(asked=False)
+    for number, (start, end, takes) in enumerate(faults, start=10):
+        words = {"name": "a fault", "target": "", "may_lose": [], "number": number, "takes": [takes]}
+        story.write(start, "fault", what="begin", **words)
+        story.write(end, "fault", what="end", **words)
+    story.write(41_000, "verified", producer="p-7", since=1_000.0)
+    return story
+
+
+def in_turn(takes: str) -> tuple[tuple[float, float, str], ...]:
+    return (900, 15_000, takes), (14_000, 25_000, takes), (34_000, 45_000, takes)
+
+
 def through(*broken: str, at: float = 450, partition: int = 0) -> Story:
     """Return a story with a failover, in which something else is broken besides."""
     return told(lambda s: fail_over(s, at, partitions=[partition]), *(BROKEN[what][1] for what in broken))
@@ -364,6 +379,9 @@ def overtaken(taken_at: float, at: float) -> Story:
     return story
 
 
+FELT = ("server", "shard 1", "line p", "process p")
+"""What a fault of it keeps producer ``p`` from an answer."""
+
 STORIES: dict[str, tuple[Story, set[str]]] = {
     "an owner handles again what it has not committed": (told(handles_again), {"I2"}),
     "and has taken the partition anew meanwhile": (
@@ -388,6 +406,14 @@ STORIES: dict[str, tuple[Story, set[str]]] = {
     "its answer was read after it": (failed_over(at=100), set()),
     "who was killed before it could notice says nothing": (failed_over(said=False, asked=False), set()),
     "who has sent there since says nothing": (killed_and_sends_there_later(), {"I1"}),
+    **{f"faults of {takes} keep it from asking": (asked_in_vain(*in_turn(takes)), set()) for takes in FELT},
+    "it asks in vain without a fault": (asked_in_vain(), {"I7"}),
+    "it asks in vain after a fault": (asked_in_vain((900, 25_000, "server")), {"I7"}),
+    "it asks in vain before a fault": (asked_in_vain((15_000, 41_000, "server")), {"I7"}),
+    "it asks in vain beside faults of others": (
+        asked_in_vain((900, 41_000, "line w0"), (900, 41_000, "process p1"), (900, 41_000, "line pp")),
+        {"I7"},
+    ),
     "what was at a replica is lost": (failed_over_with_replicas(), {"I1", "I6"}),
     "it never ended": (failed_over(ends=False), set()),
     "what is said to be lost is there": (reported_and_there(), {"I6"}),

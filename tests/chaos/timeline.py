@@ -19,6 +19,7 @@ UNSHOWN = {
     "processor",
     "may_lose",
     "number",
+    "takes",
 }
 """Fields that say nothing of a violation that is not said elsewhere."""
 
