@@ -1,5 +1,6 @@
 """Short ways to run queries over an acked log, for tests."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,3 +44,17 @@ def wait_for_rows(query: StreamingQuery, count: int) -> None:
         return sum(int(event["numInputRows"]) for event in query.recentProgress) >= count
 
     wait_for(arrived, f"the query has written {count} rows", timeout_s=60)
+
+
+def wait_for_stuck(query: StreamingQuery, seconds: float) -> None:
+    """Wait until a query has been in one and the same trigger for so long, without ending."""
+    since = time.monotonic()
+
+    def is_stuck() -> bool:
+        nonlocal since
+        assert query.exception() is None, str(query.exception())
+        if not query.status["isTriggerActive"]:
+            since = time.monotonic()
+        return time.monotonic() - since > seconds
+
+    wait_for(is_stuck, f"the query has waited for {seconds} s", timeout_s=30)

@@ -3,7 +3,7 @@
 import datetime as dt
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from streamworker.dev.server import EmbeddedServer
 from tests.spark.acked import NOTHING, AckedLog
-from tests.spark.queries import batch, rows, run, start, table, wait_for_rows
+from tests.spark.conftest import Connect
+from tests.spark.queries import batch, rows, run, start, table, wait_for_rows, wait_for_stuck
 
 
 def test_a_stream_written_to_parquet_equals_the_log_run_by_run(
@@ -108,6 +110,45 @@ def test_every_arrow_type_that_records_have_arrives_as_it_was(spark: SparkSessio
     # Spark gives times with a zone in the session's zone, UTC, without saying so.
     assert found.pop("at") == naive
     assert found == expected
+
+
+def test_a_query_finds_the_stream_of_its_processor(
+    spark: SparkSession, acked: AckedLog, tmp_path: Path
+) -> None:
+    """A batch and a stream, whose checkpoint is the same as with the stream's name."""
+    short = {"app": "shop", "processor": "price"}
+    for given in (short, acked.options()):
+        acked.fill(1, [3])
+        run(spark, given, tmp_path)
+        assert table(spark, tmp_path) == acked.numbers()
+    reader = spark.read.format("streamworker").options(**short).schema("n long, user string, amount double")
+    assert reader.load().count() == 6
+
+
+def test_a_restart_of_redis_does_not_end_a_query(
+    spark: SparkSession, connect: Connect, tmp_path: Path
+) -> None:
+    with EmbeddedServer(data_dir=tmp_path / "data", appendonly=True) as server, ExitStack() as stack:
+        connect("own", server.url)
+        log = stack.enter_context(AckedLog(server.url, partitions=2))
+        log.fill(0, [10])
+        query = start(
+            rows(spark, log.options(connection="own", reader="q")),
+            tmp_path,
+            trigger={"processingTime": "50 milliseconds"},
+        )
+        try:
+            wait_for_rows(query, 10)
+            server.kill()
+            wait_for_stuck(query, 1.0)
+            server.start()
+            log.reconnect()
+            log.fill(0, [5])
+            log.fill(1, [5])
+            wait_for_rows(query, 20)
+        finally:
+            query.stop()
+        assert table(spark, tmp_path) == log.numbers()
 
 
 @pytest.mark.parametrize(
