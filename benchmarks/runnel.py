@@ -1,5 +1,6 @@
 """Makes the environment of runnel, whose last release is of 2020: it needs Python 3.8."""
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -15,14 +16,16 @@ def runnel_python() -> Path | None:
     """
     folder = Path(sys.prefix) / "runnel"
     python = folder / "bin" / "python"
-    if not (folder / "ready").exists():
-        base = next(filter(_runs, _candidates()), None)
-        if base is None:
-            return None
-        subprocess.run([base, "-m", "venv", "--clear", folder], check=True)
-        if subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=False).returncode:
-            return None
-        (folder / "ready").touch()
+    with Path(sys.prefix, "runnel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another process may be making it.
+        if not (folder / "ready").exists():
+            base = next(filter(_runs, _candidates()), None)
+            if base is None:
+                return None
+            subprocess.run([base, "-m", "venv", "--clear", folder], check=True)
+            if subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=False).returncode:
+                return None
+            (folder / "ready").touch()
     return python
 
 

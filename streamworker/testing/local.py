@@ -42,8 +42,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
-POLL_S = 0.02
-"""Interval between snapshots of a group. A snapshot takes two round trips, about 1 ms on a local server."""
+POLL_S, PAUSE_MAX_S = 0.02, 1.0
+"""Shortest and longest pause between snapshots. One takes two round trips, about 1 ms on a local server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,8 @@ class LocalWorker(Stored):
                     if await holds(jumps):
                         return
                     # Nothing tells when Redis holds what is waited for. The worker has most of the time.
-                    pause_s = 4 * (time.monotonic() - began_s)
+                    # On a busy machine, where a look takes seconds, several looks fit into the timeout.
+                    pause_s = min(4 * (time.monotonic() - began_s), PAUSE_MAX_S)
                     if self._clock is None:
                         await anyio.sleep(max(POLL_S, pause_s))
                     else:

@@ -26,10 +26,9 @@ def table(frame):
 """
 
 
-@pytest.mark.slow
 @pytest.mark.full("Spark and workers take 20 s of CPU")
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(700)
 def test_run_with_spark_writes_the_table_and_ends_both(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:
@@ -42,7 +41,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     both = spawn("run", "shop:app", "--spark", "--processor", "price")
 
     table = shop / "lake" / "orders"
-    wait_for(lambda: list(table.glob("_spark_metadata/0")), "Spark has committed a batch", 90)
+    wait_for(lambda: list(table.glob("_spark_metadata/0")), "Spark has committed a batch", 200)
 
     def readers() -> dict[str, int]:
         found: dict[str, int] = streamworker.tells("lag", "shop:price")[0]["readers"]
@@ -52,7 +51,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
     both.terminate()
     assert both.wait(60) == ExitCode.OK, both.log()
     once = spawn("spark", "shop:app", "--pipeline", "table", "--once")
-    assert once.wait(90) == ExitCode.OK, once.log()
+    assert once.wait(200) == ExitCode.OK, once.log()
     assert pq.read_table(table).num_rows == 40
     assert "There were no new rows: the pipelines have read all that was committed." in once.log()
 
@@ -71,7 +70,7 @@ def test_run_with_spark_writes_the_table_and_ends_both(
 
     wait_for(both_stand, "a partition has halted, and another one is retrying")
     standing = spawn("spark", "shop:app", "--once")
-    assert standing.wait(90) == ExitCode.FAILED, standing.log()
+    assert standing.wait(200) == ExitCode.FAILED, standing.log()
     for number, state in ((41, "halted"), (42, "retrying")):
         says = rf"Partition \d of price stands still, {state}: .*order {number}: amount is negative"
         assert re.search(says, standing.log()), standing.log()
