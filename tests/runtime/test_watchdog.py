@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, Halt, Records, Retry
+from streamworker import App, Context, Halt, Records, Retry
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -103,6 +103,35 @@ async def test_a_coroutine_that_waits_is_named_with_its_stack_and_again_when_it_
         assert over["partitions"] == [0]
         assert over["stalled_ms"] >= line["stalled_ms"]
         await seen.shown("")
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_timer_that_fails_hides_neither_a_record_that_is_tried_again_nor_a_stall(
+    redis_url: str, fails: bool
+) -> None:
+    """Timers wait meanwhile, so it is not what holds the partition up."""
+    app = App("shop", redis_url=redis_url, max_processing_time_ms=STALLED_AFTER_MS)
+    items = app.stream("items", Order, partitions=1)
+    go_on = asyncio.Event()
+
+    @app.processor(items)
+    async def take(item: Order) -> None:
+        if fails:
+            raise ConnectionError("away")
+        await go_on.wait()
+
+    @take.timer(every="0.1 seconds")
+    async def tick(ctx: Context) -> None:
+        raise ValueError("no")
+
+    async with local_worker(app, url=redis_url) as worker:
+        seen = Scene(worker, [])
+        await seen.shown("timer tick fails")
+        await items.send(Order(1))
+        await seen.shown("ConnectionError: away" if fails else "waits for its function")
+        (view,) = (await worker.snapshot()).processors["take"].partitions
+        assert view.state == ("retrying" if fails else "running")
+        go_on.set()
 
 
 @pytest.mark.parametrize("mode", ["batch", "stream", "overlapping"])

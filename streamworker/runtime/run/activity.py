@@ -9,8 +9,9 @@ from typing import Literal, get_args
 
 from streamworker.runtime.clock import CLOCK, monotonic_ms
 
-Trouble = Literal["reads", "commit", "outbox", "timer", "source"]
-"""What may be held up in a partition. Each recovers independently, so each has its own reason."""
+Trouble = Literal["reads", "commit", "outbox", "source", "timer"]
+"""What may be held up in a partition. Each recovers independently, so each has its own reason; a timer holds
+nothing else up, and is told last."""
 
 SHOWN_MS = 1_000
 """Shortest pause after a first failure that is shown."""
@@ -98,7 +99,7 @@ class Activity:
 
     @property
     def trouble(self) -> str:
-        """What holds up the reads, the commit in flight, the outbox, a timer or the source; else empty."""
+        """What holds up the reads, the commit in flight, the outbox, the source or a timer; else empty."""
         return next((reason for reason in self._troubles.values() if reason), "")
 
     @property
@@ -133,7 +134,7 @@ class Activity:
     def _show(self) -> None:
         if not self._shows:
             return
-        if self._shows_retry and not self.trouble:
+        if self._shows_retry and self.trouble in ("", self._troubles["timer"]):  # Timers wait meanwhile.
             error, attempts, since_ms, next_ms = self._failing[min(self._failing)]
             self._on_trouble(error, (attempts, since_ms, next_ms))
         else:
