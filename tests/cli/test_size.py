@@ -68,6 +68,18 @@ def test_a_sample_tells_the_memory_of_a_stream_that_nobody_has_filled(
     print(f"told {told['stays_at']:,.0f} bytes, and Redis uses {used:,}")
 
 
+def test_a_sample_of_fewer_records_than_a_call_of_many_tells_no_less(
+    streamworker: Invoke, kept: Path
+) -> None:
+    """A sample that is repeated in one call would shrink to a fraction by compression."""
+
+    def bytes_each(file: str) -> Any:
+        asked = ("--rate", "1", "--sample", file, "--stream", "others", "--together")
+        return of(sized(streamworker, *asked), "stream", "others")["bytes_each"]
+
+    assert 0.9 * bytes_each("orders.jsonl") < bytes_each("sample.jsonl") < 2 * bytes_each("orders.jsonl")
+
+
 def test_a_rate_tells_at_how_much_memory_each_thing_stays(
     streamworker: Invoke, kept: Path, redis_url: str
 ) -> None:

@@ -27,8 +27,8 @@ from streamworker.runtime.send.producer import Producer
 from streamworker.tui.figures import memory
 
 SAMPLED, SAMPLED_ALONE = 100_000, 5_000
-"""Records that are sent of a sample, which is repeated if it has fewer: the memory of an empty stream counts
-little among them."""
+"""Records, or calls of ``send``, for which a sample is repeated: the memory of an empty stream counts little
+among them."""
 HOUR_S = 3_600
 
 
@@ -204,8 +204,7 @@ def _sample(
         raise typer.BadParameter(f"{file}: {error.strerror}", param_hint="--sample") from None
     if lines.bad or not records:
         give_up(f"{file} is no sample of {name}: " + ("see above." if lines.bad else "it has no line."))
-    count = max(len(records), SAMPLED if together else SAMPLED_ALONE)
-    return run_async(_stored, app, spec, list(islice(cycle(records), count)), together)
+    return run_async(_stored, app, spec, records, together)
 
 
 async def _stored(app: StreamApp, spec: StreamSpec, records: list[Any], together: bool) -> Holding:
@@ -215,11 +214,11 @@ async def _stored(app: StreamApp, spec: StreamSpec, records: list[Any], together
         settings = replace(app.settings, redis_url=server.url)
         async with connected(settings, "size", CONNECTIONS) as backend:
             producer = Producer(backend, spec, settings)
-            if together:
+            # One call has no record twice: compression would make nothing of the second.
+            for _ in range(min(-(-SAMPLED // len(records)), SAMPLED_ALONE) if together else 0):
                 await producer.send_many(records)
-            else:
-                for record in records:
-                    await producer.send(record)
+            for record in () if together else islice(cycle(records), max(len(records), SAMPLED_ALONE)):
+                await producer.send(record)
             await producer.aclose()
             here = await measure_stream(backend, StreamKeys(spec.app, spec.name), spec.partitions, size=True)
     held, size = sum(each.records for each in here), sum(each.size for each in here)
