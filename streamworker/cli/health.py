@@ -4,6 +4,7 @@ import time
 import urllib.error
 import urllib.request
 from enum import StrEnum
+from http.client import HTTPException
 from typing import Annotated
 
 import anyio
@@ -12,8 +13,9 @@ import typer
 from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, give_up, take
+from streamworker.cli.workers.probes import parse_address, url_of
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.core.text import printable_lines
+from streamworker.core.text import printable_lines, storable
 from streamworker.core.words import ranges
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.wire.client import Backend
@@ -37,14 +39,15 @@ def health(
     Examples:
       streamworker health readyz --health-port 8080
     """
-    address = health_port if ":" in health_port else f"127.0.0.1:{health_port}"
+    address = url_of(*parse_address(health_port, "--health-port")).removeprefix("http://")
     try:
         with urllib.request.urlopen(f"http://{address}/{probe}", timeout=ANSWER_S) as answer:
             say(*printable_lines(answer.read().decode("utf-8", "replace")))
     except urllib.error.HTTPError as problem:
         give_up(*printable_lines(problem.read().decode("utf-8", "replace")))
-    except (OSError, ValueError) as problem:
-        give_up(f"No worker answers at {address}: {problem}")
+    except (OSError, HTTPException) as problem:
+        why = getattr(problem, "reason", problem)
+        give_up(f"No worker answers at {address}: {getattr(why, 'strerror', None) or storable(why)}.")
 
 
 def wait(

@@ -65,7 +65,9 @@ def test_a_worker_is_ready_from_its_join_until_it_drains_and_lives_throughout(
     assert worker.wait() == ExitCode.OK
     said = streamworker("health", "livez", "--health-port", port)
     assert said.exit_code == ExitCode.FAILED
-    assert f"No worker answers at 127.0.0.1:{port}" in said.stderr
+    assert said.stderr == f"No worker answers at 127.0.0.1:{port}: Connection refused.\n"
+    said = streamworker("health", "livez", "--health-port", "8080a")
+    assert (said.exit_code, "Give a port" in said.stderr) == (ExitCode.CONFIGURATION, True)
 
 
 def test_a_worker_whose_event_loop_is_blocked_does_not_live(

@@ -73,6 +73,9 @@ def test_no_redis_for_the_page(spawn: SpawnWorker, shop: Path) -> None:
     web = spawn("web", "shop:app", "--port", url, cwd=shop, environ=NOBODY)
     wait_for(lambda: "Warning: Redis at 127.0.0.1:1 cannot be reached" in web.log(), "it is told")
     assert httpx.get(f"http://{url}", timeout=60).status_code == 200
+    other = spawn("web", "shop:app", "--port", url, cwd=shop, environ=NOBODY)
+    other.wait()
+    assert "of 127.0.0.1: Address already in use.\nChoose another.\n" in other.log()
 
 
 @pytest.mark.parametrize(

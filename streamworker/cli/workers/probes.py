@@ -87,9 +87,8 @@ def parse_address(address: str, option: str) -> tuple[str, int]:
 
 def cannot_use(host: str, port: int, option: str, problem: OSError) -> ConfigurationError:
     """Return the error that an address is not to be had."""
-    return ConfigurationError(
-        f"{option} cannot use port {port} of {host}: {problem.strerror}.", remedy="Choose another."
-    )
+    why = str(problem.strerror).partition(" (")[0]  # anyio repeats the address.
+    return ConfigurationError(f"{option} cannot use port {port} of {host}: {why}.", remedy="Choose another.")
 
 
 def url_of(host: str, port: int) -> str:
