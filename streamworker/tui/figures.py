@@ -89,15 +89,14 @@ def state_of(view: PartitionView) -> str:
 def held_up(view: PartitionView, now_ms: int) -> str:
     """Say what holds a partition up: a pause, a failing record, or the reason in its lock; mostly nothing."""
     if view.pause is None and view.retry is not None:
-        since = datetime.fromtimestamp(view.retry.since_ms / 1000, UTC).astimezone()
+        since = local_time(view.retry.since_ms)
         next_in = duration(max(0, view.retry.next_ms - now_ms))
-        return f"since {since:%H:%M:%S} (attempt {view.retry.attempt}, next in {next_in}): {view.reason}"
+        return f"since {since} (attempt {view.retry.attempt}, next in {next_in}): {view.reason}"
     if view.pause is None:
         return view.reason
-    since = datetime.fromtimestamp(view.pause.at_ms / 1000, UTC).astimezone()
     why = f' "{view.pause.why}"' if view.pause.why else ""
     state = "pausing" if view.state == "pausing" else "paused"
-    return f"{state} by {view.pause.by} {since:%Y-%m-%d %H:%M}{why}"
+    return f"{state} by {view.pause.by} at {local_time(view.pause.at_ms)}{why}"
 
 
 def failure(view: ReaderView, now_ms: int) -> str:

@@ -88,6 +88,7 @@ def test_a_list_begins_with_a_summary_and_has_the_newest_first(
     by_hour = streamworker.tells("dead", "list", "shop:price", "--by", "hour")
     assert [each["letters"] for each in by_hour][-2:] == [2, 1]
     assert by_hour == sorted(by_hour, key=lambda each: each["what"], reverse=True)
+    assert all(re.fullmatch(r"[\d-]{10} \d\d:00:00[+-]\d\d:\d\d", each["what"]) for each in by_hour)
 
 
 def test_exported_letters_are_replayed_as_edited(

@@ -78,7 +78,8 @@ async def surveyed(
     async for letter in matching(backend, spec, error, since):
         push = heapq.heappush if len(newest) < limit else heapq.heappushpop
         push(newest, (letter.id, letter.partition, letter))
-        what = letter.kind if by is By.ERROR else f"{local_time(letter.at_ms)[:13]}:00"
+        at = local_time(letter.at_ms)
+        what = letter.kind if by is By.ERROR else f"{at[:13]}:00:00{at[19:]}"
         seen = such.setdefault(what, Such(what, 0, letter.at_ms, letter.at_ms))
         seen.letters += 1
         seen.first_ms, seen.last_ms = min(seen.first_ms, letter.at_ms), max(seen.last_ms, letter.at_ms)

@@ -260,7 +260,7 @@ class Watchdog:
             )
             for partition, seen in those:
                 since_s = time.time() - (now_ms - seen.since_ms) / 1000
-                moment = datetime.fromtimestamp(since_s, UTC).isoformat(timespec="seconds")
+                moment = datetime.fromtimestamp(since_s, UTC).isoformat(sep=" ", timespec="seconds")
                 shown += _marks(partition, seen.runner, f"{STALLED}{moment}: waits for {cause.what}")
         await self._show(keys, shown)
 
