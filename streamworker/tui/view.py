@@ -94,7 +94,7 @@ def _header(model: Model, width: int) -> Text:
     group = model.snapshot
     line = Text(f" {group.app}", style="bold").append(f"  {group.stream} → ", style="not bold")
     line.append(group.processor)
-    active = len(model.workers) - len(model.standbys)
+    active = len(group.alive) - len(model.standbys)
     line.append(f"   {counted(active, 'worker')}")
     if model.standbys:
         line.append(f" + {len(model.standbys)} standby")

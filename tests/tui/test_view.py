@@ -94,6 +94,13 @@ def test_a_failing_record_is_shown_with_its_error_and_the_time_of_the_next_attem
     assert "(attempt 9, next in 38.0 s): ConnectionError: refused" in text
 
 
+def test_a_worker_that_is_silent_does_not_count() -> None:
+    snapshot = group(partitions=4, workers=2, standbys=1)
+    first, *others = snapshot.members
+    text = "\n".join(frame(replace(snapshot, members=(replace(first, state="silent"), *others))))
+    assert "1 worker + 1 standby" in text
+
+
 def test_states_can_be_told_apart_without_colour() -> None:
     """Letters and marks carry the meaning; the frame is rendered without any colour here."""
     snapshot = group(partitions=4, workers=2)
