@@ -55,7 +55,7 @@ def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
     if ms is None or ms < 0:
         raise ConfigurationError(
             f"{what}={value!r} is no duration.",
-            remedy='Write a number of seconds, a timedelta, or text such as "10 seconds" or "7 days".',
+            remedy='Write "10 seconds" or "7 days"; in Python also a number of seconds or a timedelta.',
         )
     if not least_ms <= ms <= NUMBER_MAX:
         too = "short" if ms < least_ms else "long"

@@ -59,7 +59,7 @@ async def matching(
     backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None
 ) -> AsyncIterator[StoredLetter]:
     """Yield the letters of a class of error, or of the last so much time; oldest first in each partition."""
-    from_ms = await backend.time_ms() - duration_ms(since, "--since") if since else 0
+    from_ms = await backend.time_ms() - duration_ms(since, "--since") if since is not None else 0
     # The id of a letter is no older than its time.
     after = EntryId(from_ms - 1, SEQUENCE_MAX) if from_ms > 0 else ZERO
     for partition in range(spec.stream.partitions):
