@@ -255,6 +255,7 @@ def test_reset_runs_records_again_or_leaves_them_out(stopped: None, streamworker
     (told,) = [line for line in streamworker("history", "shop:price").stdout.splitlines() if "reset" in line]
     assert 'ann "to earliest"' in told and told.endswith("0-3")
     ahead = streamworker("reset", "shop:price", "--to", "latest", "--yes")
+    assert " to run again" in back.stdout and " to skip" in ahead.stdout
     assert "Moved 4 partitions ahead by 12 records" in ahead.stdout
     assert lag(streamworker) == 0
 

@@ -64,7 +64,7 @@ class Move:
         """The effect on the records, for people."""
         if self.change == 0:
             return "-"
-        return f"{-self.change:,} run again" if self.change < 0 else f"{self.change:,} are skipped"
+        return f"{-self.change:,} to run again" if self.change < 0 else f"{self.change:,} to skip"
 
     @property
     def back_ms(self) -> int:
