@@ -124,14 +124,18 @@ async def test_a_timer_that_fails_hides_neither_a_record_that_is_tried_again_nor
     async def tick(ctx: Context) -> None:
         raise ValueError("no")
 
-    async with local_worker(app, url=redis_url) as worker:
-        seen = Scene(worker, [])
-        await seen.shown("timer tick fails")
-        await items.send(Order(1))
-        await seen.shown("ConnectionError: away" if fails else "waits for its function")
-        (view,) = (await worker.snapshot()).processors["take"].partitions
-        assert view.state == ("retrying" if fails else "running")
-        go_on.set()
+    with capture_logs() as logs:
+        async with local_worker(app, url=redis_url) as worker:
+            seen = Scene(worker, logs)
+            await seen.shown("timer tick fails")
+            await items.send(Order(1))
+            await seen.shown("ConnectionError: away" if fails else "waits for its function")
+            (view,) = (await worker.snapshot()).processors["take"].partitions
+            assert view.state == ("retrying" if fails else "running")
+            assert (await seen.stalled())["waits_for"].startswith(
+                "its next attempt" if fails else "its function"
+            )
+            go_on.set()
 
 
 @pytest.mark.parametrize("mode", ["batch", "stream", "overlapping"])

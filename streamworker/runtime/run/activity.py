@@ -99,8 +99,12 @@ class Activity:
 
     @property
     def trouble(self) -> str:
-        """What holds up the reads, the commit in flight, the outbox, the source or a timer; else empty."""
-        return next((reason for reason in self._troubles.values() if reason), "")
+        """What holds up the reads, the commit in flight, the outbox or the source; else a timer that fails.
+
+        Timers wait while a record is tried again, so none is told then.
+        """
+        told = [reason for what, reason in self._troubles.items() if not (self._failing and what == "timer")]
+        return next(filter(None, told), "")
 
     @property
     def is_commit_held_up(self) -> bool:
@@ -134,7 +138,7 @@ class Activity:
     def _show(self) -> None:
         if not self._shows:
             return
-        if self._shows_retry and self.trouble in ("", self._troubles["timer"]):  # Timers wait meanwhile.
+        if self._shows_retry and not self.trouble:
             error, attempts, since_ms, next_ms = self._failing[min(self._failing)]
             self._on_trouble(error, (attempts, since_ms, next_ms))
         else:
