@@ -293,9 +293,14 @@ def test_a_time_before_the_oldest_entry_is_refused(
     assert result.exit_code == ExitCode.FAILED
     assert "Stream 'orders' keeps 7 days; the oldest entry is of 20" in result.stderr
     assert "Nothing was changed." in result.stderr
+    assert "Use --to earliest" in result.stderr
     assert lag(streamworker) == 0
     streamworker.does("reset", "shop:price", "--to", "earliest", "--yes")
     assert 0 < lag(streamworker) < 12
+    streamworker.does("reset", "shop:price", "--to", "latest", "--yes")
+    trim(redis_url)
+    result = streamworker("reset", "shop:price", "--to", "2020-01-01T00:00Z", "--yes")
+    assert "no entry is left" in result.stderr and "Use --to earliest" not in result.stderr
 
 
 def trim(redis_url: str, *, leave: int = 0) -> None:

@@ -227,8 +227,8 @@ async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Mov
     where = f" in {counted(len(lacking), 'partition')}" if len(lacking) < len(moves) else ""
     raise StreamworkerError(
         f"{keeps}; {there}{where}. Nothing was changed.",
-        remedy="Use --to earliest to go back to the oldest entries that are left. "
-        "app.stream(..., retention=...) keeps more from now on.",
+        remedy=("Use --to earliest to go back to the oldest entries that are left. " if oldest else "")
+        + "app.stream(..., retention=...) keeps more from now on.",
     )
 
 
