@@ -96,6 +96,7 @@ def test_a_rate_tells_at_how_much_memory_each_thing_stays(
     assert "no record is there" in of(lines, "stream", "others")["why"]
     shown = streamworker("size", "shop:app", "--rate", "10").stdout
     assert "What has a limit stays at" in shown and "acked log" in shown
+    assert "orders has only 513 records, so what an empty stream takes counts much" in shown
 
 
 @pytest.mark.parametrize(

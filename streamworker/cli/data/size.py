@@ -16,6 +16,7 @@ from streamworker.cli.status import holdings_of
 from streamworker.cli.support import ask, give_up, run_async, take
 from streamworker.core.holdings import ID_BYTES, Holding, Holdings
 from streamworker.core.snapshot import GroupSnapshot
+from streamworker.core.words import counted
 from streamworker.declaring.specs import StreamSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.importing import Selection, resolve_processors
@@ -103,6 +104,13 @@ def size(
         for each in lines
     ]
     print_table(("", "name", "bytes each", "an hour", "stays at"), rows)
+    for each in holdings.held:
+        if each.kind == "stream" and 0 < each.records < SAMPLED_ALONE:
+            say(
+                "",
+                f"{each.name} has only {counted(each.records, 'record')}, so what an empty stream takes "
+                "counts much in the bytes of each. A --sample tells better.",
+            )
     total = sum(each.stays_at or 0 for each in lines if each.kind != "ids")
     say("", f"What has a limit stays at {memory(total)} together; ids are extra, if each send has one.")
 
