@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.words import counted
 from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
 from streamworker.records.codecs import loaders, one_line, short
 from streamworker.records.types import Declared, RecordKind, copier, kind_of, label
@@ -187,7 +188,7 @@ class TableForm:
         if len(texts) != max(self._parts, 1):
             needed = self.names or ("key",)
             raise ConfigurationError(
-                f"A key of table {self.table!r} has {len(needed)} parts.",
+                f"A key of table {self.table!r} has {counted(len(needed), 'part')}.",
                 remedy=f"Give {' '.join(map(str.upper, needed))}.",
             )
         if self._parts:

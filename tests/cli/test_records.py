@@ -97,6 +97,7 @@ def test_peek_shows_the_rows_that_were_committed_last(sent: Invoke, redis_url: s
         ("o.jsonl", ORDERS, "comma-separated values are read from a .csv file."),
         ("o.csv", "order_id,customer,amount\n1,ann\n", "Line 2: It has 2 values, and the first line names 3"),
         ("o.csv", "order_id,customer,amount\n1,ann,much\n", "Line 2: "),
+        ("o.csv", "order_id\n1,ann\n", "It has 2 values, and the first line names 1 field."),
     ],
 )
 def test_what_is_no_record_is_named_by_its_line(

@@ -47,6 +47,7 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     assert missing.exit_code == ExitCode.FAILED
     assert "has no value for nobody" in missing.stderr
     assert counted("table", "get", "shop:by_order", "c1").exit_code == ExitCode.CONFIGURATION
+    assert "has 1 part." in counted("table", "get", "shop:totals", "c1", "4").stderr
     lines = counted("table", "scan", "shop:by_order", "--limit", "5").stdout.splitlines()
     assert len(lines) == 5
     exported = counted("table", "export", "shop:by_order", "--to", "out.jsonl")

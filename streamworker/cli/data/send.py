@@ -159,7 +159,8 @@ class Lines:
             return None
         if len(cells) != len(self._names):
             raise RecordError(
-                f"It has {len(cells)} values, and the first line names {len(self._names)} fields.",
+                f"It has {counted(len(cells), 'value')}, and the first line names "
+                f"{counted(len(self._names), 'field')}.",
                 remedy="A value with a line break cannot be read.",
             )
         # An empty cell is a field that is not given, so that a default applies.
