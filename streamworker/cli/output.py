@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+WRAPPED_OVER = 30
+"""Columns whose cells have more characters wrap."""
+
+
 def say(*lines: str, error: bool = False) -> None:
     """Print lines without markup or wrapping. Control characters are escaped, so each stays one line."""
     for line in lines:
@@ -56,25 +60,31 @@ def print_found(
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table: drawn on a terminal, elsewhere as aligned columns. Numbers are to the right."""
+    """Print a table: drawn on a terminal where it fits, else as aligned columns. Numbers are to the right.
+
+    Only columns of longer texts wrap.
+    """
     texts = [["" if value is None else printable(str(value)) for value in row] for row in rows]
     right = [
         bool(rows) and all(isinstance(row[at], int | float) or row[at] is None for row in rows)
         for at in range(len(columns))
     ]
-    if sys.stdout.isatty():
+    widths = [max(len(name), *(len(row[at]) for row in texts), 0) for at, name in enumerate(columns)]
+    needed = sum(min(width, WRAPPED_OVER) + 3 for width in widths)
+    if sys.stdout.isatty() and needed <= console().width:
         from rich import box
         from rich.markup import escape
         from rich.table import Table
 
         drawn = Table(box=box.SIMPLE_HEAD)
-        for name, is_right in zip(columns, right, strict=True):
-            drawn.add_column(name, justify="right" if is_right else "left")
+        for name, is_right, width in zip(columns, right, widths, strict=True):
+            drawn.add_column(
+                name, justify="right" if is_right else "left", no_wrap=width <= WRAPPED_OVER, overflow="fold"
+            )
         for row in texts:
             drawn.add_row(*map(escape, row))
         console().print(drawn)
         return
-    widths = [max(len(name), *(len(row[at]) for row in texts), 0) for at, name in enumerate(columns)]
     for row in [list(columns), *texts]:
         cells = [
             text.rjust(width) if is_right else text.ljust(width)

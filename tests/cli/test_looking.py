@@ -1,9 +1,11 @@
 """`status`, `lag`, `history`, `top --once` on a group that has worked."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from streamworker.cli.output import print_table
 from streamworker.tui.overview import COLUMNS
 from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke, work_off
@@ -141,3 +143,15 @@ def test_a_group_whose_workers_are_dead_says_so_everywhere(streamworker: Invoke,
     workers = [line.split()[2] for line in status.splitlines() if line.startswith("orders ")]
     assert workers == ["0", "0"]
     assert graph.count("no worker, lag ") == 2
+
+
+@pytest.mark.parametrize(("columns", "is_drawn"), [("120", True), ("60", False)])
+def test_a_table_loses_nothing_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: str, is_drawn: bool
+) -> None:
+    """Where its longest words do not fit beside each other, the terminal itself breaks its lines."""
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(("time", "partitions", "why"), [("2026-11-28 07:11:56.470+05:30", "x" * 40, "a b")])
+    told = capsys.readouterr().out
+    assert ("─" in told, "x" * 40 in told, "…" in told) == (is_drawn, True, False)
