@@ -86,7 +86,7 @@ def test_dev_ends_when_no_worker_can_run(dev: Forked, spawn: SpawnWorker, shop: 
     (shop / "shop.py").write_text(SHOP.replace("partitions=4", "partitions=6"), "utf-8")
     process = spawn("dev", "shop:app", "--workers", "1", "--data", "data")
     assert process.wait(60) == ExitCode.CONFIGURATION
-    assert "has 4 partitions in Redis and 6 in the app" in process.log()
+    assert "has partitions=4 in Redis and 6 in the app" in process.log()
     assert "worker w1 ended with 3" in process.log()
 
 

@@ -108,11 +108,11 @@ def test_an_epoch_has_thirteen_digits_and_all_of_them_count() -> None:
     assert found["streamworker_partition_epoch"] == 1_763_700_000_000
 
 
-@pytest.mark.parametrize(("state", "held_up"), [("running", 1), ("retrying", 0), ("halted", 0)])
-def test_what_is_tried_again_or_halted_is_not_held_up_by_something_else(
-    state: PartitionState, held_up: int
-) -> None:
-    """Each has an alert of its own, and that of the attempts waits for longer."""
+@pytest.mark.parametrize(
+    ("state", "held_up"), [("running", 1), ("retrying", 0), ("halted", 0), ("unowned", 0)]
+)
+def test_only_what_runs_is_held_up_by_something_else(state: PartitionState, held_up: int) -> None:
+    """The other states have alerts of their own, and that of the attempts waits for longer."""
     now = group(partitions=1, workers=1)
     now = replace(now, partitions=(replace(now.partitions[0], state=state, reason="ConnectionError"),))
     found = {sample[0]: sample[2] for sample in exporter.samples_of(now)}

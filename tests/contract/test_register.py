@@ -87,7 +87,7 @@ async def test_a_lock_that_somebody_wrote_to_is_named(group: Group, raw: Raw) ->
 @pytest.mark.parametrize(
     "partitions, codec, message",
     [
-        (4, "json", "has 8 partitions in Redis and 4 in the app"),
+        (4, "json", "has partitions=8 in Redis and 4 in the app"),
         (8, "msgpack", "written as 'json' in Redis and as 'msgpack' in the app"),
     ],
 )

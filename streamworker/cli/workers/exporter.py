@@ -156,11 +156,7 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_partition_halted", one, int(view.state == "halted")
         yield "streamworker_partition_retrying", one, int(view.state == "retrying")
         yield "streamworker_partition_deaths", one, view.deaths
-        yield (
-            "streamworker_partition_held_up",
-            one,
-            int(bool(view.reason) and view.state not in ("halted", "retrying")),
-        )
+        yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state == "running")
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for reader in snapshot.readers:
         its = {**group, "reader": reader.name}

@@ -109,7 +109,7 @@ async def provision(
         )
     if count != mine[2]:
         raise ConfigurationError(
-            f"Stream {keys.stream!r} has {count} partitions in Redis and {partitions} in the app.",
+            f"Stream {keys.stream!r} has partitions={count} in Redis and {partitions} in the app.",
             remedy=f"Declare it with partitions={count}. Another number would send the records of a key to "
             "another partition; for that, move to a new stream (docs: recipes/more-partitions).",
         )
