@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,8 +16,10 @@ import redis
 
 from streamworker.cli.doctor.checks import Check
 from streamworker.cli.doctor.command import in_redis
+from streamworker.cli.doctor.groups import of_partitions
 from streamworker.cli.doctor.server import persistence, user_rights
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.core.snapshot import RetryView
 from streamworker.importing import resolve_app
 from streamworker.redisio.admin.health import SAMPLES, Rights
 from streamworker.redisio.admin.rights import ROLES, acl_rules
@@ -29,6 +32,7 @@ from tests.cli.conftest import Invoke, work_off
 from tests.conftest import SpawnWorker
 from tests.contract.support import everything, url_of_user
 from tests.helpers import wait_for
+from tests.tui import groups
 
 QUICK = {
     "STREAMWORKER_HEARTBEAT_INTERVAL_MS": "100",
@@ -114,6 +118,26 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     ]
     assert told[-2]["member"] == "w1"
     assert told[-1]["member"].startswith("release locks by ")
+
+
+def test_each_kind_of_trouble_of_partitions_is_told_by_its_first_one() -> None:
+    """One that halted does not hide what is tried again, held up or without an owner."""
+    now = groups.group(partitions=5, workers=1, lag=1)
+    halted, failing, slow, left, well = now.partitions
+    views = (
+        replace(halted, state="halted", reason="ValueError"),
+        replace(failing, state="retrying", reason="OSError", retry=RetryView(3, 90_000, 110_000)),
+        replace(slow, reason="outbox full"),
+        replace(left, state="unowned", owner=None),
+        well,
+    )
+    told = [(check.verdict, check.found) for check in of_partitions(replace(now, partitions=views))]
+    assert [verdict for verdict, _ in told] == ["fail", "warn", "warn", "warn"]
+    for (_, found), says in zip(
+        told, ("0: ValueError", "1 since ", "2: outbox full", "owner: 3"), strict=True
+    ):
+        assert says in found
+    assert [check.found for check in of_partitions(now)] == ["none halted or held up"]
 
 
 def test_a_schema_that_is_gone_is_named(streamworker: Invoke, raw: "redis.Redis", redis_url: str) -> None:

@@ -148,7 +148,7 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     if snapshot.problems:
         # The checks below need the keys that could not be read.
         return [*(fail(name, problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
-    checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), _partitions(snapshot)]
+    checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), *of_partitions(snapshot)]
     checks += await _outbox(backend, spec, keys, snapshot, path)
     checks += (
         ok(f"table {table.name}", f"{counted(table.keys, 'key')}, {memory(table.bytes)}")
@@ -231,11 +231,23 @@ def _locks(snapshot: GroupSnapshot, path: str) -> Check:
     )
 
 
-def _partitions(snapshot: GroupSnapshot) -> Check:
+def of_partitions(snapshot: GroupSnapshot) -> list[Check]:
+    """Return a check of each kind of trouble that partitions have, or one that says there is none."""
     name = f"partitions {snapshot.processor}"
+    if found := [*_troubles(name, snapshot)]:
+        return found
+    paused = [view for view in snapshot.partitions if view.pause is not None]
+    if not paused:
+        return [ok(name, "none halted or held up")]
+    first = f"partition {paused[0].partition} {held_up(paused[0], snapshot.taken_ms)}"
+    return [ok(name, f"none halted or held up; {len(paused)} paused: {first}")]
+
+
+def _troubles(name: str, snapshot: GroupSnapshot) -> Iterator[Check]:
+    """Tell each kind of trouble, with the first partition that has it."""
     halted = [view for view in snapshot.partitions if view.state == "halted"]
     if halted:
-        return fail(
+        yield fail(
             name,
             f"{len(halted)} halted: partition {halted[0].partition}: {halted[0].reason}",
             "Correct the function or the record, then run `streamworker retry`: "
@@ -244,30 +256,26 @@ def _partitions(snapshot: GroupSnapshot) -> Check:
     failing = [view for view in snapshot.partitions if view.retry is not None]
     if failing:
         first = f"partition {failing[0].partition} {held_up(failing[0], snapshot.taken_ms)}"
-        return warn(
+        yield warn(
             name,
             f"{len(failing)} retrying: {first}",
             "What heals goes on by itself; `streamworker retry` tries now (docs: errors).",
         )
-    slow = [view for view in snapshot.partitions if view.reason and view.state != "unowned"]
+    told = ("halted", "retrying", "unowned")
+    slow = [view for view in snapshot.partitions if view.reason and view.state not in told]
     if slow:
-        return warn(
+        yield warn(
             name,
             f"{len(slow)} held up: partition {slow[0].partition}: {slow[0].reason}",
             "The log of its worker has the stack (docs: operations, a partition that stands still).",
         )
     waiting = [view for view in snapshot.partitions if view.lag and view.state in ("acquiring", "unowned")]
     if waiting and any(member.state == "active" for member in snapshot.members):
-        return warn(
+        yield warn(
             name,
             f"{len(waiting)} with records and without an owner: {_numbers(waiting)}",
             "A rebalance is under way, or a former owner has not released them: look again, and at `status`.",
         )
-    paused = [view for view in snapshot.partitions if view.pause is not None]
-    if not paused:
-        return ok(name, "none halted or held up")
-    first = f"partition {paused[0].partition} {held_up(paused[0], snapshot.taken_ms)}"
-    return ok(name, f"none halted or held up; {len(paused)} paused: {first}")
 
 
 async def _outbox(
