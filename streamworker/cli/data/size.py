@@ -222,11 +222,13 @@ async def _stored(app: StreamApp, spec: StreamSpec, records: list[Any], together
         settings = replace(app.settings, redis_url=server.url)
         async with connected(settings, "size", CONNECTIONS) as backend:
             producer = Producer(backend, spec, settings)
-            # One call has no record twice: compression would make nothing of the second.
-            for _ in range(min(-(-SAMPLED // len(records)), SAMPLED_ALONE) if together else 0):
-                await producer.send_many(records)
-            for record in () if together else islice(cycle(records), max(len(records), SAMPLED_ALONE)):
-                await producer.send(record)
+            if together:
+                # One call has no record twice: compression would make nothing of the second.
+                for _ in range(min(-(-SAMPLED // len(records)), SAMPLED_ALONE)):
+                    await producer.send_many(records)
+            else:
+                for record in islice(cycle(records), max(len(records), SAMPLED_ALONE)):
+                    await producer.send(record)
             await producer.aclose()
             here = await measure_stream(backend, StreamKeys(spec.app, spec.name), spec.partitions, size=True)
     held, size = sum(each.records for each in here), sum(each.size for each in here)
