@@ -14,7 +14,7 @@ VALUES = {
     **dict.fromkeys(
         ("startingOffsets", "endingOffsets"), ("oldest", "[1]", '{"0": -3}', '{"0": true}', '{"x": 1}')
     ),
-    **dict.fromkeys(("startingTimestamp", "endingTimestamp"), ("soon",)),
+    **dict.fromkeys(("startingTimestamp", "endingTimestamp"), ("soon", "2026-01-31T12:00")),
     **dict.fromkeys(
         ("maxRowsPerTrigger", "minPartitions", "maxPartitions", "parallelism"), ("0", "-1", "ten")
     ),
@@ -93,6 +93,11 @@ def test_the_default_of_the_page_is_the_one_that_holds(name: str, default: str) 
         ({"maxRowPerTrigger": "10"}, "maxRowPerTrigger.*Did you mean maxRowsPerTrigger"),
         ({"zzz": "1"}, "startingOffsets"),
         ({"startingTimestamp": "2", "endingTimestamp": "1"}, "startingTimestamp is after endingTimestamp"),
+        (
+            {"startingOffsets": '{"0": 9}', "endingOffsets": '{"0": 8}'},
+            r"startingOffsets \(9\) is after endingOffsets",
+        ),
+        ({"startingOffsets": "latest", "endingOffsets": "earliest"}, "is after endingOffsets"),
         (
             {"startingTimestamp": "1", "startingOffsets": "latest"},
             "startingTimestamp and startingOffsets are",

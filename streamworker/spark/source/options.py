@@ -233,6 +233,14 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         raise ConfigurationError(
             "Option startingTimestamp is after endingTimestamp.", remedy="Exchange them, or leave one out."
         )
+    starts, ends = parsed.starting_offsets, parsed.ending_offsets
+    for start, end in ((starts.of(p), ends.of(p)) for p in (*starts.each, *ends.each, -1)):
+        is_number = isinstance(start, int) and isinstance(end, int)
+        if (start, end) == ("latest", "earliest") or (is_number and int(start) > int(end)):
+            raise ConfigurationError(
+                f"Option startingOffsets ({start}) is after endingOffsets ({end}).",
+                remedy="Exchange them, or leave one out.",
+            )
     low, high = parsed.min_partitions, parsed.max_partitions
     if low is not None and high is not None and low > high:
         raise ConfigurationError(
@@ -318,8 +326,9 @@ def _moment_ms(options: Mapping[str, str], name: str, other: str) -> int | None:
     with suppress(ValueError):
         if text.isdigit():
             return int(text)
-        return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
-    raise _wrong(name, text, "It is a time such as 2026-01-31T12:00Z, or ms since 1970.")
+        if (moment := datetime.fromisoformat(text)).tzinfo is not None:
+            return int(moment.timestamp() * 1000)
+    raise _wrong(name, text, "It is a time with its zone, such as 2026-01-31T12:00Z, or ms since 1970.")
 
 
 def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Offsets:
