@@ -52,7 +52,7 @@ def start_query(
             raise
         raise ConfigurationError(
             f"Spark refuses pipeline {spec.name!r}: {str(error).splitlines()[0]}",
-            remedy="An aggregate needs mode='complete', or a watermark; other errors are in the function.",
+            remedy="Correct its function; what joins or aggregates streams may need a watermark.",
         ) from error
     return query
 
