@@ -166,6 +166,32 @@ async def test_a_row_that_cannot_be_sent_fails_its_call() -> None:
     assert "into= names no stream for that type" in letter.error
 
 
+@pytest.mark.parametrize("codec", ["json", "msgpack", "fields", "arrow"])
+async def test_a_row_that_no_consumer_can_take_is_a_dead_letter_of_who_made_it(codec: Any) -> None:
+    """As ``send`` refuses it: two streams on, nobody could mend it. ``validate=False`` sends it."""
+    its = shop(codec=codec)
+    wrong: Any = "many"
+
+    @its.app.processor(its.orders, into=its.priced)
+    async def price(order: Order, ctx: Context) -> Priced:
+        if order.n == 1:
+            ctx.send(its.priced, Priced(wrong))
+        return Priced(order.n or wrong)
+
+    seen: list[int] = []
+
+    @its.app.processor(its.priced)
+    async def read(row: Priced) -> None:
+        seen.append(row.n)
+
+    async with local_worker(its.app) as worker:
+        await its.orders.send_many([Order(n) for n in range(4)])
+        await worker.until_drained()
+        letters = await worker.dead_letters(price)
+    assert sorted(seen) == [2, 3]
+    assert len(letters) == 2 and all("Priced" in letter.error for letter in letters)
+
+
 async def test_a_full_target_holds_up_its_source_and_says_which_and_why(redis_url: str) -> None:
     """First the reason is shown, then commits wait; and all arrives once the slow group goes on."""
     app = App("shop", redis_url=redis_url, outbox_messages_max=3)

@@ -87,8 +87,9 @@ class _Route:
     def __init__(self, spec: StreamSpec, row_bytes_max: int) -> None:
         self.spec = spec
         self._row_bytes_max = row_bytes_max
-        self._encode = None if spec.codec == "arrow" else spec.record.encoder(spec.codec)
-        self._encode_list = None if spec.codec == "arrow" else make_list_encoder(spec.record, spec.codec)
+        record, codec, validate = spec.record, spec.codec, spec.validate
+        self._encode = None if codec == "arrow" else record.encoder(codec, validate=validate)
+        self._encode_list = None if codec == "arrow" else make_list_encoder(record, codec, validate=validate)
         self._packing = spec.packing
         self._packer: Any = None
 
