@@ -265,3 +265,18 @@ async def test_tables_that_are_sent_while_the_clock_stands_still_have_ids_of_tha
     assert len(seen) == len(set(seen)) == 1400
     assert seen == sorted(seen)
     assert seen[-1].ms - seen[0].ms < 10_000
+
+
+async def test_a_timer_is_run_twice_while_the_clock_stands_still() -> None:
+    """The second call leaves another mark than the first, so that it is committed."""
+    app = App("shop")
+    calls: list[datetime] = []
+
+    @app.timer(every="1 hour")
+    async def report(at: datetime) -> None:
+        calls.append(at)
+
+    async with local_worker(app, clock="virtual") as worker:
+        for _ in range(3):
+            await worker.run(report)
+    assert len(calls) == 3

@@ -188,7 +188,7 @@ class Timers:
         if timer.asked and found.runs:
             at_ms = max(timer.asked.values())
             # A call that was asked for moves no planned time, and must differ from the one before.
-            done += b"/%d" % now_ms
+            done += b"/%d" % max(now_ms, int(timer.done.partition(b"/")[2] or 0) + 1)
             fields = {TICK + name: done, **dict.fromkeys(timer.asked)}
         changes: Changes = {}
         sends: Routed = {}
