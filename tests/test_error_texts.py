@@ -96,6 +96,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Policies({404: Skip()}),  # type: ignore[dict-item]
         "errors= has the key 404. Use types of exceptions: {TimeoutError: Retry()}.",
     ),
+    "a policy for what is no error of a coroutine": (
+        lambda: Policies({StopAsyncIteration: Skip()}),
+        (
+            "errors= has the key <class 'StopAsyncIteration'>, which reaches no policy. "
+            "Name RuntimeError: a worker makes one of what no coroutine can raise."
+        ),
+    ),
     "a policy that is none": (
         lambda: Policies({KeyError: "skip"}),  # type: ignore[dict-item]
         "errors= has 'skip' for KeyError. Use Retry(), DeadLetter(), Skip() or Halt().",

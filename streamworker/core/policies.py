@@ -209,6 +209,11 @@ class Policies:
                     f"errors= has the key {kind!r}.",
                     remedy="Use types of exceptions: {TimeoutError: Retry()}.",
                 )
+            if issubclass(kind, (StopIteration, StopAsyncIteration)):
+                raise ConfigurationError(
+                    f"errors= has the key {kind!r}, which reaches no policy.",
+                    remedy="Name RuntimeError: a worker makes one of what no coroutine can raise.",
+                )
             if not isinstance(policy, CHOICES):
                 raise ConfigurationError(
                     f"errors= has {policy!r} for {kind.__name__}.",

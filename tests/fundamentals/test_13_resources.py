@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from structlog.testing import capture_logs
 
-from streamworker import App, Context
+from streamworker import App, Context, DeadLetter
 from streamworker.errors import ProcessingError
 from streamworker.redisio.group.locks import read_lock
 from streamworker.redisio.keys import GroupKeys
@@ -211,6 +211,30 @@ async def test_middleware_is_around_each_call_and_sees_its_context(redis_url: st
         # Calls that overlap mix their steps; of an entry of columns each record is a call.
         if name not in ("overlapping-json", "one-arrow", "in-a-thread-arrow", "in-time-arrow"):
             assert (name, its) == (name, ["before", "call", "after"] * each["call"])
+
+
+@pytest.mark.parametrize("layered", [False, True])
+async def test_what_no_coroutine_can_raise_has_one_policy_with_middleware_and_without(layered: bool) -> None:
+    """It is a RuntimeError, at the line of the function."""
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=1)
+
+    @app.processor(orders, errors={RuntimeError: DeadLetter()})
+    async def take(order: Order, ctx: Context) -> None:
+        raise StopAsyncIteration("at its end")
+
+    if layered:
+
+        @app.middleware
+        async def watch() -> AsyncIterator[None]:
+            yield
+
+    async with local_worker(app) as worker:
+        await orders.send(Order("ann", 1))
+        await worker.until_drained()
+        (letter,) = await worker.dead_letters(take)
+    assert letter.error.startswith("RuntimeError: the function raised StopAsyncIteration: at its end (")
+    assert "test_13_resources.py" in letter.error
 
 
 async def test_a_processor_may_begin_with_what_comes_after_it(redis_url: str) -> None:

@@ -41,10 +41,10 @@ def failure(raised: BaseException) -> Exception:
 def as_error(raised: BaseException) -> Exception:
     """Return an error that is safe to raise anywhere: SystemExit would end the worker.
 
-    A future cannot carry StopIteration. In code that nobody can cancel, in a thread or without an
-    ``await``, this function suffices instead of :func:`failure`.
+    A future cannot carry StopIteration, nor the generator of a middleware StopAsyncIteration. In code that
+    nobody can cancel, in a thread or without an ``await``, this function suffices instead of :func:`failure`.
     """
-    if isinstance(raised, Exception) and not isinstance(raised, StopIteration):
+    if isinstance(raised, Exception) and not isinstance(raised, (StopIteration, StopAsyncIteration)):
         return raised
     return RuntimeError(f"the function raised {in_words(raised)}").with_traceback(raised.__traceback__)
 

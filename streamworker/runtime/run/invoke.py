@@ -32,7 +32,7 @@ from streamworker.records.rows import first_id
 from streamworker.records.types import copier, kept
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.runtime.forward.routing import Routed, Routes
-from streamworker.runtime.run.failures import returning_errors, untaken
+from streamworker.runtime.run.failures import as_error, returning_errors, untaken
 from streamworker.runtime.run.state import Changes, PartitionState
 from streamworker.runtime.run.threads import registered, settled
 
@@ -384,7 +384,10 @@ class Invoker(Results):
             if spec.layers:
 
                 async def one_attempt() -> Any:
-                    return self.taken(await function(*arguments))
+                    try:
+                        return self.taken(await function(*arguments))
+                    except StopAsyncIteration as raised:
+                        raise as_error(raised) from raised
 
                 result = await around(spec.layers, context, one_attempt)
             else:
