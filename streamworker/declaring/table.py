@@ -64,6 +64,8 @@ class Table(Generic[K, V]):
         ------
         RecordError
             If the key is not of the table's type, or in a call belongs to another partition.
+        ProcessingError
+            If what is stored is no value of the table's type.
         BackendError
             Outside of a call, if Redis does not answer or refuses.
         """
@@ -81,7 +83,7 @@ class Table(Generic[K, V]):
 
         Raises
         ------
-        RecordError, BackendError
+        RecordError, ProcessingError, BackendError
             As :meth:`get`.
         """
         call = self._call()
@@ -125,6 +127,8 @@ class Table(Generic[K, V]):
         ------
         ConfigurationError
             If there is no such partition.
+        ProcessingError
+            If a stored value is none of the table's type.
         BackendError
             If Redis does not answer within a minute, or refuses.
 
@@ -256,7 +260,8 @@ class Table(Generic[K, V]):
         if self._spec is None:
             raise ConfigurationError(
                 f"No processor writes table {self.name!r}.",
-                remedy=f"Name it at one: @app.processor(..., tables=[{self.name}]).",
+                remedy=f"Name it at one: @app.processor(..., tables=[{self.name}]). Import its module: only "
+                "commands and workers import what include= names.",
             )
         return self._spec
 

@@ -22,7 +22,7 @@ import msgspec
 
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.words import counted
-from streamworker.errors import ConfigurationError, DecodeError, ProcessingError, RecordError
+from streamworker.errors import ConfigurationError, ProcessingError, RecordError
 from streamworker.records.codecs import loaders, one_line, short
 from streamworker.records.types import Declared, RecordKind, copier, kind_of, label
 
@@ -231,13 +231,18 @@ class TableForm:
         return b"".join((*map(_letter, key), encoded)) if self._parts else encoded
 
     def value_of(self, field: bytes, body: bytes) -> Any:
-        """Return a fresh copy of a value; raise DecodeError if it is not of the table's type."""
+        """Return a fresh copy of a value; raise ProcessingError if it is not of the table's type.
+
+        That is no fault of the record in hand, which waits for the next deploy.
+        """
         try:
             return self._decode(body[self._parts :] if self._parts else body)
         except Exception as error:
-            raise DecodeError(
-                f"Table {self.table!r} holds no {self._label} for the key {field!r}: {one_line(error)}.",
-                remedy="Give new fields defaults, so that values that were stored before can be read.",
+            key = field.decode("utf-8", "replace")
+            raise ProcessingError(
+                f"Table {self.table!r} holds no {self._label} for the key {key!r}: {one_line(error)}.",
+                remedy="Declare a type that reads what was stored before: give new fields defaults, and a "
+                "field whose type changes another name.",
             ) from error
 
     def _wrong_value(self, key: object, what: str) -> RecordError:

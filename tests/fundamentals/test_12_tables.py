@@ -1,12 +1,14 @@
 """Tables: state by key that is committed with the records it comes from, and read from anywhere."""
 
 from datetime import date
+from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
 
 from streamworker import App, ConfigurationError, RecordError, Records, Retry
+from streamworker.errors import ProcessingError
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
 
@@ -192,3 +194,38 @@ async def test_what_nobody_touches_expires(redis_url: str) -> None:
         assert [each async for each in sums.scan()] == []
         assert await sums.count() == 0
         assert await kept.count() == 50
+
+
+class Cents(msgspec.Struct):
+    amount: str
+
+
+async def test_a_value_that_a_new_version_cannot_read_waits_for_the_next_one(redis_url: str) -> None:
+    """It is no fault of the record, which would else be a dead letter, as would all others of its key."""
+
+    def version(kind: type[msgspec.Struct]) -> tuple[App, Any, Any, Any]:
+        app = App("bank", redis_url=redis_url)
+        deposits = app.stream("deposits", Deposit, key="account", partitions=1)
+        totals = app.table("totals", kind)
+
+        @app.processor(deposits, tables=[totals])
+        async def add(deposit: Deposit) -> None:
+            total = await totals.get(deposit.account) or kind(0)
+            totals.set(deposit.account, msgspec.structs.replace(total))
+
+        return app, deposits, totals, add
+
+    app, deposits, totals, _ = version(Total)
+    async with local_worker(app, url=redis_url) as worker:
+        await deposits.send(Deposit("ann", 5))
+        await worker.until_drained()
+    app, deposits, totals, add = version(Cents)
+    async with local_worker(app, url=redis_url) as worker:
+        await deposits.send(Deposit("ann", 6))
+        await worker.until(lambda now: now.processors["add"].retrying == 1)
+        with pytest.raises(ProcessingError, match=r"holds no Cents for the key 'ann'.*another name"):
+            await totals.get("ann")
+        assert await worker.dead_letters(add) == []
+    app, *_ = version(Total)
+    async with local_worker(app, url=redis_url) as worker:
+        await worker.until_drained()

@@ -12,7 +12,7 @@ from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.support import Commands, ask, group_keys
 from streamworker.core.text import in_words
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TableSpec
-from streamworker.errors import ConfigurationError, RecordError
+from streamworker.errors import ConfigurationError, ProcessingError, RecordError, StreamworkerError
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
 from streamworker.records.evolution import changes, json_schema, may_hold
@@ -149,7 +149,7 @@ def _could_be_read(spec: StreamSpec, stored: Mapping[str, Any], fields: Mapping[
     return may_hold(stored, value, stored.get("$defs", {}), spec.record.kind is RecordKind.PYDANTIC)
 
 
-def _reason(error: RecordError) -> str:
+def _reason(error: StreamworkerError) -> str:
     """Return why a record cannot be read, without its contents: the output of a check is kept by others."""
     cause = error.__cause__
     text = error.message if cause is None else in_words(cause, named=False)
@@ -172,7 +172,7 @@ async def _table(backend: Backend, spec: TableSpec) -> list[Finding]:
         for field, stored in pairs_of(flat).items():
             try:
                 spec.form.value_of(field, alive(stored, 0) or b"")
-            except RecordError as error:
+            except ProcessingError as error:
                 bad.append(_reason(error))
     if not bad:
         return []
