@@ -138,7 +138,7 @@ async def test_a_stream_made_anew_is_named_by_who_knows_only_what_the_partitions
 async def test_a_stream_that_was_made_anew_is_named_and_not_taken_in(
     emptied: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Lower ids, or another entry in the place of the last one: a person should look."""
+    """Lower ids, another entry in the place of the last one, or no stream: a person should look."""
     app, _, seen = shop(emptied)
     with opened(emptied) as client:
         client.xadd(PLAIN, {"customer": "ann", "number": 0}, id="1000-0")
@@ -152,6 +152,12 @@ async def test_a_stream_that_was_made_anew_is_named_and_not_taken_in(
             client.xadd(PLAIN, {"customer": "bob", "number": 2}, id="1000-0")
             await wait_for_async(lambda: "holds something else" in capsys.readouterr().out, "and so again")
             assert "bob" not in seen["one"]
+            client.delete(PLAIN)
+            client.rpush(PLAIN, "x")
+            why = f"nothing is taken from {PLAIN}: .*WRONGTYPE"
+            await worker.until(
+                lambda now: re.match(why, now.processors["one"].partitions[0].reason) is not None
+            )
             client.delete(PLAIN)
             client.xadd(PLAIN, {"customer": "ann", "number": 0}, id="1000-0")
             await worker.until(lambda now: not now.processors["one"].partitions[0].reason)

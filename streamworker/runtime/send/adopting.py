@@ -15,7 +15,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
-from streamworker.errors import BackendError, RecordError
+from streamworker.errors import BackendError, BackendRefused, RecordError
 from streamworker.redisio.data import adopted
 from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePosition
 from streamworker.redisio.keys import StreamKeys
@@ -70,6 +70,8 @@ class Adopter:
                 self._position = None
                 pause_s = self._pauses.next_ms() / 1000
                 warn(self._log, "source_unread", error)
+                if isinstance(error, BackendRefused):  # Such as for a key of another type.
+                    self._stand(str(error))
             await anyio.sleep(pause_s)
 
     async def _step(self) -> float:
@@ -84,8 +86,7 @@ class Adopter:
         if look.trouble:
             self._position = None  # Another worker may have stored it since, with the tag of its entry.
             self._tell("source_went_back", f"{look.trouble}; nothing is taken until it is right again")
-            self.on_trouble(f"nothing is taken from {source}: {look.trouble}")
-            self._stood = True
+            self._stand(look.trouble)
             return ELSEWHERE_S
         if self._stood:
             self.on_trouble("")
@@ -100,6 +101,10 @@ class Adopter:
             return IDLE_S
         await self._keep(look.end)
         return 0.0
+
+    def _stand(self, trouble: str) -> None:
+        self.on_trouble(f"nothing is taken from {self.spec.source}: {trouble}")
+        self._stood = True
 
     async def _keep(self, position: SourcePosition) -> bool:
         """Go on from a position, unless another worker has stored one since; then go on from that."""
