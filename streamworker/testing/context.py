@@ -7,10 +7,13 @@ from typing import Any, Self, TypeVar
 
 import structlog
 
-from streamworker.context import Call, Context, OwnedPartition, TablesInCall, tables_in_call
+from streamworker.context import Call, Context, OwnedPartition, Sending, TablesInCall, tables_in_call
 from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.policies import Policy
 from streamworker.declaring.processors import Processor
+from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
+from streamworker.errors import ConfigurationError
 from streamworker.records.packs import HEADER_PREFIX
 from streamworker.records.statetables import Watched, check_unchanged
 from streamworker.runtime.clock import monotonic_s
@@ -18,6 +21,7 @@ from streamworker.runtime.run.state import PartitionState, StateView
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T")
 
 
 class _Tables:
@@ -46,7 +50,8 @@ class FakeContext(Context):
     """The context of a call that a test makes by hand; :func:`fake_context` makes it.
 
     In its ``with`` block the processor's tables are in memory. What the function forwards stands in
-    ``forwarded``, and what it stores in ``state``.
+    ``forwarded``, what it sends in :meth:`sent`, what it skips or sets aside as a dead letter in
+    ``set_aside``, and what it stores in ``state``.
 
     Examples
     --------
@@ -67,12 +72,17 @@ class FakeContext(Context):
     {'ann': 3}
     """
 
-    __slots__ = ("_stored", "_token")
+    __slots__ = ("_stored", "_token", "set_aside")
 
     def __init__(
         self, processor: Processor[..., Any], partition: int, key: str | None, headers: Mapping[str, str]
     ) -> None:
         spec = processor.spec
+        if partition not in range(spec.stream.partitions):
+            raise ConfigurationError(
+                f"Stream {spec.stream.name!r} has no partition {partition}.",
+                remedy=f"Its partitions are 0 to {spec.stream.partitions - 1}.",
+            )
         fields = {HEADER_PREFIX + name.encode(): value.encode() for name, value in headers.items()}
         entry = Entry(EntryId(time.time_ns() // 1_000_000, 0), fields, 0)
         owned = OwnedPartition(
@@ -88,11 +98,28 @@ class FakeContext(Context):
         super().__init__(owned, Call([entry], StateView(PartitionState({})), records=[None]))
         self._stored = _Tables(spec.tables)
         self._token: Token[TablesInCall | None] | None = None
+        self.set_aside: list[tuple[Any, Policy]] = []
+        """What the function gave to ``ctx.skip`` and ``ctx.dead_letter``, each with its policy."""
 
     @property
     def forwarded(self) -> list[Any]:
         """The rows that the function gave to ``ctx.forward``."""
-        return self._call.outputs
+        return [each for each in self._call.outputs if not isinstance(each, Sending)]
+
+    def sent(self, stream: Stream[T]) -> list[T]:
+        """Return the records that the function gave to ``ctx.send`` for a stream.
+
+        Parameters
+        ----------
+        stream
+            The stream.
+        """
+        sendings = (each for each in self._call.outputs if isinstance(each, Sending))
+        return [each.record for each in sendings if each.stream is stream.spec]
+
+    def _set_aside(self, record: object, policy: Policy) -> None:
+        """Note it: a call by hand does not say which records it is for."""
+        self.set_aside.append((record, policy))
 
     def put(self, table: Table[K, V], values: Mapping[K, V]) -> None:
         """Set values of a table before the call.
@@ -145,7 +172,8 @@ def fake_context(
     processor
         The processor that is called; its tables are in memory inside the ``with`` block.
     partition
-        What ``ctx.partition`` says. Keys of tables may be those of any partition.
+        What ``ctx.partition`` says. Keys of tables may be those of any partition, and any record may be
+        skipped or set aside.
     key, headers
         What ``ctx.key`` and ``ctx.headers`` say of the call's one record.
 

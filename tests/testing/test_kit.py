@@ -202,6 +202,33 @@ async def test_a_call_by_hand_has_a_context_and_tables_without_a_worker() -> Non
         balances.set("ann", Balance(1))
 
 
+async def test_a_call_by_hand_shows_what_was_sent_and_set_aside() -> None:
+    """Beside what it forwards."""
+    app = App("bank")
+    orders, alerts = app.stream("orders", Order, partitions=2), app.stream("alerts", Order, partitions=1)
+
+    @app.processor(orders)
+    async def check(order: Order, ctx: Context) -> Order | None:
+        if order.amount < 0:
+            ctx.dead_letter(order, "below nothing")
+        elif order.amount == 0:
+            ctx.skip(order)
+        else:
+            ctx.send(alerts, order)
+            ctx.forward(order)
+        return None
+
+    with fake_context(check, partition=1) as ctx:
+        for amount in (-1, 0, 1):
+            await check(Order("ann", amount), ctx)
+        assert [record.amount for record, _ in ctx.set_aside] == [-1, 0]
+        assert repr(ctx.set_aside[0][1]) == "DeadLetter('below nothing')"
+        assert ctx.sent(alerts) == ctx.forwarded == [Order("ann", 1)]
+        assert ctx.sent(orders) == []
+    with pytest.raises(ConfigurationError, match="'orders' has no partition 2"):
+        fake_context(check, partition=2)
+
+
 async def test_a_test_sets_what_a_table_holds_before_the_first_record(url: str) -> None:
     """It is read, expires and is counted as what the processor has written."""
     app, orders, balances, add = _bank()
