@@ -228,6 +228,12 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         record_schema=options.get("recordSchema"),
         sink=(sink[0], sink[1]) if sink[0] and sink[1] else None,
     )
+    _check_pairs(parsed)
+    return parsed
+
+
+def _check_pairs(parsed: SourceOptions) -> None:
+    """Refuse options that contradict each other."""
     begin_ms, end_ms = parsed.starting_ms, parsed.ending_ms
     if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
         raise ConfigurationError(
@@ -246,7 +252,6 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         raise ConfigurationError(
             f"Option minPartitions ({low}) is above maxPartitions ({high}).", remedy="Leave one of them out."
         )
-    return parsed
 
 
 def _check_table(options: Mapping[str, str], *, streaming: bool | None) -> None:
