@@ -57,8 +57,23 @@ def test_the_source_says_so_where_no_row_is_left(acked: AckedLog, caplog: pytest
         reader(acked).initialOffset()
     assert caplog.messages[0].endswith(
         "9 of 12 rows of shop.orders (price) were trimmed before, by partition {0: 9}; no row of these "
-        "partitions is left. The query continues, since failOnDataLoss is false."
+        "partitions is left. The query goes on without them; failOnDataLoss=true would end it."
     )
+
+
+def test_a_batch_read_says_so_and_fails_where_nothing_may_be_missing(
+    acked: AckedLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a stream does."""
+    with caplog.at_level(logging.WARNING):
+        batch_reader(acked.options()).partitions()
+    (told,) = caplog.messages
+    assert told.startswith(
+        "The query begins late: 6 of 12 rows of shop.orders (price) were trimmed before, by "
+    )
+    with pytest.raises(DataLoss, match="begins late: 6 of 12 rows"):
+        batch_reader(acked.options(failOnDataLoss="true")).partitions()
+    batch_reader(acked.options(failOnDataLoss="true", startingOffsets='{"0": 6, "1": 0}')).partitions()
 
 
 @pytest.mark.parametrize("given", [{"startingOffsets": "latest"}, {"startingOffsets": '{"0": 6, "1": 0}'}])

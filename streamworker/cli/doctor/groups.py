@@ -379,13 +379,13 @@ def _readers(snapshot: GroupSnapshot, path: str) -> Iterator[Check]:
     for reader in snapshot.readers:
         name = f"reader {reader.name} of {snapshot.processor}"
         still_ms = snapshot.taken_ms - reader.updated_ms
-        text = f"{counted(reader.lag_rows, 'row')} behind, moved {still_ms // 1000:,} s ago"
+        text = f"{counted(reader.lag_rows, 'row')} behind, last seen {still_ms // 1000:,} s ago"
         remedy = (
             "Start its pipeline. If it will not come back: "
             f"streamworker repair {path} --forget-reader {shlex.quote(reader.name)}"
         )
         if failed := failure(reader, snapshot.taken_ms):
-            remedy = "Look at the log of `streamworker spark`, and start it again."
+            remedy = "Look at the log of `streamworker spark`; start it again if it has ended."
             yield fail(name, f"{text}; {failed}", remedy)
         elif not reader.updated_ms:
             yield warn(name, "its position cannot be read, so the log is not trimmed", remedy)

@@ -67,7 +67,7 @@ def plan_reader(facts: Facts, name: str) -> Step:
     still_ms = facts.now_ms - position.at_ms
     if still_ms < READER_RESTS_MS:
         raise CoordinationError(
-            f"Reader {name!r} of {facts.keys.group!r} moved {still_ms // 1000} s ago: its query runs.",
+            f"Reader {name!r} of {facts.keys.group!r} was seen {still_ms // 1000} s ago: its query runs.",
             remedy="Stop its query first, and run this again in a minute.",
         )
     behind = sum(max(0, lock.rows - position.rows.get(p, 0)) for p, lock in facts.locks.items())

@@ -54,7 +54,7 @@ def sweep(now_s: float | None = None) -> list[Path]:
             if is_ours and _sweep(folder, now_s):
                 swept.append(folder)
     if swept:
-        log.info("removed %d folders of Spark sessions that were killed", len(swept))
+        log.info("removed what %d killed Spark sessions left", len(swept))
     return swept
 
 

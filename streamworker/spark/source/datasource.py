@@ -225,6 +225,34 @@ class _RowReader:
         entries = self._logs.read(*task.parts)
         return map(conformer.conform, together(_renewing(self._logs, task.hold, entries)))
 
+    def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
+        """Tell of rows that were trimmed before a query that is to read from the first row, or a time, on."""
+        o = self._options
+        whole = [p for p in sorted(start) if o.starting_offsets.of(p) == "earliest"]
+        late = {p: start[p].rows for p in whole if start[p].rows}
+        oldest = {p: entry for p in late if (entry := self._logs.entry_from(p, 0)) is not None}
+        if o.starting_ms is not None:
+            # Rows before the time are none that it lacks: it is late where the oldest row is younger.
+            late = {
+                p: late[p]
+                for p, (before, _, at_ms) in oldest.items()
+                if min(before, tails[p].rows) == late[p] and at_ms > o.starting_ms
+            }
+        rows, told = sum(late.values()), self._logs.late_rows
+        if rows <= told:
+            return
+        self._logs.late_rows = rows
+        left = "no row of these partitions is left"
+        if times := [oldest[p][2] for p in late if p in oldest]:
+            since = datetime.fromtimestamp(min(times) / 1000, UTC)
+            left = f"the oldest row that is left was committed at {since:%Y-%m-%d %H:%M:%S} UTC"
+        report_loss(
+            f"The query begins late: {rows} of {sum(tail.rows for tail in tails.values())} rows of "
+            f"{o.app}.{o.stream} ({o.processor}) were trimmed before, by partition {late}; {left}.",
+            fail=o.fail_on_late_start,
+            remedy="Restore them, or begin with what is left: failOnDataLoss=false.",
+        )
+
 
 def _renewing(logs: AckedLogs, hold: Hold | None, entries: Iterator[LogEntry]) -> Iterator[LogEntry]:
     """Yield entries, and renew a hold before the first one and three times within its limit."""
@@ -258,6 +286,8 @@ class LogBatchReader(_RowReader, DataSourceReader):
                 time.sleep(READER_KNOWN_S)
                 # Rows may have been trimmed during the wait. From here on workers know the hold.
                 start = locate(self._options, self._logs, self._options.starting_offsets)
+        if any(at.rows for at in start.values()):
+            self._tell_late(start, self._logs.tails())
         return self._tasks(offsets.slices(start, end), hold) or [ReadTask((), hold)]
 
     def _hold(self, parts: Sequence[Slice]) -> Hold | None:
@@ -362,34 +392,6 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         if end != self._planned:
             self._check(since, until, self._logs.tails())
         return self._tasks(parts)
-
-    def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
-        """Tell of rows that were trimmed before a query that is to read from the first row, or a time, on."""
-        o = self._options
-        whole = [p for p in sorted(start) if o.starting_offsets.of(p) == "earliest"]
-        late = {p: start[p].rows for p in whole if start[p].rows}
-        oldest = {p: entry for p in late if (entry := self._logs.entry_from(p, 0)) is not None}
-        if o.starting_ms is not None:
-            # Rows before the time are none that it lacks: it is late where the oldest row is younger.
-            late = {
-                p: late[p]
-                for p, (before, _, at_ms) in oldest.items()
-                if min(before, tails[p].rows) == late[p] and at_ms > o.starting_ms
-            }
-        rows, told = sum(late.values()), self._logs.late_rows
-        if rows <= told:
-            return
-        self._logs.late_rows = rows
-        left = "no row of these partitions is left"
-        if times := [oldest[p][2] for p in late if p in oldest]:
-            since = datetime.fromtimestamp(min(times) / 1000, UTC)
-            left = f"the oldest row that is left was committed at {since:%Y-%m-%d %H:%M:%S} UTC"
-        report_loss(
-            f"The query begins late: {rows} of {sum(tail.rows for tail in tails.values())} rows of "
-            f"{o.app}.{o.stream} ({o.processor}) were trimmed before, by partition {late}; {left}.",
-            fail=o.fail_on_late_start,
-            remedy="Restore them, or begin with what is left: failOnDataLoss=false.",
-        )
 
     def _check(self, since: offsets.Offset, until: offsets.Offset, tails: offsets.Offset) -> None:
         """Refuse to go on from ``since`` if the table, a log or the reader's position does not fit.

@@ -391,7 +391,7 @@ def report_loss(message: str, *, fail: bool, remedy: str = LOSS_REMEDY) -> None:
     """Raise :class:`DataLoss`; with ``failOnDataLoss=false`` log a warning instead."""
     if fail:
         raise DataLoss(message, remedy=remedy)
-    log.warning("%s The query continues, since failOnDataLoss is false.", message)
+    log.warning("%s The query goes on without them; failOnDataLoss=true would end it.", message)
 
 
 def _position(offset: Offset, at_ms: int, *, begins: bool, late_rows: int = 0) -> ReaderPosition:
