@@ -91,6 +91,11 @@ def resolve_processors(path: str, names: list[str] | None = None) -> Selection:
             f"App {found.name!r} has no processor.", remedy="Declare one: @app.processor(stream)."
         )
     if isinstance(found, Processor):
+        if names and set(names) != {found.name}:
+            raise ConfigurationError(
+                f"{path} is processor {found.name!r} alone, and --processor names {', '.join(names)}.",
+                remedy="Leave --processor out, or give the path of the App.",
+            )
         for app in _apps(module).values():
             if app.registry.processors.get(found.name) is found.spec:
                 return Selection(app, (found.spec,))

@@ -71,6 +71,12 @@ FACTORY = "from shop import app\ndef make():\n    return app\n"
         pytest.param(
             lambda path: resolve_processors(path, ["prize"]), "shop:app", "audit, price", id="--processor"
         ),
+        pytest.param(
+            lambda path: resolve_processors(path, ["audit"]),
+            "shop:price",
+            "is processor 'price' alone, and --processor names audit",
+            id="--processor of another",
+        ),
     ],
 )
 def test_a_path_of_nothing_says_what_there_is(
