@@ -80,9 +80,11 @@ async def test_what_is_before_a_bad_record_is_sent_and_the_error_says_what_is_wr
     redis_url: str, given: Iterable[Order], error: type[Exception], why: str, sent: list[int]
 ) -> None:
     async with bench(redis_url, run=False, entry_bytes_max=100) as desk:
-        with pytest.raises(error, match=why):
+        with pytest.raises(error, match=why) as raised:
             await desk.producer.send_many(given)
         assert await desk.numbers() == sent
+    if sent and error is RecordError:
+        assert raised.value.__notes__[0].startswith(f"Redis has confirmed {len(sent)} record")
 
 
 async def test_a_record_that_cannot_be_appended_does_not_fail_those_beside_it(redis_url: str) -> None:

@@ -15,8 +15,9 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
+from streamworker.core.words import counted
 from streamworker.declaring.specs import StreamSpec
-from streamworker.errors import RecordError
+from streamworker.errors import RecordError, StreamworkerError
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.send.lane import ROWS_PER_ENTRY_MAX, Encoded, OnFull, Part, Piece, bytes_of
@@ -302,6 +303,8 @@ class _Sender:
                 for _, part in chunk:
                     part.done.cancel()
             self._under_way.clear()
+            if isinstance(error, StreamworkerError):
+                error.add_note(f"Redis has confirmed {counted(self.count, 'record')} of this call.")
 
 
 class ManySender(_Sender):
