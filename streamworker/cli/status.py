@@ -101,7 +101,10 @@ def memory_forecast(holdings: Holdings) -> str:
     if not holdings.limit:
         used = f"{memory(holdings.used)} of memory are used; " if holdings.used else ""
         return f"{used}the server has no maxmemory, or this user may not ask for it."
-    text = f"{memory(holdings.used)} of {memory(holdings.limit)} are used. Full at today's rate: "
+    used = f"{memory(holdings.used)} of {memory(holdings.limit)} are used"
+    if holdings.full_in_s == 0:
+        return f"{used}: the memory is full, and Redis refuses to write."
+    text = f"{used}. Full at today's rate: "
     if any(each.is_early(holdings.taken_ms) for each in holdings.held):
         return f"{text}too early to tell."
     if holdings.full_in_s is None:

@@ -12,6 +12,9 @@ ID_BYTES = 256
 EARLY_MS = 60_000
 """A history that is this short tells no rate, unless it is a tenth of the time that is kept."""
 
+FULL_SHARE = 0.98
+"""Above it the memory counts as full: what is left may be less than one entry takes."""
+
 Kind = Literal["stream", "acked log", "state", "dead letters"]
 
 
@@ -125,4 +128,6 @@ class Holdings:
         """In how many seconds the memory is full at today's rate; None for never, or without a limit."""
         if not self.limit:
             return None
+        if self.used >= FULL_SHARE * self.limit:
+            return 0.0
         return full_in(max(0, self.limit - self.used), [each.growth(self.taken_ms) for each in self.held])

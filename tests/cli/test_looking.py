@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from streamworker.cli.output import print_table
+from streamworker.cli.status import memory_forecast
+from streamworker.core.holdings import Holdings
 from streamworker.tui.overview import COLUMNS
 from tests.chaos.forked import Forked
 from tests.cli.conftest import Invoke, work_off
@@ -155,3 +157,9 @@ def test_a_table_loses_nothing_on_a_narrow_terminal(
     print_table(("time", "partitions", "why"), [("2026-11-28 07:11:56.470+05:30", "x" * 40, "a b")])
     told = capsys.readouterr().out
     assert ("─" in told, "x" * 40 in told, "…" in told) == (is_drawn, True, False)
+
+
+def test_memory_that_is_full_is_not_said_to_be_full_never() -> None:
+    """Redis refuses what would pass the limit, so it seldom reaches it."""
+    assert memory_forecast(Holdings(0, (), used=98, limit=100)).endswith("refuses to write.")
+    assert "never" in memory_forecast(Holdings(0, (), used=97, limit=100))
