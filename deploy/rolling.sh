@@ -8,7 +8,7 @@ app=$1
 shift
 
 all_have_joined() {
-    streamworker wait "$app" --joined "$#" --timeout 120
+    streamworker wait "$app" --joined "$#" --timeout "2 minutes"
 }
 
 is_ready() {

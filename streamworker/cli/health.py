@@ -10,7 +10,7 @@ from typing import Annotated
 import anyio
 import typer
 
-from streamworker.cli.options import GroupPath, Processors, option
+from streamworker.cli.options import GroupPath, Processors, option, seconds_of
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, give_up, take
 from streamworker.cli.workers.probes import parse_address, url_of
@@ -54,7 +54,7 @@ def wait(
     app: GroupPath,
     processor: Processors = None,
     joined: Annotated[int, option("--joined N", "Members that each group has at least.", min=1)] = 1,
-    timeout: Annotated[float, option("--timeout SECONDS", "When to give up.", min=0)] = 60,
+    timeout: Annotated[str, option("--timeout TIME", "When to give up.")] = "1 minute",
 ) -> None:
     """Wait until enough workers have joined, and each partition has one of them as its owner.
 
@@ -64,10 +64,10 @@ def wait(
     \b
     Examples:
       streamworker wait shop:app --joined 3
-      streamworker wait shop:price --joined 2 --timeout 300
+      streamworker wait shop:price --joined 2 --timeout "5 minutes"
     """
     selection = resolve_processors(app, processor)
-    if missing := ask(selection.app, _wait, selection, joined, timeout):
+    if missing := ask(selection.app, _wait, selection, joined, seconds_of(timeout, "--timeout")):
         give_up(*missing)
     names = ", ".join(spec.name for spec in selection.processors)
     say(f"{joined} or more workers have joined {names}, and every partition has an owner.")

@@ -4,6 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
+from streamworker.core.units import duration_ms
+from streamworker.errors import ConfigurationError
+
 
 def argument(metavar: str, help: str) -> Any:
     """Declare an argument."""
@@ -15,6 +18,14 @@ def option(usage: str, help: str, **limits: Any) -> Any:
     words = usage.split()
     names = [word for word in words if word.startswith("-")]
     return typer.Option(*names, metavar=" ".join(words[len(names) :]) or None, help=help, **limits)
+
+
+def seconds_of(text: str, hint: str) -> float:
+    """Return the duration that an option gives, in seconds; refuse text that is none."""
+    try:
+        return duration_ms(text, hint) / 1000
+    except ConfigurationError as error:
+        raise typer.BadParameter(str(error), param_hint=hint) from None
 
 
 AppPath = Annotated[str, argument("APP", "MODULE:ATTRIBUTE of the App, such as shop:app.")]

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import anyio
 
-from streamworker.cli.options import ProcessorPath, option
+from streamworker.cli.options import ProcessorPath, option, seconds_of
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, check_partitions, give_up, group_keys
-from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
@@ -77,7 +76,7 @@ def _order(path: str, request: Request, partitions: list[int] | None, why: str, 
     app, spec = resolve_processor(path)
     wanted = sorted(set(partitions or range(spec.stream.partitions)))
     check_partitions(spec.stream, wanted, "--partition")
-    ask(app, _give, spec, request, wanted, why, duration_ms(wait, "--wait") / 1000)
+    ask(app, _give, spec, request, wanted, why, seconds_of(wait, "--wait"))
 
 
 async def _give(

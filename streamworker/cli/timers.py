@@ -6,11 +6,10 @@ import anyio
 import typer
 
 from streamworker.app import App
-from streamworker.cli.options import AppPath, AsJson, argument
+from streamworker.cli.options import AppPath, AsJson, argument, seconds_of
 from streamworker.cli.output import print_found, say
 from streamworker.cli.requests import POLL_S, Wait, operator
 from streamworker.cli.support import Commands, ask, give_up, group_keys
-from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.errors import StreamworkerError
@@ -71,7 +70,7 @@ def run_now(
       streamworker timers run-now shop:report
     """
     app, group, spec = resolve_timer(timer)
-    ask(app, _run_now, group, spec, duration_ms(wait, "--wait") / 1000)
+    ask(app, _run_now, group, spec, seconds_of(wait, "--wait"))
 
 
 async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:

@@ -52,7 +52,7 @@ def test_dead_letters_are_chosen_by_error_and_time(stopped: None, streamworker: 
     assert "no such dead letters" in streamworker("dead", "list", "shop:price", "--error", "KeyError").stdout
     assert streamworker.tells("dead", "list", "shop:price", "--since", "0 s") == []
     unset = streamworker("dead", "replay", "shop:price", "--error", "ValueError", "--since", "")
-    assert (unset.exit_code, "--since='' is no duration" in unset.stderr) == (ExitCode.CONFIGURATION, True)
+    assert (unset.exit_code, "--since='' is no duration" in unset.stderr) == (ExitCode.USAGE, True)
     none = streamworker("dead", "replay", "shop:price", "--error", "KeyError")
     assert none.output == "There are no such dead letters. Nothing was changed.\n"
     assert none.exit_code == ExitCode.FAILED

@@ -111,7 +111,7 @@ LOOKS = {
     "size": [["shop:app", "--rate", "1"], ["shop:app", "--rate", "1", "--json"]],
     "history": [["shop:app"], ["shop:app", "--json"]],
     "top": [["shop:app", "--once"]],
-    "wait": [["shop:app", "--timeout", "0"]],
+    "wait": [["shop:app", "--timeout", "0 seconds"]],
     "health": [["livez", "--health-port", "1"]],
     "dead list": [["shop:price"], ["shop:price", "--json"], ["shop:price", "--by", "error"]],
     "dead export": [["shop:price"]],

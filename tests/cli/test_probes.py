@@ -91,7 +91,7 @@ def test_a_deploy_waits_for_workers_that_own_all_partitions(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:
     """A worker that leaves does not count, and what is missing is told at the timeout."""
-    said = streamworker("wait", "shop:app", "--timeout", "0")
+    said = streamworker("wait", "shop:app", "--timeout", "0 seconds")
     assert said.exit_code == ExitCode.FAILED
     assert said.stderr.splitlines() == [
         "audit: 0 of 1 workers have joined.",
@@ -107,11 +107,12 @@ def test_a_deploy_waits_for_workers_that_own_all_partitions(
     first.terminate()
     wait_for(
         lambda: (
-            "1 of 2 workers" in streamworker("wait", "shop:app", "--joined", "2", "--timeout", "0").stderr
+            "1 of 2 workers"
+            in streamworker("wait", "shop:app", "--joined", "2", "--timeout", "0 s").stderr
         ),
         "the first one leaves",
     )
-    said = streamworker("wait", "shop:audit", "--timeout", "0")
+    said = streamworker("wait", "shop:audit", "--timeout", "0 seconds")
     assert "audit: no worker that stays owns partitions" in said.stderr
     (shop / "go on").touch()
     streamworker.does("wait", "shop:app")

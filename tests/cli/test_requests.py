@@ -148,6 +148,7 @@ def test_a_halted_partition_is_retried_without_a_restart(
         ("timers run-now shop:flush", "No worker has run 'flush' yet."),
         ("repair shop:app --forget-group old --yes", "No stream of 'shop' has a group 'old'."),
         ("repair shop:app --forget-reader old --yes", "No acked log of 'shop' has a reader 'old'."),
+        ("spark shop:app --forget old", "No processor of app 'shop' has a reader 'old'."),
         ("later cancel shop:orders one", "Nothing was cancelled"),
     ],
 )
@@ -169,7 +170,8 @@ def test_what_cannot_be_ordered_or_is_not_confirmed_is_not_said_to_be_done(
     for arguments, code, text in (
         (("resume", "shop:price"), ExitCode.FAILED, "No partition of price is paused."),
         (("pause", "shop:price", "--partition", "9"), ExitCode.USAGE, "has partitions 0 to 3, and not 9"),
-        (("pause", "shop:price", "--wait", "soon"), ExitCode.CONFIGURATION, "--wait"),
+        (("pause", "shop:price", "--wait", "soon"), ExitCode.USAGE, "--wait"),
+        (("wait", "shop:price", "--timeout", "3"), ExitCode.USAGE, "is no duration"),
     ):
         result = streamworker(*arguments)
         assert (result.exit_code, text in result.output) == (code, True), result.output

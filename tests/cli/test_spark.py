@@ -120,7 +120,7 @@ def test_a_reader_that_will_not_come_back_can_be_forgotten(
     with redis.Redis.from_url(redis_url) as client:
         client.hset("sw:{shop.orders:price}:readers", "revenue", '{"p":{"0":5},"log":{"0":"x"},"at":1}')
         wrong = streamworker("spark", "shop:app", "--forget", "revenues")
-        assert wrong.exit_code == ExitCode.CONFIGURATION
+        assert wrong.exit_code == ExitCode.FAILED
         assert "Its readers: revenue." in wrong.stderr
         streamworker.does("spark", "shop:app", "--forget", "revenue")
         assert client.hlen("sw:{shop.orders:price}:readers") == 0

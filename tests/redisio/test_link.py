@@ -81,7 +81,7 @@ def _server_says(text: str) -> exceptions.RedisError:
         ("READONLY You can't write against a read only replica.", BackendRefused, "connect to the primary"),
         ("MISCONF Errors writing to the AOF file: No space left", BackendRefused, "cannot write to its disk"),
         ("NOREPLICAS Not enough good replicas to write.", BackendRefused, "min-replicas-to-write"),
-        ("NOPERM this user has no permissions", BackendRefused, "Give this user the right"),
+        ("NOPERM this user has no permissions", BackendRefused, "give this user the right"),
         ("WRONGTYPE Operation against a key", BackendRefused, "Another program wrote to this key"),
         ("MOVED 1 127.0.0.1:7001", BackendRefused, "Redis Cluster"),
         ("CROSSSLOT Keys in request don't hash to the same slot", BackendRefused, "Redis Cluster"),

@@ -29,13 +29,12 @@ from streamworker.cli.data.letters import (
     surveyed,
 )
 from streamworker.cli.data.wording import decoded, shortened
-from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option
+from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option, seconds_of
 from streamworker.cli.output import confirm, console, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
 from streamworker.cli.support import ask, give_up, group_keys
 from streamworker.core.data.entries import EntryId
 from streamworker.core.text import printable_lines
-from streamworker.core.units import duration_ms
 from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
@@ -285,7 +284,7 @@ async def _put(
     backend: Backend, keys: GroupKeys, partition: int, record_id: EntryId, why: str, wait: str
 ) -> tuple[StoredLetter | None, str]:
     """Make the request, and wait until it is obeyed; return the dead letter, or why there is none."""
-    wait_s = duration_ms(wait, "--wait") / 1000
+    wait_s = seconds_of(wait, "--wait")
     newest = await newest_id(backend, keys.dead(partition))
     given = await make_request(backend, keys, [partition], "put", who=operator(), why=why, record=record_id)
     if partition not in given:

@@ -9,9 +9,9 @@ import msgspec
 import typer
 
 from streamworker.cli.data.wording import decoded
+from streamworker.cli.options import seconds_of
 from streamworker.cli.support import check_partitions, group_keys
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
-from streamworker.core.units import duration_ms
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.data.dead import StoredLetter, list_dead
@@ -59,7 +59,7 @@ async def matching(
     backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None
 ) -> AsyncIterator[StoredLetter]:
     """Yield the letters of a class of error, or of the last so much time; oldest first in each partition."""
-    from_ms = await backend.time_ms() - duration_ms(since, "--since") if since is not None else 0
+    from_ms = await backend.time_ms() - round(seconds_of(since, "--since") * 1000) if since is not None else 0
     # The id of a letter is no older than its time.
     after = EntryId(from_ms - 1, SEQUENCE_MAX) if from_ms > 0 else ZERO
     for partition in range(spec.stream.partitions):

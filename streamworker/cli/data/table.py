@@ -11,7 +11,7 @@ import typer
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson, Limit, argument, option
 from streamworker.cli.output import print_found, print_json, say
-from streamworker.cli.support import ask, give_up, run_async
+from streamworker.cli.support import ask, check_partitions, give_up, run_async
 from streamworker.core.snapshot import TableView
 from streamworker.core.words import counted
 from streamworker.declaring.table import Table
@@ -71,7 +71,7 @@ def scan(path: TablePath, limit: Limit = 50, partition: Part = None) -> None:
     Examples:
       streamworker table scan shop:totals --limit 10
     """
-    table = resolve_table(path)
+    table = _found(path, partition)
 
     async def show() -> None:
         shown = 0
@@ -98,7 +98,7 @@ def export(
     Examples:
       streamworker table export shop:totals --to totals.jsonl
     """
-    table = resolve_table(path)
+    table = _found(path, partition)
     draft = to.with_name(f"{to.name}.part")
 
     async def write() -> int:
@@ -130,6 +130,12 @@ async def _views(backend: Backend, app: App) -> list[TableView]:
 async def _get(table: Table[Any, Any], key: Any) -> Any:
     async with table.app:
         return await table.get(key)
+
+
+def _found(path: str, partition: int | None) -> Table[Any, Any]:
+    table = resolve_table(path)
+    check_partitions(table.spec.stream, [] if partition is None else [partition], "--partition")
+    return table
 
 
 async def _lines(table: Table[Any, Any], partition: int | None) -> AsyncIterator[str]:

@@ -79,7 +79,7 @@ METRICS = {
     "streamworker_outbox_messages": ("gauge", "Messages for other streams that are not forwarded yet."),
     "streamworker_timer_last_run_timestamp_seconds": (
         "gauge",
-        "Planned time of a timer's last run; of several partitions the newest.",
+        "Planned time up to which a timer is done, at first its deploy; of several partitions the newest.",
     ),
     "streamworker_timer_next_run_timestamp_seconds": (
         "gauge",

@@ -12,10 +12,10 @@ from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import AppPath, option
 from streamworker.cli.output import console, say
 from streamworker.cli.requests import FAILING
-from streamworker.cli.support import ask, group_keys, take_all
+from streamworker.cli.support import ask, give_up, group_keys, take_all
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
-from streamworker.errors import BackendRefused, ConfigurationError
+from streamworker.errors import BackendRefused
 from streamworker.importing import Selection, resolve_app, with_pipelines
 from streamworker.redisio.group import readers
 from streamworker.redisio.wire.client import Backend
@@ -152,8 +152,8 @@ async def _forget(backend: Backend, app: App, name: str) -> None:
         if await readers.forget(backend, keys, name):
             done.append(spec.name)
     if not done:
-        raise ConfigurationError(
+        give_up(
             f"No processor of app {app.name!r} has a reader {name!r}.",
-            remedy=f"Its readers: {', '.join(sorted(known)) or 'none'}.",
+            f"Its readers: {', '.join(sorted(known)) or 'none'}.",
         )
     say(f"Forgot {name}: the acked logs of {', '.join(done)} keep no rows for it any more.")

@@ -35,7 +35,8 @@ _REFUSALS = {
     "READONLY": "It is a replica: connect to the primary.",
     "MISCONF": "Redis cannot write to its disk, and takes no writes until it can.",
     "NOREPLICAS": "Too few replicas are connected for min-replicas-to-write.",
-    "NOPERM": "Give this user the right; `streamworker acl` prints those that are needed.",
+    "NOPERM": "Log in as a user whose role may do this (docs: security), or give this user the right: "
+    "`streamworker acl` prints the rights of each role.",
     "WRONGTYPE": "Another program wrote to this key. Look at it with TYPE.",
     **dict.fromkeys(("MOVED", "ASK", "CROSSSLOT"), CLUSTER_REMEDY),
 }
