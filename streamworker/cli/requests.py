@@ -17,9 +17,11 @@ from streamworker.importing import resolve_processor
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import Given, Request, make_request
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.info import check_holds_keys
 
 POLL_S = 0.05
 FAILING = ("halted", "retrying")
+REFUSED = "Redis refused, or its node did not answer; nothing was asked of it, so repeat the command"
 DONE: dict[Request, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
 
 Partition = Annotated[
@@ -83,6 +85,7 @@ async def _give(
     backend: Backend, spec: ProcessorSpec, request: Request, wanted: list[int], why: str, wait_s: float
 ) -> None:
     keys = group_keys(spec)
+    check_holds_keys(await backend.info())  # One node of a Cluster would obey for its own partitions alone.
     before = await read_locks(backend, keys, wanted)
     given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
     if not given:
@@ -98,8 +101,18 @@ async def _give(
             locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
             open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
             await anyio.sleep(POLL_S if open_ else 0)
-    failing = [p for p, lock in before.items() if isinstance(lock, LockView) and lock.state in FAILING]
-    _tell(spec.name, request, news, open_, locks, failing if request == "retry" else wanted)
+    failing = [p for p, lock in before.items() if isinstance(lock, LockView) and _fails(lock)]
+    left = [
+        f"Partition {p}: {'the group has never run in it' if before.get(p, p) is None else REFUSED}."
+        for p in wanted
+        if p not in given
+    ]
+    _tell(spec.name, request, news, open_, locks, failing if request == "retry" else wanted, left)
+
+
+def _fails(lock: LockView) -> bool:
+    """Whether a record, or a timer, is what a retry is for."""
+    return lock.state in FAILING or lock.reason.startswith("timer ")
 
 
 def _is_obeyed(lock: LockView | None, given: Given) -> bool:
@@ -114,11 +127,15 @@ def _tell(
     open_: Mapping[int, Given],
     locks: Mapping[int, LockView],
     changed: Collection[int],
+    left: list[str],
 ) -> None:
-    """Say what was done, and that nothing was where nothing ``changed``; fail if not everything was."""
+    """Say what was done, and that nothing was where nothing ``changed``; fail if not everything was.
+
+    ``left`` says why some partitions were not asked.
+    """
     done = [p for p in news if p not in open_]
     if not news:
-        give_up(f"No partition of {name} is paused.")
+        give_up(f"No partition of {name} is paused.", *left)
     if them := [p for p in done if p in changed]:
         say(f"{DONE[request]} {counted(len(them), 'partition')} of {name}: {ranges(them)}.")
     if others := [p for p in done if p not in changed]:
@@ -132,8 +149,8 @@ def _tell(
         "a call runs, or the worker is away. The request stands, and is obeyed then."
         for p in open_
     ]
-    if late:
-        give_up(*late)
+    if late or left or (others and not them):
+        give_up(*late, *left)
 
 
 def operator() -> str:

@@ -107,8 +107,7 @@ def test_a_deploy_waits_for_workers_that_own_all_partitions(
     first.terminate()
     wait_for(
         lambda: (
-            "1 of 2 workers"
-            in streamworker("wait", "shop:app", "--joined", "2", "--timeout", "0 s").stderr
+            "1 of 2 workers" in streamworker("wait", "shop:app", "--joined", "2", "--timeout", "0 s").stderr
         ),
         "the first one leaves",
     )

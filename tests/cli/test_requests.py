@@ -11,8 +11,9 @@ import redis
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.words import ranges
 from streamworker.records.entries import Entries
+from streamworker.redisio.keys import GroupKeys
 from tests.chaos.forked import Forked
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, work_off
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 
@@ -126,8 +127,8 @@ def test_a_halted_partition_is_retried_without_a_restart(
     assert retried == f"Retried 1 partition of fragile: {p}.\nNeither halted nor retrying: {others}.\n"
     wait_for(lambda: lag(streamworker, "fragile") == 0, "both orders are handled")
     wait_for(lambda: states(streamworker, "fragile") == {"running"}, "it runs")
-    nothing = streamworker("retry", "shop:fragile", "--partition", "1").stdout
-    assert nothing == "Neither halted nor retrying: 1.\n"
+    nothing = streamworker("retry", "shop:fragile", "--partition", "1")
+    assert (nothing.exit_code, nothing.stdout) == (ExitCode.FAILED, "Neither halted nor retrying: 1.\n")
     assert worker.running
 
 
@@ -161,6 +162,24 @@ def test_what_redis_does_not_hold_ends_a_command_with_one(
     result = streamworker(*arguments.split())
     assert result.exit_code == ExitCode.FAILED, result.output
     assert text in result.output
+
+
+@pytest.mark.parametrize("request_", ["pause", "resume"])
+def test_a_partition_that_did_not_take_a_request_is_named_and_fails_the_command(
+    redis_url: str, shop: Path, streamworker: Invoke, request_: str
+) -> None:
+    """The others took it. One had no lock yet, and the lock of another is a key of another type."""
+    work_off(redis_url)
+    streamworker.does("pause", "shop:price")
+    keys = GroupKeys("shop", "orders", "price")
+    with redis.Redis.from_url(redis_url) as raw:
+        raw.delete(keys.lock(1), keys.lock(2))
+        raw.set(keys.lock(2), "mine")
+    said = streamworker(request_, "shop:price")
+    assert said.exit_code == ExitCode.FAILED
+    assert said.stdout.startswith(f"{request_.capitalize()}d 2 partitions of price: 0,3.")
+    assert "Partition 1: the group has never run in it." in said.stderr
+    assert "Partition 2: Redis refused" in said.stderr
 
 
 def test_what_cannot_be_ordered_or_is_not_confirmed_is_not_said_to_be_done(

@@ -79,6 +79,11 @@ def check_server(info: ServerInfo) -> None:
             "locks and checkpoints with them.",
             remedy="Set maxmemory-policy noeviction.",
         )
+    check_holds_keys(info)
+
+
+def check_holds_keys(info: ServerInfo) -> None:
+    """Refuse a node of a Cluster with the URL of one server: it has a part of the keys."""
     if info.lacks_keys:
         raise ConfigurationError("The server is a node of a Redis Cluster.", remedy=CLUSTER_REMEDY)
 
