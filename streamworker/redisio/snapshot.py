@@ -84,10 +84,9 @@ async def take_snapshot(
     count = partitions_in(declared)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
     looks = await _look_at_partitions(backend, keys, membership.partitions or count)
-    known_beats = read_beats(beats or [])
+    known_beats = read_beats(beats or []) if document else None
     if not document:
         membership = _by_locks(looks)
-        known_beats = {member: Beat(now_ms, 0, "", 0) for member in membership.ids}
     partitions = tuple(_judged(look, membership, group) for look in looks)
     members = _member_views(membership, known_beats, partitions, now_ms, silent_after_ms)
     if members and all(member.state in ("silent", "held") for member in members):
@@ -245,11 +244,14 @@ def _state(
 ) -> tuple[PartitionState, str]:
     if view.state == "halted":
         return "halted", view.reason
-    if view.owner is None or membership.get(view.owner) is None:
+    owner = membership.get(view.owner) if view.owner is not None else None
+    if owner is None:
         # A lock whose owner was removed counts as free.
         return ("acquiring" if assigned else "unowned"), ""
     if lock.pause is not None:
         return "paused" if lock.obeyed >= lock.requested else "pausing", ""
+    if owner.state == "held" and lock.state != "halted":
+        return "unowned", f"{owner.name} is away, and its static id keeps the partition for it"
     match lock.state:
         case "halted" | "retrying" | "draining" as state:
             return state, lock.reason
@@ -295,7 +297,7 @@ def _by_locks(looks: Sequence[_Look]) -> Membership:
 
 def _member_views(
     membership: Membership,
-    beats: Mapping[str, Beat],
+    beats: Mapping[str, Beat] | None,
     partitions: Sequence[PartitionView],
     now_ms: int,
     silent_after_ms: int,
@@ -303,13 +305,13 @@ def _member_views(
     assigned = {view.assigned for view in partitions}
 
     def view(member: Member) -> MemberView:
-        beat = beats.get(member.id)
+        beat = beats.get(member.id) if beats is not None else None
         age = None if beat is None else max(0, now_ms - beat.server_ms)
         held = tuple(each.partition for each in partitions if each.owner == member.id)
         state: MemberState = "active" if held or member.id in assigned else "standby"
         if member.state == "leaving":
             state = "leaving"
-        if age is None or age > silent_after_ms:
+        if beats is not None and (age is None or age > silent_after_ms):
             state = "silent"
         if member.state == "held":
             state = "held"

@@ -98,6 +98,17 @@ async def test_partitions_of_which_no_member_is_alive_have_no_owner(group: Group
     assert [(each.state, each.reason) for each in view.partitions] == 2 * [("unowned", "no member is alive")]
 
 
+async def test_owners_under_a_protocol_without_heartbeats_have_none(group: Group, raw: Raw) -> None:
+    """The age of one would say that a killed worker lives."""
+    await streams.provision(group.backend, STREAM, 2, "json")
+    _, changed = await group.join("a", partitions=2)
+    await group.own("a.1", generation=changed.generation)
+    raw.delete(GROUP.members)
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    assert [(m.name, m.state, m.beat_age_ms) for m in view.members] == [("a", "active", None)]
+    assert [each.state for each in view.partitions] == ["running", "unowned"]
+
+
 async def test_a_member_shows_what_its_heartbeat_carries_and_what_it_can_carry(group: Group) -> None:
     """Load as it measured it, and the capacity with which it joined."""
     document, changed = await group.join("a", "b", partitions=4)

@@ -59,8 +59,12 @@ async def test_a_rolling_restart_of_static_workers_gives_no_partition_to_another
                 else:
                     leaving = team.ask_to_leave(name)
                     assert await team.ended(leaving) == 0, leaving.log()
-                states = {member.name: member.state for member in (await team.snapshot()).members}
+                seen_now = await team.snapshot()
+                states = {member.name: member.state for member in seen_now.members}
                 assert states[name] == "held"
+                kept = [view for view in seen_now.partitions if (view.owner or "").startswith(f"{name}.")]
+                assert all(view.state == "unowned" and "is away" in view.reason for view in kept)
+                assert bool(kept) == (name == "w3"), "who leaves releases its locks"
                 team.hire(name, STREAMWORKER_STATIC_ID=name)
                 await until_acquired(team, held[name], before)
                 assert set(await team.held_by(name)) == held[name]
