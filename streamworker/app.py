@@ -111,10 +111,10 @@ class App(DeclaringApp):
         chosen = Settings.from_env(redis_url=url_for(redis_url), coordination=coordination, **settings)
         super().__init__(name, chosen, include, include_spark)
         Membership.empty(1, assignment)
-        if assignment == "weighted" and not PROTOCOLS[chosen.coordination.name].has_document:
+        if assignment != "range" and not PROTOCOLS[chosen.coordination.name].has_document:
             raise ConfigurationError(
-                f'The assignment "weighted" does not work with coordination={chosen.coordination.name!r}.',
-                remedy='Use coordination="membership": only its heartbeats carry load.',
+                f"{assignment=} does not work with coordination={chosen.coordination.name!r}.",
+                remedy='Use coordination="membership": the others share partitions in a way of their own.',
             )
         self.assignment = assignment
 

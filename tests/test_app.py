@@ -16,6 +16,7 @@ from streamworker import App, Claim, Lease, Stream
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, RecordError
+from streamworker.runtime.worker import Worker
 from streamworker.settings import Settings
 from streamworker.variables import OTHER_VARIABLES
 from tests.helpers import wait_for
@@ -134,8 +135,8 @@ WEIGHTED: dict[str, Any] = {"assignment": "weighted"}
         ("no setting 'lease_length_ms'", {"coordination": "lease", "lease_length_ms": 1}),
         ("no setting 'lease_normal_ms'", {"coordination": Lease(), "lease_normal_ms": 6_000}),
         ("lease_max_shutdown_ms", {"coordination": "lease", **LONG}),
-        ('"weighted" does not work with coordination', {"coordination": "claim", **WEIGHTED}),
-        ('"weighted" does not work with coordination', {"coordination": "lease", **WEIGHTED}),
+        ("assignment='weighted' does not work with coordination", {"coordination": "claim", **WEIGHTED}),
+        ("assignment='sticky' does not work", {"coordination": "lease", "assignment": "sticky"}),
         ("Raise balance_interval_ms to 1000 or more", {"balance_interval_ms": 999}),
     ],
 )
@@ -143,6 +144,12 @@ def test_settings_that_do_not_fit_each_other_are_refused_by_name(says: str, give
     """Before anything connects; the limits of each setting by itself are tried in test_arguments.py."""
     with pytest.raises(ConfigurationError, match=says):
         App("shop", **given)
+
+
+def test_a_static_id_is_refused_by_a_protocol_that_keeps_no_seat() -> None:
+    """It was taken, and did nothing."""
+    with pytest.raises(ConfigurationError, match="static id does not work with coordination='claim'"):
+        Worker(App("shop", coordination="claim"), static_id="one")
 
 
 def test_rules_about_a_protocol_that_is_not_used_bind_nobody() -> None:

@@ -21,11 +21,12 @@ class ExitCode(IntEnum):
 
 MEANINGS = {
     ExitCode.OK: "The command succeeded, or a worker left after a signal.",
-    ExitCode.FAILED: "The result is bad: bad lines, a failed check, a failed pipeline. Or Redis does not "
-    "hold what the command names: a dead letter, a record, a group that never ran.",
+    ExitCode.FAILED: "The result is bad: bad lines, a failed check of doctor, a failed pipeline. "
+    "Or Redis does not hold what the command names: a dead letter, a record, a group that never ran.",
     ExitCode.USAGE: "The command line is wrong: an unknown option, a missing argument.",
     ExitCode.CONFIGURATION: "The app, its settings or this machine are wrong: an unknown app path, a name, "
-    "a type without an Arrow form, a server that evicts, no Java. Starting again will not help.",
+    "a type without an Arrow form, what schema check refuses, a server that evicts, no Java. Starting again "
+    "will not help.",
     ExitCode.REDIS: "Redis did not answer, or refused: not reachable, wrong password, out of memory.",
     ExitCode.FORCED: "The worker got a second signal, or had not ended shutdown_timeout_ms after the first: "
     "the log says what held it. Batches that were not committed will run again.",

@@ -20,7 +20,7 @@ import anyio.abc
 from streamworker.core.data.graph import cycles
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership.settings import BalanceRules
-from streamworker.core.protocols.registry import Coordinator, make_coordinator
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, make_coordinator
 from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.core.text import storable
 from streamworker.declaring.middleware import Layer
@@ -117,6 +117,12 @@ class Worker:
         self._settings: Settings = app.settings
         static_id = static_id or app.settings.static_id
         self._static_id = check_name("static id", static_id) if static_id else ""
+        protocol = app.settings.coordination.name
+        if static_id and not PROTOCOLS[protocol].has_document:
+            raise ConfigurationError(
+                f"A static id does not work with coordination={protocol!r}.",
+                remedy='Leave it out, or use coordination="membership".',
+            )
         app.load()
         self._specs = _chosen(app, processors)
         read = {spec.stream.name for spec in app.registry.processors.values()}

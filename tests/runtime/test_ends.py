@@ -297,6 +297,24 @@ def test_a_worker_ends_at_its_deadline_whatever_holds_it(
         wait_for(lambda: not psutil.pid_exists(pid), "the child process has ended")
 
 
+@pytest.mark.full("starts a worker, and waits for its deadline")
+def test_a_worker_that_redis_keeps_from_leaving_does_not_blame_its_event_loop(
+    redis_url: str, begin: Begin
+) -> None:
+    """Nothing of the user's code runs."""
+    app = APP.replace('App("ends"', 'App("ends", grace_period_ms=1_000, shutdown_timeout_ms=3_000')
+    worker = begin("async def handle(line: Line) -> None: ...", app)
+    with opened(redis_url) as raw:
+        raw.client_pause(30_000, all=False)
+        try:
+            worker.terminate()
+            assert worker.wait(60) == FORCED
+        finally:
+            raw.client_unpause()
+    [said] = [line for line in worker.log().splitlines() if "worker_forced_to_end" in line]
+    assert "its tasks, such as a call to Redis" in said, said
+
+
 WAITED_FOR = """
 async def handle(line: Line) -> None:
     threading.Thread(target=last_words).start()

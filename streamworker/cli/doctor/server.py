@@ -205,7 +205,7 @@ def of_sentinels(views: Sequence[SentinelView]) -> Check:
     if best.sentinels and best.quorum:
         text += (
             f"; if {best.quorum} of {best.sentinels} find it silent for {best.down_after_ms / 1000:g} s, "
-            f"they promote one of {best.replicas} replicas"
+            f"they promote one of {best.replicas} replicas that they know"
         )
         if not best.replicas:
             return warn("sentinels", text, "Add a replica: without one no failover is possible.")

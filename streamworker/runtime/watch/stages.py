@@ -89,7 +89,7 @@ class TwoStages:
 
     def _end(self, reason: str) -> None:
         try:
-            held_by = [] if self._has_left else ["its event loop"]
+            held_by = [] if self._has_left else [self._loop_holds()]
             held_by += [call.text for call in running_calls()]
             # Python waits at its end for these threads, and for the processes of ``multiprocessing``.
             names = [thread.name for thread in threading.enumerate() if not thread.daemon]
@@ -102,6 +102,12 @@ class TwoStages:
                 child.terminate()
         finally:
             os._exit(FORCED)
+
+    def _loop_holds(self) -> str:
+        runs = threading.Event()
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(runs.set)
+        return "its tasks, such as a call to Redis" if runs.wait(LOG_S) else "its event loop, which hangs"
 
     @staticmethod
     def _say(method: Callable[..., object], event: str, **fields: object) -> None:
