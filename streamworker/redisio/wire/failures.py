@@ -41,6 +41,12 @@ _REFUSALS = {
     **dict.fromkeys(("MOVED", "ASK", "CROSSSLOT"), CLUSTER_REMEDY),
 }
 
+_WORDS = {
+    "unknown command": "A Sentinel's URL begins with redis+sentinel://. A server must be Redis 7.0 or later.",
+    "DB index is out of range": "Correct the number of the database at the end of the URL.",
+}
+"""Words in the text of a refusal without a code, and the remedy."""
+
 _PASSING = {
     "LOADING": "Redis is loading its data and will answer in a while.",
     "BUSY": "Redis is busy with a script of somebody's.",
@@ -149,7 +155,8 @@ def translate(error: BaseException, address: str) -> BackendError:
         remedy = _PASSING.get(code, _PASSING["LOADING"])
         return BackendUnavailable(f"Redis at {address} cannot answer now: {said}.", remedy=remedy)
     if isinstance(error, ResponseError):
-        return BackendRefused(f"Redis at {address} refused: {said}.", remedy=_REFUSALS.get(code, ""))
+        remedy = _REFUSALS.get(code) or next((_WORDS[words] for words in _WORDS if words in text), "")
+        return BackendRefused(f"Redis at {address} refused: {said}.", remedy=remedy)
     if _MAX_CLIENTS in text:
         return BackendUnavailable(
             f"Redis at {address} {_NO_ROOM}.", remedy="Raise its maxclients, or run fewer workers."
