@@ -379,7 +379,8 @@ def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), wh
         give_up("There are no such dead letters. Nothing was changed.")
     say(f"{verb} {done:,} of {counted(asked, 'dead letter')}{where}.")
     if done < asked:
-        named = f": {', '.join(missing[:5])}" if missing else ""
+        more = " and others" if missing[5:] else ""
+        named = f": {', '.join(missing[:5])}{more}" if missing else ""
         give_up(f"{asked - done} did not exist{named}. `streamworker dead list` shows those that do.")
 
 
