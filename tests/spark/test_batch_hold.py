@@ -167,8 +167,9 @@ def test_a_user_without_the_right_to_hold_reads_all_the_same(
     reader = batch_reader(here.options())
     with caplog.at_level(logging.WARNING):
         assert numbers_of(reader, reader.partitions()) == list(range(6, 20))
-    (told,) = caplog.messages
+    told, late = caplog.messages
     assert told.startswith("Rows may be trimmed while this batch read runs")
+    assert late.startswith("The query begins late: 6 of 20 rows")
     here.redis.execute_command("ACL", "DELUSER", "old")
 
 
