@@ -149,7 +149,7 @@ def _tell(
         "a call runs, or the worker is away. The request stands, and is obeyed then."
         for p in open_
     ]
-    if late or left or (others and not them):
+    if late or left:
         give_up(*late, *left)
 
 
