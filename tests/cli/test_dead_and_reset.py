@@ -165,6 +165,20 @@ def test_while_a_worker_lives_letters_are_replayed_and_nothing_is_reset(
     assert worker.running
 
 
+@pytest.mark.parametrize("coordination", ["claim", "lease"])
+def test_nothing_is_reset_under_an_owner_that_sends_no_heartbeats(
+    sent: None, streamworker: Invoke, spawn: SpawnWorker, monkeypatch: pytest.MonkeyPatch, coordination: str
+) -> None:
+    """It may live, for all that a command can know."""
+    monkeypatch.setenv("STREAMWORKER_COORDINATION", coordination)
+    worker = spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: lag(streamworker) == 0, "all orders are handled")
+    result = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
+    assert result.exit_code == ExitCode.FAILED
+    assert "is being run by w1" in result.stderr
+    assert worker.running
+
+
 def would_move_all_back(streamworker: Invoke) -> None:
     """Check that a dry run says what would move and what is not undone, and moves nothing."""
     result = streamworker.does("reset", "shop:price", "--to", "earliest", "--dry-run")

@@ -238,10 +238,12 @@ async def _refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partit
     A killed member stays in the group until its removal.
     """
     group = await take(backend, spec)
+    timeout_ms = app.settings.session_timeout_ms
+    # Under a protocol without heartbeats an owner may live.
     alive = [
         member.name
         for member in group.members
-        if member.beat_age_ms is not None and member.beat_age_ms < app.settings.session_timeout_ms
+        if (member in group.alive if member.beat_age_ms is None else member.beat_age_ms < timeout_ms)
     ]
     views = [view for view in group.partitions if view.partition in partitions]
     run = [view.partition for view in views if view.pause is None or view.state == "pausing"]
