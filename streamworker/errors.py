@@ -14,7 +14,7 @@
     │   └── AuthenticationFailed  Redis did not accept the user or password
     ├── DataLoss                  a reader of the acked log found rows missing or changed
     ├── SchemaChanged             a running query lacks a column that newer rows have
-    ├── ProcessingError           a processor function failed and its policy gave up
+    ├── ProcessingError           a result or a table's value does not fit, or a policy gave up
     │   └── ProcessDied           worker after worker died in the call of one record
     └── InternalError             a broken invariant: a bug in streamworker
 
@@ -105,7 +105,7 @@ class SchemaChanged(StreamworkerError):
 
 
 class ProcessingError(StreamworkerError):
-    """A processor function failed and its error policy is to stop."""
+    """What a function returned or a table holds does not fit its declaration, or a policy is to stop."""
 
 
 class ProcessDied(ProcessingError):

@@ -136,6 +136,7 @@ WEIGHTED: dict[str, Any] = {"assignment": "weighted"}
         ("no setting 'lease_normal_ms'", {"coordination": Lease(), "lease_normal_ms": 6_000}),
         ("lease_max_shutdown_ms", {"coordination": "lease", **LONG}),
         ("assignment='weighted' does not work with coordination", {"coordination": "claim", **WEIGHTED}),
+        ("assignment='weighted' does not work with coordination", {"coordination": "lease", **WEIGHTED}),
         ("assignment='sticky' does not work", {"coordination": "lease", "assignment": "sticky"}),
         ("Raise balance_interval_ms to 1000 or more", {"balance_interval_ms": 999}),
     ],

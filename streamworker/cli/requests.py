@@ -102,8 +102,9 @@ async def _give(
             open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
             await anyio.sleep(POLL_S if open_ else 0)
     failing = [p for p, lock in before.items() if isinstance(lock, LockView) and _fails(lock)]
+    never = [p for p, lock in before.items() if lock is None]
     left = [
-        f"Partition {p}: {'the group has never run in it' if before.get(p, p) is None else REFUSED}."
+        f"Partition {p}: {'the group has never run in it' if p in never else REFUSED}."
         for p in wanted
         if p not in given
     ]

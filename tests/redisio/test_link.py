@@ -85,7 +85,7 @@ def _server_says(text: str) -> exceptions.RedisError:
         ("WRONGTYPE Operation against a key", BackendRefused, "Another program wrote to this key"),
         ("MOVED 1 127.0.0.1:7001", BackendRefused, "Redis Cluster"),
         ("CROSSSLOT Keys in request don't hash to the same slot", BackendRefused, "Redis Cluster"),
-        ("ERR unknown command 'FOO'", BackendRefused, "redis+sentinel://"),
+        ("ERR unknown command 'FOO'", BackendRefused, "unknown command 'FOO'. A Sentinel's URL begins with"),
         ("ERR DB index is out of range", BackendRefused, "end of the URL"),
         ("NOAUTH Authentication required.", AuthenticationFailed, "did not accept"),
         ("WRONGPASS invalid username-password pair", AuthenticationFailed, "did not accept"),

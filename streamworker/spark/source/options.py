@@ -241,8 +241,8 @@ def _check_pairs(parsed: SourceOptions) -> None:
         )
     starts, ends = parsed.starting_offsets, parsed.ending_offsets
     for start, end in ((starts.of(p), ends.of(p)) for p in (*starts.each, *ends.each, -1)):
-        is_number = isinstance(start, int) and isinstance(end, int)
-        if (start, end) == ("latest", "earliest") or (is_number and int(start) > int(end)):
+        is_above = isinstance(start, int) and isinstance(end, int) and start > end
+        if is_above or (start, end) == ("latest", "earliest"):
             raise ConfigurationError(
                 f"Option startingOffsets ({start}) is after endingOffsets ({end}).",
                 remedy="Exchange them, or leave one out.",
