@@ -91,7 +91,7 @@ class LocalWorker(Stored):
         self._clock, self._url, self._app = home.clock, home.url, home.app
         super().__init__(specs, backend)
         self._running = anyio.CancelScope()
-        self._ended = anyio.Event()
+        self._started, self._ended = anyio.Event(), anyio.Event()
 
     @property
     def name(self) -> str:
@@ -249,7 +249,7 @@ class LocalWorker(Stored):
         await anyio.sleep(duration_ms(by, "advance") / 1000)
         await self._clock.look(self._clock.jumps - 1)
 
-    async def run(self, timer: Timer[..., Any], *, at: datetime | None = None) -> None:
+    async def run(self, timer: Timer[..., Any], *, at: datetime | None = None, timeout: float = 30.0) -> None:
         """Let a timer run now, whatever its schedule says, and wait until its results are committed and sent.
 
         Parameters
@@ -258,31 +258,48 @@ class LocalWorker(Stored):
             The timer, which runs once in the app, or in each partition of its processor.
         at
             The planned time that it is given; now, by the server's clock, if None.
+        timeout
+            Timeout in seconds, of real time.
 
         Raises
         ------
+        ConfigurationError
+            If this is no timer of the app.
         TimeoutError
-            If it has not run within 30 s of real time, for example because it fails.
+            If it has not run by then, with its error if it fails.
         """
-        [group] = [spec for spec in self._app.registry.groups if timer.spec in spec.timers]
+        asked: Any = getattr(timer, "spec", None)
+        found = [spec for spec in self._app.registry.groups if asked in spec.timers]
+        if not found:
+            raise ConfigurationError(
+                f"worker.run({getattr(timer, 'name', timer)}) names no timer of the app.",
+                remedy="Give it a function with @app.timer or @processor.timer above it. Processors run by "
+                "themselves once records are sent.",
+            )
+        [group] = found
         keys = GroupKeys(group.stream.app, group.stream.name, group.name)
         partitions = range(group.stream.partitions)
         at_ms = await self._backend.time_ms() if at is None else round(at.timestamp() * 1000)
         await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
         await make_request(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
 
+        seen = ""
+
         async def has_run(_: int) -> bool:
-            if await calls_asked_for(self._backend, keys, partitions, timer.name, at_ms):
-                return False
-            at_rest = await take_snapshot(self._backend, keys.app, keys.stream, keys.group)
-            return not at_rest.outbox
+            nonlocal seen
+            waits = await calls_asked_for(self._backend, keys, partitions, timer.name, at_ms)
+            snapshot = await take_snapshot(self._backend, keys.app, keys.stream, keys.group)
+            seen = _in_words(snapshot)
+            return not waits and not snapshot.outbox
 
-        await self._wait(has_run, 30, lambda: f"Timer {timer.name} has not run in each partition.")
+        await self._wait(
+            has_run, timeout, lambda: f"Timer {timer.name} has not run in each partition. Last seen: {seen}."
+        )
 
-    async def _run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def _run(self) -> None:
         try:
             with self._running:
-                await self._worker.run(task_status.started)
+                await self._worker.run(self._started.set)
         finally:
             self._ended.set()
 
@@ -340,13 +357,19 @@ async def local_worker(
         worker = Worker(app, processors=processors, name=name, overrides=resources)
         specs = app.registry.chosen(processors)
         try:
+            # Not anyio's group of tasks: pytest-asyncio ends a fixture in another task than it began it.
             async with (
                 connected(app.settings, f"{worker.name}:observer", CONNECTIONS) as backend,
-                anyio.create_task_group() as tasks,
+                asyncio.TaskGroup() as tasks,
             ):
                 local = LocalWorker(worker, specs, backend, home)
-                await tasks.start(local._run)  # noqa: SLF001
-                yield local
+                tasks.create_task(local._run())  # noqa: SLF001
+                try:
+                    await local._started.wait()  # noqa: SLF001
+                    yield local
+                except BaseException:
+                    local._running.cancel()  # noqa: SLF001
+                    raise
                 worker.stop()
         except BaseExceptionGroup as errors:
             raise _only(errors) from None
@@ -380,9 +403,10 @@ def _in_words(group: GroupSnapshot) -> str:
     total = group.committed + group.lag
     told = f"{group.processor!r} had committed {group.committed} of {total} entries"
     stands = [
-        f"partition {view.partition} {view.state}{f': {view.reason}' if view.retry else ''}"
+        f"partition {view.partition} {view.state}"
+        + (f": {view.reason}" if view.reason and view.state != "halted" else "")
         for view in group.partitions
-        if view.state in ("halted", "retrying")
+        if view.reason or view.state == "halted"
     ]
     return ", ".join([told, *stands])
 

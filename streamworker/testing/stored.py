@@ -77,8 +77,18 @@ class Stored:
         ----------
         processor
             The processor, or its name.
+
+        Raises
+        ------
+        ConfigurationError
+            If the processor keeps no log of its rows.
         """
         keys, partitions = self._group_of(processor)
+        if not self._specs[keys.group].forward:
+            raise ConfigurationError(
+                f"Processor {keys.group!r} keeps no log of its rows.",
+                remedy="Look at what it sent to a stream, by worker.sent(stream).",
+            )
         schemas = await stored_schemas(self._backend, keys)
         rows: list[dict[str, Any]] = []
         for partition in partitions:

@@ -242,6 +242,28 @@ async def test_a_test_sets_what_a_table_holds_before_the_first_record(url: str) 
         assert {key async for key, _ in balances.scan()} == {f"c{n}" for n in range(9)}
 
 
+async def test_what_a_test_asks_for_in_vain_is_named(url: str) -> None:
+    """A timer that fails, with its error; what is no timer; and rows of which no log is kept."""
+    app, orders, _, add = _bank()
+
+    @app.cron("0 6 * * mon")
+    async def report() -> None:
+        raise RuntimeError("no printer")
+
+    @app.processor(orders, forward=False)
+    async def look(order: Order) -> None:
+        pass
+
+    async with local_worker(app, url=url) as worker:
+        with pytest.raises(TimeoutError, match=r"timer report fails, attempt .*RuntimeError: no printer"):
+            await worker.run(report, timeout=10)
+        for other in (add, "report"):
+            with pytest.raises(ConfigurationError, match="names no timer of the app"):
+                await worker.run(other)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="'look' keeps no log of its rows"):
+            await worker.rows(look)
+
+
 async def test_a_timer_runs_when_a_test_says_so(url: str) -> None:
     """With the planned time that the test names; in each partition, if it is a processor's."""
     app, orders, balances, add = _bank()

@@ -109,6 +109,7 @@ def anyio_backend():
 
 OF_OTHERS = """
 import pytest
+import pytest_asyncio
 from shop import Order, app, keep, orders
 from streamworker.testing import local_worker
 
@@ -125,6 +126,18 @@ async def test_that_does_as_it_is_told():
         await orders.send(Order(1))
         await worker.until_drained()
         assert await worker.rows(keep) == [{"amount": 1}]
+
+@pytest_asyncio.fixture(params=["real", "virtual"])
+async def own(request):
+    async with local_worker(app, clock=request.param) as worker:
+        yield worker
+
+@pytest.mark.asyncio
+async def test_with_a_fixture_of_its_own(own):
+    assert not await own.rows(keep)
+    await orders.send(Order(1))
+    await own.until_drained()
+    assert await own.rows(keep) == [{"amount": 1}]
 """
 
 BY_MISTAKE = """
@@ -183,7 +196,7 @@ def test_a_test_that_another_plugin_runs_or_none_is_told_how_to_get_a_worker(
     """A sync test has no event loop, and pytest-asyncio ends a fixture in another task than it began it."""
     options = f"streamworker_app = shop:app\npythonpath = .\nasyncio_mode = {mode}"
     printed = run(tmp_path, options, {"test_others.py": OF_OTHERS})
-    assert "1 passed, 2 errors" in printed
+    assert "3 passed, 2 errors" in printed
     said = "The fixture `worker` needs an `async def` test with the mark pytest.mark.anyio; in one of "
     assert len(re.findall(f"^E? *{said}", printed, re.MULTILINE)) == 2, printed
 
