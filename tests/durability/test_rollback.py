@@ -23,7 +23,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
-from streamworker.runtime.run.rollback import rollback_of
+from streamworker.runtime.run.rollback import Witness, rollback_of
 from streamworker.runtime.worker import Worker
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice, find_losses
@@ -257,6 +257,19 @@ async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Embed
     assert rollback_of(known, Acquired(9, EntryId(0, 0), 0, 30, "a", reset=7)) is not None
     assert not all_of(log, "partition_rolled_back") and not all_of(log, "sends_lost")
     assert shop.seen == [1, 2, 3]
+
+
+async def test_what_was_sent_after_a_loss_hides_none_of_it(redis_url: str) -> None:
+    """The last entry that is told is from before the loss: senders go on before a worker has looked."""
+    keys, log = GroupKeys("shop", "orders", "price"), structlog.testing.CapturingLogger()
+    async with Backend.open(redis_url, name="witness") as backend:
+        for entry in ("1-0", "3-0", "9-0"):
+            await backend.execute("XADD", keys.events(0), entry, "v", "1")
+        witness = Witness(backend, keys, dict, random.Random(0), log)  # type: ignore[arg-type]
+        await witness.acquired(0, Acquired(7, EntryId(7, 0), 90, 30, "a"))
+        await witness.acquired(0, Acquired(8, EntryId(3, 0), 70, 10, "a"))
+    (told,) = log.calls
+    assert told.kwargs["source"].startswith("went back too: up to 7-0 its last entry is 3-0; what was behind")
 
 
 # -- Spark -------------------------------------------------------------------------------------

@@ -43,9 +43,9 @@ async def post(backend: Backend, keys: GroupKeys, messages: Sequence[Mapping[str
     all_answered(await backend.pipeline(commands))
 
 
-async def newest_id(backend: Backend, stream: str) -> EntryId:
-    """Return the id of the newest entry of any Redis stream; zero if there is none."""
-    newest: Any = await backend.execute("XREVRANGE", stream, "+", "-", "COUNT", 1)
+async def newest_id(backend: Backend, stream: str, up_to: str = "+") -> EntryId:
+    """Return the id of the newest entry of any Redis stream, up to an id; zero if there is none."""
+    newest: Any = await backend.execute("XREVRANGE", stream, up_to, "-", "COUNT", 1)
     return EntryId.parse(newest[0][0]) if newest else ZERO
 
 

@@ -21,7 +21,6 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
-from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.group.locks import LockView
@@ -180,11 +179,14 @@ class Witness:
         """Return what happens to the entries whose commits are lost."""
         events = self.keys.events(partition)
         try:
-            there = await streams.range_entries(self.backend, events, rollback.up_to, None, 1)
-            if any(entry.id == rollback.up_to for entry in there):
-                return "the entries are there, and are handled again"
-            newest = await newest_id(self.backend, events)
+            # Senders go on at once, so what is behind up_to may be new.
+            newest = await newest_id(self.backend, events, str(rollback.up_to))
         except BackendError as error:
             return f"unknown: {error}"
+        if newest == rollback.up_to:
+            return "the entries are there, and are handled again"
         last = "nothing" if newest == ZERO else newest
-        return f"went back too: its last entry is {last}; what was behind it is gone unless it is sent again"
+        return (
+            f"went back too: up to {rollback.up_to} its last entry is {last}; what was behind it is gone "
+            "unless it is sent again"
+        )
