@@ -28,7 +28,7 @@ an append (measured). A function that is rarely called begins with ``-- include:
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -65,7 +65,7 @@ class Names:
         return words
 
 
-Call = tuple[list[str], list[Any]]
+Call = tuple[Sequence[str], Sequence[Any]]
 """Keys and arguments of one call."""
 
 

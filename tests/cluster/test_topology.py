@@ -6,7 +6,8 @@ import random
 import pytest
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
-from streamworker.redisio.wire.cluster import Cluster, key_of
+from streamworker.redisio.wire.client import Backend, key_of
+from streamworker.redisio.wire.cluster import Cluster
 from streamworker.redisio.wire.link import Endpoint
 from streamworker.redisio.wire.topology import SLOTS, Topology, read_map, seeds_of, slot_of
 
@@ -77,7 +78,7 @@ def test_a_command_goes_where_its_key_is(command: tuple[str | int, ...], key: st
 async def test_nobody_who_tells_the_slots_is_said_with_all_addresses() -> None:
     cluster = Cluster(Topology(seeds_of(f"redis+cluster://:{SECRET}@127.0.0.1:1,127.0.0.1:2", "t")), 1, 2_000)
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:[12] cannot be reached") as caught:
-        await cluster.commands([("GET", "a")])
+        await Backend(cluster).execute("GET", "a")
     assert SECRET not in str(caught.value)
     await cluster.aclose()
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from streamworker.redisio.scripts import Script
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import Call, Script
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.link import Argument
 
@@ -46,7 +46,7 @@ class ClockedBackend(Backend):
     _clocked: dict[str, Script] = {}  # noqa: RUF012 - one for all, as the scripts are
 
     async def run_many(
-        self, script: Script, calls: Sequence[ScriptCall], *, durability: Durability = MEMORY
+        self, script: Script, calls: Sequence[Call], *, durability: Durability = MEMORY
     ) -> list[Any]:
         if script.sha not in self._clocked:
             text = CLOCKED + script.text

@@ -30,10 +30,11 @@ from streamworker.redisio.scripts import (
     REPAIR_LOCK,
     REPAIR_LOG,
     REPAIR_PARTITION,
+    Call,
     Script,
     checked,
 )
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
 from streamworker.redisio.wire.info import ms_of
 
@@ -234,7 +235,7 @@ async def _noted(
     return ""
 
 
-async def _done(backend: Backend, script: Script, call: ScriptCall) -> bool:
+async def _done(backend: Backend, script: Script, call: Call) -> bool:
     return bool(checked(await backend.run(script, call))[0] == b"OK")
 
 

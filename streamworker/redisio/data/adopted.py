@@ -14,8 +14,8 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.streams import append_by, set_field
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import FORWARD
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import FORWARD, Call
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
@@ -145,7 +145,7 @@ async def hand_over(
     durability: Durability,
 ) -> list[AppendReply]:
     """Hand pieces to their partitions; the replies of those that stand elsewhere say where."""
-    calls: list[ScriptCall] = []
+    calls: list[Call] = []
     for partition, begin, end, entries in pieces:
         records: list[Argument] = [len(entries), "f"]
         for fields in entries:

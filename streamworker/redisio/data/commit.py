@@ -15,8 +15,8 @@ from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import GroupKeys, whole
-from streamworker.redisio.scripts import ARGS_MAX, COMMIT, TICK, log_ahead, wrong_type
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import ARGS_MAX, COMMIT, TICK, Call, log_ahead, wrong_type
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.link import Argument
 
@@ -144,7 +144,7 @@ async def commit_many(
     return [_reply(request, reply) for request, reply in zip(requests, replies, strict=True)]
 
 
-def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
+def commit_call(keys: GroupKeys, request: CommitRequest) -> Call:
     """Return one call of ``commit.lua``."""
     previous, new = str(request.previous), str(request.new)
     texts = {request.previous: previous, request.new: new}  # Most commits name no other entries.
@@ -184,7 +184,7 @@ def commit_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
     )
 
 
-def tick_call(keys: GroupKeys, request: CommitRequest) -> ScriptCall:
+def tick_call(keys: GroupKeys, request: CommitRequest) -> Call:
     """Return one call of ``tick.lua``."""
     return TICK.at(
         keys,

@@ -13,8 +13,8 @@ from streamworker.core.data.partitioner import canonical_key
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Script
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Call, Script
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
 from streamworker.redisio.wire.failures import all_answered
 
@@ -38,7 +38,7 @@ class IdCall(NamedTuple):
     """A call about an id; it may be repeated unchanged."""
 
     script: Script
-    call: ScriptCall
+    call: Call
 
     async def run(self, backend: Backend, durability: Durability) -> AppendReply:
         """Make the call once; a duplicate is answered with what was said of the first record of the id."""

@@ -16,8 +16,8 @@ from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
 from streamworker.errors import BackendError
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
-from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, checked, wrong_type
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, Call, checked, wrong_type
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
@@ -192,7 +192,7 @@ async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Ou
         raise wrong_type(key) from None
 
 
-def forward_call(app: str, source: str, message: Message) -> ScriptCall:
+def forward_call(app: str, source: str, message: Message) -> Call:
     """Return keys and arguments of ``forward.lua`` for a message."""
     place, (limit, *records) = StreamKeys(app, message.to.stream), _decode(message.data)
     named = {"begins": str(message.since), "ends": str(message.through), "limit": limit}

@@ -11,8 +11,8 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
 from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
-from streamworker.redisio.scripts import STORE, checked
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import STORE, Call, checked
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import RecordCounts, pairs_of
 from streamworker.redisio.wire.link import Argument
@@ -57,7 +57,7 @@ async def provision(
     that was started later.
     """
     before = await read(backend, keys)
-    calls: list[ScriptCall] = []
+    calls: list[Call] = []
     for field, was, value in zip(_fields(keys), before, mine, strict=True):
         if value is not None and value != was and not (again and was):
             calls.append(STORE.call(hash=keys.meta, command="HSET", fields=(field, str(value))))

@@ -34,11 +34,12 @@ from streamworker.redisio.scripts import (
     REGISTER,
     SET_FIELD,
     STORE,
+    Call,
     Script,
     checked,
     wrong_type,
 )
-from streamworker.redisio.wire.client import Backend, BlockingConnection, ScriptCall
+from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import groups_by_name
@@ -190,7 +191,7 @@ async def append_many(
 
 
 async def append_by(
-    backend: Backend, script: Script, calls: Sequence[ScriptCall], durability: Durability = MEMORY
+    backend: Backend, script: Script, calls: Sequence[Call], durability: Durability = MEMORY
 ) -> list[AppendReply]:
     """Call a script that appends once, as often as it is given, in one round trip; it may be repeated.
 
@@ -200,7 +201,7 @@ async def append_by(
     return [_append_reply(reply, bool(durability.command)) for reply in replies]
 
 
-def append_call(keys: StreamKeys, append: Append) -> ScriptCall:
+def append_call(keys: StreamKeys, append: Append) -> Call:
     """Return keys and arguments of ``append.lua`` for an append."""
     return APPEND.at(
         keys,

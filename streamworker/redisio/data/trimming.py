@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import GroupKeys
-from streamworker.redisio.scripts import TRIM
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import TRIM, Call
+from streamworker.redisio.wire.client import Backend
 
 TRIM_ENTRIES = 10_000
 """Maximum entries that one trim drops from one partition; it takes some milliseconds of server time."""
@@ -51,7 +51,7 @@ async def trim_many(
     whole log. ``keep`` returns what retention keeps of a partition. Partitions that Redis refused are missing
     in the result; if it refused all, this raises.
     """
-    calls: list[ScriptCall] = []
+    calls: list[Call] = []
     for p, rows in acked_rows.items():
         kept = {name: "" if each is None else each for name, each in keep(p)._asdict().items()}
         calls.append(TRIM.at(keys, p, rows=rows, most=TRIM_ENTRIES, group=keys.group, **kept))

@@ -13,8 +13,8 @@ from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import TICK, GroupKeys, whole
-from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, checked
-from streamworker.redisio.wire.client import Backend, ScriptCall
+from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, Call, checked
+from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 
 ALONE = "alone"
@@ -126,7 +126,7 @@ async def mark_many(
     With ``only_over`` the locks of halted partitions stay unchanged, and those with a reason that does not
     begin with it: a halted partition or a full acked log says more.
     """
-    calls: list[ScriptCall] = []
+    calls: list[Call] = []
     for mark in marks:
         attempts, since_ms, next_ms = mark.retry or (0, clock_ms, clock_ms)
         call = MARK.at(

@@ -15,18 +15,18 @@ from typing import Any, Self, TypeVar
 
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
-from streamworker.redisio.scripts import Script
-from streamworker.redisio.wire.cluster import Cluster, key_of
+from streamworker.redisio.scripts import Call, Script
+from streamworker.redisio.wire.cluster import Cluster
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type, no_answer
 from streamworker.redisio.wire.info import ServerInfo, ms_of, read_info
 from streamworker.redisio.wire.link import Argument, Link, pack
-from streamworker.redisio.wire.node import Node, ScriptCall
+from streamworker.redisio.wire.node import Node
 from streamworker.redisio.wire.sentinel import target_for
 from streamworker.redisio.wire.topology import Topology, seeds_of
 from streamworker.urls import CLUSTER, Credentials, kind_of, refuse_plaintext
 
-__all__ = ["Backend", "BlockingConnection", "ScriptCall", "retrying"]
+__all__ = ["Backend", "BlockingConnection", "retrying"]
 
 T = TypeVar("T")
 
@@ -40,6 +40,31 @@ BLOCK_MARGIN_MS = 1_000
 """A blocking read that has not ended this long after its block time has lost its server."""
 
 UNBLOCK_PAUSE_S = 0.005
+
+_NO_KEY = frozenset(
+    {"ACL", "AUTH", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "ECHO", "FLUSHALL", "INFO", "PING"}
+    | {"ROLE", "SCAN", "SCRIPT", "SELECT", "TIME", "WAIT", "WAITAOF"}
+)
+_SECOND = frozenset({"MEMORY", "OBJECT", "XGROUP", "XINFO"})
+"""Commands whose first argument is a subcommand and whose second argument is a key."""
+
+
+def key_of(args: Sequence[Argument]) -> str:
+    """Return the key by which a command is routed; empty if the command has none.
+
+    >>> key_of(("XLEN", "a")), key_of(("TIME",)), key_of(("XINFO", "STREAM", "b"))
+    ('a', '', 'b')
+    >>> key_of(("XREAD", "COUNT", 7, "STREAMS", "c", "0-0"))
+    'c'
+    """
+    name = str(args[0]).upper()
+    if name in _NO_KEY or len(args) < 2:
+        return ""
+    if name in ("XREAD", "XREADGROUP"):
+        return str(args[list(args).index("STREAMS") + 1])
+    if name in ("EVAL", "EVALSHA"):
+        return str(args[3]) if int(args[2]) else ""
+    return str(args[2] if name in _SECOND else args[1])
 
 
 class Backend:
@@ -100,7 +125,7 @@ class Backend:
 
         On a Cluster a command without a key runs on the node that has the key ``near``.
         """
-        (answer,) = all_answered(_named([args], await self.server.commands([args], near)))
+        (answer,) = all_answered(await self._commands([args], near))
         return answer
 
     async def pipeline(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
@@ -111,17 +136,26 @@ class Backend:
         :class:`BackendUnavailable`. There a command without a key goes to the node of the command before it,
         and those without one at the beginning go to the node of the first command with a key.
         """
-        if not commands:
-            return []
-        return _named(commands, await self.server.commands(commands))
+        return await self._commands(commands) if commands else []
 
-    async def run(self, script: Script, call: ScriptCall) -> Any:
+    async def _commands(self, commands: Sequence[Sequence[Argument]], near: str = "") -> list[Any]:
+        keys = [key_of(command) for command in commands]
+        answers = await self.server.exchange(keys, [pack(command) for command in commands], near=near)
+        # The server does not name the key that has the wrong type.
+        return [
+            BackendRefused(f"{answer.message.rstrip('.')}: {key}.", remedy=answer.remedy)
+            if isinstance(answer, BackendRefused) and is_wrong_type(answer)
+            else answer
+            for key, answer in zip(keys, answers, strict=True)
+        ]
+
+    async def run(self, script: Script, call: Call) -> Any:
         """Run a script; see :meth:`execute`."""
         (reply,) = all_answered(await self.run_many(script, [call]))
         return reply
 
     async def run_many(
-        self, script: Script, calls: Sequence[ScriptCall], *, durability: Durability = MEMORY
+        self, script: Script, calls: Sequence[Call], *, durability: Durability = MEMORY
     ) -> list[Any]:
         """Run independent calls of a script in one round trip, in this order.
 
@@ -131,7 +165,8 @@ class Backend:
         """
         if not calls:
             return []
-        return await self.server.scripts(script, calls, durability)
+        packed = [pack(("EVALSHA", script.sha, len(keys), *keys, *args)) for keys, args in calls]
+        return await self.server.exchange([keys[0] for keys, _ in calls], packed, script, durability)
 
     def blocking(self, key: str = "") -> "BlockingConnection":
         """Return a dedicated connection for blocking reads at the server that has a key."""
@@ -262,7 +297,8 @@ class BlockingConnection:
         assert self._link is not None
         if not self._link.client_id:
             raise BackendRefused("This user may not ask for CLIENT ID.")
-        (reply,) = all_answered(await self._node.commands([("CLIENT", "UNBLOCK", self._link.client_id)]))
+        packed = pack(("CLIENT", "UNBLOCK", self._link.client_id))
+        (reply,) = all_answered(await self._node.exchange([""], [packed]))
         return bool(reply)
 
     async def aclose(self) -> None:
@@ -285,13 +321,3 @@ async def retrying(
             return await call()
         await asyncio.sleep(pauses.next_ms() / 1000)
     return await call()
-
-
-def _named(commands: Sequence[Sequence[Argument]], answers: Sequence[Any]) -> list[Any]:
-    """Return the answers, with the key added to wrong type errors, which the server does not name."""
-    return [
-        BackendRefused(f"{answer.message.rstrip('.')}: {key_of(command)}.", remedy=answer.remedy)
-        if isinstance(answer, BackendRefused) and is_wrong_type(answer)
-        else answer
-        for command, answer in zip(commands, answers, strict=True)
-    ]

@@ -24,38 +24,12 @@ from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import translate
-from streamworker.redisio.wire.link import Argument, pack
-from streamworker.redisio.wire.node import Node, ScriptCall, packed_calls, was_closed
+from streamworker.redisio.wire.node import Node, was_closed
 from streamworker.redisio.wire.redispy import Reply
 from streamworker.redisio.wire.topology import SLOTS, Topology, slot_of
 
 REDIRECTIONS_MAX = 6
 """Maximum redirections of one call; more mean that the nodes disagree."""
-
-_NO_KEY = frozenset(
-    {"ACL", "AUTH", "CLIENT", "CLUSTER", "COMMAND", "CONFIG", "DBSIZE", "ECHO", "FLUSHALL", "INFO", "PING"}
-    | {"ROLE", "SCAN", "SCRIPT", "SELECT", "TIME", "WAIT", "WAITAOF"}
-)
-_SECOND = frozenset({"MEMORY", "OBJECT", "XGROUP", "XINFO"})
-"""Commands whose first argument is a subcommand and whose second argument is a key."""
-
-
-def key_of(args: Sequence[Argument]) -> str:
-    """Return the key by which a command is routed; empty if the command has none.
-
-    >>> key_of(("XLEN", "a")), key_of(("TIME",)), key_of(("XINFO", "STREAM", "b"))
-    ('a', '', 'b')
-    >>> key_of(("XREAD", "COUNT", 7, "STREAMS", "c", "0-0"))
-    'c'
-    """
-    name = str(args[0]).upper()
-    if name in _NO_KEY or len(args) < 2:
-        return ""
-    if name in ("XREAD", "XREADGROUP"):
-        return str(args[list(args).index("STREAMS") + 1])
-    if name in ("EVAL", "EVALSHA"):
-        return str(args[3]) if int(args[2]) else ""
-    return str(args[2] if name in _SECOND else args[1])
 
 
 class Cluster:
@@ -129,50 +103,19 @@ class Cluster:
             raise _uncovered(self.address)
         return self._node(address)
 
-    async def commands(self, commands: Sequence[Sequence[Argument]], near: str = "") -> list[Any]:
-        """Run some commands, in one round trip to each node; raise if all answers are missing."""
-        slots = _slots([key_of(command) for command in commands], near)
-        return await self._exchange(slots, [pack(command) for command in commands])
-
-    async def scripts(self, script: Script, calls: Sequence[ScriptCall], durability: Durability) -> list[Any]:
-        """Run a script several times, in one round trip to each node; raise if all answers are missing."""
-        slots = [slot_of(keys[0]) for keys, _ in calls]
-        return await self._exchange(slots, packed_calls(script, calls), script, durability)
-
-    def failed(self, node: Node) -> None:
-        """Note that a node did not answer."""
-        self._topology.failed(node.address)
-
-    def noted(self, reply: Reply, node: Node) -> Reply:
-        """Return a reply; if it came from the wrong node, return the error for the caller instead."""
-        sent_on = self._sent_on(reply, node.address)
-        if sent_on is None and not isinstance(reply, TryAgainError):
-            return self._answer(reply, node.address)
-        self._topology.look_soon()
-        return sent_on if isinstance(sent_on, BackendError) else _elsewhere(node.address)
-
-    async def aclose(self) -> None:
-        """Close all connections, those in use after their calls end; later calls raise."""
-        self._closed = True
-        if self._is_owner:
-            await self._topology.aclose()
-        for node in list(self._nodes.values()):  # While closing awaits, a call that ends may drop a node.
-            await node.aclose()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
-
-    # -- how ---------------------------------------------------------------------------------
-
-    async def _exchange(
+    async def exchange(
         self,
-        slots: Sequence[int | None],
+        keys: Sequence[str],
         calls: Sequence[bytes],
         script: Script | None = None,
         durability: Durability = MEMORY,
+        near: str = "",
     ) -> list[Any]:
-        """Send packed calls to the nodes of their slots and follow redirections until each has an answer.
+        """Send packed commands, or calls of a script, to the nodes of their keys; raise if none answers.
 
-        A call whose slot is None goes to any node.
+        It follows redirections until each call has one. Without any key a call goes to any node.
         """
+        slots = _slots(keys, near)
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self.call_timeout_ms / 1000
         answers: list[Any] = [None] * len(calls)
@@ -219,6 +162,29 @@ class Cluster:
         if len(unanswered) == len(calls) and len(is_known) == 1:
             raise unanswered[0]
         return answers
+
+    def failed(self, node: Node) -> None:
+        """Note that a node did not answer."""
+        self._topology.failed(node.address)
+
+    def noted(self, reply: Reply, node: Node) -> Reply:
+        """Return a reply; if it came from the wrong node, return the error for the caller instead."""
+        sent_on = self._sent_on(reply, node.address)
+        if sent_on is None and not isinstance(reply, TryAgainError):
+            return self._answer(reply, node.address)
+        self._topology.look_soon()
+        return sent_on if isinstance(sent_on, BackendError) else _elsewhere(node.address)
+
+    async def aclose(self) -> None:
+        """Close all connections, those in use after their calls end; later calls raise."""
+        self._closed = True
+        if self._is_owner:
+            await self._topology.aclose()
+        for node in list(self._nodes.values()):  # While closing awaits, a call that ends may drop a node.
+            await node.aclose()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+
+    # -- how ---------------------------------------------------------------------------------
 
     async def _send(
         self,

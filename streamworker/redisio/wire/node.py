@@ -7,14 +7,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.durability import MEMORY, Durability
 from streamworker.redisio.wire.failures import no_answer
 from streamworker.redisio.wire.info import read_info
-from streamworker.redisio.wire.link import Argument, Endpoint, Link, answers_of, pack
+from streamworker.redisio.wire.link import Endpoint, Link, answers_of, pack
 from streamworker.redisio.wire.redispy import Reply
 
 SURPLUS_S = 30.0
@@ -23,9 +23,6 @@ and one or two when it is idle."""
 
 LOADS = 5
 """How often a script is loaded for one call: somebody's SCRIPT FLUSH can come between load and call."""
-
-ScriptCall = tuple[Sequence[str], Sequence[Argument]]
-"""Keys and arguments of one call of a script."""
 
 _ASKING = pack(("ASKING",))
 """Makes a node of a Cluster accept the next command for a key that is moving to it."""
@@ -113,17 +110,16 @@ class Node:
 
     # -- calls -------------------------------------------------------------------------------
 
-    async def commands(self, commands: Sequence[Sequence[Argument]], _near: str = "") -> list[Reply]:
-        """Run some commands in one round trip; raise if an answer is missing."""
-        packed = [pack(command) for command in commands]
-        return answers_of(await self.call(packed, self.call_timeout_ms), self.address)
-
-    async def scripts(
-        self, script: Script, calls: Sequence[ScriptCall], durability: Durability
-    ) -> list[Reply]:
-        """Run a script several times in one round trip; raise if an answer is missing."""
-        packed = packed_calls(script, calls)
-        return answers_of(await self.call(packed, self.call_timeout_ms, script, durability), self.address)
+    async def exchange(
+        self,
+        _keys: Sequence[str],
+        calls: Sequence[bytes],
+        script: Script | None = None,
+        durability: Durability = MEMORY,
+        near: str = "",  # noqa: ARG002
+    ) -> list[Any]:
+        """Send packed commands, or calls of a script, in one round trip; raise if an answer is missing."""
+        return answers_of(await self.call(calls, self.call_timeout_ms, script, durability), self.address)
 
     async def call(
         self,
@@ -145,7 +141,7 @@ class Node:
         async def exchange(link: Link) -> list[Reply]:
             answers = await _send(link, calls, None, durability, asking=asking)
             for _ in range(LOADS if script else 0):
-                missing = [i for i, answer in enumerate(answers) if _is_noscript(answer)]
+                missing = [i for i, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
                 if not missing:
                     break
                 # No worker has used the script yet, somebody called SCRIPT FLUSH, or it is another server.
@@ -238,7 +234,7 @@ async def _send(
     if failed is None:
         return answers
     # The reason why the script could not be loaded says more than NOSCRIPT.
-    return [failed if _is_noscript(answer) else answer for answer in answers]
+    return [failed if isinstance(answer, NoScriptError) else answer for answer in answers]
 
 
 async def _identity(link: Link) -> list[Any]:
@@ -253,12 +249,3 @@ async def _identity(link: Link) -> list[Any]:
 def was_closed() -> ConfigurationError:
     """Return the error for a call after the connection was closed."""
     return ConfigurationError("This connection to Redis was closed.", remedy="Open another one.")
-
-
-def packed_calls(script: Script, calls: Sequence[ScriptCall]) -> list[bytes]:
-    """Return the packed calls of a script."""
-    return [pack(("EVALSHA", script.sha, len(keys), *keys, *args)) for keys, args in calls]
-
-
-def _is_noscript(answer: Reply) -> bool:
-    return isinstance(answer, ResponseError) and getattr(answer, "status_code", None) == "NOSCRIPT"
