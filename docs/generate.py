@@ -162,7 +162,7 @@ def keys() -> str:
 
 def exporter_metrics() -> str:
     """Return the table of the metrics of the exporter."""
-    rows = [f"| `{name}` | {text} |" for name, (_, text) in METRICS.items()]
+    rows = [f"| `{name}` | {text} |" for name, text in METRICS.items()]
     return "\n".join(["| metric | says |", "|---|---|", *rows])
 
 

@@ -32,69 +32,47 @@ Sample = tuple[str, dict[str, str], float]
 """A name, labels and a value."""
 
 METRICS = {
-    "streamworker_up": ("gauge", "1 if Redis answered this scrape."),
-    "streamworker_generation": ("gauge", "Version of the list of members."),
-    "streamworker_members": ("gauge", "Members by state."),
-    "streamworker_lag_records": ("gauge", "Records of a partition that are not committed."),
-    "streamworker_oldest_uncommitted_seconds": (
-        "gauge",
-        "How long at most the oldest uncommitted record has waited; 0 if none waits.",
-    ),
-    "streamworker_desired_workers": ("gauge", "Workers that the group wants, at most its partitions."),
-    "streamworker_committed_records_total": ("counter", "Committed records of a partition."),
-    "streamworker_deleted_records_total": (
-        "counter",
-        "Entries of a partition that another program deleted before they were committed.",
-    ),
-    "streamworker_acked_rows_total": ("counter", "Rows in the acked log of a partition."),
-    "streamworker_dead_letters": ("gauge", "Dead letters of a partition."),
-    "streamworker_partition_epoch": ("gauge", "Epoch of a partition's lock; goes up with each acquisition."),
-    "streamworker_partition_halted": ("gauge", "1 if the partition stopped at a record."),
-    "streamworker_partition_retrying": ("gauge", "1 while a failing record of the partition is tried again."),
-    "streamworker_partition_deaths": (
-        "gauge",
-        "Workers that died in a row while they handled the partition's next record.",
-    ),
-    "streamworker_partition_held_up": (
-        "gauge",
-        "1 if the partition runs and something holds it up, such as a full acked log; `status` says what.",
-    ),
-    "streamworker_partition_paused": ("gauge", "1 if an operator has paused the partition."),
-    "streamworker_reader_lag_rows": ("gauge", "Acked rows that a Spark reader has not read."),
-    "streamworker_reader_lag_seconds": (
-        "gauge",
-        "How long the oldest row that a Spark reader has not read has waited, since the exporter started.",
-    ),
-    "streamworker_reader_batch_seconds": (
-        "gauge",
-        "Time between a Spark reader's last two micro-batches; at least its trigger interval.",
-    ),
-    "streamworker_reader_failed": ("gauge", "1 if a Spark reader's query failed and has not read on since."),
-    "streamworker_table_keys": ("gauge", "Keys of a table that have not expired."),
-    "streamworker_table_memory": ("gauge", "Bytes of a table in Redis, by estimate."),
-    "streamworker_rebalances_total": (
-        "counter",
-        "Rebalances and requests of operators since the exporter started, by cause.",
-    ),
-    "streamworker_outbox_messages": ("gauge", "Messages for other streams that are not forwarded yet."),
-    "streamworker_timer_last_run_timestamp_seconds": (
-        "gauge",
-        "Planned time up to which a timer is done, at first its deploy; of several partitions the newest.",
-    ),
-    "streamworker_timer_next_run_timestamp_seconds": (
-        "gauge",
-        "Planned time of a timer's next run, past while it is late; of several partitions the oldest.",
-    ),
-    "streamworker_memory_bytes": (
-        "gauge",
-        "Estimated memory by kind and name; for ids an upper bound, from the number of keys that expire.",
-    ),
-    "streamworker_full_seconds": (
-        "gauge",
-        "Time until the memory is full at today's rate; missing without maxmemory, or if it is too early.",
-    ),
+    "streamworker_up": "1 if Redis answered this scrape.",
+    "streamworker_generation": "Version of the list of members.",
+    "streamworker_members": "Members by state.",
+    "streamworker_lag_records": "Records of a partition that are not committed.",
+    "streamworker_oldest_uncommitted_seconds": "How long at most the oldest uncommitted record has waited; "
+    "0 if none waits.",
+    "streamworker_desired_workers": "Workers that the group wants, at most its partitions.",
+    "streamworker_committed_records_total": "Committed records of a partition.",
+    "streamworker_deleted_records_total": "Entries of a partition that another program deleted before they "
+    "were committed.",
+    "streamworker_acked_rows_total": "Rows in the acked log of a partition.",
+    "streamworker_dead_letters": "Dead letters of a partition.",
+    "streamworker_partition_epoch": "Epoch of a partition's lock; goes up with each acquisition.",
+    "streamworker_partition_halted": "1 if the partition stopped at a record.",
+    "streamworker_partition_retrying": "1 while a failing record of the partition is tried again.",
+    "streamworker_partition_deaths": "Workers that died in a row while they handled the partition's next "
+    "record.",
+    "streamworker_partition_held_up": "1 if the partition runs and something holds it up, such as a full "
+    "acked log; `status` says what.",
+    "streamworker_partition_paused": "1 if an operator has paused the partition.",
+    "streamworker_reader_lag_rows": "Acked rows that a Spark reader has not read.",
+    "streamworker_reader_lag_seconds": "How long the oldest row that a Spark reader has not read has "
+    "waited, since the exporter started.",
+    "streamworker_reader_batch_seconds": "Time between a Spark reader's last two micro-batches; at least "
+    "its trigger interval.",
+    "streamworker_reader_failed": "1 if a Spark reader's query failed and has not read on since.",
+    "streamworker_table_keys": "Keys of a table that have not expired.",
+    "streamworker_table_memory": "Bytes of a table in Redis, by estimate.",
+    "streamworker_rebalances_total": "Rebalances and requests of operators since the exporter started, by "
+    "cause.",
+    "streamworker_outbox_messages": "Messages for other streams that are not forwarded yet.",
+    "streamworker_timer_last_run_timestamp_seconds": "Planned time up to which a timer is done, at first "
+    "its deploy; of several partitions the newest.",
+    "streamworker_timer_next_run_timestamp_seconds": "Planned time of a timer's next run, past while it is "
+    "late; of several partitions the oldest.",
+    "streamworker_memory_bytes": "Estimated memory by kind and name; for ids an upper bound, from the "
+    "number of keys that expire.",
+    "streamworker_full_seconds": "Time until the memory is full at today's rate; missing without maxmemory, "
+    "or if it is too early.",
 }
-"""The type and description of each metric."""
+"""The description of each metric; a name that ends with ``_total`` is a counter, any other a gauge."""
 
 
 def exporter(
@@ -233,7 +211,10 @@ def families(samples: Iterable[Sample], *, up: bool) -> "Iterator[Metric]":
     """Convert samples to metrics; leave out metrics without a sample."""
     from prometheus_client import Metric
 
-    found = {name: Metric(name.removesuffix("_total"), text, kind) for name, (kind, text) in METRICS.items()}
+    found = {
+        name: Metric(name.removesuffix("_total"), text, "counter" if name.endswith("_total") else "gauge")
+        for name, text in METRICS.items()
+    }
     found["streamworker_up"].add_sample("streamworker_up", {}, int(up))
     for name, labels, value in samples:
         found[name].add_sample(name, labels, value)
