@@ -132,6 +132,11 @@ class _Demo:
     limit: int | None
     send_s: float
     web: bool
+    app: Any = field(init=False)
+    backend: Backend = field(init=False)
+    timeline: Timeline = field(init=False)
+    tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
+    """What sends and watches while the demo waits."""
     children: dict[str, Child] = field(default_factory=dict)
     gone: set[str] = field(default_factory=set)
     """Children that the demo has ended."""
@@ -158,9 +163,9 @@ class _Demo:
             self.reporter.say(f"The web view: http://127.0.0.1:{port}")
         # With the environment of the children, so that it uses the same server.
         os.environ.update(self._environ)
-        app = importlib.import_module(APP).app
-        async with Backend.open(self.server.url, name="demo") as backend, app:
-            rebalances = await self._flow(app, backend, flights)
+        self.app = importlib.import_module(APP).app
+        async with self.app, Backend.open(self.server.url, name="demo") as self.backend:
+            rebalances = await self._flow(flights)
         # Without ``keep`` Spark is stopped first, so that the tables are read after its last batch.
         stopped_well = self.keep or await asyncio.to_thread(self._stop_spark)
         verdict = judge(
@@ -179,49 +184,44 @@ class _Demo:
 
     # -- the course of the demo ----------------------------------------------------------------
 
-    async def _flow(self, app: Any, backend: Backend, flights: pa.Table) -> tuple[Rebalance, ...]:
+    async def _flow(self, flights: pa.Table) -> tuple[Rebalance, ...]:
         """Send all flights while workers start and end; return when Spark has written all rows."""
         total = flights.num_rows
-        await self._spark_runs(app, backend)
-        self.timeline = Timeline(partitions=app.registry.streams["flights"].spec.partitions)
+        await self._spark_runs()
+        self.timeline = Timeline(partitions=self.app.registry.streams["flights"].spec.partitions)
         self.reporter.begin(total)
         begun = time.monotonic()
-        watching = [
-            asyncio.create_task(self._watch_group(app, backend, begun)),
-            asyncio.create_task(self._watch_table(self.where / "every_leg")),
-        ]
-        sending = asyncio.create_task(self._send(app, flights))
+        sending = asyncio.create_task(self._send(flights))
+        watching = (self._watch_group(begun), self._watch_table(self.where / "every_leg"))
+        self.tasks = [sending, *map(asyncio.create_task, watching)]
         try:
             for act in SCRIPT:
                 at = act.after * total
-                await self._until(f"{at:,.0f} flights were sent", partial(self._has_sent, at), sending)
+                await self._until(f"{at:,.0f} flights were sent", partial(self._has_sent, at))
                 self.timeline.mark(round(1000 * (time.monotonic() - begun)), act.mark, act.text)
                 self._do(act)
-                await self._until(
-                    f"the group had settled ({act.worker} {act.text})",
-                    partial(self._settled, act),
-                    *watching,
-                    sending,
-                )
-            await self._until("all flights were sent", sending.done, *watching)
+                settled = f"the group had settled ({act.worker} {act.text})"
+                await self._until(settled, partial(self._settled, act))
+            await self._until("all flights were sent", sending.done)
             await sending
-            await self._until("the workers had no lag", self._no_lag, *watching)
+            await self._until("the workers had no lag", self._no_lag)
             self._say("all flights are processed")
-            await self._until("Spark had appended all legs", lambda: self.in_spark >= total, *watching)
-            await self._until("Spark had summed up all legs", lambda: self._summed() >= total, *watching)
+            await self._until("Spark had appended all legs", lambda: self.in_spark >= total)
+            await self._until("Spark had summed up all legs", lambda: self._summed() >= total)
             self._say("Spark has read all of them")
         finally:
-            for task in (sending, *watching):
+            for task in self.tasks:
                 task.cancel()
             self.reporter.end()
-        return (await self._look(app, backend)).rebalances
+        return (await self._look()).rebalances
 
-    async def _spark_runs(self, app: Any, backend: Backend) -> None:
+    async def _spark_runs(self) -> None:
         """Wait until both pipelines read, so that the tables grow while workers start and end."""
-        stream = app.registry.streams["flights"].spec
+        stream = self.app.registry.streams["flights"].spec
+        keys = StreamKeys(self.app.name, stream.name)
         # No producer or worker has started yet, so none has declared the stream.
-        await provision(backend, StreamKeys(app.name, stream.name), stream.partitions, stream.codec_name)
-        while len((await self._look(app, backend)).readers) < len(app.registry.pipelines):
+        await provision(self.backend, keys, stream.partitions, stream.codec_name)
+        while len((await self._look()).readers) < len(self.app.registry.pipelines):
             self._check("Spark ran both pipelines")
             await asyncio.sleep(SAMPLE_S)
         self._say("Spark runs both pipelines")
@@ -250,9 +250,9 @@ class _Demo:
                 found[one.generation] = round(one.at_ms + one.ms - acted_ms)
         return found
 
-    async def _send(self, app: Any, flights: pa.Table) -> None:
+    async def _send(self, flights: pa.Table) -> None:
         """Send all flights in their order, at an even rate."""
-        stream = app.registry.streams["flights"]
+        stream = self.app.registry.streams["flights"]
         records = as_records(flights)
         begun = time.monotonic()
         while chunk := list(itertools.islice(records, SEND_CHUNK)):
@@ -263,10 +263,10 @@ class _Demo:
 
     # -- watching ------------------------------------------------------------------------------
 
-    async def _watch_group(self, app: Any, backend: Backend, begun: float) -> None:
+    async def _watch_group(self, begun: float) -> None:
         """Update ``snapshot`` and the picture, and report each rebalance once."""
         while True:
-            self.snapshot = await self._look(app, backend)
+            self.snapshot = await self._look()
             self.timeline.sample(round(1000 * (time.monotonic() - begun)), self.snapshot)
             for one in self.snapshot.rebalances:
                 if one.ms is not None and one.generation not in self.told:
@@ -283,25 +283,24 @@ class _Demo:
             self.in_spark = await asyncio.to_thread(count_rows, table)
             await asyncio.sleep(COUNT_S)
 
-    async def _look(self, app: Any, backend: Backend) -> GroupSnapshot:
+    async def _look(self) -> GroupSnapshot:
         while True:
             try:
-                return await take_snapshot(backend, app.name, "flights", "legs")
+                return await take_snapshot(self.backend, self.app.name, "flights", "legs")
             except BackendUnavailable:
                 # On a busy machine the server may answer too late.
                 await asyncio.sleep(SAMPLE_S)
 
-    async def _until(self, what: str, condition: Callable[[], bool], *tasks: "asyncio.Task[None]") -> None:
-        """Wait until ``condition`` holds; give up after the timeout or when a child has ended."""
+    async def _until(self, what: str, condition: Callable[[], bool]) -> None:
         while not condition():
-            for task in tasks:
-                if task.done():
-                    task.result()
             self._check(what)
             await asyncio.sleep(0.1)
 
     def _check(self, what: str) -> None:
-        """Give up waiting for something after the timeout, or when a child has ended."""
+        """Give up waiting for something after the timeout, or when a task has failed or a child has ended."""
+        for task in self.tasks:
+            if task.done():
+                task.result()
         for name, child in self.children.items():
             if not child.running and name not in self.gone:
                 raise _GaveUp(f"{name} ended with code {child.exit_code}. Its log ends:\n{child.log_tail()}")

@@ -87,19 +87,15 @@ def _columns(
     samples: Sequence[tuple[int, tuple[str, ...]]], span_ms: int, columns: int, partitions: int
 ) -> list[str]:
     """Reduce samples to one cell for each column: the most frequent owner in its time span."""
-    seen: list[list[Counter[str]]] = [[Counter() for _ in range(columns)] for _ in range(partitions)]
+    spans: list[list[tuple[str, ...]]] = [[] for _ in range(columns)]
     for at_ms, cells in samples:
-        column = min(columns - 1, at_ms * columns // span_ms)
-        for partition, cell in enumerate(cells):
-            seen[partition][column][cell] += 1
-    rows = []
-    for counts in seen:
-        row, last = [], NOBODY
-        for count in counts:
+        spans[min(columns - 1, at_ms * columns // span_ms)].append(cells)
+    rows = [""] * partitions
+    for span in spans:
+        for partition, row in enumerate(rows):
             # A column without a sample repeats the previous one.
-            last = count.most_common(1)[0][0] if count else last
-            row.append(last)
-        rows.append("".join(row))
+            cell = Counter(cells[partition] for cells in span).most_common(1)[0][0] if span else row[-1:]
+            rows[partition] += cell or NOBODY
     return rows
 
 

@@ -57,22 +57,13 @@ class Verdict:
 
     def as_json(self) -> dict[str, object]:
         """Return the figures as ``--json`` prints them."""
+        names = ("sent", "spark_rows", "lost", "duplicates", "out_of_order", "aggregate_equal")
+        of_rebalance = ("cause", "member", "generation", "moved", "ms")
         return {
-            "sent": self.sent,
-            "spark_rows": self.spark_rows,
-            "lost": self.lost,
-            "duplicates": self.duplicates,
-            "out_of_order": self.out_of_order,
-            "aggregate_equal": self.aggregate_equal,
+            **{name: getattr(self, name) for name in names},
             "rebalances": [
-                {
-                    "cause": one.cause,
-                    "member": one.member,
-                    "generation": one.generation,
-                    "moved": list(one.moved),
-                    "ms": one.ms,
-                    "after_ms": self.after_ms.get(one.generation),
-                }
+                {name: getattr(one, name) for name in of_rebalance}
+                | {"after_ms": self.after_ms.get(one.generation)}
                 for one in self.rebalances
             ],
             "seconds": round(self.seconds, 1),
