@@ -174,7 +174,7 @@ class RecordType(Declared):
     decoder = make_decoder
 
     def decode_many(self, entries: Sequence[Entry], codec: Codec = "json") -> list[Any]:
-        """Decode the records of many entries; raise DecodeError for the first that holds no record."""
+        """Decode the records of many entries, or raise some error; :meth:`decoder` says what is wrong."""
         decode = self._batch_decoders.get(codec)
         if decode is None:
             decode = self._batch_decoders[codec] = make_batch_decoder(self, codec)

@@ -21,7 +21,7 @@ import msgspec
 from streamworker.core.data.entries import Entry
 from streamworker.core.text import in_words, storable
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
-from streamworker.records.entries import REPLAYED_FOR, Entries, readable_fields
+from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.records.fitting import make_check
 from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
 from streamworker.records.packs import FIRST, unreadable
@@ -236,34 +236,24 @@ def make_decoder(record_type: Declared, codec: Codec = "json") -> Decoder:
 
 
 def make_batch_decoder(record_type: Declared, codec: Codec) -> BatchDecoder:
-    """Return the function that decodes a list of entries; its error names the first wrong entry.
+    """Return the function that decodes a list of entries in one pass.
 
-    The function refuses a list with a replayed entry: the caller must decide whether its group handles
-    that entry.
+    It raises some error if one of them holds no record, or is replayed: the caller then decodes each by
+    itself, and decides whether its group handles a replayed one.
     """
-    decode = make_decoder(record_type, codec)
     load = _loader(record_type, codec)
     of_payloads = None if codec == "fields" else loaders(record_type, codec)
 
     def decode_many(entries: Sequence[Entry]) -> list[Any]:
-        try:
-            if of_payloads is not None and isinstance(entries, Entries):
-                records = entries.decoded(*of_payloads, PAYLOAD_FIELD)
-                # A StopIteration of a record's own code ends map() early.
-                if records is not None and len(records) == len(entries):
-                    return records
-            found = [entry.fields for entry in entries]
-            if not any(REPLAYED_FOR in fields for fields in found):
-                return [load(fields) for fields in found]
-        except Exception:  # Find the entry, and report what is wrong with it.
-            for entry in entries:
-                try:
-                    decode(readable_fields(entry))
-                except DecodeError as error:
-                    named = f"Entry {entry.id}: {error.message}"
-                    raise DecodeError(named, remedy=error.remedy) from error.__cause__
-            raise
-        raise DecodeError("One of the entries is replayed.", remedy="Decode each by itself.")
+        if of_payloads is not None and isinstance(entries, Entries):
+            records = entries.decoded(*of_payloads, PAYLOAD_FIELD)
+            # A StopIteration of a record's own code ends map() early.
+            if records is not None and len(records) == len(entries):
+                return records
+        found = [entry.fields for entry in entries]
+        if any(REPLAYED_FOR in fields for fields in found):
+            raise DecodeError("One of the entries is replayed.", remedy="Decode each by itself.")
+        return [load(fields) for fields in found]
 
     return decode_many
 

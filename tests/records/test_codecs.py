@@ -17,6 +17,7 @@ from streamworker.errors import ConfigurationError, DecodeError, RecordError
 from streamworker.records import RecordType
 from streamworker.records.codecs import CODECS, Codec
 from streamworker.records.entries import Entries
+from tests.records.decoding import decoded
 from tests.records.kinds import KINDS, VALUES, AsNamedTuple
 
 
@@ -169,13 +170,15 @@ def test_a_records_own_check_that_fails_is_a_decode_error() -> None:
         RecordType.of(Checked).decoder("json")({b"v": b'{"number":0}'})
 
 
-def test_the_wrong_entry_of_a_batch_is_named() -> None:
-    """Of many entries, the error names the id of the first that is wrong; however they were made."""
+def test_the_wrong_entry_of_a_batch_is_found() -> None:
+    """Of many entries, the error is that of the first that is wrong; however they were made."""
     good = b'{"order_id":1,"customer":"ann"}'
     read = entries(good, good, b'{"order_id":null,"customer":"x"}', b"{")
     for batch in (read, list(read)):
-        with pytest.raises(DecodeError, match=r"Entry 3-0: .*order_id"):
+        with pytest.raises(msgspec.ValidationError, match="order_id"):
             ORDER.decode_many(batch)
+        with pytest.raises(DecodeError, match=r"The entry holds no Order: .*order_id"):
+            decoded(ORDER, batch)
         assert ORDER.decode_many(batch[:2]) == [Order(1, "ann")] * 2
 
 

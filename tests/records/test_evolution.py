@@ -12,6 +12,7 @@ from streamworker.records import RecordType
 from streamworker.records.evolution import changes, json_schema, may_hold
 from streamworker.records.types import RecordKind
 from tests.helpers import drawn
+from tests.records.decoding import decoded
 from tests.records.kinds import KINDS, VALUES
 
 CODECS: tuple[Literal["json", "msgpack"], ...] = ("json", "msgpack")
@@ -77,7 +78,7 @@ def test_a_change_is_told_to_break_exactly_if_a_stored_record_cannot_be_decoded(
 
     assert [each.what for each in found] == told
     try:
-        is_now.decode_many([Entry(EntryId(1, 0), {b"v": payload}, len(payload))])
+        decoded(is_now, [Entry(EntryId(1, 0), {b"v": payload}, len(payload))])
         can_be_read = True
     except DecodeError:
         can_be_read = False
