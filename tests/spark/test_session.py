@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.spark.driver import session
 from streamworker.spark.driver.session import (
     EVERYWHERE,
+    TRAVELLING,
     Session,
     open_session,
     socket_conf,
-    travelling_modules,
 )
 from streamworker.spark.source.connection import Connection, resolve, variable_for
 from streamworker.spark.source.datasource import StreamworkerDataSource
@@ -177,7 +178,7 @@ def test_the_source_travels_to_a_server_where_streamworker_is_not_installed(
     # A connection that is open here stays here.
     monkeypatch.setenv("STREAMWORKER_CONNECTION_HERE", redis_url)
     assert Connection("here", 1000).call(lambda client: client.ping())
-    modules = travelling_modules()
+    modules = [import_module(name) for name in TRAVELLING]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from streamworker.errors import BackendUnavailable, ConfigurationError
@@ -440,38 +439,17 @@ def register(spark: "SparkSession", *, by_value: bool = False) -> None:
 
         cloudpickle: Any = untyped_cloudpickle
         # Never unregistered: the sink of a pipeline is pickled later, when its query starts.
-        for module in travelling_modules():
-            cloudpickle.register_pickle_by_value(module)
+        for name in TRAVELLING:
+            cloudpickle.register_pickle_by_value(import_module(name))
     spark.dataSource.register(StreamworkerDataSource)
 
 
-def travelling_modules() -> list[ModuleType]:
-    """Return every module of streamworker that the source and the sink import."""
-    return [import_module(name) for name in TRAVELLING]
-
-
 TRAVELLING = (
+    "streamworker.core",
     "streamworker.errors",
+    "streamworker.redisio",
+    "streamworker.spark.source",
     "streamworker.urls",
     "streamworker.variables",
-    "streamworker.core.data.entries",
-    "streamworker.core.data.readers",
-    "streamworker.core.pauses",
-    "streamworker.redisio.keys",
-    "streamworker.redisio.wire.failures",
-    "streamworker.redisio.wire.info",
-    "streamworker.redisio.wire.primaries",
-    "streamworker.redisio.data.ackedlog",
-    "streamworker.spark.source.offsets",
-    "streamworker.spark.source.options",
-    "streamworker.spark.source.connection",
-    "streamworker.spark.source.declared",
-    "streamworker.spark.source.logs",
-    "streamworker.spark.source.schema",
-    "streamworker.spark.source.statetables",
-    "streamworker.spark.source.table",
-    "streamworker.spark.source.datasource",
-    "streamworker.spark.source.sink",
-    "streamworker.spark.source.deltalake",
-    "streamworker.spark.source.postgres",
 )
+"""The modules and packages of streamworker that the source and the sink import."""
