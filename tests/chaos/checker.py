@@ -179,7 +179,10 @@ class Judge:
             if text and not self._is_said(send):
                 evidence = (send.invoked, send.answered, *self._around(send))
                 self.found("I1", text, send.partition, evidence, [send.id])
-            elif not text and self.lapses.is_said(send.producer, send.partition, send.id):
+            # Where the clock is behind the ids, what is sent after a loss gets the ids of what is lost.
+            elif not text and self.lapses.is_said(
+                send.producer, send.partition, send.id, since=send.answered.at
+            ):
                 text = f"{send} was reported as lost, and is there"
                 self.found("I6", text, send.partition, (send.invoked, send.answered), [send.id])
         for event in self.history:

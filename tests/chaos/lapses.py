@@ -33,15 +33,15 @@ class Lapses:
                 self._add(first, event.at)
         for first in begun.values():  # It never ended.
             self._add(first, float("inf"))
-        self._lost: dict[tuple[str, int], list[tuple[Id, Id]]] = defaultdict(list)
+        self._lost: dict[tuple[str, int], list[tuple[float, Id, Id]]] = defaultdict(list)
         self._verified: set[str] = set()
         self._heard: dict[tuple[str, int], float] = {}
         self.reported = 0
         """Sends that producers reported as lost."""
         for event in history:
             if event.kind == "lost":
-                ids = (parse_id(event["first"]), parse_id(event["last"]))
-                self._lost[event["producer"], event["partition"]].append(ids)
+                said = (event.at, parse_id(event["first"]), parse_id(event["last"]))
+                self._lost[event["producer"], event["partition"]].append(said)
                 self.reported += event["entries"]
             elif event.kind == "verified":
                 self._verified.add(event["producer"])
@@ -71,8 +71,10 @@ class Lapses:
             return None
         return sum(end < at for _, end in spans)
 
-    def is_said(self, producer: str, partition: int, entry_id: Id) -> bool:
-        return any(first <= entry_id <= last for first, last in self._lost[producer, partition])
+    def is_said(self, producer: str, partition: int, entry_id: Id, since: float = float("-inf")) -> bool:
+        """Whether a producer said, at a moment or later, that what has this id is lost."""
+        said = self._lost[producer, partition]
+        return any(at >= since and first <= entry_id <= last for at, first, last in said)
 
     def could_be_said(self, producer: str, partition: int, at: float) -> bool:
         """Whether a producer has lived to notice: it asked in the end, or sent there again later."""

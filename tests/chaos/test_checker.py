@@ -363,6 +363,14 @@ def reported_and_there() -> Story:
     return story
 
 
+def reported_and_sent_anew() -> Story:
+    """Return a story in which what is sent after a loss got the ids of what was lost."""
+    story = through()
+    lost = {"producer": "p", "partition": 0, "first": "107-0", "last": "108-0", "entries": 2}
+    story.write(126, "lost", is_all=True, **lost)
+    return story
+
+
 def given_again(at: float, *owners: str, partition: int = 0) -> Story:
     """Return a story in which others take the lock at the epoch that its owner had before the failover."""
     story = through(partition=partition)
@@ -417,6 +425,7 @@ STORIES: dict[str, tuple[Story, set[str]]] = {
     "what was at a replica is lost": (failed_over_with_replicas(), {"I1", "I6"}),
     "it never ended": (failed_over(ends=False), set()),
     "what is said to be lost is there": (reported_and_there(), {"I6"}),
+    "what is sent after a loss has the ids of what is lost": (reported_and_sent_anew(), set()),
     "an epoch goes down": (through("an epoch goes down"), {"I4", "I6"}),
     "an epoch has two owners": (through("an epoch has two owners"), {"I4"}),
     "a hole": (through("a hole between two entries"), {"I5"}),
