@@ -16,7 +16,7 @@ from streamworker.core.snapshot import GroupSnapshot, TableView
 from streamworker.core.words import counted
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.importing import resolve_app, with_pipelines
-from streamworker.redisio.admin.outboxes import read_heads
+from streamworker.redisio.data.outbox import read_heads
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, failure
 from streamworker.tui.overview import lagging, table_line
@@ -145,8 +145,8 @@ async def look(backend: Backend, app: App) -> Look:
 async def _sent(backend: Backend, spec: ProcessorSpec) -> Counter[str]:
     sent = Counter[str]()
     if spec.may_send:
-        heads = await read_heads(backend, group_keys(spec), range(spec.stream.partitions))
-        for each in heads.values():
+        keys = group_keys(spec)
+        for each in await read_heads(backend, [keys.outbox(p) for p in range(spec.stream.partitions)]):
             for target, position in each.positions.items():
                 sent[target.stream] += position.records
     return sent

@@ -67,6 +67,11 @@ def whole(value: bytes | str) -> int | None:
     return int(value) if value.isascii() and value.isdigit() and len(value) <= DIGITS_MAX else None
 
 
+def number(value: bytes | str | None) -> int:
+    """Parse a whole number from Redis; 0 for anything else, and for no value."""
+    return whole(value or b"") or 0
+
+
 def partitions_in(value: bytes | None) -> int:
     """Return the number of partitions that a stream's key stores; 0 if there is no key.
 

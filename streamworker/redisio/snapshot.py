@@ -31,7 +31,7 @@ from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
-from streamworker.redisio.keys import TRIMMED, GroupKeys, partitions_in, whole
+from streamworker.redisio.keys import TRIMMED, GroupKeys, number, partitions_in
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
@@ -203,7 +203,7 @@ def _lag(
     if not is_ours or lag is None or isinstance(settled, BackendError):
         return records, False
     told = pairs_of(settled)
-    deleted = lock.entries + lag - packed.folded - entries - (whole(told.get(TRIMMED, b"")) or 0)
+    deleted = lock.entries + lag - packed.folded - entries - number(told.get(TRIMMED))
     return min(records, lag + packed.extra - packed.folded), told.get(name.encode()) == str(deleted).encode()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
 
 import pytest
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from streamworker.core.protocols.membership.assignment import (
     STRATEGIES,
     Owners,
-    Strategy,
     moves,
     range_assignment,
     sticky_assignment,
@@ -71,7 +71,7 @@ def fewest_moves(ids: list[str], count: int, before: Owners) -> int:
 @pytest.mark.parametrize("strategy", [range_assignment, sticky_assignment])
 @given(ids=members, count=partitions, before=previous)
 def test_every_partition_has_an_owner_and_nobody_has_two_more_than_another(
-    strategy: Strategy, ids: list[str], count: int, before: Owners
+    strategy: Callable[[list[str], int, Owners], Owners], ids: list[str], count: int, before: Owners
 ) -> None:
     """The load is balanced to one partition."""
     owners = strategy(ids, count, before)

@@ -220,7 +220,7 @@ async def test_an_answer_of_the_past_is_no_loss(backend: Backend, monkeypatch: p
             await forwarder.open(KEYS, lambda _: None)
             await until_deleted(backend)
     assert logs == []
-    assert (await outbox.read_heads(backend, KEYS)).lost == {}
+    assert [each.lost for each in await outbox.read_heads(backend, [KEYS])] == [{}]
     await assert_taken_once(backend, messages)
 
 

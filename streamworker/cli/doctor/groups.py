@@ -18,9 +18,10 @@ from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
 from streamworker.redisio.admin import health
 from streamworker.redisio.admin.health import Holder
-from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting, read_heads
+from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting
 from streamworker.redisio.admin.repair import logs_ahead
 from streamworker.redisio.data import later
+from streamworker.redisio.data.outbox import read_heads
 from streamworker.redisio.data.retention import measure_sizes
 from streamworker.redisio.group.membership import quarantined
 from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
@@ -301,12 +302,12 @@ async def _outbox(
         )
         for found in await find_diverged(backend, keys, partitions)
     ]
-    heads = await read_heads(backend, keys, range(partitions))
-    if times := sum(len(each.lost) for each in heads.values()):
-        lost = sum(each.lost_records for each in heads.values())
+    heads = await read_heads(backend, [keys.outbox(p) for p in range(partitions)])
+    if times := sum(len(each.lost) for each in heads):
+        lost = sum(each.lost_records for each in heads)
         text = f"targets lost {counted(lost, 'record')} that they had confirmed, {times} times"
         checks.append(warn(name, text, "`durability` keeps a failover from losing any (docs: chains)."))
-    if not checks and any(each.last for each in heads.values()):
+    if not checks and any(each.last for each in heads):
         checks.append(ok(name, f"{waiting} wait"))
     return checks
 

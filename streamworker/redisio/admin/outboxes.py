@@ -1,10 +1,9 @@
 """What `doctor` and `repair` ask about outboxes: what waits, what was lost, and which targets know more."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streamworker.core.data.outbox import START, OutboxPosition, Standing, Target, standing_of
-from streamworker.redisio.data.outbox import Heads, heads_of, read_chains, read_stands
+from streamworker.redisio.data.outbox import read_chains, read_heads, read_stands
 from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -24,13 +23,6 @@ class Diverged:
     """Where the source goes on."""
 
 
-async def read_heads(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, Heads]:
-    """Return where the outboxes of some partitions stand, in one round trip."""
-    asked = [("HGETALL", keys.outbox(p).heads) for p in partitions]
-    replies = all_answered(await backend.pipeline(asked))
-    return {p: heads_of(flat) for p, flat in zip(partitions, replies, strict=True)}
-
-
 async def messages_waiting(backend: Backend, keys: GroupKeys, partitions: int) -> int:
     """Return how many messages wait in the outboxes of a group."""
     asked = [("XLEN", keys.outbox(p).messages) for p in range(partitions)]
@@ -47,10 +39,12 @@ async def find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> l
 
 async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> list[Diverged]:
     found: list[Diverged] = []
-    for partition, heads in (await read_heads(backend, keys, range(partitions))).items():
-        chains = await read_chains(backend, keys.outbox(partition)) if heads.last else {}
+    outboxes = [keys.outbox(p) for p in range(partitions)]
+    for partition, heads in enumerate(await read_heads(backend, outboxes)):
+        its = outboxes[partition]
+        chains = await read_chains(backend, its) if heads.last else {}
         for to, chain in chains.items():
-            stands = await read_stands(backend, keys.app, keys.outbox(partition).source, to)
+            stands = await read_stands(backend, keys.app, its.source, to)
             why, taken = standing_of(stands, chain, heads.positions.get(to, START))
             if why is Standing.DIVERGED:
                 found.append(Diverged(partition, to, stands, chain[taken].since))

@@ -14,7 +14,7 @@ from streamworker.errors import BackendError, ConfigurationError, RecordError
 from streamworker.records.entries import StoredEntry
 from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.outbox import OutboxWrite
-from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.keys import GroupKeys, number
 from streamworker.redisio.scripts import ARGS_MAX, COMMIT, TICK, Call, log_ahead, wrong_type
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
@@ -270,7 +270,7 @@ def _reply(request: CommitRequest, reply: Any) -> CommitReply:
     known: EntryId | None = None
     with contextlib.suppress(ConfigurationError):  # Another program wrote to the lock; nothing was committed.
         known = EntryId.parse(checkpoint)
-    return CommitReply(code, whole(epoch) or 0, known, whole(rows) or 0)
+    return CommitReply(code, number(epoch), known, number(rows))
 
 
 def _unknown(error: BackendError) -> CommitReply:

@@ -7,7 +7,7 @@ from itertools import chain
 
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import REPLAYED_FOR, Entries
-from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.keys import GroupKeys, number
 from streamworker.redisio.scripts import REPLAY_DEAD, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
@@ -123,16 +123,13 @@ def _letter(partition: int, entry: Entry) -> StoredLetter:
     def text(name: bytes) -> str:
         return entry.fields.get(name, b"").decode("utf-8", "replace")
 
-    def number(name: bytes) -> int:
-        return whole(entry.fields.get(name, b"")) or 0
-
     return StoredLetter(
         partition=partition,
         id=entry.id,
         entry_id=EntryId.parse(entry.fields.get(b"id", b"0-0")),
         error=text(b"error"),
-        attempts=number(b"attempts"),
-        at_ms=number(b"at"),
+        attempts=number(entry.fields.get(b"attempts")),
+        at_ms=number(entry.fields.get(b"at")),
         by=text(b"by"),
         fields={
             name.removeprefix(_FIELD): value

@@ -17,6 +17,7 @@ from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SE
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
 from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import pairs_of
 
 MOVED_MAX = 200
 """Maximum records that one call moves; it takes a millisecond of server time, more with large records."""
@@ -152,13 +153,8 @@ def _waiting(partition: int, known: bytes) -> Waiting:
     for size in map(int, sizes.split(b",")):
         parts.append(texts[:size])
         texts = texts[size:]
-    name, key, *fields = parts
-    pairs = zip(fields[::2], fields[1::2], strict=True)
-    return Waiting(partition, _shown(name), _shown(key), int(due), dict(pairs))
-
-
-def _shown(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
+    name, key = (text.decode("utf-8", "replace") for text in parts[:2])
+    return Waiting(partition, name, key, int(due), pairs_of(parts[2:]))
 
 
 async def overdue(backend: Backend, keys: StreamKeys, partitions: int) -> int:

@@ -4,7 +4,7 @@ A script of the slot adds messages in the step that commits what they come from;
 its functions. Whoever owns the slot forwards them, and deletes those that their targets have taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.scripts import FORWARD, OPEN_OUTBOX, Call, checked, wrong_type
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
+from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.redisio.wire.link import Argument
 
@@ -91,9 +92,10 @@ async def open_outbox(backend: Backend, keys: OutboxKeys, durability: Durability
     return heads_of(checked(reply)[1])
 
 
-async def read_heads(backend: Backend, keys: OutboxKeys) -> Heads:
-    """Return where an outbox stands, durable or not."""
-    return heads_of(await backend.execute("HGETALL", keys.heads))
+async def read_heads(backend: Backend, outboxes: Iterable[OutboxKeys]) -> list[Heads]:
+    """Return where some outboxes stand, durable or not, in one round trip."""
+    replies = await backend.pipeline([("HGETALL", keys.heads) for keys in outboxes])
+    return [heads_of(flat) for flat in all_answered(replies)]
 
 
 def heads_of(flat: Sequence[bytes]) -> Heads:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
 from streamworker.errors import BackendRefused, ConfigurationError
-from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
+from streamworker.redisio.keys import GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import STORE, Call, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
@@ -114,7 +114,7 @@ async def measure_log(backend: Backend, keys: GroupKeys, partitions: int, *, siz
         asked += [("MEMORY", "USAGE", keys.acked(p))] if size else []
     held = []
     for length, lock, *usage in _split(await backend.pipeline(asked), partitions):
-        rows, dropped, oldest = map(_number, lock) if isinstance(lock, list) else (0, 0, 0)
+        rows, dropped, oldest = map(number, lock) if isinstance(lock, list) else (0, 0, 0)
         here = _held(length, None, *usage)
         held.append(here._replace(records=rows - dropped, oldest_ms=oldest) if here.entries else here)
     return held
@@ -135,10 +135,6 @@ def _held(length: Any, counts: Any, usage: Any = None) -> Amount:
     entries, packed = length if isinstance(length, int) else 0, RecordCounts.of(counts)
     records = entries + packed.extra - packed.before if entries else 0
     return Amount(entries, records, usage if isinstance(usage, int) else 0, packed.oldest if entries else 0)
-
-
-def _number(value: bytes | None) -> int:
-    return whole(value or b"") or 0
 
 
 def _parsed(value: bytes | None) -> Retention | None:

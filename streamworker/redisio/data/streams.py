@@ -26,7 +26,7 @@ from streamworker.records.packs import (
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
-from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
+from streamworker.redisio.keys import GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -332,7 +332,7 @@ async def last_numbers(
     """Return the number of a producer's last append that each partition remembers; 0 for none."""
     asked = [("GET", keys.producer(p, producer)) for p in partitions]
     replies = zip(partitions, all_answered(await backend.pipeline(asked)), strict=True)
-    return {p: whole((reply or b"").partition(b":")[0]) or 0 for p, reply in replies}
+    return {p: number((reply or b"").partition(b":")[0]) for p, reply in replies}
 
 
 # -- reading ---------------------------------------------------------------------------------

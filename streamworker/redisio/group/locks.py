@@ -12,7 +12,7 @@ from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stal
 from streamworker.core.snapshot import PauseView, RetryView
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.redisio.group.operation import Access
-from streamworker.redisio.keys import TICK, GroupKeys, whole
+from streamworker.redisio.keys import TICK, GroupKeys, number, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, Call, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
@@ -79,8 +79,8 @@ def _acquire_reply(reply: Any) -> AcquireReply:
     match reply:
         case [b"OK", epoch, checkpoint, entries, rows, log, gone, reset, requested, paused_at, aside, *died]:
             identity = log.decode("utf-8", "replace")
-            counts = (int(entries), int(rows), identity, int(gone), whole(reset) or 0)
-            requests = (whole(requested) or 0, bool(paused_at), _aside(aside))
+            counts = (int(entries), int(rows), identity, int(gone), number(reset))
+            requests = (number(requested), bool(paused_at), _aside(aside))
             deaths, tries, reason = died
             tried = whole(deaths), _tries(tries), reason.decode("utf-8", "replace")
             return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *requests, *tried)
@@ -197,34 +197,31 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
     def text(name: bytes) -> str:
         return fields.get(name, b"").decode("utf-8", "replace")
 
-    def number(name: bytes) -> int:
-        return whole(fields.get(name, b"")) or 0
-
     died_at, _, deaths = text(b"deaths").partition(" ")
     tried = [each for each, _ in _tries(fields.get(b"tries", b"")) if each > checkpoint]
     return LockView(
         owner=text(b"owner"),
-        epoch=number(b"epoch"),
+        epoch=number(fields.get(b"epoch")),
         checkpoint=checkpoint,
-        entries=number(b"entries"),
-        rows=number(b"rows"),
+        entries=number(fields.get(b"entries")),
+        rows=number(fields.get(b"rows")),
         log=text(b"log"),
-        since_ms=number(b"since"),
+        since_ms=number(fields.get(b"since")),
         state=text(b"state"),
         reason=text(b"reason"),
-        gone=number(b"gone"),
-        reset=number(b"reset"),
-        requested=number(b"ordered"),
-        obeyed=number(b"obeyed"),
+        gone=number(fields.get(b"gone")),
+        reset=number(fields.get(b"reset")),
+        requested=number(fields.get(b"ordered")),
+        obeyed=number(fields.get(b"obeyed")),
         retry=_retry_view(text(b"retry")),
-        pause=PauseView(number(b"paused_at"), text(b"paused_by"), text(b"paused_why"))
+        pause=PauseView(number(fields.get(b"paused_at")), text(b"paused_by"), text(b"paused_why"))
         if b"paused_at" in fields
         else None,
         aside=_aside(fields.get(b"aside", b"")),
-        deaths=whole(deaths) or 0 if died_at == str(checkpoint) else 0,
+        deaths=number(deaths) if died_at == str(checkpoint) else 0,
         suspect=min(tried, default=None),
         timers={
-            name.decode("utf-8", "replace").removeprefix(TICK): whole(done.partition(b"/")[0]) or 0
+            name.decode("utf-8", "replace").removeprefix(TICK): number(done.partition(b"/")[0])
             for name, done in fields.items()
             if name.startswith(TICK.encode())
         },

@@ -14,7 +14,7 @@ from streamworker.core.text import storable
 from streamworker.errors import BackendError, CoordinationError
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import answered
-from streamworker.redisio.keys import GroupKeys, whole
+from streamworker.redisio.keys import GroupKeys, number
 from streamworker.redisio.scripts import REQUEST
 from streamworker.redisio.wire.client import Backend
 
@@ -79,4 +79,4 @@ async def read_versions(backend: Backend, keys: GroupKeys, partitions: Sequence[
     """Return the version of the requests in some partitions' locks; one that cannot be read is missing."""
     replies = await backend.pipeline([("HGET", keys.lock(p), "ordered") for p in partitions])
     said = zip(partitions, replies, strict=True)
-    return {p: whole(reply or b"") or 0 for p, reply in said if not isinstance(reply, BackendError)}
+    return {p: number(reply) for p, reply in said if not isinstance(reply, BackendError)}

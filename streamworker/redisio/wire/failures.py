@@ -15,7 +15,6 @@ from redis.exceptions import (
     AuthenticationError,
     AuthenticationWrongNumberOfArgsError,
     AuthorizationError,
-    BusyLoadingError,
     ResponseError,
 )
 
@@ -144,16 +143,14 @@ def translate(error: BaseException, address: str) -> BackendError:
         text = rest if code.isupper() and code != "ERR" else text
     said = f"{code} {text}".strip() if code.isupper() and code not in text else text
 
-    refused_who = AuthenticationError | AuthenticationWrongNumberOfArgsError | AuthorizationError
-    if code in {"NOAUTH", "WRONGPASS"} or isinstance(error, refused_who):
+    if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError | AuthorizationError):
         return AuthenticationFailed(
             f"Redis at {address} did not accept the user or password.",
             remedy="Correct them in redis_url or STREAMWORKER_REDIS_URL; characters such as / # @ in a "
             "password are percent-encoded.",
         )
-    if code in _PASSING or isinstance(error, BusyLoadingError):
-        remedy = _PASSING.get(code, _PASSING["LOADING"])
-        return BackendUnavailable(f"Redis at {address} cannot answer now: {said}.", remedy=remedy)
+    if code in _PASSING:
+        return BackendUnavailable(f"Redis at {address} cannot answer now: {said}.", remedy=_PASSING[code])
     if isinstance(error, ResponseError):
         remedy = _REFUSALS.get(code) or next((_WORDS[words] for words in _WORDS if words in text), "")
         return BackendRefused(f"Redis at {address} refused: {said}.", remedy=remedy)

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
-from streamworker.redisio.keys import whole
+from streamworker.redisio.keys import number, whole
 from streamworker.redisio.wire.failures import translate
 from streamworker.urls import Sentinels, host_and_port
 
@@ -67,7 +67,7 @@ def read_answer(replies: Sequence[Any], address: str) -> Answer | BackendError |
     if not isinstance(state, list):
         return Answer(host_port, 0)  # This user may not use SENTINEL MASTER.
     fields = dict(_pairs(state))
-    epoch = whole(fields.get(b"config-epoch", b"")) or 0
+    epoch = number(fields.get(b"config-epoch"))
     settled = _host_port([fields.get(b"ip"), fields.get(b"port")]) == host_port
     is_down = settled and b"o_down" in fields.get(b"flags", b"").split(b",")
     return Answer(host_port, epoch if settled else epoch + 1, is_down)

@@ -340,7 +340,7 @@ class Forwarder:
         source, through, stands = queue.source, queue.source.read_up_to, OutboxPosition.parse(stopped.value)
         log = self._log.bind(source=source.keys.source, to=str(queue.to), stands=str(stands))
         # Also what was committed since: another worker may own the outbox by now.
-        heads = await outbox.read_heads(self._server, source.keys)
+        (heads,) = await outbox.read_heads(self._server, [source.keys])
         chain = (await outbox.read_chains(self._server, source.keys, queue.to)).get(queue.to, [])
         taken, why = queue.compared(stands, chain, heads.positions.get(queue.to), through)
         self._took(queue, taken)

@@ -20,7 +20,6 @@ weights and capacities in the document. ``balance`` corrects, slowly, what remai
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Protocol
 
 from streamworker.core.protocols.membership.weights import LEVEL, Scales, Weights
 
@@ -29,15 +28,6 @@ Owners = tuple[str | None, ...]
 
 EVEN = Weights()
 """Equal weights for all partitions and equal capacities for all members."""
-
-
-class Strategy(Protocol):
-    """Assigns partitions, given the members in join order and the previous owners."""
-
-    def __call__(
-        self, members: Sequence[str], partitions: int, previous: Owners, weights: Weights = EVEN, /
-    ) -> Owners:
-        """Return an owner for each partition."""
 
 
 def range_assignment(
@@ -187,11 +177,12 @@ def _give_share(scales: Scales, newcomer: str) -> None:
         heappush(highest, (-scales.level(giver), rank, giver))
 
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES = {
     "range": range_assignment,
     "sticky": sticky_assignment,
     "weighted": weighted_assignment,
 }
+"""Each returns an owner for each partition, given the members in join order and the previous owners."""
 
 
 def moves(before: Owners, after: Owners) -> tuple[int, ...]:
