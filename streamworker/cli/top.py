@@ -47,12 +47,12 @@ def show(
     """Run the live view until ``q``, or until ``stopped()``; ``notices`` returns warnings to show."""
 
     async def live(backend: Backend) -> None:
-        from streamworker.tui.app import GroupNames, watch
+        from streamworker.tui.app import watch
 
-        specs = {GroupNames(selection.app.name, s.stream.name, s.name): s for s in selection.processors}
+        specs = {spec.name: spec for spec in selection.processors}
         await watch(
-            list(specs),
-            lambda target: take(backend, specs[target]),
+            {name: f"{spec.stream.app} {spec.stream.name} → {name}" for name, spec in specs.items()},
+            lambda name: take(backend, specs[name]),
             console=console(),
             stopped=stopped,
             notices=notices,

@@ -10,9 +10,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import anyio
 from rich.console import Console, RenderableType
@@ -38,46 +37,37 @@ _KEYS_OF = {
 _ACTIONS = {key: action for action, keys in _KEYS_OF.items() for key in keys}
 
 
-@dataclass(frozen=True, slots=True)
-class GroupNames:
-    """The names that identify one processor's group."""
-
-    app: str
-    stream: str
-    processor: str
-
-
-Take = Callable[[GroupNames], Awaitable[GroupSnapshot]]
-"""Takes a snapshot; raises a StreamworkerError if Redis does not answer."""
+Take = Callable[[str], Awaitable[GroupSnapshot]]
+"""Takes the snapshot of a processor's group; raises a StreamworkerError if Redis does not answer."""
 
 
 class Viewer:
-    """The state of the live view: the processors to switch between, snapshots and the effect of keys."""
+    """The state of the live view: the processors to switch between, snapshots and the effect of keys.
 
-    def __init__(
-        self, targets: Sequence[GroupNames], notices: Callable[[], Sequence[str]] = lambda: ()
-    ) -> None:
-        self.targets = tuple(targets)
+    ``titles`` says what each processor is called until its first snapshot is there.
+    """
+
+    def __init__(self, titles: Mapping[str, str], notices: Callable[[], Sequence[str]] = lambda: ()) -> None:
+        self.targets = tuple(titles)
+        self._titles = titles
         self._notices = notices
         self.selected = 0
         self.paused = False
         self.overview = False
         """Whether all processors are on the screen, with a line for each."""
         self.done = False
-        self._taken: dict[GroupNames, deque[GroupSnapshot]] = {
-            target: deque(maxlen=RATE_WINDOW) for target in self.targets
-        }
-        self._taken_at_ms: dict[GroupNames, int] = {}
-        self._letters: dict[GroupNames, dict[str, str]] = {}
+        self._taken = {target: deque[GroupSnapshot](maxlen=RATE_WINDOW) for target in self.targets}
+        self._taken_at_ms: dict[str, int] = {}
+        self._letters: dict[str, dict[str, str]] = {}
         self._problem: str | None = None
 
     @property
-    def target(self) -> GroupNames:
+    def target(self) -> str:
         """The processor that is selected."""
         return self.targets[self.selected]
 
     @property
-    def shown(self) -> tuple[GroupNames, ...]:
+    def shown(self) -> tuple[str, ...]:
         """The processors on the screen."""
         return self.targets if self.overview else (self.target,)
 
@@ -94,7 +84,7 @@ class Viewer:
             step = 1 if action == "next" else -1
             self.selected = (self.selected + step) % len(self.targets)
 
-    def arrived(self, target: GroupNames, snapshot: GroupSnapshot, now_ms: int) -> None:
+    def arrived(self, target: str, snapshot: GroupSnapshot, now_ms: int) -> None:
         """Store a snapshot, and clear the last error."""
         history = self._taken[target]
         if history and snapshot.taken_ms - history[-1].taken_ms > 1000 * RATE_WINDOW * SNAPSHOT_EVERY_S:
@@ -110,24 +100,22 @@ class Viewer:
 
     def frame(self, width: int, height: int, now_ms: int) -> RenderableType:
         """Return the frame; ``now_ms`` is the viewer's own clock, as in :meth:`arrived`."""
-        names = tuple(target.processor for target in self.targets)
-        tabs = view.Tabs(names, self.selected, self.paused, tuple(self._notices()), self.overview)
+        tabs = view.Tabs(self.targets, self.selected, self.paused, tuple(self._notices()), self.overview)
         models = [found for target in self.shown if (found := self._model(target, now_ms))]
         if not models:
-            target = self.target
-            text = self._problem or f"Waiting for {target.app} {target.stream} → {target.processor} ..."
+            text = self._problem or f"Waiting for {self._titles[self.target]} ..."
             return view.waiting(text, width, height, tabs)
         if self.overview:
             return view.render_overview(models, width, height, tabs)
         return view.render(models[0], width, height, tabs)
 
-    def _model(self, target: GroupNames, now_ms: int) -> model.Model | None:
+    def _model(self, target: str, now_ms: int) -> model.Model | None:
         history = self._taken[target]
         if not history:
             return None
         age_ms = now_ms - self._taken_at_ms[target]
         rows = model.rows(
-            history[0] if len(history) > 1 else None,
+            history[0],
             history[-1],
             letters=self._letters.get(target),
             outage=model.Outage(self._problem, age_ms) if self._problem else None,
@@ -137,7 +125,7 @@ class Viewer:
 
 
 async def watch(
-    targets: Sequence[GroupNames],
+    titles: Mapping[str, str],
     take: Take,
     *,
     console: Console,
@@ -149,7 +137,7 @@ async def watch(
     ``notices()`` returns the warnings that stand above everything else. An error of Redis does not end the
     view, which tries again a second later. The terminal is always restored.
     """
-    viewer = Viewer(targets, notices)
+    viewer = Viewer(titles, notices)
     with (
         _raw_keys() as keyboard,
         Live(console=console, screen=True, auto_refresh=False, transient=True) as live,

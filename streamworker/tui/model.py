@@ -99,8 +99,7 @@ def rows(
     Rates need an earlier snapshot of the same group; a distance of a few seconds gives steady rates.
     ``letters`` are those of the last frame's model.
     """
-    if previous is None or previous.taken_ms > current.taken_ms:
-        previous = current  # No time has passed, so there are no rates.
+    previous = previous or current  # Without one no time has passed, so there are no rates.
     elapsed_s = (current.taken_ms - previous.taken_ms) / 1000
     members = sorted(current.members, key=lambda member: (member.joined_ms, member.id))
     named = _letters(members, letters or {})

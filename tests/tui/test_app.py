@@ -12,7 +12,7 @@ from streamworker.spark.driver.java import REMEDY
 from streamworker.tui import app
 from tests.tui.groups import group
 
-TARGETS = (app.GroupNames("shop", "orders", "audit"), app.GroupNames("shop", "orders", "price"))
+TITLES = {"audit": "shop orders → audit", "price": "shop orders → price"}
 
 
 def text_of(viewer: app.Viewer, now_ms: int = 0) -> str:
@@ -25,7 +25,7 @@ def text_of(viewer: app.Viewer, now_ms: int = 0) -> str:
 
 def test_before_the_first_snapshot_it_says_what_it_waits_for_and_why() -> None:
     """Not an empty screen; Redis that never answered is named at once."""
-    viewer = app.Viewer(TARGETS)
+    viewer = app.Viewer(TITLES)
     assert "Waiting for shop orders → audit" in text_of(viewer)
     viewer.failed(BackendUnavailable("No answer from redis at host:6379."))
     assert "host:6379" in text_of(viewer)
@@ -34,10 +34,10 @@ def test_before_the_first_snapshot_it_says_what_it_waits_for_and_why() -> None:
 def test_what_failed_beside_the_groups_stands_above_them() -> None:
     """Before the first snapshot and after it, whole: what to do about it comes last."""
     failures: list[str] = []
-    viewer = app.Viewer(TARGETS, lambda: failures)
+    viewer = app.Viewer(TITLES, lambda: failures)
     failures.append(f"spark ended with 3. Error: There is no Java. {REMEDY}")
     assert failures[0] in " ".join(text_of(viewer).replace("│", "").split())
-    viewer.arrived(TARGETS[0], group(partitions=4, workers=2), now_ms=1_000)
+    viewer.arrived("audit", group(partitions=4, workers=2), now_ms=1_000)
     shown = text_of(viewer)
     assert failures[0] in " ".join(shown.split())
     assert "A w1" in shown
@@ -46,30 +46,30 @@ def test_what_failed_beside_the_groups_stands_above_them() -> None:
 
 def test_an_outage_leaves_the_last_picture_under_a_banner_until_redis_is_back() -> None:
     """The age counts from the last answer; the next answer takes the banner away."""
-    viewer = app.Viewer(TARGETS)
-    viewer.arrived(TARGETS[0], group(partitions=4, workers=2), now_ms=1_000)
+    viewer = app.Viewer(TITLES)
+    viewer.arrived("audit", group(partitions=4, workers=2), now_ms=1_000)
     viewer.failed(BackendUnavailable("No answer from redis at host:6379.", remedy="Is it up?"))
     shown = text_of(viewer, now_ms=8_500)
     assert "Redis does not answer. What you see is 7.5 s old." in shown.splitlines()[2]
     assert "A w1" in shown and len(shown.splitlines()) == 24
-    viewer.arrived(TARGETS[0], group(partitions=4, workers=2, at_ms=109_000), now_ms=9_000)
+    viewer.arrived("audit", group(partitions=4, workers=2, at_ms=109_000), now_ms=9_000)
     assert "does not answer" not in text_of(viewer, now_ms=9_000)
 
 
 def test_keys_switch_the_processor_round_and_round() -> None:
     """Past the last one comes the first."""
-    viewer = app.Viewer(TARGETS)
+    viewer = app.Viewer(TITLES)
     viewer.press("next")
-    assert viewer.target.processor == "price"
+    assert viewer.target == "price"
     viewer.press("next")
-    assert viewer.target.processor == "audit"
+    assert viewer.target == "audit"
     viewer.press("previous")
-    assert viewer.target.processor == "price"
+    assert viewer.target == "price"
 
 
 def test_a_key_shows_all_processors_with_a_line_for_each() -> None:
     """With rate, lag, tables and what fails; an arrow goes back to one of them."""
-    viewer = app.Viewer(TARGETS)
+    viewer = app.Viewer(TITLES)
     viewer.press("overview")
     assert "Waiting for shop" in text_of(viewer)
     for at_ms in (1_000, 3_000):
@@ -78,8 +78,8 @@ def test_a_key_shows_all_processors_with_a_line_for_each() -> None:
         halted = replace(
             audit, partitions=(audit.partitions[0], failing), tables=(TableView("seen", 9, 800),)
         )
-        viewer.arrived(TARGETS[0], replace(audit, processor="audit"), 0)
-        viewer.arrived(TARGETS[1], halted, 0)
+        viewer.arrived("audit", replace(audit, processor="audit"), 0)
+        viewer.arrived("price", halted, 0)
     lines = text_of(viewer).splitlines()
     assert len(lines) == 24
     (one,) = [line for line in lines if "running" in line and "audit" in line]
@@ -97,7 +97,7 @@ def test_a_key_shows_all_processors_with_a_line_for_each() -> None:
 
 
 def test_more_processors_than_lines_are_counted_and_fit_the_terminal() -> None:
-    viewer = app.Viewer([app.GroupNames("shop", "orders", f"p{n}") for n in range(40)])
+    viewer = app.Viewer({f"p{n}": f"shop orders → p{n}" for n in range(40)})
     viewer.press("overview")
     for target in viewer.targets:
         viewer.arrived(target, group(partitions=1, workers=1), 0)
@@ -108,9 +108,9 @@ def test_more_processors_than_lines_are_counted_and_fit_the_terminal() -> None:
 
 def test_rates_start_again_after_an_outage() -> None:
     """An average over the outage would be shown as if it were the rate of now."""
-    viewer = app.Viewer(TARGETS)
-    viewer.arrived(TARGETS[0], group(partitions=1, workers=1, at_ms=1_000), 0)
-    viewer.arrived(TARGETS[0], group(partitions=1, workers=1, at_ms=61_000, committed=60_000), 60_000)
+    viewer = app.Viewer(TITLES)
+    viewer.arrived("audit", group(partitions=1, workers=1, at_ms=1_000), 0)
+    viewer.arrived("audit", group(partitions=1, workers=1, at_ms=61_000, committed=60_000), 60_000)
     assert "1.0k/s" not in text_of(viewer)
 
 
