@@ -13,12 +13,13 @@ import typer
 from streamworker.cli.options import GroupPath, Processors, option, seconds_of
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, give_up, take
-from streamworker.cli.workers.probes import parse_address, url_of
+from streamworker.cli.workers.probes import parse_address
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable_lines, storable
 from streamworker.core.words import ranges
 from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.wire.client import Backend
+from streamworker.urls import host_and_port
 
 ANSWER_S = 5.0
 LOOK_S = 0.5
@@ -39,7 +40,7 @@ def health(
     Examples:
       streamworker health readyz --health-port 8080
     """
-    address = url_of(*parse_address(health_port, "--health-port")).removeprefix("http://")
+    address = host_and_port(*parse_address(health_port, "--health-port"))
     try:
         with urllib.request.urlopen(f"http://{address}/{probe}", timeout=ANSWER_S) as answer:
             say(*printable_lines(answer.read().decode("utf-8", "replace")))

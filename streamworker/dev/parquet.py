@@ -19,13 +19,8 @@ def committed_files(table: Path) -> list[Path]:
     if not log.is_dir():
         return sorted(table.glob("*.parquet"))
     # Every tenth file, such as "9.compact", repeats all before it. Incomplete files are hidden ones.
-    batches = [file for file in log.iterdir() if file.stem.isdigit()]
-    names: set[str] = set()
-    for file in sorted(batches, key=lambda file: (int(file.stem), file.suffix), reverse=True):
-        names.update(_added(file))
-        if file.suffix == ".compact":
-            break
-    return sorted(table / name for name in names)
+    batches = (file for file in log.iterdir() if file.stem.isdigit())
+    return sorted({table / name for batch in batches for name in _added(batch)})
 
 
 def _added(log_file: Path) -> list[str]:

@@ -8,8 +8,8 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson
-from streamworker.cli.output import print_json, print_table, say
-from streamworker.cli.support import Commands, ask, group_keys
+from streamworker.cli.output import print_found
+from streamworker.cli.support import ask, group_keys
 from streamworker.core.text import in_words
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.errors import ConfigurationError, ProcessingError, RecordError, StreamworkerError
@@ -25,7 +25,7 @@ from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, help="Compare record types with what is stored.")
+app = typer.Typer(no_args_is_help=True, help="Compare record types with what is stored.")
 
 SAMPLE = 20
 """Entries that are decoded from each end of each partition."""
@@ -62,18 +62,13 @@ def check(path: AppPath, json: AsJson = False) -> None:
     """
     app = with_pipelines(resolve_app(path))
     found, compared = ask(app, _check, app)
-    broken = [each for each in found if each.breaks]
-    if json:
-        print_json([each._asdict() for each in found])
-    elif found:
-        print_table(("where", "change", "effect"), [each[:3] for each in found])
-    elif compared:
-        say("Every record type is the one that is stored.")
-    else:
-        say(
-            f"No worker of {app.name} has stored its record types here yet: there is nothing to compare with."
-        )
-    if broken:
+    nothing = "Every record type is the one that is stored."
+    if not compared:
+        nothing = f"No worker of {app.name} has stored its record types here yet: "
+        nothing += "there is nothing to compare with."
+    facts, rows = [each._asdict() for each in found], [each[:3] for each in found]
+    print_found(json, facts, nothing, ("where", "change", "effect"), rows)
+    if broken := [each for each in found if each.breaks]:
         verb = "breaks" if len(broken) == 1 else "break"
         raise ConfigurationError(
             f"{len(broken)} of {len(found)} changes {verb} what is stored.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from streamworker.errors import ConfigurationError
 from streamworker.log import get_logger
 from streamworker.runtime.watch.health import Health
+from streamworker.urls import host_and_port
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -93,4 +94,4 @@ def cannot_use(host: str, port: int, option: str, problem: OSError) -> Configura
 
 def url_of(host: str, port: int) -> str:
     """Return the URL of an address."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"http://{host_and_port(host, port)}"

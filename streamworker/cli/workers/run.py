@@ -85,16 +85,13 @@ def run(
     from streamworker.runtime.worker import run_worker
 
     selection = resolve_processors(app, processor)
-    health = _serve(selection.app, metrics_port, health_port)
-    names = [spec.name for spec in selection.processors]
-    use_uvloop = _use_uvloop(loop)
     code = run_worker(
         selection.app,
-        processors=names,
+        processors=[spec.name for spec in selection.processors],
         name=name,
         static_id=static_id,
-        use_uvloop=use_uvloop,
-        health=health,
+        health=_serve(selection.app, metrics_port, health_port),
+        use_uvloop=_use_uvloop(loop),
     )
     end_despite_threads(code)
     raise typer.Exit(code)
