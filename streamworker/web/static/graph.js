@@ -54,7 +54,7 @@ function layers(nodes) {
   return columns.map((column) => column ?? []);
 }
 
-export function draw(edges, streams, groups) {
+export function draw(edges, streams) {
   const { nodes, links } = parts(edges, streams), key = JSON.stringify([nodes.map((node) => node.id), links.map(({ a, b }) => [a.id, b.id])]);
   if (key !== built) {
     built = key;

@@ -48,7 +48,7 @@ function arrived(news) {
   scrubber(group.t);
   held(group);
   readers(group);
-  if (facts.streams) graph.draw(edges, facts.streams, every);
+  if (facts.streams) graph.draw(edges, facts.streams);
 }
 
 function banner(text) {
@@ -75,9 +75,9 @@ function tabs(every, selected) {
 }
 
 function figures(group) {
-  const states = new Set(group.workers.map((worker) => worker.state)), count = {};
+  const count = {};
   for (const { state } of group.workers) count[state] = (count[state] ?? 0) + 1;
-  const others = [...states].filter((state) => state !== "active").map((state) => ` + ${count[state]} ${state}`).join("");
+  const others = Object.entries(count).map(([state, n]) => (state === "active" ? "" : ` + ${n} ${state}`)).join("");
   const behind = group.lag > group.committed && group.committed ? ` in ${duration((1000 * group.lag) / group.committed)}` : "";
   const dead = Object.values(group.dead).reduce((sum, n) => sum + n, 0);
   const all = {

@@ -49,7 +49,8 @@ export function table(section, columns, rows, nothing = "", key = rows) {
   section.dataset.state = state;
   section.querySelector(".scroll, .none")?.remove();
   if (!rows.length) return void section.append(make("p", "none", nothing));
-  const box = make("div", "scroll"), drawn = make("table"), head = make("tr"), body = make("tbody");
+  const box = make("div", "scroll"), drawn = make("table");
+  const head = drawn.createTHead().insertRow(), body = drawn.createTBody();
   box.tabIndex = 0;
   box.setAttribute("role", "region");
   box.setAttribute("aria-label", section.querySelector("h2").textContent);
@@ -59,17 +60,13 @@ export function table(section, columns, rows, nothing = "", key = rows) {
     head.append(cell);
   }
   for (const row of rows) {
-    const line = make("tr");
+    const line = body.insertRow();
     row.forEach((value, at) => {
       const cell = make("td", columns[at].startsWith(">") ? "number" : "");
       cell.append(typeof value === "function" ? value() : shown(value ?? ""));
       line.append(cell);
     });
-    body.append(line);
   }
-  const top = make("thead");
-  top.append(head);
-  drawn.append(top, body);
   box.append(drawn);
   section.append(box);
 }
