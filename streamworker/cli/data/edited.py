@@ -1,6 +1,5 @@
 """``dead replay --from FILE``: letters of `dead export`, whose records an operator may have edited."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,11 +18,8 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
 
-
-@dataclass(slots=True)
-class _Line:
-    number: int
-    record: msgspec.Raw
+Lines = dict[int, dict[EntryId, tuple[int, msgspec.Raw]]]
+"""The number and the record of each line, by partition and letter."""
 
 
 class _Letter(msgspec.Struct):
@@ -41,27 +37,25 @@ async def edits_in(backend: Backend, spec: ProcessorSpec, path: Path, settings: 
     for partition, its in sorted(lines.items()):
         there = await show_dead(backend, group_keys(spec), partition, sorted(its))
         edits[partition] = {}
-        for name, line in sorted(its.items()):
+        for name, (number, record) in sorted(its.items()):
             letter = there.get(name)  # The replay tells of one that is not there any more.
             try:
-                fields = _edited(spec.stream, producer, letter, line.record) if letter else None
-                edits[partition][name] = fields
+                edits[partition][name] = _edited(spec.stream, producer, letter, record) if letter else None
             except StreamworkerError as error:
-                bad[line.number] = str(error)
+                bad[number] = str(error)
     if bad:
         say(*(f"Line {number}: {problem}" for number, problem in sorted(bad.items())), error=True)
         give_up(f"{counted(len(bad), 'line')} of {path} cannot be replayed. Nothing was changed.")
     return edits
 
 
-def _lines(stream: StreamSpec, path: Path) -> tuple[dict[int, dict[EntryId, _Line]], dict[int, str]]:
-    """Return the lines of a file by partition and letter, and what is wrong with the others."""
+def _lines(stream: StreamSpec, path: Path) -> tuple[Lines, dict[int, str]]:
+    """Return the lines of a file, and what is wrong with the others."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--from") from None
-    found: dict[int, dict[EntryId, _Line]] = {}
-    bad: dict[int, str] = {}
+    found, bad = Lines(), dict[int, str]()
     for number, text in enumerate(content.split(b"\n"), 1):
         if not text.strip():
             continue
@@ -71,9 +65,9 @@ def _lines(stream: StreamSpec, path: Path) -> tuple[dict[int, dict[EntryId, _Lin
         except (msgspec.DecodeError, typer.BadParameter) as error:
             bad[number] = f"It is no line of `dead export`: {error}"
             continue
-        before = found.setdefault(partition, {}).setdefault(letter, _Line(number, line.record))
-        if before.number != number:
-            bad[number] = f"It is the letter of line {before.number} again."
+        first, _ = found.setdefault(partition, {}).setdefault(letter, (number, line.record))
+        if first != number:
+            bad[number] = f"It is the letter of line {first} again."
     return found, bad
 
 
