@@ -2,7 +2,6 @@
 
 import getpass
 import os
-from collections.abc import Collection, Mapping
 from typing import Annotated
 
 import anyio
@@ -84,16 +83,25 @@ def _order(path: str, request: Request, partitions: list[int] | None, why: str, 
 async def _give(
     backend: Backend, spec: ProcessorSpec, request: Request, wanted: list[int], why: str, wait_s: float
 ) -> None:
-    keys = group_keys(spec)
+    """Make a request, wait until it is obeyed, and say what was done; fail if not everything was."""
+    keys, name = group_keys(spec), spec.name
     check_holds_keys(await backend.info())  # One node of a Cluster would obey for its own partitions alone.
     before = await read_locks(backend, keys, wanted)
     given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
     if not given:
         raise StreamworkerError(
-            f"{spec.name} has never run in these partitions, so there is nothing to {request}.",
+            f"{name} has never run in these partitions, so there is nothing to {request}.",
             remedy="Start a worker first, or look at `streamworker status`.",
         )
+    never = [p for p, lock in before.items() if lock is None]
+    left = [
+        f"Partition {p}: {'the group has never run in it' if p in never else REFUSED}."
+        for p in wanted
+        if p not in given
+    ]
     news = {p: each for p, each in given.items() if each.is_new}
+    if not news:
+        give_up(f"No partition of {name} is paused.", *left)
     open_, locks = news, dict[int, LockView]()
     with anyio.move_on_after(wait_s):
         while open_:
@@ -101,44 +109,10 @@ async def _give(
             locks = {p: lock for p, lock in read.items() if isinstance(lock, LockView)}
             open_ = {p: each for p, each in news.items() if not _is_obeyed(locks.get(p), each)}
             await anyio.sleep(POLL_S if open_ else 0)
-    failing = [p for p, lock in before.items() if isinstance(lock, LockView) and _fails(lock)]
-    never = [p for p, lock in before.items() if lock is None]
-    left = [
-        f"Partition {p}: {'the group has never run in it' if p in never else REFUSED}."
-        for p in wanted
-        if p not in given
-    ]
-    _tell(spec.name, request, news, open_, locks, failing if request == "retry" else wanted, left)
-
-
-def _fails(lock: LockView) -> bool:
-    """Whether a record, or a timer, is what a retry is for."""
-    return lock.state in FAILING or lock.reason.startswith("timer ")
-
-
-def _is_obeyed(lock: LockView | None, given: Given) -> bool:
-    """Whether the owner has obeyed a request, or nobody owns the partition, and the next owner will."""
-    return lock is not None and (lock.obeyed >= given.version or not lock.owner)
-
-
-def _tell(
-    name: str,
-    request: Request,
-    news: Mapping[int, Given],
-    open_: Mapping[int, Given],
-    locks: Mapping[int, LockView],
-    changed: Collection[int],
-    left: list[str],
-) -> None:
-    """Say what was done, and that nothing was where nothing ``changed``; fail if not everything was.
-
-    ``left`` says why some partitions were not asked.
-    """
     done = [p for p in news if p not in open_]
-    if not news:
-        give_up(f"No partition of {name} is paused.", *left)
-    if them := [p for p in done if p in changed]:
-        say(f"{DONE[request]} {counted(len(them), 'partition')} of {name}: {ranges(them)}.")
+    changed = [p for p in done if request != "retry" or _fails(before.get(p))]
+    if changed:
+        say(f"{DONE[request]} {counted(len(changed), 'partition')} of {name}: {ranges(changed)}.")
     if others := [p for p in done if p not in changed]:
         say(f"Neither halted nor retrying: {ranges(others)}.")
     if free := [p for p in done if not locks[p].owner]:
@@ -152,6 +126,16 @@ def _tell(
     ]
     if late or left:
         give_up(*late, *left)
+
+
+def _fails(lock: object) -> bool:
+    """Whether a record, or a timer, is what a retry is for."""
+    return isinstance(lock, LockView) and (lock.state in FAILING or lock.reason.startswith("timer "))
+
+
+def _is_obeyed(lock: LockView | None, given: Given) -> bool:
+    """Whether the owner has obeyed a request, or nobody owns the partition, and the next owner will."""
+    return lock is not None and (lock.obeyed >= given.version or not lock.owner)
 
 
 def operator() -> str:
