@@ -1,20 +1,12 @@
 """``Records``: what a processor function iterates over that takes neither a record nor a list."""
 
-from collections.abc import AsyncIterator
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Generic, TypeVar
 
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 
 T = TypeVar("T")
-
-
-class Feed(Protocol):
-    """The source of ``Records``: a partition's runner."""
-
-    async def next(self, count: int, within_ms: int) -> list[Any]:
-        """Ack the records returned last, and return the next ones; an empty list at the end."""
-        ...
 
 
 class Records(Generic[T]):
@@ -40,18 +32,17 @@ class Records(Generic[T]):
     ...         print(len(batch))
     """
 
-    def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+    def __init__(self, following: Callable[[int, int], Awaitable[list[T]]]) -> None:
+        self._next = following
+        """Acks the records returned last, and returns at most so many within some ms; none at the end."""
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
-        records = await self._feed.next(1, 0)
-        if not records:
-            raise StopAsyncIteration
-        record: T = records[0]
-        return record
+        if records := await self._next(1, 0):
+            return records[0]
+        raise StopAsyncIteration
 
     @checked("records.take")
     async def take(self, count: int, *, within: Duration | None = None) -> AsyncIterator[list[T]]:
@@ -71,5 +62,5 @@ class Records(Generic[T]):
             If ``count`` is no positive number.
         """
         within_ms = -1 if within is None else duration_ms(within, "within")
-        while records := await self._feed.next(count, within_ms):
+        while records := await self._next(count, within_ms):
             yield records

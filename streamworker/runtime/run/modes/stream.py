@@ -69,7 +69,7 @@ class StreamMode(GroupingMode):
         self._asked = False
         self._show([])
         self._close()
-        arguments: list[Any] = [Records(self)]
+        arguments: list[Any] = [Records(self.next)]
         if self.spec.takes_context:
             arguments.append(Context(self.invoker.owned, self._seen))
         with anyio.CancelScope() as self._scope:
