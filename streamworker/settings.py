@@ -16,7 +16,7 @@ from streamworker.core.protocols.registry import DEFAULT, PROTOCOLS, entry_of
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.rules import ANY_NUMBER, NUMBER_MAX, Limits, Rule, check_values, kind_of
 from streamworker.errors import ConfigurationError, did_you_mean
-from streamworker.urls import Credentials, refuse_path, refuse_plaintext, warn_of_unverified
+from streamworker.urls import Credentials, check_url
 from streamworker.variables import CONNECTION_VARIABLE, ENV_PREFIX, OTHER_VARIABLES, provider_of, read_value
 
 T = TypeVar("T")
@@ -181,10 +181,7 @@ class Settings:
         values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
         kinds = {each.name: kind_of(each.type, LIMITS.get(each.name, ANY_NUMBER)) for each in fields(self)}
         check_values(values, kinds)
-        if not self.allow_plaintext:
-            refuse_plaintext(self.redis_url, "The URL of Redis")
-        refuse_path(self.redis_url, "The URL of Redis")
-        warn_of_unverified(self.redis_url, "The URL of Redis")
+        check_url(self.redis_url, "The URL of Redis", allow_plaintext=self.allow_plaintext)
         provider_of(self.credential_provider, importing=False)
         values |= self.coordination.values()
         for rule in (*RULES, *self.coordination.RULES):

@@ -227,18 +227,20 @@ def refuse_plaintext(url: str, what: str) -> None:
     )
 
 
-def refuse_path(url: str, what: str) -> None:
-    """Refuse a URL whose path is no number of a database: redis-py would take database 0."""
+def check_url(url: str, what: str, *, allow_plaintext: bool) -> None:
+    """Refuse a URL of Redis that would send plain text elsewhere, or whose path is no number of a database.
+
+    With such a path redis-py would take database 0. A URL with which it does not verify the server's
+    certificate is warned of.
+    """
+    if not allow_plaintext:
+        refuse_plaintext(url, what)
     path = _taken_apart(url)[3].partition("?")[0]
     if kind_of(url) != SENTINEL and not url.startswith("unix:") and not _DATABASE.fullmatch(path):
         raise ConfigurationError(
             f"{what} cannot be read: its path is no number of a database.",
             remedy="Write redis://host:6379/0; characters such as / # @ in a password are percent-encoded.",
         )
-
-
-def warn_of_unverified(url: str, what: str) -> None:
-    """Warn of a URL of Redis with which redis-py does not verify the server's certificate."""
     for option, value in parse_qsl(url.partition("?")[2]):
         if value.lower() in _UNVERIFIED.get(option, ()):
             said = f"{what} has {option}={value}: whoever is on the way can pass for the server."

@@ -49,14 +49,13 @@ from streamworker.urls import (
     CLUSTER,
     SENTINEL,
     Sentinels,
+    check_url,
     each_server,
     host_and_port,
     kind_of,
     plaintext_host,
     read_sentinels,
-    refuse_path,
     refuse_plaintext,
-    warn_of_unverified,
     without_login,
 )
 from streamworker.variables import (
@@ -161,10 +160,7 @@ def resolve(name: str, environ: Mapping[str, str] | None = None) -> str:
     if url is None and name == DEFAULT_NAME:
         url = environ.get(URL_VARIABLE)
     if url:
-        if not plaintext_allowed(environ):
-            refuse_plaintext(url, f"The URL of connection {name!r}")
-        refuse_path(url, f"The URL of connection {name!r}")
-        warn_of_unverified(url, f"The URL of connection {name!r}")
+        check_url(url, f"The URL of connection {name!r}", allow_plaintext=plaintext_allowed(environ))
         return url
     where = f'{variable_for(name)}, or {CONNECTIONS_VARIABLE} to a file with a line {name} = "redis://..."'
     if name == DEFAULT_NAME:
