@@ -7,7 +7,7 @@ month, and the second has no fixed length.
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TypeAlias
 
 from streamworker.core.rules import NUMBER_MAX
@@ -61,6 +61,22 @@ def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
         too = "short" if ms < least_ms else "long"
         raise ConfigurationError(f"{what}={value!r} is too {too}.", remedy=f"Use {least_ms} to 10**12 ms.")
     return round(ms)
+
+
+def time_ms(at: object, what: str) -> int:
+    """Return a time that a user gave for the argument ``what``, in milliseconds since 1970.
+
+    Raise ConfigurationError if it has no zone: it would mean another moment on another machine.
+
+    >>> from datetime import UTC
+    >>> time_ms(datetime(1970, 1, 2, tzinfo=UTC), "at")
+    86400000
+    """
+    if not isinstance(at, datetime) or at.utcoffset() is None:
+        raise ConfigurationError(
+            f"{what}={str(at)!r} has no zone.", remedy="Write datetime(..., tzinfo=ZoneInfo(...)), or UTC."
+        )
+    return round(at.timestamp() * 1000)
 
 
 def size_bytes(value: Size, what: str) -> int:

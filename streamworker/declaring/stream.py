@@ -16,7 +16,7 @@ from datetime import datetime
 from functools import cached_property, wraps
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
 
-from streamworker.core.units import Duration, duration_ms
+from streamworker.core.units import Duration, duration_ms, time_ms
 from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
@@ -269,7 +269,7 @@ class Stream(Generic[T]):
         due = _due(after, at)
         return await self.app.producer(self).schedule(record, id, due, replace, headers, timeout)
 
-    async def cancel(self, id: str, *, key: object = None, timeout: Duration | None = None) -> bool:
+    async def cancel(self, id: str, *, key: object = ..., timeout: Duration | None = None) -> bool:
         """Cancel a record that was scheduled, and return whether it will never be sent.
 
         False means that it was sent, was cancelled before, or is unknown. The call may be repeated: after one
@@ -280,7 +280,8 @@ class Stream(Generic[T]):
         id
             The id with which it was scheduled.
         key
-            The key of the record, by which its partition is found; None for a record without a key.
+            The key of the record, by which its partition is found; None for a record without a key. It may be
+            left out if no record of the stream has one.
         timeout
             A duration, for which it waits at most; None waits without limit.
 
@@ -289,14 +290,19 @@ class Stream(Generic[T]):
         RecordError
             If the id or the key is none.
         ProducerError, BackendRefused, AuthenticationFailed, ConfigurationError
-            As :meth:`send`.
+            As :meth:`send`. ConfigurationError also if the key is left out and records have one.
 
         Examples
         --------
         >>> async def do_not_ask(order):
         ...     return await questions.cancel(f"ask-{order.id}", key=order.customer)
         """
-        return await self.app.producer(self).cancel(id, key, timeout)
+        if key is ... and self.spec.key_fields != ():
+            raise ConfigurationError(
+                f"Records of stream {self.name!r} have a key, which cancel needs to find the record.",
+                remedy="Write key= with the record's key, or key=None if that is None.",
+            )
+        return await self.app.producer(self).cancel(id, None if key is ... else key, timeout)
 
     async def send_many(
         self,
@@ -479,8 +485,5 @@ def _due(after: Duration | None, at: datetime | None) -> Due:
         )
     if after is not None:
         return "after", duration_ms(after, "after")
-    if not isinstance(at, datetime) or at.utcoffset() is None:
-        raise ConfigurationError(
-            f"at={str(at)!r} has no zone.", remedy="Write datetime(..., tzinfo=ZoneInfo(...)), or UTC."
-        )
-    return "at", max(0, round(at.timestamp() * 1000))
+    assert at is not None
+    return "at", max(0, time_ms(at, "at"))

@@ -21,7 +21,7 @@ import structlog
 
 from streamworker.app import App
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.core.units import Duration, duration_ms
+from streamworker.core.units import Duration, duration_ms, time_ms
 from streamworker.declaring.parameters import Override
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.timers import Timer
@@ -264,7 +264,7 @@ class LocalWorker(Stored):
         Raises
         ------
         ConfigurationError
-            If this is no timer of the app.
+            If this is no timer of the app, or the time has no zone.
         TimeoutError
             If it has not run by then, with its error if it fails.
         """
@@ -279,7 +279,7 @@ class LocalWorker(Stored):
         [group] = found
         keys = GroupKeys(group.stream.app, group.stream.name, group.name)
         partitions = range(group.stream.partitions)
-        at_ms = await self._backend.time_ms() if at is None else round(at.timestamp() * 1000)
+        at_ms = await self._backend.time_ms() if at is None else time_ms(at, "at")
         await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
         await make_request(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")
 

@@ -142,6 +142,9 @@ async def test_wrong_ids_and_times_are_refused_before_anything_is_sent(redis_url
             await orders.send(order, id="x" * 1_200)
         with pytest.raises(RecordError, match="UTF-8"):
             await orders.cancel("\ud800", key="ann")
+        with pytest.raises(ConfigurationError, match="have a key, which cancel needs"):
+            await orders.cancel("a")
+        assert not await orders.cancel("a", key=None)
         now = datetime(2027, 1, 1)  # noqa: DTZ001 - without a zone
         with pytest.raises(ConfigurationError, match="has no zone"):
             await orders.schedule(order, id="a", at=now)

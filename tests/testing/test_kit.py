@@ -260,6 +260,8 @@ async def test_what_a_test_asks_for_in_vain_is_named(url: str) -> None:
         for other in (add, "report"):
             with pytest.raises(ConfigurationError, match="names no timer of the app"):
                 await worker.run(other)  # type: ignore[arg-type]
+        with pytest.raises(ConfigurationError, match="has no zone"):
+            await worker.run(report, at=datetime(2026, 11, 2))  # noqa: DTZ001
         with pytest.raises(ConfigurationError, match="'look' keeps no log of its rows"):
             await worker.rows(look)
 
