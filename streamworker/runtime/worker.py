@@ -20,7 +20,7 @@ import anyio.abc
 from streamworker.core.data.graph import cycles
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership.settings import BalanceRules
-from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, make_coordinator
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.core.text import storable
 from streamworker.declaring.middleware import Layer
@@ -246,7 +246,7 @@ class Worker:
             jitter=lambda most: rng.randint(0, most),
             balance=settings.part(BalanceRules, "balance_"),
         )
-        return make_coordinator(setup)
+        return PROTOCOLS[setup.coordination.name].make(setup)
 
 
 @asynccontextmanager

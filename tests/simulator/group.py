@@ -9,7 +9,7 @@ from random import Random
 
 from streamworker.core.data.outbox import OutboxQueue
 from streamworker.core.protocols.membership.settings import BalanceRules
-from streamworker.core.protocols.registry import PROTOCOLS, Coordinator, make_coordinator
+from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.protocols.settings import Coordination
 from streamworker.core.protocols.setup import Identity, Setup, Timing
 from streamworker.errors import ConfigurationError
@@ -195,7 +195,8 @@ class SimulatedGroup:
 
     def make_core(self, worker: SimWorker) -> Coordinator:
         """Create a worker's core."""
-        return self._wrap(make_coordinator(self.setup(worker)))
+        setup = self.setup(worker)
+        return self._wrap(PROTOCOLS[setup.coordination.name].make(setup))
 
     @property
     def staying(self) -> list[SimWorker]:

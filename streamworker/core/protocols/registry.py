@@ -106,11 +106,6 @@ def entry_of(name: object) -> ProtocolEntry:
     return PROTOCOLS[name]
 
 
-def make_coordinator(setup: Setup) -> Coordinator:
-    """Make a worker's core."""
-    return PROTOCOLS[setup.coordination.name].make(setup)
-
-
 def from_fields(fields: Mapping[str, str]) -> ControlMessage | None:
     """Read a control stream entry; return None if its kind or its fields are unknown.
 

@@ -172,10 +172,6 @@ class Backend:
         """Return a dedicated connection for blocking reads at the server that has a key."""
         return BlockingConnection(self.server, key)
 
-    def blocking_for_all(self) -> "BlockingConnection | None":
-        """Return a dedicated connection for blocking reads of any keys; None if no server has all keys."""
-        return self.blocking() if self.server.has_all_keys else None
-
     async def identity(self, near: str = "") -> tuple[int, str]:
         """Return this connection's client id and the server's run id, by which peers look it up.
 

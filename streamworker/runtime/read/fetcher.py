@@ -39,7 +39,7 @@ UNBLOCK_RETRY_MS = 5
 
 def fetcher_for(backend: Backend) -> type[Reads]:
     """Return the fetcher for one server, or for a Cluster, where no read may ask for all partitions."""
-    return PollingFetcher if backend.blocking_for_all() is None else Fetcher
+    return Fetcher if backend.server.has_all_keys else PollingFetcher
 
 
 class Fetcher(Reads):
@@ -54,8 +54,7 @@ class Fetcher(Reads):
         self._wake_wanted = False
 
     async def _read_for_ever(self) -> None:
-        connection = self.backend.blocking_for_all()
-        assert connection is not None
+        connection = self.backend.blocking()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._wakes, connection)
             try:
