@@ -65,61 +65,10 @@ local function count_retained(events, passed)
   if first then redis.call('HSET', counts, 'oldest', string.match(first, '^%d+')) end
 end
 
--- Drops source entries that no group needs and no retention keeps: those older than `keep_ms`, if it is not
--- negative; and the oldest, if there are more than `most`. A stream without a group keeps what the retention
--- keeps, if the caller knows of none either (`is_unread`).
-local function trim_retained(events, limit, keep_ms, most, is_unread)
-  if redis.call('EXISTS', events) == 0 then return 0 end
-  local keep, passed = keep_from(events)
-  keep = keep or is_unread and successor((stream_position(events)))
-  if not keep then return 0 end
-  local dropped = 0
-  if keep_ms >= 0 then
-    local oldest = text(math.max(0, server_ms() - keep_ms)) .. '-0'
-    dropped = trim_to(events, '~', id_less(oldest, keep) and oldest or keep, 'LIMIT', limit)
-  end
-  local surplus = most and math.min(redis.call('XLEN', events) - most, limit - dropped) or 0
-  if surplus > 0 then dropped = dropped + trim_to(events, '~', keep, 'LIMIT', surplus) end
-  count_retained(events, passed)
-  return dropped
-end
-
 -- Drops acked entries whose last row is at or below `rows`: an entry's id is the rows up to its end.
 local function trim_acked(acked, rows, limit)
   if rows <= 0 then return 0 end
   return redis.call('XTRIM', acked, 'MINID', '~', text(rows + 1) .. '-0', 'LIMIT', limit)
-end
-
--- Returns the rows up to the end of the last acked entry that was committed before a time, and that is at or
--- below `rows`; 0 if there is none. The ids do not tell the time, so it asks for some 20 entries by bisection.
-local function rows_before(acked, ms, rows)
-  local function next_at(row)
-    local entry = redis.call('XRANGE', acked, text(row) .. '-0', '+', 'COUNT', 1)[1]
-    if not entry then return nil end
-    return tonumber(string.match(entry[1], '^%d+')), tonumber(pairs_of(entry[2])['at'] or '') or 0
-  end
-  local first, first_at = next_at(0)
-  if not first or first > rows or first_at >= ms then return 0 end
-  local low, high = first, rows + 1  -- the entry that ends at `low` is old, and none from `high` on
-  while high - low > 1 do
-    local middle = math.floor((low + high) / 2)
-    local row, at = next_at(middle)
-    if row and row < high and at < ms then low = row else high = middle end
-  end
-  return low
-end
-
--- Notes in the lock how many rows were dropped, and when the oldest of the others was committed.
-local function note_oldest(lock, acked)
-  local first = redis.call('XRANGE', acked, '-', '+', 'COUNT', 1)[1]
-  redis.call('HDEL', lock, 'oldest')  -- and so Redis accepts HSET when memory is full
-  local dropped = redis.call('HGET', lock, 'rows') or '0'
-  if first then
-    local fields = pairs_of(first[2])
-    dropped = text(tonumber(string.match(first[1], '^%d+')) - (tonumber(fields['rows'] or '') or 0))
-    redis.call('HSET', lock, 'oldest', fields['at'] or '')
-  end
-  redis.call('HSET', lock, 'dropped', dropped)
 end
 
 -- Returns how many acked entries hold the rows after `past`. Redis cannot count them without reading them, so
