@@ -13,8 +13,7 @@ let points = null, drawn = [];
 const colour = (element) => getComputedStyle(element).color;
 
 export function begin(first) {
-  points = Object.fromEntries(Object.entries(first).map(([name, values]) => [name, [...values]]));
-  points.t = points.t.map((ms) => ms / 1000);
+  points = { ...first, t: first.t.map((ms) => ms / 1000) };
   build();
 }
 

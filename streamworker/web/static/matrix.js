@@ -8,7 +8,7 @@ export const STATES = {
 const NOBODY = "\0nobody", COLUMN_MIN = 22, LABEL = 190, NUMBERED_MAX = 256;
 
 const grid = document.getElementById("matrix"), detail = document.getElementById("detail");
-const rows = new Map(), cells = [], ghosts = new Map(), head = make("div", "row head");
+const rows = new Map(), cells = [], head = make("div", "row head");
 let frame = null, selected = 0, aligned = false;
 
 function rowOf(id) {
@@ -105,22 +105,14 @@ function fill(cell, p) {
 
 // A partition that goes to another worker is an outline in the row of that worker.
 function wanted(ids) {
-  const now = new Set();
+  grid.querySelectorAll(".ghost").forEach((ghost) => ghost.remove());
   frame.wanted?.forEach((at, p) => {
     if (at < 0 || at === frame.owner[p]) return;
-    now.add(p);
-    const ghost = ghosts.get(p) ?? make("div", "cell ghost");
+    const ghost = make("div", "cell ghost");
     ghost.style.setProperty("--p", p + 1);
     ghost.setAttribute("aria-hidden", "true");
-    ghosts.set(p, ghost);
-    const { box } = rowOf(ids[at]);
-    if (ghost.parentNode !== box) box.append(ghost);
+    rowOf(ids[at]).box.append(ghost);
   });
-  for (const [p, ghost] of ghosts)
-    if (!now.has(p)) {
-      ghost.remove();
-      ghosts.delete(p);
-    }
 }
 
 function words(p) {
