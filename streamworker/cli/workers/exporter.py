@@ -99,19 +99,6 @@ def exporter(
         stop.wait()
 
 
-async def _look(selection: Selection) -> tuple[list[GroupSnapshot], Holdings]:
-    async with connected(selection.app) as backend:
-        groups = [await take(backend, spec) for spec in _specs(selection)]
-        return groups, await holdings_of(backend, selection)
-
-
-def _specs(selection: Selection) -> list[ProcessorSpec]:
-    """Return the groups of a selection; a whole app also has one for its own timers."""
-    registry = selection.app.registry
-    is_whole = len(selection.processors) == len(registry.processors)
-    return registry.groups if is_whole else [*selection.processors]
-
-
 def _labels(snapshot: GroupSnapshot) -> dict[str, str]:
     return {"app": snapshot.app, "stream": snapshot.stream, "processor": snapshot.processor}
 
@@ -186,7 +173,10 @@ class Groups:
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._specs = _specs(selection)
+        registry = selection.app.registry
+        is_whole = len(selection.processors) == len(registry.processors)
+        # A whole app also has a group for its own timers.
+        self._specs = registry.groups if is_whole else [*selection.processors]
         self._trends = [Trends() for _ in self._specs]
         self._one_scrape = Lock()
 
@@ -194,9 +184,14 @@ class Groups:
         """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
         with self._one_scrape:
             try:
-                yield from families(self._samples(*anyio.run(_look, self._selection)), up=True)
+                yield from families(self._samples(*anyio.run(self._look)), up=True)
             except StreamworkerError:
                 yield from families([], up=False)
+
+    async def _look(self) -> tuple[list[GroupSnapshot], Holdings]:
+        async with connected(self._selection.app) as backend:
+            groups = [await take(backend, spec) for spec in self._specs]
+            return groups, await holdings_of(backend, self._selection)
 
     def _samples(self, groups: list[GroupSnapshot], holdings: Holdings) -> Iterator[Sample]:
         for spec, snapshot, trends in zip(self._specs, groups, self._trends, strict=True):
