@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.partitioner import canonical_key, key_parts
 from streamworker.core.words import counted
 from streamworker.errors import ConfigurationError, ProcessingError, RecordError
 from streamworker.records.codecs import loaders, one_line, short
@@ -205,17 +205,8 @@ class TableForm:
         """Return the key of a field and its value."""
         if not self._parts:
             return _typed(self.kind, field)
-        key: list[Any] = []
-        rest = field
-        for letter in body[: self._parts].decode():
-            if letter == "-":
-                key.append(None)
-                rest = rest[1:]
-            else:
-                size, _, rest = rest.partition(b":")
-                key.append(_typed(_TYPES[letter], rest[: int(size)]))
-                rest = rest[int(size) :]
-        return tuple(key)
+        parts = zip(body[: self._parts].decode(), key_parts(field), strict=True)
+        return tuple(None if text is None else _typed(_TYPES[letter], text) for letter, text in parts)
 
     # -- values --------------------------------------------------------------------------------
 

@@ -85,6 +85,24 @@ def canonical_key(value: object) -> bytes | None:
     )
 
 
+def key_parts(key: bytes) -> list[bytes | None]:
+    """Return the bytes of each value of a key of several, which :func:`canonical_key` joined.
+
+    >>> key_parts(b"3:ann-1:7")
+    [b'ann', None, b'7']
+    """
+    found: list[bytes | None] = []
+    while key:
+        if key[:1] == b"-":
+            found.append(None)
+            key = key[1:]
+        else:
+            size, _, rest = key.partition(b":")
+            found.append(rest[: int(size)])
+            key = rest[int(size) :]
+    return found
+
+
 def partition_for(key: bytes, partitions: int) -> int:
     """Return the partition of a canonical key.
 

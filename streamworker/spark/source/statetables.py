@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
+from streamworker.core.data.partitioner import key_parts
 from streamworker.errors import DecodeError, RecordError
 from streamworker.redisio.keys import StreamKeys, partitions_in
 from streamworker.spark.source import offsets
@@ -102,7 +103,7 @@ class TableReader(DataSourceReader):
         return values
 
     def _batch(self, p: int, page: list[Row], values: list[Any]) -> pa.RecordBatch:
-        keys = zip(*(_key_parts(field, body, self._parts) for field, body, _ in page), strict=True)
+        keys = zip(*(key_parts(field) if self._parts else (field,) for field, _, _ in page), strict=True)
         found: dict[str, Any] = dict(zip(self._key_names, keys, strict=True))
         for place, field in enumerate(self._fields):
             column = [getattr(value, f"f{place}") for value in values] if self._is_record else values
@@ -127,22 +128,6 @@ class TableReader(DataSourceReader):
                 f"Column {field.name!r} of table {self._options.table!r} does not fit {field.type}: {error}",
                 remedy="Read it with a type that its values have: .schema(...).",
             ) from None
-
-
-def _key_parts(field: bytes, body: bytes, parts: int) -> Sequence[bytes | None]:
-    """Return the canonical texts of the parts of a key; None for one that is None."""
-    if not parts:
-        return (field,)
-    found: list[bytes | None] = []
-    for letter in body[:parts]:
-        if letter == ord("-"):
-            found.append(None)
-            field = field[1:]
-        else:
-            size, _, rest = field.partition(b":")
-            found.append(rest[: int(size)])
-            field = rest[int(size) :]
-    return found
 
 
 _TYPES: dict[pa.DataType, Any] = {
