@@ -1,16 +1,7 @@
 """``Stream``: what ``App.stream`` makes and programs send to, and the part of an app that sends."""
 
 import asyncio
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Coroutine,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sized,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import cached_property, wraps
@@ -38,7 +29,7 @@ R = TypeVar("R")
 class StreamApp:
     """The part of an app that sends and reads: its producers and connections in each event loop."""
 
-    def __init__(self, name: str, settings: Settings, streams: Sized) -> None:
+    def __init__(self, name: str, settings: Settings, streams: Mapping[str, "Stream[Any]"]) -> None:
         self.name = name
         self.settings = settings
         self.observer: Observer | None = None
