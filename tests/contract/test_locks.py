@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamworker.core.data.entries import ZERO
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.events import AcquireLocks, LocksAnswered, MarkLock
 from streamworker.core.ownership.locks import Acquired, Held
 from streamworker.errors import BackendRefused
@@ -98,6 +98,14 @@ async def test_what_is_waited_for_and_the_generation_may_be_written_over(group: 
     raw.hset(GROUP.lock(0), items=others)
     await group.own("w1")
     assert raw.hget(GROUP.lock(0), "generation") == b"%d" % GENERATION
+
+
+async def test_a_record_to_be_set_aside_that_is_no_id_counts_for_nothing(group: Group, raw: Raw) -> None:
+    """The others are set aside, and the lock is shown."""
+    await group.own("w1")
+    raw.hset(GROUP.lock(0), "aside", "x by me\n\n7-0 by you")
+    assert (await group.own("w1")).aside == {EntryId(7, 0): "by you"}
+    assert (await group.lock()).aside == {EntryId(7, 0): "by you"}
 
 
 @pytest.mark.parametrize("field", ["checkpoint", "entries", "rows"])

@@ -231,6 +231,7 @@ def _bytes_of(message: ControlMessage) -> dict[bytes, bytes]:
 LOCK = {
     b"owner": b"w1.a", b"epoch": b"5", b"generation": b"4", b"checkpoint": b"3-1", b"entries": b"2",
     b"rows": b"2", b"log": b"n.5", b"since": b"9", b"state": b"halted", b"reason": b"why",
+    b"aside": b"7-0 by me",
 }  # fmt: skip
 LETTER = {b"id": b"3-1", b"error": b"no", b"attempts": b"2", b"at": b"9", b"by": b"w1.a", b"f.v": b"{}"}
 READER = ReaderPosition({0: 5, 1: 6}, {0: "n.5", 1: "n.5"}, 9).text().encode()

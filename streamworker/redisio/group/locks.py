@@ -91,9 +91,13 @@ def _acquire_reply(reply: Any) -> AcquireReply:
 
 
 def _aside(lines: bytes) -> dict[EntryId, str]:
-    """Read the lines of a lock's field ``aside``: an id and a reason each."""
-    parts = (line.partition(b" ") for line in lines.split(b"\n") if line)
-    return {EntryId.parse(record): why.decode("utf-8", "replace") for record, _, why in parts}
+    """Read the lines of a lock's field ``aside``: an id and a reason each; any other counts for nothing."""
+    found: dict[EntryId, str] = {}
+    for line in lines.split(b"\n"):
+        record, _, why = line.partition(b" ")
+        with contextlib.suppress(ConfigurationError):
+            found[EntryId.parse(record)] = why.decode("utf-8", "replace")
+    return found
 
 
 async def release_many(
