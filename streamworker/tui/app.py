@@ -24,8 +24,6 @@ from streamworker.tui import model, view
 SNAPSHOT_EVERY_S = 1.0
 FRAME_EVERY_S = 0.25
 """Time between two frames: the banner's age and a new terminal size appear after at most this time."""
-RATE_WINDOW = 6
-"""Number of snapshots over which rates are computed: five seconds smooth out single batches."""
 
 _KEYS_OF = {
     "quit": (b"q", b"Q", b"\x03"),
@@ -56,7 +54,7 @@ class Viewer:
         self.overview = False
         """Whether all processors are on the screen, with a line for each."""
         self.done = False
-        self._taken = {target: deque[GroupSnapshot](maxlen=RATE_WINDOW) for target in self.targets}
+        self._taken = {target: deque[GroupSnapshot](maxlen=model.RATE_WINDOW) for target in self.targets}
         self._taken_at_ms: dict[str, int] = {}
         self._letters: dict[str, dict[str, str]] = {}
         self._problem: str | None = None
@@ -87,7 +85,7 @@ class Viewer:
     def arrived(self, target: str, snapshot: GroupSnapshot, now_ms: int) -> None:
         """Store a snapshot, and clear the last error."""
         history = self._taken[target]
-        if history and snapshot.taken_ms - history[-1].taken_ms > 1000 * RATE_WINDOW * SNAPSHOT_EVERY_S:
+        if history and snapshot.taken_ms - history[-1].taken_ms > 1000 * model.RATE_WINDOW * SNAPSHOT_EVERY_S:
             # A rate over a pause or an outage would not be the current rate.
             history.clear()
         history.append(snapshot)

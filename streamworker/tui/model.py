@@ -13,6 +13,8 @@ from streamworker.core.snapshot import GroupSnapshot, MemberView, PartitionView,
 LETTERS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 """Letters in the order in which workers get them; further workers are shown as ``SURPLUS``."""
 SURPLUS = "#"
+RATE_WINDOW = 6
+"""Number of snapshots over which rates are computed: five seconds smooth out single batches."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from streamworker.tui import model
 from streamworker.tui.figures import failure, held_up
 
 HOUR_MS = 3_600_000
-RATE_WINDOW = 6
-"""Looks over which rates are computed, as in the live view."""
 RECORD_MAX = 500
 """Rebalances and orders that are kept."""
 HELD_MAX = 200
@@ -42,7 +40,7 @@ class History:
 
     def __init__(self) -> None:
         self._trends = Trends()
-        self._recent: deque[GroupSnapshot] = deque(maxlen=RATE_WINDOW)
+        self._recent: deque[GroupSnapshot] = deque(maxlen=model.RATE_WINDOW)
         self._points: deque[Point] = deque()
         self._matrices: deque[tuple[int, bytes]] = deque()
         """Times, and what stood from then on, compressed; only what differs from what stood before."""

@@ -27,9 +27,9 @@ from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui.model import RATE_WINDOW
 from streamworker.variables import ENV_PREFIX
 from streamworker.web.broadcast import Broadcast, Seen
-from streamworker.web.history import RATE_WINDOW
 
 PORT = "8800"
 TOKEN_VARIABLE = ENV_PREFIX + "WEB_TOKEN"
