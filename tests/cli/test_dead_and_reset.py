@@ -11,7 +11,7 @@ import pytest
 from streamworker.cli.data.reset import parse_target
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
-from tests.cli.conftest import Invoke, work_off
+from tests.cli.conftest import Invoke, rewrite, work_off
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
 from tests.raw import opened
@@ -114,6 +114,46 @@ def test_exported_letters_are_replayed_as_edited(
     (left,) = letters(streamworker)
     assert left["record"] == exported[2]["record"]
     assert left["fields"]["v"] == exported[2]["fields"]["v"]
+
+
+PYDANTIC = """
+import pydantic
+from streamworker import App, DeadLetter
+
+app = App("shop")
+
+
+class Order(pydantic.BaseModel):
+    number: int = pydantic.Field(alias="orderId")
+    amount: float
+
+
+orders = app.stream("orders", Order, partitions=4)
+
+
+@app.processor(orders, errors=DeadLetter())
+async def price(order: Order) -> None:
+    if order.amount < 0:
+        raise ValueError("amount is negative")
+"""
+
+
+def test_records_of_pydantic_are_shown_exported_and_replayed_as_objects(
+    shop: Path, streamworker: Invoke, redis_url: str, tmp_path: Path
+) -> None:
+    """By the names that their entries have, so that an edited record is one of the type again."""
+    rewrite(shop, PYDANTIC)
+    wrong = {"orderId": 7, "amount": -1.0}
+    streamworker.does("send", "shop:orders", "-", input=json.dumps(wrong))
+    assert json.loads(streamworker.does("tail", "shop:orders", "--json"))["record"] == wrong
+    work_off(redis_url)
+    exported = json.loads(streamworker.does("dead", "export", "shop:price"))
+    assert exported["record"] == wrong
+    file = tmp_path / "letters.jsonl"
+    file.write_text(json.dumps(exported | {"record": wrong | {"amount": 1.0}}), "utf-8")
+    assert "Replayed 1 of 1" in streamworker.does("dead", "replay", "shop:price", "--from", str(file))
+    work_off(redis_url)
+    assert letters(streamworker) == []
 
 
 def test_a_line_that_cannot_be_replayed_keeps_all_others_back(

@@ -5,10 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgspec
 import typer
 
-from streamworker.cli.data.wording import decoded
+from streamworker.cli.data.wording import decoded, plain
 from streamworker.cli.options import seconds_of
 from streamworker.cli.support import check_partitions, group_keys
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
@@ -122,5 +121,5 @@ def as_json(stream: StreamSpec, letter: StoredLetter) -> dict[str, object]:
         "entry": str(letter.entry_id),
         **{name: getattr(letter, name) for name in ("error", "traceback", "attempts", "at_ms", "by")},
         "fields": fields_of(stream, letter),
-        "record": None if record is None else msgspec.to_builtins(record, enc_hook=str),
+        "record": plain(record),
     }

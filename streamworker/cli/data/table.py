@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from streamworker.app import App
+from streamworker.cli.data.wording import plain
 from streamworker.cli.options import AppPath, AsJson, Limit, argument, option
 from streamworker.cli.output import print_found, print_json, say
 from streamworker.cli.support import ask, check_partitions, give_up, run_async
@@ -60,7 +61,7 @@ def get(path: TablePath, key: Annotated[list[str], argument("KEY...", "The key, 
     value = run_async(_get, table, table.spec.form.key_in(key))
     if value is None:
         give_up(f"Table {table.name!r} has no value for {' '.join(key)}.")
-    print_json(_plain(value))
+    print_json(plain(value))
 
 
 @app.command()
@@ -141,9 +142,4 @@ def _found(path: str, partition: int | None) -> Table[Any, Any]:
 async def _lines(table: Table[Any, Any], partition: int | None) -> AsyncIterator[str]:
     async with table.app:
         async for key, value in table.scan(partition=partition):
-            yield msgspec.json.encode({"key": key, "value": _plain(value)}).decode()
-
-
-def _plain(value: Any) -> Any:
-    """Return a value in plain types; msgspec does not know pydantic's models."""
-    return msgspec.to_builtins(value, enc_hook=lambda model: model.model_dump(mode="json"))
+            yield msgspec.json.encode({"key": key, "value": plain(value)}).decode()

@@ -7,7 +7,7 @@ import anyio
 import msgspec
 import typer
 
-from streamworker.cli.data.wording import decoded
+from streamworker.cli.data.wording import decoded, plain
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import ask, check_partitions, group_keys
@@ -101,8 +101,7 @@ class _Lines:
 
     def _line(self, name: str, at_ms: int, record: object) -> str:
         if self._as_json:
-            plain = None if record is None else msgspec.to_builtins(record, enc_hook=str)
-            return msgspec.json.encode({"id": name, "at_ms": at_ms, "record": plain}).decode()
+            return msgspec.json.encode({"id": name, "at_ms": at_ms, "record": plain(record)}).decode()
         return f"{name}  {local_time(at_ms)}  {'cannot be decoded' if record is None else record}"
 
 
