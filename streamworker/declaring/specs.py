@@ -16,7 +16,7 @@ from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.parameters import Parameters
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordCodec, RecordType
-from streamworker.records.own import codec_name
+from streamworker.records.codecs import codec_name
 from streamworker.records.statetables import TableForm
 
 if TYPE_CHECKING:

@@ -17,13 +17,13 @@ from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.records.codecs import (
     BatchDecoder,
     Codec,
+    RecordCodec,
     make_batch_decoder,
     make_builder,
     make_decoder,
     make_encoder,
 )
 from streamworker.records.entries import REPLAYED_FOR
-from streamworker.records.own import RecordCodec
 from streamworker.records.types import Declared, Precision, RecordKind, kind_of, label, read_hint
 
 if TYPE_CHECKING:  # pyarrow takes longer to import than the rest of a producer

@@ -14,7 +14,7 @@ values that the program put in. Decoders validate everything: any wrong payload 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, get_origin
+from typing import Any, Literal, Protocol, get_origin, runtime_checkable
 
 import msgspec
 
@@ -23,9 +23,54 @@ from streamworker.core.text import in_words, storable
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
 from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.records.fitting import make_check
-from streamworker.records.own import RecordCodec, codec_name, own_dumper, own_loader
 from streamworker.records.packs import FIRST, unreadable
 from streamworker.records.types import Declared, Field, RecordKind, kind_of, read_hint
+
+
+@runtime_checkable
+class RecordCodec(Protocol):
+    """A codec of the program: how records become the bytes of an entry, and records again.
+
+    ``App.stream(codec=...)`` takes an object with these members. Redis stores the name with the stream, and
+    refuses a program that declares the stream with another codec. Whatever ``decode`` raises counts as an
+    entry that holds no record.
+
+    Examples
+    --------
+    >>> import msgspec
+    >>> class Reversed:
+    ...     name = "reversed"
+    ...     def encode(self, record: Any) -> bytes:
+    ...         return msgspec.json.encode(record)[::-1]
+    ...     def decode(self, payload: bytes) -> Any:
+    ...         return msgspec.json.decode(payload[::-1])
+    >>> isinstance(Reversed(), RecordCodec)
+    True
+    """
+
+    name: str
+    """1 to 64 letters, digits, ``_ . -``; none of the names of streamworker's own codecs."""
+
+    def encode(self, record: Any) -> bytes:
+        """Return the payload of a record; it runs on the event loop, once a record.
+
+        Parameters
+        ----------
+        record
+            A record of the stream's type.
+        """
+        ...
+
+    def decode(self, payload: bytes) -> Any:
+        """Return the record of a payload; raise any error if it holds none.
+
+        Parameters
+        ----------
+        payload
+            What :meth:`encode` returned, or another program wrote.
+        """
+        ...
+
 
 Codec = Literal["json", "msgpack", "fields"] | RecordCodec
 CODECS: tuple[Codec, ...] = ("json", "msgpack", "fields")
@@ -39,6 +84,11 @@ Payload = bytes | dict[bytes, bytes]
 Encoder = Callable[[Any], Payload]
 Decoder = Callable[[Mapping[bytes, bytes]], Any]
 BatchDecoder = Callable[[Sequence[Entry]], list[Any]]
+
+
+def codec_name(codec: str | RecordCodec) -> str:
+    """Return the name under which Redis stores a codec."""
+    return codec if isinstance(codec, str) else codec.name
 
 
 def _check_codec(codec: Codec) -> None:
@@ -109,7 +159,7 @@ def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     if codec == "fields":
         return _field_dumper(record_type)
     if not isinstance(codec, str):
-        return own_dumper(codec)
+        return _own_dumper(codec)
     kind = record_type.kind
     encode = msgspec.json.Encoder().encode if codec == "json" else msgspec.msgpack.Encoder().encode
     dump = encode
@@ -138,6 +188,19 @@ def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
         return payload
 
     return checked
+
+
+def _own_dumper(codec: RecordCodec) -> Callable[[Any], bytes]:
+    def dump(record: Any) -> bytes:
+        payload: object = codec.encode(record)
+        if type(payload) is not bytes:
+            raise RecordError(
+                f"Codec {codec.name!r} returned a {type(payload).__name__} for a record.",
+                remedy="Return bytes.",
+            )
+        return payload
+
+    return dump
 
 
 def has_lost_float(value: Any) -> bool:
@@ -292,7 +355,7 @@ def loaders(
         return (lambda payload: finish(one(payload))), (lambda payload: list(map(finish, many(payload))))
     load: Callable[[bytes], Any]
     if not isinstance(codec, str):
-        load = own_loader(record_type.built_type, codec)
+        load = _own_loader(record_type.built_type, codec)
     elif codec == "json":
         load = record_type.python_type.model_validate_json
     else:
@@ -300,6 +363,16 @@ def loaders(
         load = lambda payload: validate(unpack(payload))  # noqa: E731
     split = _decoder(record_type, codec, list[msgspec.Raw] if isinstance(codec, str) else list[bytes])
     return load, lambda payload: [load(bytes(each)) for each in split(payload)]
+
+
+def _own_loader(record_type: type, codec: RecordCodec) -> Callable[[bytes], Any]:
+    def load(payload: bytes) -> Any:
+        record = codec.decode(payload)
+        if not isinstance(record, record_type):
+            raise TypeError(f"codec {codec.name!r} made a {type(record).__name__} of it")
+        return record
+
+    return load
 
 
 def _field_loader(record_type: Declared) -> Decoder:
