@@ -216,24 +216,8 @@ def _literal_column(values: tuple[Any, ...], nullable: bool, at: _FieldPath) -> 
         return next(others, None)
 
     wanted = f"it must be one of {', '.join(map(repr, plain))}"
-    is_allowed = _is_one_of(plain, arrow_type)
     nullable = nullable or len(plain) < len(values)
-    return Leaf(arrow_type, nullable, accepts, never, check=first_other, wanted=wanted, allowed=is_allowed)
-
-
-def _is_one_of(values: list[Any], arrow_type: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    def is_one_of(array: pa.Array) -> pa.Array:
-        import pyarrow.compute as pc
-
-        return pc.is_in(array, pa.array(values, arrow_type))
-
-    return is_one_of
-
-
-def _is_uuid(array: pa.Array) -> pa.Array:
-    import pyarrow.compute as pc
-
-    return pc.match_substring_regex(array, _UUID)
+    return Leaf(arrow_type, nullable, accepts, never, check=first_other, wanted=wanted, allowed=plain)
 
 
 def _enum_column(base: type[enum.Enum], nullable: bool, at: _FieldPath) -> Column:
@@ -241,9 +225,9 @@ def _enum_column(base: type[enum.Enum], nullable: bool, at: _FieldPath) -> Colum
     arrow_type, _, _ = _type_of_values(values, at)
     wanted = f"{base.__name__} has {', '.join(map(repr, values))}"
     # A Flag is any combination of its members, which the decoder checks.
-    is_allowed = None if issubclass(base, enum.Flag) else _is_one_of(values, arrow_type)
+    allowed = None if issubclass(base, enum.Flag) else values
     value_of = attrgetter("_value_")
-    return Leaf(arrow_type, nullable, (base,), prepare=value_of, wanted=wanted, allowed=is_allowed)
+    return Leaf(arrow_type, nullable, (base,), prepare=value_of, wanted=wanted, allowed=allowed)
 
 
 def _type_of_values(
@@ -265,7 +249,7 @@ def _scalar_column(base: Any, annotations: tuple[Any, ...], nullable: bool) -> C
         return Leaf(arrow_type, nullable, (decimal.Decimal, int), (bool,))
     if base is uuid.UUID:
         wanted = "a UUID is 36 characters, lower case"
-        return Leaf(pa.string(), nullable, (base,), prepare=str, wanted=wanted, allowed=_is_uuid, quick=uuids)
+        return Leaf(pa.string(), nullable, (base,), prepare=str, wanted=wanted, allowed=_UUID, quick=uuids)
     for types, arrow_type, accepts, never in _SCALARS:
         if base in types:
             return Leaf(arrow_type, nullable, accepts, never, quick=_QUICK.get(base))

@@ -7,14 +7,25 @@ meaning would change: a float for an int, a time without a zone for one with it,
 allows none.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc  # Takes 9 MB and 0.1 s, so this module is imported by who has tables.
 
 from streamworker.errors import DecodeError, RecordError
 from streamworker.records.codecs import one_line
-from streamworker.records.columns import FieldColumn, Misfit, StructColumn
+from streamworker.records.columns import (
+    Column,
+    FieldColumn,
+    Leaf,
+    ListColumn,
+    MapColumn,
+    Misfit,
+    StructColumn,
+    inside,
+    short,
+)
 
 _TYPES = pa.types
 _FAMILIES: tuple[tuple[Callable[[pa.DataType], bool], tuple[Callable[[pa.DataType], bool], ...]], ...] = (
@@ -38,7 +49,7 @@ def fit(columns: StructColumn, batch: pa.RecordBatch, *, extra: Literal["refuse"
     try:
         if not batch.schema.equals(columns.schema):
             batch = _arranged(columns, batch, extra)
-        columns.check_columns(batch.columns)
+        _check_columns(columns, batch.columns)
     except Misfit as misfit:
         raise RecordError(
             f"Row {misfit.index} (counted from 0, of {rows}): column {misfit.path.lstrip('.')!r} "
@@ -98,7 +109,7 @@ def _cast(array: pa.Array, member: FieldColumn, record: str) -> pa.Array:
             f"{str(error).rstrip('.')}.",
             remedy="Cast it before you send it, and decide there what is lost.",
         ) from None
-    StructColumn(record, [member], nullable=False, accepts=dict).check_columns([array])
+    _check_columns(StructColumn(record, [member], nullable=False, accepts=dict), [array])
     return array.view(wanted)
 
 
@@ -144,6 +155,56 @@ def _may_stand_for(have: pa.DataType, wanted: pa.DataType) -> bool:
         is_list = _TYPES.is_list(have) or _TYPES.is_large_list(have) or _TYPES.is_fixed_size_list(have)
         return bool(is_list and _may_stand_for(have.value_type, wanted.value_type))
     return any(is_wanted(wanted) and any(is_one(have) for is_one in those) for is_wanted, those in _FAMILIES)
+
+
+# -- values that records cannot hold ---------------------------------------------------------
+
+
+def _check_columns(columns: StructColumn, arrays: Sequence[pa.Array]) -> None:
+    """Check one array for each field, of records none of which is null; raise :class:`Misfit`."""
+    for member, array in zip(columns.members, arrays, strict=True):
+        with inside(f".{member.name}", lambda index: index):
+            _check(member.column, array)
+
+
+def _check(column: Column, array: pa.Array) -> None:
+    """Raise :class:`Misfit` for the first value of an array that records cannot hold."""
+    if not column.nullable and array.null_count:
+        raise Misfit(_first(array.is_null()), "", "is null, and its type does not allow that")
+    if isinstance(column, ListColumn):
+        with inside("[]", lambda index: int(pc.list_parent_indices(array)[index].as_py())):
+            _check(column.item, array.flatten())
+    elif isinstance(column, MapColumn):
+        offsets = array.offsets  # They count from the whole array, of which this may be a slice.
+        begin, end = offsets[0].as_py(), offsets[-1].as_py()
+        for suffix, inner, items in ((" (key)", column.key, array.keys), ("{}", column.value, array.items)):
+            with inside(suffix, lambda index: pc.sum(pc.less_equal(offsets, begin + index)).as_py() - 1):
+                _check(inner, items.slice(begin, end - begin))
+    elif isinstance(column, StructColumn):
+        if not array.null_count:
+            _check_columns(column, array.flatten())
+            return
+        # The fields of a null record are null, which is valid.
+        indexes = pc.indices_nonzero(array.is_valid())
+        with inside("", lambda index: int(indexes[index].as_py())):
+            _check_columns(column, array.take(indexes).flatten())
+    elif isinstance(column, Leaf) and column.allowed is not None:
+        if isinstance(column.allowed, str):
+            is_allowed = pc.match_substring_regex(array, column.allowed)
+        else:
+            is_allowed = pc.is_in(array, pa.array(column.allowed, column.arrow_type))
+        wrong = pc.and_(array.is_valid(), pc.invert(is_allowed))
+        if pc.any(wrong).as_py():
+            index = _first(wrong)
+            raise Misfit(index, "", f"is {short(array[index].as_py())}; {column.wanted}")
+
+
+def _first(wrong: pa.Array) -> int:
+    """Return the index of the first true value."""
+    return int(pc.index(wrong, True).as_py())
+
+
+# -- records ---------------------------------------------------------------------------------
 
 
 def to_records(

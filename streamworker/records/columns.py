@@ -40,7 +40,7 @@ class Misfit(Exception):
 
 @dataclass(eq=False)
 class Column(ABC):
-    """One column: an Arrow type, and how to build and check its arrays."""
+    """One column: an Arrow type, and how to build its arrays."""
 
     arrow_type: pa.DataType
     nullable: bool
@@ -84,16 +84,6 @@ class Column(ABC):
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         """Build the array of values with accepted types; ``nulls`` tells whether some are None."""
 
-    def check_array(self, array: pa.Array) -> None:
-        """Raise :class:`Misfit` for the first value of an Arrow array that records cannot hold."""
-        if not self.nullable and array.null_count:
-            raise Misfit(_first(array.is_null()), "", "is null, and its type does not allow that")
-        self._check_present(array)
-
-    @abstractmethod
-    def _check_present(self, array: pa.Array) -> None:
-        """Check the values that are not null, as :meth:`check_array` does."""
-
     @property
     def plain(self) -> Callable[[Any], Any] | None:
         """The function from pyarrow's Python value to a decoder's input; None if they are the same."""
@@ -107,24 +97,14 @@ class Leaf(Column):
     prepare: Callable[[Any], Any] | None = None
     check: Callable[[list[Any]], int | None] | None = None
     wanted: str = ""
-    allowed: Callable[[pa.Array], pa.Array] | None = None
-    """Returns for each value of an array whether the type allows it; None if it allows all."""
+    allowed: Sequence[Any] | str | None = None
+    """The values that the type has, or their pattern; None if it has all of the Arrow type."""
     quick: Quick | None = None
 
     def build(self, values: list[Any]) -> pa.Array:
         """Build the array of these values, the quick way if they allow it; raises :class:`Misfit`."""
         array = None if self.quick is None else self.quick(values)
         return super().build(values) if array is None else array
-
-    def _check_present(self, array: pa.Array) -> None:
-        if self.allowed is None:
-            return
-        import pyarrow.compute as pc  # Takes 9 MB and 0.1 s, so only checks of tables import it.
-
-        wrong = pc.and_(array.is_valid(), pc.invert(self.allowed(array)))
-        if pc.any(wrong).as_py():
-            index = _first(wrong)
-            raise Misfit(index, "", f"is {short(array[index].as_py())}; {self.wanted}")
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         if self.check is not None:
@@ -154,32 +134,23 @@ class ListColumn(Column):
         arrow_type = pa.list_(pa.field("element", item.arrow_type, nullable=item.nullable))
         accepts = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Set)
         super().__init__(arrow_type, nullable, accepts, (str, bytes, bytearray, memoryview))
-        self._item = item
+        self.item = item
 
     @property
     def stored_type(self) -> pa.DataType:
         """The type of a list, with that of its items."""
-        return pa.list_(pa.field("element", self._item.stored_type, nullable=self._item.nullable))
+        return pa.list_(pa.field("element", self.item.stored_type, nullable=self.item.nullable))
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         present, owner, offsets = _divided(values, nulls)
-        with _inside("[]", owner):
-            items = self._item.build(list(itertools.chain.from_iterable(present)))
+        with inside("[]", owner):
+            items = self.item.build(list(itertools.chain.from_iterable(present)))
         return pa.ListArray.from_arrays(offsets, items, type=self.arrow_type)
-
-    def _check_present(self, array: pa.Array) -> None:
-        def record(index: int) -> int:
-            import pyarrow.compute as pc
-
-            return int(pc.list_parent_indices(array)[index].as_py())
-
-        with _inside("[]", record):
-            self._item.check_array(array.flatten())
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
         """The function that converts each item."""
-        item = self._item.plain
+        item = self.item.plain
         return None if item is None else lambda value: value if value is None else list(map(item, value))
 
 
@@ -192,37 +163,28 @@ class MapColumn(Column):
             pa.field("value", value.arrow_type, nullable=value.nullable),
         )
         super().__init__(arrow_type, nullable, (dict, collections.abc.Mapping))
-        self._key = key
-        self._value = value
+        self.key = key
+        self.value = value
 
     @property
     def stored_type(self) -> pa.DataType:
         """The type of a map, with that of its values."""
-        value = pa.field("value", self._value.stored_type, nullable=self._value.nullable)
+        value = pa.field("value", self.value.stored_type, nullable=self.value.nullable)
         return pa.map_(self.arrow_type.key_field, value)
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         present, owner, offsets = _divided(values, nulls)
         chain = itertools.chain.from_iterable
-        with _inside(" (key)", owner):
-            keys = self._key.build(list(chain(present)))
-        with _inside("{}", owner):
-            items = self._value.build(list(chain(v.values() for v in present)))
+        with inside(" (key)", owner):
+            keys = self.key.build(list(chain(present)))
+        with inside("{}", owner):
+            items = self.value.build(list(chain(v.values() for v in present)))
         return pa.MapArray.from_arrays(offsets, keys, items, type=self.arrow_type)
-
-    def _check_present(self, array: pa.Array) -> None:
-        import pyarrow.compute as pc
-
-        offsets = array.offsets  # They count from the whole array, of which this may be a slice.
-        begin, end = offsets[0].as_py(), offsets[-1].as_py()
-        for suffix, column, items in ((" (key)", self._key, array.keys), ("{}", self._value, array.items)):
-            with _inside(suffix, lambda index: pc.sum(pc.less_equal(offsets, begin + index)).as_py() - 1):
-                column.check_array(items.slice(begin, end - begin))
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
         """The function from pairs to a dict."""
-        item = self._value.plain
+        item = self.value.plain
         if item is None:
             return lambda value: value if value is None else dict(value)
         return lambda value: value if value is None else {key: item(each) for key, each in value}
@@ -339,28 +301,11 @@ class StructColumn(Column):
         # A field that is not nullable has no value for a null record. So build the arrays of the other
         # records, and then insert the null records.
         indexes = [index for index, value in enumerate(values) if value is not None]
-        with _inside("", indexes.__getitem__):
+        with inside("", indexes.__getitem__):
             arrays = self.arrays([values[index] for index in indexes])
         count = itertools.count()
         spread = pa.array([None if value is None else next(count) for value in values], pa.int64())
         return pa.StructArray.from_arrays(arrays, fields=self._fields).take(spread)
-
-    def check_columns(self, columns: Sequence[pa.Array]) -> None:
-        """Check one array for each field, of records none of which is null."""
-        for member, array in zip(self.members, columns, strict=True):
-            with _inside(f".{member.name}", lambda index: index):
-                member.column.check_array(array)
-
-    def _check_present(self, array: pa.Array) -> None:
-        if not array.null_count:
-            self.check_columns(array.flatten())
-            return
-        import pyarrow.compute as pc
-
-        # The fields of a null record are null, which is valid.
-        indexes = pc.indices_nonzero(array.is_valid())
-        with _inside("", lambda index: int(indexes[index].as_py())):
-            self.check_columns(array.take(indexes).flatten())
 
     @cached_property
     def plain(self) -> Callable[[Any], Any] | None:
@@ -387,15 +332,8 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def _first(wrong: pa.Array) -> int:
-    """Return the index of the first true value."""
-    import pyarrow.compute as pc
-
-    return int(pc.index(wrong, True).as_py())
-
-
 @contextmanager
-def _inside(suffix: str, record: Callable[[int], int]) -> Iterator[None]:
+def inside(suffix: str, record: Callable[[int], int]) -> Iterator[None]:
     """Turn the misfit of an inner column into one of the column around it; ``record`` returns its index."""
     try:
         yield
