@@ -33,16 +33,14 @@ class DeltaLake(OncePerBatch):
 
         yield DeltaTable(self.path) if DeltaTable.is_deltatable(self.path) else None
 
-    def last(self, table: Any, query: str) -> int:
-        """Ask the table for the query's last transaction."""
-        version = table.transaction_version(query) if table is not None else None
-        return -1 if version is None else int(version)
-
-    def is_others(self, table: Any, query: str) -> bool:
-        """Return whether there is a table; a new query refuses other files, which a kill cannot have left."""
-        if table is None and not query:
+    def last(self, table: Any, query: str) -> int | None:
+        """Ask the table for the query's last transaction; where there is none, a new query refuses files."""
+        if table is not None:
+            version: int | None = table.transaction_version(query)
+            return version
+        if not query:  # A kill cannot have left them.
             refuse_files(Path(self.path))
-        return table is not None
+        return -1
 
     def write(self, table: Any, result: Any, query: str, batch: int) -> None:
         """Write the rows and the number of the batch in one commit."""

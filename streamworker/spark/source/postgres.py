@@ -129,14 +129,16 @@ class Postgres(OncePerBatch):
                 remedy=f'Try it: psql "${self.dsn_env}".',
             ) from None
 
-    def last(self, connection: Any, query: str) -> int:
+    def last(self, connection: Any, query: str) -> int | None:
         """Read the number that was written with the last batch; a table that is gone has none."""
-        made_by, number = self._mark(connection)
-        return number if made_by == query and self._there(connection) else -1
-
-    def is_others(self, connection: Any, query: str) -> bool:
-        """Return whether the number is of another query of this pipeline."""
-        return self._mark(connection)[0] not in {"", query}
+        found = None
+        if connection.execute("SELECT to_regclass(%s)", (self._marks,)).fetchone() != (None,):
+            ask = f"SELECT query, batch FROM {self._marks} WHERE pipeline = %s AND target = %s"
+            found = connection.execute(ask, (self.pipeline, self.path)).fetchone()
+        made_by, number = found or (query, -1)
+        if made_by != query:
+            return None
+        return number if self._there(connection) else -1
 
     def write(self, connection: Any, result: Any, query: str, batch: int) -> None:
         """Write the rows and the number of the batch in one transaction."""
@@ -164,14 +166,6 @@ class Postgres(OncePerBatch):
     @property
     def _marks(self) -> str:
         return ".".join(map(quoted, [*self.path.split(".")[:-1], MARKS]))
-
-    def _mark(self, connection: Any) -> tuple[str, int]:
-        """Return the query and the number of the last batch of this pipeline."""
-        found = None
-        if connection.execute("SELECT to_regclass(%s)", (self._marks,)).fetchone() != (None,):
-            ask = f"SELECT query, batch FROM {self._marks} WHERE pipeline = %s AND target = %s"
-            found = connection.execute(ask, (self.pipeline, self.path)).fetchone()
-        return found or ("", -1)
 
     def _there(self, connection: Any) -> dict[str, tuple[str, str]]:
         """Return the columns of the table with their types and categories; none if there is no table."""

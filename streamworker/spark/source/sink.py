@@ -151,12 +151,8 @@ class OncePerBatch(ABC):
         return nullcontext(Path(self.path))
 
     @abstractmethod
-    def last(self, table: Any, query: str) -> int:
-        """Return the number of the last batch that the table got of a query; -1 for none."""
-
-    @abstractmethod
-    def is_others(self, table: Any, query: str) -> bool:
-        """Return whether a table that got no batch of this query was written by another."""
+    def last(self, table: Any, query: str) -> int | None:
+        """Return the number of the last batch that the table got; -1 for none, None for another query's."""
 
     @abstractmethod
     def write(self, table: Any, result: Any, query: str, batch: int) -> None:
@@ -164,7 +160,7 @@ class OncePerBatch(ABC):
 
     def _check(self, table: Any, query: str, planned: int) -> int:
         last = self.last(table, query)
-        if last > planned or (last < 0 and self.is_others(table, query)):
+        if last is None or last > planned:
             raise ConfigurationError(
                 f"{self.path}: its last batch was written from another checkpoint directory than "
                 f"{self.checkpoint}, which was lost or is an older copy. Rows would be there twice.",
@@ -182,18 +178,14 @@ class Batches(OncePerBatch):
     partition_by: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
 
-    def last(self, table: Path, query: str) -> int:
-        """Read the number from the file that names the last batch."""
-        made_by, number = _last_in(table)
-        return number if made_by == query[:ID_LENGTH] else -1
-
-    def is_others(self, table: Path, query: str) -> bool:
-        """Return whether that file names another query; refuse files of which nothing tells the batches."""
-        made_by, _ = _last_in(table)
+    def last(self, table: Path, query: str) -> int | None:
+        """Read the file that names the last batch; refuse files of which nothing tells the batches."""
+        if (mark := table / ".last").exists():
+            made_by, _, number = mark.read_text().partition("-")
+            return int(number) if made_by == query[:ID_LENGTH] else None
         first = f"{query[:ID_LENGTH]}-{0:06d}"  # A kill may have left it without the file.
-        if not made_by:
-            refuse_files(table, besides=(f"batch={first}", f".{first}"))
-        return made_by != ""
+        refuse_files(table, besides=(f"batch={first}", f".{first}"))
+        return -1
 
     def write(self, table: Path, result: Any, query: str, batch: int) -> None:
         """Write a batch beside the table, and rename it into the table."""
@@ -211,13 +203,6 @@ class Batches(OncePerBatch):
         mark = table / f".{name}"
         mark.write_text(name)
         mark.replace(table / ".last")
-
-
-def _last_in(table: Path) -> tuple[str, int]:
-    """Return the query and the number of the last batch in a table."""
-    path = table / ".last"
-    query, _, number = path.read_text().partition("-") if path.exists() else ("", "", "-1")
-    return query, int(number)
 
 
 @dataclass(frozen=True)
