@@ -391,7 +391,7 @@ def test_a_reader_has_all_that_it_needs(
     assert logs.schema().names == ["customer", "amount"]
     assert find_stream(parse_options({"app": "shop", "processor": "price"})) == "orders"
     options = parse_options({"app": "shop", "stream": "orders", "table": "totals"})
-    table = TableReader(options, find_columns(options), spark_schema(find_columns(options)))
+    table = TableReader(options, find_columns(options), spark_schema(find_columns(options), options))
     rows = [row for task in table.partitions() for page in table.read(task) for row in page.to_pylist()]
     assert rows == [{"customer": "ann", "value": 11}]
     slices = [Slice(p, tail.log, 0, tail.rows) for p, tail in tails.items() if tail.rows]

@@ -20,12 +20,14 @@ from tests.spark.acked import ORDER
 
 def stream_reader(options: Mapping[str, str]) -> LogStreamReader:
     """Return what Spark calls for a streaming query over rows of ``tests.spark.acked``."""
-    return LogStreamReader(parse_options(options, streaming=True), spark_schema(ORDER))
+    parsed = parse_options(options, streaming=True)
+    return LogStreamReader(parsed, spark_schema(ORDER, parsed))
 
 
 def batch_reader(options: Mapping[str, str]) -> LogBatchReader:
     """Return what Spark calls for a batch read of them."""
-    return LogBatchReader(parse_options(options, streaming=False), spark_schema(ORDER))
+    parsed = parse_options(options, streaming=False)
+    return LogBatchReader(parsed, spark_schema(ORDER, parsed))
 
 
 def numbers_of(reader: LogBatchReader | LogStreamReader, tasks: Sequence[ReadTask]) -> list[int]:

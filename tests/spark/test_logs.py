@@ -60,7 +60,7 @@ def test_a_micro_batch_takes_few_round_trips(acked: AckedLog, monkeypatch: pytes
     monkeypatch.setattr(connection.Connection, "call", counted)
     acked.fill(0, [3])
     acked.fill(1, [3])
-    reader = LogStreamReader(OPTIONS, spark_schema(ORDER))
+    reader = LogStreamReader(OPTIONS, spark_schema(ORDER, OPTIONS))
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     found: list[int] = []
     for task in reader.partitions(reader.initialOffset(), end):
@@ -85,7 +85,7 @@ def test_a_reader_tells_how_long_its_last_micro_batch_took(
     monkeypatch.setattr(source, "time", SimpleNamespace(sleep=time.sleep, monotonic=lambda: now_s))
     acked.fill(0, [3])
     options = replace(OPTIONS, idle_wait_ms=0)
-    reader, logs_ = LogStreamReader(options, spark_schema(ORDER)), AckedLogs(options)
+    reader, logs_ = LogStreamReader(options, spark_schema(ORDER, options)), AckedLogs(options)
 
     def told() -> int:
         return read_position(logs_._read_hash(logs_._keys.readers, "r") or b"").batch_ms
@@ -116,7 +116,7 @@ def test_a_new_reader_loses_nothing_to_a_worker_that_has_not_heard_of_it(
     acked.trim(0, 20)
     ahead = AckedLogs(replace(OPTIONS, reader="ahead"))
     ahead.register(ahead.tails(), 1, retry=False)
-    reader = LogStreamReader(OPTIONS, spark_schema(ORDER))
+    reader = LogStreamReader(OPTIONS, spark_schema(ORDER, OPTIONS))
     begin = reader.initialOffset()
     assert waited == [0.02], "it did not wait until all workers have heard of it"
     end = reader.latestOffset(begin, ReadAllAvailable())
@@ -341,7 +341,7 @@ def test_small_entries_are_joined_and_large_ones_left_alone() -> None:
     entries = log_of(orders(0, 4), orders(4, 0), orders(4, 7), other, large, orders(11, 1))
     groups = list(together(entries))
     assert groups == [[entries[0], entries[2]], [entries[3]], [entries[4]], [entries[5]]]
-    conformer = Conformer(large.schema, drop_other_columns=True)
+    conformer = Conformer(large.schema, replace(OPTIONS, drop_other_columns=True))
     joined = [conformer.conform(group) for group in groups]
     assert joined[0]["n"].to_pylist() == list(range(11))
     assert joined[2]["n"].buffers()[1].address == large["n"].buffers()[1].address
@@ -355,9 +355,10 @@ def test_joined_entries_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_each_row_of_joined_entries_has_the_metadata_of_its_entry() -> None:
     entries = log_of(orders(0, 2), orders(2, 1), orders(3, 3))
-    target = arrow_target(spark_schema(ORDER, include_metadata=True))
-    alone = [Conformer(target, include_metadata=True).conform([entry]) for entry in entries]
-    joined = Conformer(target, include_metadata=True).conform(entries)
+    options = replace(OPTIONS, include_metadata=True)
+    target = arrow_target(spark_schema(ORDER, options))
+    alone = [Conformer(target, options).conform([entry]) for entry in entries]
+    joined = Conformer(target, options).conform(entries)
     assert joined.to_pylist() == [row for batch in alone for row in batch.to_pylist()]
     assert joined["_offset"].to_pylist() == [1, 2, 3, 4, 5, 6]
     assert joined["_partition"].to_pylist() == [0, 0, 1, 0, 0, 0]

@@ -19,6 +19,7 @@ from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_sch
 from streamworker.spark.driver.session import Session
 from streamworker.spark.source.datasource import StreamworkerDataSource
 from streamworker.spark.source.logs import LogEntry
+from streamworker.spark.source.options import SourceOptions
 from streamworker.spark.source.schema import Conformer, declared_schema
 from tests.spark.acked import ORDER, AckedLog, orders
 from tests.spark.queries import rows, run, start, wait_for_rows
@@ -223,6 +224,11 @@ def test_a_query_that_wants_some_columns_says_so(acked: AckedLog) -> None:
         StreamworkerDataSource(acked.options(recordSchema="[]")).schema()
 
 
+def conform(planned: pa.DataType, *entries: LogEntry) -> pa.RecordBatch:
+    options = SourceOptions(app="shop", stream="orders", processor="price")
+    return Conformer(pa.schema({"a": planned}), options).conform(entries)
+
+
 def entry(kind: pa.DataType, value: object = None) -> LogEntry:
     return LogEntry(0, 1, pa.record_batch({"a": pa.array([value], kind)}), str(ZERO), 1, 0)
 
@@ -242,11 +248,11 @@ def test_a_type_that_holds_more_than_the_planned_one_is_a_changed_schema(
 ) -> None:
     """The other way round the rows fit."""
     with pytest.raises(SchemaChanged, match="Column 'a' is"):
-        Conformer(pa.schema({"a": planned})).conform([entry(found)])
-    assert Conformer(pa.schema({"a": found})).conform([entry(planned)]).schema == pa.schema({"a": found})
+        conform(planned, entry(found))
+    assert conform(found, entry(planned)).schema == pa.schema({"a": found})
 
 
 def test_a_type_that_no_column_holds_together_with_the_planned_one_is_an_error_that_stays() -> None:
     """A restart does not help: the value does not fit."""
     with pytest.raises(RecordError, match="Column 'a' is string in rows up to 1 of partition 0"):
-        Conformer(pa.schema({"a": pa.int64()})).conform([entry(pa.string(), "1"), entry(pa.string(), "one")])
+        conform(pa.int64(), entry(pa.string(), "1"), entry(pa.string(), "one"))

@@ -163,7 +163,7 @@ def test_a_query_finds_the_stream_of_its_processor(acked: AckedLog) -> None:
     assert begin == stream_reader(acked.options()).initialOffset()
     end = reader.latestOffset(begin, ReadAllAvailable())
     assert numbers_of(reader, reader.partitions(begin, end)) == acked.numbers()
-    assert read(short, spark_schema(ORDER))["n"].to_pylist() == acked.numbers()
+    assert read(short, spark_schema(ORDER, parse_options(short)))["n"].to_pylist() == acked.numbers()
 
 
 def test_a_processor_that_has_not_forwarded_yet_is_told_from_one_that_is_not_there(acked: AckedLog) -> None:

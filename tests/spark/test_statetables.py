@@ -102,7 +102,7 @@ def fill(redis_url: str, totals: Table[Any, Any], count: int, *, expires: bytes 
 def reader(**more: str) -> TableReader:
     options = parse_options({"app": "shop", "stream": "orders", "table": "totals", **more})
     columns = find_columns(options)
-    return TableReader(options, columns, spark_schema(columns))
+    return TableReader(options, columns, spark_schema(columns, options))
 
 
 @pytest.fixture

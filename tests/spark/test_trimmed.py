@@ -51,7 +51,7 @@ class Trial:
     def run(self, caplog: pytest.LogCaptureFixture) -> bool:
         """Read, and judge; returns whether rows that were wanted had gone."""
         self.acked.rewrite(0, self.entries)
-        reader = LogStreamReader(self.options, spark_schema(ORDER))
+        reader = LogStreamReader(self.options, spark_schema(ORDER, self.options))
         total = EntryId.parse(self.entries[-1][0]).ms
         begin = self.rng.randrange(total)
         since = offsets.to_json({0: Position(begin, self.acked.identity(0)), 1: offsets.START})

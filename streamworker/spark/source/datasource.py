@@ -97,14 +97,10 @@ class StreamworkerDataSource(DataSource):
         """Return the current schema of the rows that the processor forwards, or of the table."""
         options = self._parsed()
         if options.table:
-            return spark_schema(
-                find_columns(options),
-                include_metadata=options.include_metadata,
-                metadata=statetables.METADATA,
-            )
+            return spark_schema(find_columns(options), options, statetables.METADATA)
         logs = AckedLogs(options)
         if options.record_schema is None:
-            return _declared(options, logs.schema())
+            return spark_schema(logs.schema(), options)
         # The driver waits for this answer, and starts the query again if Redis is away.
         try:
             schema = arrow_target(StructType.fromJson(json.loads(options.record_schema)))
@@ -114,7 +110,7 @@ class StreamworkerDataSource(DataSource):
             ) from None
         if (current := logs.current_schema(retry=False)) is not None:
             schema = widen(schema, arrow_target(declared_schema(current)))
-        return _declared(options, schema)
+        return spark_schema(schema, options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader for ``spark.read``."""
@@ -132,12 +128,6 @@ class StreamworkerDataSource(DataSource):
         if options.table or not options.stream:
             self._stream = self._stream or find_stream(options)
         return replace(options, stream=self._stream or options.stream)
-
-
-def _declared(options: SourceOptions, schema: pa.Schema) -> StructType:
-    return spark_schema(
-        schema, include_metadata=options.include_metadata, include_headers=options.include_headers
-    )
 
 
 def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int, Position]:
@@ -215,12 +205,7 @@ class _RowReader:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task in the declared schema; Spark may run a task more than once."""
-        conformer = Conformer(
-            self._target,
-            include_metadata=self._options.include_metadata,
-            include_headers=self._options.include_headers,
-            drop_other_columns=self._options.drop_other_columns,
-        )
+        conformer = Conformer(self._target, self._options)
         task = cast(ReadTask, partition)
         entries = self._logs.read(*task.parts)
         return map(conformer.conform, together(_renewing(self._logs, task.hold, entries)))

@@ -11,6 +11,7 @@ and takes up the newest schema when it is started again.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +23,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
 from streamworker.redisio.data.ackedlog import ROW_METADATA
 from streamworker.spark.source.logs import LogEntry
+from streamworker.spark.source.options import SourceOptions
 
 BATCH_ROWS, BATCH_BYTES = 10_000, 16 * 1024 * 1024
 """Entries are joined up to about this size, since each batch that goes to the JVM has a fixed cost, and
@@ -53,27 +55,23 @@ def declared_schema(arrow: pa.Schema) -> StructType:
 
 
 def spark_schema(
-    arrow: pa.Schema,
-    *,
-    include_metadata: bool = False,
-    include_headers: bool = False,
-    metadata: Sequence[StructField] = METADATA,
+    arrow: pa.Schema, options: SourceOptions, metadata: Sequence[StructField] = METADATA
 ) -> StructType:
     """Return the schema that a query declares for forwarded rows, or with its ``metadata`` for a table.
 
-    A column named like one that these options add is a ConfigurationError, and so are headers that the log
+    A column named like one that the options add is a ConfigurationError, and so are headers that the log
     does not have.
     """
     declared = declared_schema(arrow)
-    stored = [field for field in declared if _is_asked(field.name, include_metadata, include_headers)]
-    if include_headers and not any(STORED[field.name] == "_headers" for field in stored):
+    stored = [field for field in declared if _is_asked(field.name, options)]
+    if options.include_headers and not any(STORED[field.name] == "_headers" for field in stored):
         raise ConfigurationError(
             "Option includeHeaders is given, and the acked log has no headers.",
             remedy="Declare the processor with log_metadata=True, and let its workers start once.",
         )
     columns = [field for field in declared if field.name not in STORED]
     added = [StructField(STORED[field.name], field.dataType) for field in stored]
-    added = [*(metadata if include_metadata else ()), *added]
+    added = [*(metadata if options.include_metadata else ()), *added]
     taken = sorted({field.name for field in added} & {field.name for field in columns})
     if taken:
         option = "includeHeaders" if taken[0] == "_headers" else "includeMetadata"
@@ -84,9 +82,11 @@ def spark_schema(
     return StructType([*columns, *added])
 
 
-def _is_asked(column: str, include_metadata: bool, include_headers: bool) -> bool:
+def _is_asked(column: str, options: SourceOptions) -> bool:
     """Return whether a query shows a column of the log beside those of its rows."""
-    return column in STORED and (include_headers if STORED[column] == "_headers" else include_metadata)
+    if STORED.get(column) == "_headers":
+        return options.include_headers
+    return column in STORED and options.include_metadata
 
 
 def _plain(field: pa.Field) -> pa.Field:
@@ -124,21 +124,12 @@ class Conformer:
     """Converts the rows of log entries to one declared schema.
 
     Columns that an entry lacks are null. An entry with a column or a nested field that the query did not
-    declare is a SchemaChanged, unless ``drop_other_columns`` says to leave it out.
+    declare is a SchemaChanged, unless option ``otherColumns`` says to leave it out.
     """
 
-    def __init__(
-        self,
-        target: pa.Schema,
-        *,
-        include_metadata: bool = False,
-        include_headers: bool = False,
-        drop_other_columns: bool = False,
-    ) -> None:
+    def __init__(self, target: pa.Schema, options: SourceOptions) -> None:
         self._target = target
-        self._include_metadata = include_metadata
-        self._include_headers = include_headers
-        self._drops = drop_other_columns
+        self._options = options
         self._last: pa.Schema | None = None
         """The schema of the last entry."""
         self._fits = False
@@ -151,22 +142,21 @@ class Conformer:
         """
         batches = [entry.batch for entry in entries]
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        rows, schema, target = batch.num_rows, batch.schema, self._target
+        rows, schema, target, options = batch.num_rows, batch.schema, self._target, self._options
         if self._last is None or not schema.equals(self._last):
             is_same = (schema.names, schema.types) == (target.names, target.types)
-            self._fits = is_same and not self._include_metadata
-            if not (self._fits or self._drops):
+            self._fits = is_same and not options.include_metadata
+            if not (self._fits or options.drop_other_columns):
                 self._check_covers(schema, entries[0])
             self._last = schema
         if self._fits:
             return pa.RecordBatch.from_arrays(batch.columns, schema=target)
-        asked = (self._include_metadata, self._include_headers)
         found = {
             STORED.get(name, name): batch.column(i)
             for i, name in enumerate(schema.names)
-            if name not in STORED or _is_asked(name, *asked)
+            if name not in STORED or _is_asked(name, options)
         }
-        if self._include_metadata:
+        if options.include_metadata:
             found |= _metadata(entries)
         columns = [
             self._cast(found[field.name], field, entries)
@@ -177,10 +167,8 @@ class Conformer:
         return pa.RecordBatch.from_arrays(columns, schema=target)
 
     def _check_covers(self, schema: pa.Schema, entry: LogEntry) -> None:
-        has_headers = self._include_headers and "sw:headers" in schema.names
-        found = arrow_target(
-            spark_schema(schema, include_metadata=self._include_metadata, include_headers=has_headers)
-        )
+        has_headers = self._options.include_headers and "sw:headers" in schema.names
+        found = arrow_target(spark_schema(schema, replace(self._options, include_headers=has_headers)))
         for field in widen(self._target, found):
             is_planned = field.name in self._target.names
             if is_planned and field.equals(self._target.field(field.name)):
