@@ -140,8 +140,7 @@ def locate(options: SourceOptions, logs: AckedLogs, wanted: Offsets) -> dict[int
             remedy=f"They are numbered 0 to {len(tails) - 1}.",
         )
     firsts = logs.first_positions({p: tail for p, tail in tails.items() if wanted.of(p) != "latest"})
-    at_ms = options.starting_ms if wanted is options.starting_offsets else options.ending_ms
-    if at_ms is not None:
+    if (at_ms := wanted.at_ms) is not None:
         return {p: _position_at(logs, p, firsts.get(p, START), tail, at_ms) for p, tail in tails.items()}
     return {p: _position(options, p, wanted.of(p), firsts.get(p, START), tail) for p, tail in tails.items()}
 
@@ -212,16 +211,16 @@ class _RowReader:
 
     def _tell_late(self, start: offsets.Offset, tails: offsets.Offset) -> None:
         """Tell of rows that were trimmed before a query that is to read from the first row, or a time, on."""
-        o = self._options
-        whole = [p for p in sorted(start) if o.starting_offsets.of(p) == "earliest"]
+        o, wanted = self._options, self._options.starting_offsets
+        whole = [p for p in sorted(start) if wanted.of(p) == "earliest"]
         late = {p: start[p].rows for p in whole if start[p].rows}
         oldest = {p: entry for p in late if (entry := self._logs.entry_from(p, 0)) is not None}
-        if o.starting_ms is not None:
+        if wanted.at_ms is not None:
             # Rows before the time are none that it lacks: it is late where the oldest row is younger.
             late = {
                 p: late[p]
                 for p, (before, _, at_ms) in oldest.items()
-                if min(before, tails[p].rows) == late[p] and at_ms > o.starting_ms
+                if min(before, tails[p].rows) == late[p] and at_ms > wanted.at_ms
             }
         rows, told = sum(late.values()), self._logs.late_rows
         if rows <= told:

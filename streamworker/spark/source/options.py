@@ -32,11 +32,13 @@ IDLE_WAIT_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """``startingOffsets`` or ``endingOffsets``: one offset for all partitions, or one for each."""
+    """Where a query begins or ends: one offset for all partitions, one for each, or a time."""
 
     everywhere: Literal["earliest", "latest"]
     """The offset in each partition that ``each`` does not name."""
     each: Mapping[int, Where]
+    at_ms: int | None = None
+    """The time in place of the offsets: of the first row that was committed then or later."""
 
     def of(self, partition: int) -> Where:
         """Return the offset in one partition."""
@@ -56,10 +58,6 @@ class SourceOptions:
     connection: str = "default"
     starting_offsets: Offsets = Offsets("earliest", {})
     ending_offsets: Offsets = Offsets("latest", {})
-    starting_ms: int | None = None
-    """A new query begins with the first row that was committed at this time or later."""
-    ending_ms: int | None = None
-    """A batch read ends before the first row that was committed at this time or later."""
     max_rows_per_trigger: int | None = None
     min_partitions: int | None = None
     max_partitions: int | None = None
@@ -208,10 +206,8 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         processor=options.get("processor", ""),
         table=options.get("table", ""),
         connection=options.get("connection", "default"),
-        starting_offsets=_offsets(options, "startingOffsets", "earliest"),
-        ending_offsets=_offsets(options, "endingOffsets", "latest"),
-        starting_ms=_moment_ms(options, "startingTimestamp", "startingOffsets"),
-        ending_ms=_moment_ms(options, "endingTimestamp", "endingOffsets"),
+        starting_offsets=_offsets(options, "startingOffsets", "startingTimestamp", "earliest"),
+        ending_offsets=_offsets(options, "endingOffsets", "endingTimestamp", "latest"),
         max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
         min_partitions=_number(options, "minPartitions"),
         max_partitions=_number(options, "maxPartitions"),
@@ -234,12 +230,11 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
 
 def _check_pairs(parsed: SourceOptions) -> None:
     """Refuse options that contradict each other."""
-    begin_ms, end_ms = parsed.starting_ms, parsed.ending_ms
-    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
+    starts, ends = parsed.starting_offsets, parsed.ending_offsets
+    if starts.at_ms is not None and ends.at_ms is not None and starts.at_ms > ends.at_ms:
         raise ConfigurationError(
             "Option startingTimestamp is after endingTimestamp.", remedy="Exchange them, or leave one out."
         )
-    starts, ends = parsed.starting_offsets, parsed.ending_offsets
     for start, end in ((starts.of(p), ends.of(p)) for p in (*starts.each, *ends.each, -1)):
         is_above = isinstance(start, int) and isinstance(end, int) and start > end
         if is_above or (start, end) == ("latest", "earliest"):
@@ -336,12 +331,14 @@ def _moment_ms(options: Mapping[str, str], name: str, other: str) -> int | None:
     raise _wrong(name, text, "It is a time with its zone, such as 2026-01-31T12:00Z, or ms since 1970.")
 
 
-def _offsets(options: Mapping[str, str], name: str, default: Literal["earliest", "latest"]) -> Offsets:
-    text = options.get(name, default)
+def _offsets(
+    options: Mapping[str, str], name: str, time: str, default: Literal["earliest", "latest"]
+) -> Offsets:
+    text, at_ms = options.get(name, default), _moment_ms(options, time, name)
     if text.lower() == "earliest":
-        return Offsets("earliest", {})
+        return Offsets("earliest", {}, at_ms)
     if text.lower() == "latest":
-        return Offsets("latest", {})
+        return Offsets("latest", {}, at_ms)
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         document = json.loads(text)
         if isinstance(document, dict) and "v" in document:
