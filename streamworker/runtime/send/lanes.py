@@ -290,7 +290,7 @@ class Lanes:
                 self._fail(batch, reply.error)
             case AppendVerdict.REPEAT:
                 if isinstance(reply.error, NotDurable):
-                    lane.undurable = str(reply.error)
+                    lane.undurable = reply.error.message
                 if reply.code is AppendCode.OTHER:
                     self._compare(lane, lane.stands)
                     self._begin(self._send([batch]), REPEATING)
