@@ -272,6 +272,32 @@ def _datetime_column(base: Any, annotations: tuple[Any, ...], nullable: bool) ->
     return Leaf(arrow_type, nullable, (dt.datetime,), check=first_other, wanted=wanted, quick=quick)
 
 
+# -- storage ---------------------------------------------------------------------------------
+
+
+def stored_type(column: Column) -> pa.DataType:
+    """Return a column's type with what a decoder of stored records needs, as metadata of its fields.
+
+    That is the ``wire`` name of a field, and as JSON its ``default`` and the ``tag`` of records stored by
+    position.
+    """
+    if isinstance(column, ListColumn):
+        return pa.list_(pa.field("element", stored_type(column.item), nullable=column.item.nullable))
+    if isinstance(column, MapColumn):
+        value = pa.field("value", stored_type(column.value), nullable=column.value.nullable)
+        return pa.map_(column.arrow_type.key_field, value)
+    if not isinstance(column, StructColumn):
+        return column.arrow_type
+    config = getattr(column.accepts[0], "__struct_config__", None)
+    shared = {"tag": msgspec.json.encode(getattr(config, "tag", None))} if column.positional else {}
+    return pa.struct(
+        pa.field(
+            m.name, stored_type(m.column), metadata=shared | {"wire": m.field.wire_name} | m.stored_default
+        )
+        for m in column.members
+    )
+
+
 # -- change ----------------------------------------------------------------------------------
 
 

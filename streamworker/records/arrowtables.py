@@ -8,6 +8,7 @@ allows none.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -214,7 +215,7 @@ def to_records(
 
     ``build`` makes a record from its values by wire name, with the validation of a decoder.
     """
-    plain = columns.plain_row
+    plain = _plain_row(columns)
     values = []
     for member, array in zip(columns.members, batch.columns, strict=True):
         try:
@@ -234,3 +235,37 @@ def to_records(
                 remedy="Its producer must send what the record type allows.",
             ) from error
     return records
+
+
+@cache
+def _plain_row(columns: StructColumn) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    """Return the function from the values of a row to the values of a record by wire name."""
+    steps = [(m.field.wire_name, _plain(m.column) or _itself, m.leaves_out_none) for m in columns.members]
+    return lambda values: {
+        wire_name: step(value)
+        for (wire_name, step, leaves_out), value in zip(steps, values, strict=True)
+        if not (leaves_out and value is None)
+    }
+
+
+def _plain(column: Column) -> Callable[[Any], Any] | None:
+    """Return the function from pyarrow's Python value to a decoder's input; None if they are the same."""
+    if isinstance(column, ListColumn):
+        item = _plain(column.item)
+        return None if item is None else lambda value: value if value is None else list(map(item, value))
+    if isinstance(column, MapColumn):
+        inner = _plain(column.value)
+        if inner is None:
+            return lambda value: value if value is None else dict(value)
+        return lambda value: value if value is None else {key: inner(each) for key, each in value}
+    if not isinstance(column, StructColumn):
+        return None
+    if column.positional:
+        steps = [(m.name, _plain(m.column) or _itself) for m in column.members]
+        return lambda value: value if value is None else [step(value[name]) for name, step in steps]
+    row, names = _plain_row(column), [m.name for m in column.members]
+    return lambda value: value if value is None else row([value[name] for name in names])
+
+
+def _itself(value: Any) -> Any:
+    return value

@@ -75,19 +75,9 @@ class Column(ABC):
             raise Misfit(index, "", "is None, and its type does not allow that")
         raise Misfit(index, "", f"is {short(value)}, which does not fit {self.arrow_type}")
 
-    @property
-    def stored_type(self) -> pa.DataType:
-        """The Arrow type with what a decoder of stored records needs, as metadata of its fields."""
-        return self.arrow_type
-
     @abstractmethod
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         """Build the array of values with accepted types; ``nulls`` tells whether some are None."""
-
-    @property
-    def plain(self) -> Callable[[Any], Any] | None:
-        """The function from pyarrow's Python value to a decoder's input; None if they are the same."""
-        return None
 
 
 @dataclass(eq=False)
@@ -136,22 +126,11 @@ class ListColumn(Column):
         super().__init__(arrow_type, nullable, accepts, (str, bytes, bytearray, memoryview))
         self.item = item
 
-    @property
-    def stored_type(self) -> pa.DataType:
-        """The type of a list, with that of its items."""
-        return pa.list_(pa.field("element", self.item.stored_type, nullable=self.item.nullable))
-
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         present, owner, offsets = _divided(values, nulls)
         with inside("[]", owner):
             items = self.item.build(list(itertools.chain.from_iterable(present)))
         return pa.ListArray.from_arrays(offsets, items, type=self.arrow_type)
-
-    @cached_property
-    def plain(self) -> Callable[[Any], Any] | None:
-        """The function that converts each item."""
-        item = self.item.plain
-        return None if item is None else lambda value: value if value is None else list(map(item, value))
 
 
 class MapColumn(Column):
@@ -166,12 +145,6 @@ class MapColumn(Column):
         self.key = key
         self.value = value
 
-    @property
-    def stored_type(self) -> pa.DataType:
-        """The type of a map, with that of its values."""
-        value = pa.field("value", self.value.stored_type, nullable=self.value.nullable)
-        return pa.map_(self.arrow_type.key_field, value)
-
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         present, owner, offsets = _divided(values, nulls)
         chain = itertools.chain.from_iterable
@@ -180,14 +153,6 @@ class MapColumn(Column):
         with inside("{}", owner):
             items = self.value.build(list(chain(v.values() for v in present)))
         return pa.MapArray.from_arrays(offsets, keys, items, type=self.arrow_type)
-
-    @cached_property
-    def plain(self) -> Callable[[Any], Any] | None:
-        """The function from pairs to a dict."""
-        item = self.value.plain
-        if item is None:
-            return lambda value: value if value is None else dict(value)
-        return lambda value: value if value is None else {key: item(each) for key, each in value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,23 +208,8 @@ class StructColumn(Column):
         super().__init__(pa.struct(fields), nullable, (accepts,))
         self.name = name
         self.members = members
-        self._positional = positional
+        self.positional = positional
         self._fields = fields
-
-    @property
-    def stored_type(self) -> pa.DataType:
-        """The type of a record, whose fields have their ``wire`` names as metadata.
-
-        Further metadata is JSON: a field's ``default``, and the ``tag`` of records stored by position.
-        """
-        config = getattr(self.accepts[0], "__struct_config__", None)
-        shared = {"tag": msgspec.json.encode(getattr(config, "tag", None))} if self._positional else {}
-        return pa.struct(
-            pa.field(
-                m.name, m.column.stored_type, metadata=shared | {"wire": m.field.wire_name} | m.stored_default
-            )
-            for m in self.members
-        )
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -306,30 +256,6 @@ class StructColumn(Column):
         count = itertools.count()
         spread = pa.array([None if value is None else next(count) for value in values], pa.int64())
         return pa.StructArray.from_arrays(arrays, fields=self._fields).take(spread)
-
-    @cached_property
-    def plain(self) -> Callable[[Any], Any] | None:
-        """The function from a row to its values by wire name, or to an array if it is positional."""
-        if self._positional:
-            steps = [(m.name, m.column.plain or _itself) for m in self.members]
-            return lambda value: value if value is None else [step(value[name]) for name, step in steps]
-        row = self.plain_row
-        names = [m.name for m in self.members]
-        return lambda value: value if value is None else row([value[name] for name in names])
-
-    @cached_property
-    def plain_row(self) -> Callable[[Sequence[Any]], dict[str, Any]]:
-        """The function from the values of a row to the values of a record by wire name."""
-        steps = [(m.field.wire_name, m.column.plain or _itself, m.leaves_out_none) for m in self.members]
-        return lambda values: {
-            wire_name: step(value)
-            for (wire_name, step, leaves_out), value in zip(steps, values, strict=True)
-            if not (leaves_out and value is None)
-        }
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 @contextmanager

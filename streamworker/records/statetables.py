@@ -145,11 +145,11 @@ class TableForm:
         """
         import pyarrow as pa
 
-        from streamworker.records.arrow import columns_of
+        from streamworker.records.arrow import columns_of, stored_type
 
         def column(hint: Any) -> pa.Field:
             row = msgspec.defstruct("Table", [("value", hint)])
-            return columns_of(Declared(row, RecordKind.STRUCT)).stored_type.field(0)
+            return stored_type(columns_of(Declared(row, RecordKind.STRUCT))).field(0)
 
         about = {"parts": str(self._parts)}
         keys = {name: column(hint).type for name, hint in key.items()}
@@ -158,7 +158,7 @@ class TableForm:
             if kind is None:
                 fields = [column(self._value)]
             else:
-                about["record"], fields = "1", list(columns_of(Declared(self._value, kind)).stored_type)
+                about["record"], fields = "1", list(stored_type(columns_of(Declared(self._value, kind))))
         except ConfigurationError as error:
             about["why"], fields = f"{error.message} {error.remedy}", []
         taken = {field.name.lower() for field in fields}
