@@ -55,7 +55,7 @@ class RecordType(Declared):
 
     def __init__(self, python_type: Any, kind: RecordKind) -> None:
         super().__init__(python_type, kind)
-        self._batch_decoders: dict[Codec, BatchDecoder] = {}
+        self._batch_decoders: dict[str | int, BatchDecoder] = {}
 
     @classmethod
     def of(cls, python_type: Any) -> Self:
@@ -175,9 +175,10 @@ class RecordType(Declared):
 
     def decode_many(self, entries: Sequence[Entry], codec: Codec = "json") -> list[Any]:
         """Decode the records of many entries, or raise some error; :meth:`decoder` says what is wrong."""
-        decode = self._batch_decoders.get(codec)
+        known = codec if isinstance(codec, str) else id(codec)  # A codec of the program may have no hash.
+        decode = self._batch_decoders.get(known)
         if decode is None:
-            decode = self._batch_decoders[codec] = make_batch_decoder(self, codec)
+            decode = self._batch_decoders[known] = make_batch_decoder(self, codec)
         return decode(entries)
 
     # -- Arrow -------------------------------------------------------------------------------

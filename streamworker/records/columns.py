@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 import pyarrow as pa
 
+from streamworker.core.text import storable
 from streamworker.records.quick import UNFIT, Quick, all_are
 from streamworker.records.types import UNKNOWN_DEFAULT, Field
 
@@ -280,5 +281,5 @@ def _divided(values: list[Any], nulls: bool) -> tuple[list[Any], Callable[[int],
 
 def short(value: object) -> str:
     """Return a value for a message: its type and the beginning of its text."""
-    text = repr(value)
+    text = storable(value, repr)
     return f"the {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -358,6 +358,15 @@ def test_an_object_of_another_type_is_named(other: object) -> None:
         RecordType.of(Pair).to_arrow([Pair(1, 2), other])
 
 
+def test_a_value_without_a_text_is_named_by_its_type() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise ZeroDivisionError
+
+    with pytest.raises(RecordError, match=r"the Silent .*, which does not fit int64"):
+        column(int, Silent())
+
+
 def test_a_missing_key_is_named() -> None:
     """A TypedDict record without a required key says which."""
     with pytest.raises(RecordError, match=r"Record 1 .*'place' of Reference is missing"):

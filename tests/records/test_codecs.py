@@ -259,6 +259,33 @@ def test_none_is_kept_where_a_field_holds_json() -> None:
 # -- declared wrongly ------------------------------------------------------------------------
 
 
+class Moment(msgspec.Struct):
+    ms: int
+
+
+@dataclasses.dataclass
+class Shifted:
+    """A codec of the program that has no hash, since it can be compared."""
+
+    by: int
+    name: str = "shifted"
+
+    def encode(self, record: Any) -> bytes:
+        return bytes(each + self.by for each in msgspec.json.encode(record))
+
+    def decode(self, payload: bytes) -> Any:
+        return msgspec.json.decode(bytes(each - self.by for each in payload), type=Moment)
+
+
+def test_a_batch_of_a_programs_own_codec_is_decoded_in_one_pass() -> None:
+    """With the codec of its stream: another may have the same name, or equal it."""
+    record_type, record = RecordType.of(Moment), Moment(1)
+    for codec in (Shifted(1), Shifted(2)):
+        payload = record_type.encoder(codec)(record)
+        assert isinstance(payload, bytes)
+        assert record_type.decode_many(entries(payload, payload), codec) == [record, record]
+
+
 def test_an_unknown_codec_is_refused() -> None:
     """The error lists those that exist."""
     for make in (ORDER.encoder, ORDER.decoder):
