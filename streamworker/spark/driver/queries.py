@@ -44,7 +44,7 @@ def start_query(
         result = spec.function(*(source_rows(spec, each, session, together) for each in spec.processors))
         if (changed := _as_it_turned_out(spec, result, checkpoint)) != spec:
             return start_query(changed, session, together=together, once=once)
-        writer = _writer_of(spec, result, checkpoint, remote=session.remote)
+        writer = writer_of(spec, result, checkpoint, remote=session.remote)
         writer = writer.queryName(spec.name).option("checkpointLocation", checkpoint)
         query: StreamingQuery = writer.trigger(**trigger).start()
     except AnalysisException as error:
@@ -97,23 +97,6 @@ def _siblings(spec: PipelineSpec, processor: ProcessorSpec, together: Iterable[P
         for each in other.processors
     ]
     return sorted({str(o.reader) for o in others if logs(o) == logs(mine) and o.reader != mine.reader})
-
-
-def _writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
-    # ``isStreaming`` is checked first: a remote DataFrame has any attribute, as a column of that name.
-    if not hasattr(result, "isStreaming"):
-        if hasattr(result, "foreachBatch"):
-            return result
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} returned {type(result).__name__}.",
-            remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
-        )
-    if not result.isStreaming:
-        raise ConfigurationError(
-            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
-            remedy="Derive the result from the DataFrame that the function is given.",
-        )
-    return writer_of(spec, result, checkpoint, remote=remote)
 
 
 def _as_it_turned_out(spec: PipelineSpec, result: Any, checkpoint: str) -> PipelineSpec:

@@ -25,6 +25,19 @@ from streamworker.spark.source.sink import Batches, Handed, OncePerBatch, WholeR
 
 def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
     """Return the stream writer of a pipeline's result, which has neither a trigger nor a checkpoint yet."""
+    # ``isStreaming`` is checked first: a remote DataFrame has any attribute, as a column of that name.
+    if not hasattr(result, "isStreaming"):
+        if hasattr(result, "foreachBatch"):
+            return result
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned {type(result).__name__}.",
+            remedy="Its function returns a DataFrame, or the stream writer of one (df.writeStream...).",
+        )
+    if not result.isStreaming:
+        raise ConfigurationError(
+            f"Pipeline {spec.name!r} returned a DataFrame that does not come from its argument.",
+            remedy="Derive the result from the DataFrame that the function is given.",
+        )
     if spec.write is not None:
         return result.writeStream.outputMode(spec.mode).foreachBatch(Handed(spec.write, checkpoint))
     if spec.path is None and spec.format not in PATHLESS_FORMATS:
@@ -46,8 +59,11 @@ def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool)
         whole.check()
         return result.writeStream.outputMode("complete").foreachBatch(whole)
     if (sink := _sink_of(spec, result, checkpoint, options)) is not None:
-        if sink.needs and not remote:
-            _need(spec.format, sink.needs)
+        if sink.needs and not remote and find_spec(sink.needs) is None:
+            raise ConfigurationError(
+                f"Format {spec.format} needs {sink.needs}, which is not installed.",
+                remedy=f"Run: pip install 'streamworker[{spec.format}]'",
+            )
         if not (sink.needs and remote):  # The server's disk and packages are another machine's.
             sink.begin()
         return result.writeStream.outputMode(spec.mode).foreachBatch(sink)
@@ -100,14 +116,6 @@ def _postgres(spec: PipelineSpec, result: Any, checkpoint: str) -> Postgres:
         upsert=spec.upsert,
         whole=spec.mode == "complete" and not spec.upsert,
     )
-
-
-def _need(extra: str, package: str) -> None:
-    if find_spec(package) is None:
-        raise ConfigurationError(
-            f"Format {extra} needs {package}, which is not installed.",
-            remedy=f"Run: pip install 'streamworker[{extra}]'",
-        )
 
 
 def _need_columns(spec: PipelineSpec, result: Any, what: str, columns: tuple[str, ...]) -> None:
