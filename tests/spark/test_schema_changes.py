@@ -16,6 +16,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from streamworker.core.data.entries import ZERO
 from streamworker.errors import ConfigurationError, RecordError, SchemaChanged
 from streamworker.redisio.data.ackedlog import schema_fingerprint, serialize_schema
+from streamworker.spark.driver.queries import source_rows
 from streamworker.spark.driver.session import Session
 from streamworker.spark.source.datasource import StreamworkerDataSource
 from streamworker.spark.source.logs import LogEntry
@@ -180,6 +181,17 @@ def test_a_query_of_a_user_ends_before_the_batch_and_says_to_start_it_again(
     run(spark, acked.options(), tmp_path)
     found = in_table(spark, tmp_path / "table")
     assert found == whole(acked, 0, ["n", "user", "amount", "extra"])
+
+
+@pytest.mark.parametrize("name", ["recordSchema", "recordschema"])
+def test_the_schema_that_a_pipeline_is_given_is_the_one_it_has(
+    spark_session: Session, acked: AckedLog, name: str
+) -> None:
+    """However its option is written: Spark does not tell upper from lower case."""
+    acked.fill(0, [3])
+    given = declared_schema(ORDER).add("note", LongType())
+    spec = pipeline(same, options={name: given.json()})
+    assert source_rows(spec, spec.processors[0], spark_session).columns == [*ORDER.names, "note"]
 
 
 # -- without Spark ---------------------------------------------------------------------------

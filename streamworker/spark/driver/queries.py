@@ -78,7 +78,8 @@ def source_rows(
         options["failOnDataLoss"] = "true"  # The result would be of a part of the rows.
     if _is_table(spec):
         options |= {"sinkPath": absolute(str(spec.path)), "sinkCheckpoint": absolute(checkpoint_of(spec))}
-    options.setdefault("recordSchema", declared_schema(log_schema(processor)).json())
+    if "recordschema" not in given:
+        options["recordSchema"] = declared_schema(log_schema(processor)).json()
     # Each query needs its own registration: see ``register``.
     register(session.spark, by_value=session.remote)
     return session.spark.readStream.format(FORMAT).options(**options).load()
