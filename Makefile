@@ -82,7 +82,7 @@ FILES := --dist loadfile --no-loadscope-reorder --durations=10
 
 # What only `make test-full` has waits for more of its time than what `make test` has.
 test: AT_A_TIME := 4
-test-full: AT_A_TIME := 6
+test-full: AT_A_TIME := 5
 
 # Only these are collected for it: to collect all takes as long as many of these tests.
 ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)

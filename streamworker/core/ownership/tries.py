@@ -29,11 +29,15 @@ class Tries:
     def __init__(self, lock: Acquired, errors: Policies, window: int) -> None:
         self._deaths, self._epoch = lock.deaths or 0, lock.epoch
         self._limit = errors.attempts_of(ProcessDied)
-        # A call that was under way when its owner died may have nothing to do with that.
-        chance = 1 if lock.deaths == 0 else 0
-        self.before = {each: count - chance for each, count in lock.tries if each > lock.checkpoint}
+        self._begun = {each: count for each, count in lock.tries if each > lock.checkpoint}
+        """Calls that were begun, by record: what is stored. So whoever comes next takes off the same call."""
+        accused = min(self._begun, default=None) if lock.deaths else None
+        # Of other calls that were under way when the last owner died nobody knows what became.
+        unknown = 0 if lock.deaths is None else 1
+        self.before = {
+            each: count if each == accused else max(0, count - unknown) for each, count in self._begun.items()
+        }
         """Calls that earlier owners have made, by record."""
-        self._begun = dict(self.before)
         self.alone = 0 if lock.deaths is None or self._limit is None else window
         """How many of the next records are taken one by one: one of them may have killed the last owner."""
 
@@ -55,14 +59,15 @@ class Tries:
     def suspect(self, entry: Entry) -> ProcessingError | Mapping[EntryId, int]:
         """Name a record that is taken alone; return what to store, or its error if it kills its owners."""
         self.before = {each: count for each, count in self.before.items() if each >= entry.id}
+        self._begun = {each: count for each, count in self._begun.items() if each >= entry.id}
         deaths, is_over = self._deaths, self._is_over(entry.id)
         self._deaths = 0
         # What has come since the last owner died cannot have killed it.
         self.alone = 0 if is_over or entry.id.ms > self._epoch else self.alone - 1
         if is_over:
             return ProcessDied(f"{deaths} workers died in a row in the call of this record.")
-        self.before.setdefault(entry.id, 0)
-        return {**self.before, entry.id: self.before[entry.id] + 1}
+        self._begun[entry.id] = self.before.setdefault(entry.id, 0) + 1
+        return self._begun
 
     def _is_over(self, record: EntryId | None) -> bool:
         """Whether a record is not called again, which the last owners were calling when they died."""
