@@ -15,7 +15,7 @@ on one node, and gets ``TRYAGAIN`` meanwhile: that counts as no answer, and the 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, TryAgainError
@@ -137,9 +137,7 @@ class Cluster:
                 self._send(where, [calls[index] for index in indexes], left_ms, script, durability)
                 for where, indexes in parts.items()
             ]
-            # Most calls use one node, which needs no task.
-            told = [await sent[0]] if len(sent) == 1 else await asyncio.gather(*sent)
-            for ((address, _), indexes), replies in zip(parts.items(), told, strict=True):
+            for ((address, _), indexes), replies in zip(parts.items(), await _together(sent), strict=True):
                 if isinstance(replies, BackendError):
                     unanswered += [replies] * len(indexes)
                     replies = [replies] * len(indexes)
@@ -269,6 +267,22 @@ def _slots(keys: Sequence[str], near: str = "") -> list[int | None]:
         slot = slot_of(key) if key else slot
         slots.append(slot)
     return slots
+
+
+async def _together(
+    sent: Sequence[Coroutine[Any, Any, list[Reply] | BackendError]],
+) -> list[list[Reply] | BackendError]:
+    """Await coroutines concurrently; a single one gets no task, since most calls use one node.
+
+    All have ended when this raises: an error that is no answer leaves no call behind.
+    """
+    if len(sent) == 1:
+        return [await sent[0]]
+    found = await asyncio.gather(*sent, return_exceptions=True)
+    for each in found:
+        if isinstance(each, BaseException) and not isinstance(each, BackendError):
+            raise each
+    return found  # type: ignore[return-value]
 
 
 def _elsewhere(address: str) -> BackendUnavailable:
