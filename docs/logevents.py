@@ -133,6 +133,7 @@ MEANINGS = {
     "send_unanswered": "A send had no answer; it is sent again, and written once.",
     "sends_lost": "Redis lost records whose sends had been confirmed.",
     "serving": "Probes, metrics or both are served at this address.",
+    "signal_taken_back": "Code of the app replaced the worker's handler of SIGTERM or SIGINT; the worker installed its own again.",
     "source_read_again": "Redis went back, so entries of an adopted source are read again.",
     "source_trimmed": "Entries of an adopted source were dropped before they were taken.",
     "source_unread": "An adopted source could not be read; it is tried again.",

@@ -315,6 +315,28 @@ def test_a_worker_that_redis_keeps_from_leaving_does_not_blame_its_event_loop(
     assert "its tasks, such as a call to Redis" in said, said
 
 
+TAKEN = """
+async def handle(line: Line) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: Path("mine").touch())
+    Path("taken").touch()
+"""
+
+
+@pytest.mark.full("starts a worker, and waits for its looks at the handlers")
+def test_a_worker_drains_although_a_library_has_replaced_its_handler_of_sigterm(
+    redis_url: str, begin: Begin, tmp_path: Path
+) -> None:
+    """As Ray's does; else the worker would never hear of its end, and its partitions wait for its death."""
+    worker = begin(TAKEN, HELPERS + APP)
+    _send(redis_url, "x")
+    wait_for((tmp_path / "taken").exists, "the handler is replaced")
+    wait_for(lambda: "signal_taken_back" in worker.log(), "the worker has taken it back")
+    worker.terminate()
+    assert worker.wait(60) == 0
+    assert not (tmp_path / "mine").exists()
+    assert "<lambda>" in worker.log()
+
+
 WAITED_FOR = """
 async def handle(line: Line) -> None:
     threading.Thread(target=last_words).start()

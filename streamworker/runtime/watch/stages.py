@@ -10,6 +10,10 @@ where a writer waits while it holds the log's lock. So a separate thread waits f
 the deadline. It starts before any signal arrives: a signal handler interrupts the main thread anywhere, and
 can neither log nor start a thread safely.
 
+A library that a function loads may install handlers of its own in the middle of the work, as Ray does.
+SIGTERM would then pass the worker by, and its partitions would wait for its death. So the worker looks once a
+second whose the handlers are, takes them back, and says so.
+
 The one gap is Python's own: it runs the signal handler in the main thread. If that thread is in a system
 call that blocks, and the signal came just before the call, or another thread got it, as may happen after
 SIGSTOP, the handler runs when the call returns. Only SIGKILL ends the process before.
@@ -26,6 +30,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from streamworker.core.text import storable
 from streamworker.handlers import handle
 from streamworker.log import get_logger
 from streamworker.runtime.run.threads import running_calls
@@ -37,6 +42,10 @@ FORCED = 5
 
 UNTOLD = 6
 """Exit code of a worker that ended without a signal; a user's code can cause this."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LOOK_S = 1.0
+"""Interval of looks whether the handlers are still the worker's."""
 
 LOG_S = 0.5
 """How long the thread waits for the log to take one line."""
@@ -57,15 +66,29 @@ class TwoStages:
         self._told: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         """Signals that arrived; None when the worker has ended."""
         self._has_left = False
+        self._handler = self._received  # One object, so that `_look` knows it again.
 
     def __enter__(self) -> None:
         self._loop = asyncio.get_running_loop()
         threading.Thread(target=self._watch, name="streamworker-end", daemon=True).start()
-        handle((signal.SIGTERM, signal.SIGINT), self._received)
+        handle(SIGNALS, self._handler)
+        self._loop.call_later(LOOK_S, self._look)
 
     def __exit__(self, *_: object) -> None:
         self._has_left = True
         self._told.put(None)
+
+    def _look(self) -> None:
+        """Take back the signals whose handlers other code of this process has replaced."""
+        if self._has_left:
+            return
+        for number in SIGNALS:
+            if (found := signal.getsignal(number)) is not self._handler:
+                handle((number,), self._handler)
+                handler = storable(found, repr)
+                remedy = "End what it ended in a resource: the worker closes resources when it has drained."
+                log.warning("signal_taken_back", signal=number.name, handler=handler, remedy=remedy)
+        self._loop.call_later(LOOK_S, self._look)
 
     def _received(self, number: int, _frame: FrameType | None) -> None:
         self._told.put(number)  # Only this is safe here: SimpleQueue.put is reentrant.
