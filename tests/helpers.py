@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import logging
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -25,6 +26,13 @@ POLL_S = 0.02
 PATIENCE_S = 60.0
 """How long what has to happen is waited for. Nothing is tested by it: it ends a test that would wait for
 ever, and on a busy machine a process needs ten seconds to start."""
+
+
+def exchanged(port: int, said: bytes, host: str = "127.0.0.1") -> bytes:
+    """Send bytes to a server of this machine, and return all that it answers until it closes."""
+    with socket.create_connection((host, port), timeout=PATIENCE_S) as connection:
+        connection.sendall(said)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def drawn(examples: int) -> settings:

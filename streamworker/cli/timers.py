@@ -1,5 +1,6 @@
 """``streamworker timers``: when the timers of an app ran last, and when they run next."""
 
+from datetime import tzinfo
 from typing import Annotated, Any
 
 import anyio
@@ -100,15 +101,27 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
         )
 
 
-async def timers_of(backend: Backend, app: App, *, with_calls: bool = True) -> list[dict[str, Any]]:
-    """Return the timers of an app in words; without their calls for a user who may not read state."""
+async def timers_of(
+    backend: Backend, app: App, *, with_calls: bool = True, zone: tzinfo | None = None
+) -> list[dict[str, Any]]:
+    """Return the timers of an app in words; without their calls for a user who may not read state.
+
+    Times are in a time zone, by default that of each timer.
+    """
     groups = sorted(app.registry.groups, key=lambda spec: spec.stream.has_records)  # The app's timers first.
     now_ms = await backend.time_ms()
-    return [await _row(backend, spec, timer, now_ms, with_calls) for spec in groups for timer in spec.timers]
+    return [
+        await _row(backend, spec, timer, now_ms, with_calls, zone) for spec in groups for timer in spec.timers
+    ]
 
 
 async def _row(
-    backend: Backend, spec: ProcessorSpec, timer: TimerSpec, now_ms: int, with_calls: bool
+    backend: Backend,
+    spec: ProcessorSpec,
+    timer: TimerSpec,
+    now_ms: int,
+    with_calls: bool,
+    zone: tzinfo | None,
 ) -> dict[str, Any]:
     partitions = range(spec.stream.partitions)
     calls = await read_calls(backend, group_keys(spec), partitions, timer.name) if with_calls else []
@@ -119,13 +132,13 @@ async def _row(
         "on": "app" if not spec.stream.has_records else f"each partition of {spec.name}",
         "missed": timer.missed,
         "last": "",
-        "next": _time(timer, schedule.after(now_ms)),
+        "next": _time(timer, schedule.after(now_ms), zone),
         "took": "",
         "failing": await _failing(backend, spec, timer),
     }
     if newest is not None:
         there = "" if len(partitions) == 1 else f" ({len(calls)} of {counted(len(partitions), 'partition')})"
-        row["last"] = _time(timer, newest.at) + there
+        row["last"] = _time(timer, newest.at, zone) + there
         row["took"] = f"{duration(newest.took)} by {name_of(newest.by)}"
     return row
 
@@ -138,6 +151,7 @@ async def _failing(backend: Backend, spec: ProcessorSpec, timer: TimerSpec) -> s
     return next((reason.removeprefix(begin) for reason in found if reason.startswith(begin)), "")
 
 
-def _time(timer: TimerSpec, ms: int) -> str:
-    """Write a time as all commands do, in the time zone of the timer."""
-    return timer.schedule.moment(ms).isoformat(sep=" ", timespec="seconds")
+def _time(timer: TimerSpec, ms: int, zone: tzinfo | None) -> str:
+    """Write a time as all commands do, by default in the time zone of the timer."""
+    moment = timer.schedule.moment(ms)
+    return (moment.astimezone(zone) if zone else moment).isoformat(sep=" ", timespec="seconds")

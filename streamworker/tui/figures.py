@@ -1,6 +1,6 @@
 """Formats numbers and times as short text, for tables and the live view."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 
 from streamworker.core.snapshot import PartitionView, ReaderView
 
@@ -76,9 +76,9 @@ def duration(ms: int | None) -> str:
     return f"{seconds // 86_400} d {seconds % 86_400 // 3_600:02d} h"
 
 
-def local_time(ms: int, timespec: str = "seconds") -> str:
-    """Write a time of the server in this machine's time zone."""
-    return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec=timespec)
+def local_time(ms: int, timespec: str = "seconds", zone: tzinfo | None = None) -> str:
+    """Write a time of the server in a time zone, by default this machine's."""
+    return datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone).isoformat(sep=" ", timespec=timespec)
 
 
 def state_of(view: PartitionView) -> str:
@@ -86,17 +86,17 @@ def state_of(view: PartitionView) -> str:
     return "no worker" if view.state == "unowned" else view.state
 
 
-def held_up(view: PartitionView, now_ms: int) -> str:
+def held_up(view: PartitionView, now_ms: int, zone: tzinfo | None = None) -> str:
     """Say what holds a partition up: a pause, a failing record, or the reason in its lock; mostly nothing."""
     if view.pause is None and view.retry is not None:
-        since = local_time(view.retry.since_ms)
+        since = local_time(view.retry.since_ms, zone=zone)
         next_in = duration(max(0, view.retry.next_ms - now_ms))
         return f"since {since} (attempt {view.retry.attempt}, next in {next_in}): {view.reason}"
     if view.pause is None:
         return view.reason
     why = f' "{view.pause.why}"' if view.pause.why else ""
     state = "pausing" if view.state == "pausing" else "paused"
-    return f"{state} by {view.pause.by} at {local_time(view.pause.at_ms)}{why}"
+    return f"{state} by {view.pause.by} at {local_time(view.pause.at_ms, zone=zone)}{why}"
 
 
 def failure(view: ReaderView, now_ms: int) -> str:

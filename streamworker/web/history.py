@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC
 from typing import Any
 
 import msgspec
@@ -103,7 +104,7 @@ def _frame(rows: model.Model, age_ms: int) -> dict[str, Any]:
     held = [
         (view.partition, view.state, why)
         for view in group.partitions
-        if (why := held_up(view, group.taken_ms)) or view.state == "halted"
+        if (why := held_up(view, group.taken_ms, UTC)) or view.state == "halted"
     ]
     dead = {view.partition: view.dead for view in group.partitions if view.dead}
     return {

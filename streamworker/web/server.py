@@ -1,6 +1,7 @@
 """Serves the page: who may have it, and how a browser must treat it."""
 
 import hmac
+import re
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -17,8 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from streamworker.web.broadcast import Broadcast
 
 STATIC = Path(__file__).parent / "static"
-COOKIE = "streamworker_token"
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+
+_OWN_HOST = re.compile(r"(?:127\.0\.0\.1|localhost|\[::1\])(?::([0-9]{1,5}))?", re.IGNORECASE)
+"""What ``Host`` may say without a token. Tunnels and proxies of this machine have ports of their own."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
@@ -53,19 +56,27 @@ def page(broadcast: Broadcast, token: str = "") -> ASGIApp:
         return FileResponse(STATIC / "index.html")
 
     routes = [Route("/", index), Route("/events", events), Route("/at", at)]
-    return Guard(Starlette(routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))]), token)
+    inner = Starlette(routes=[*routes, Mount("/static", StaticFiles(directory=STATIC))])
+    return Guard(inner, broadcast.app, token)
 
 
 class Guard:
     """Lets through who may see the page, and adds ``HEADERS`` to each answer.
 
     Without a token only this machine reaches the server, and a request must name it: a page of a foreign name
-    that leads to this machine (DNS rebinding) would otherwise be read by that name's owner.
+    that leads to this machine (DNS rebinding) would otherwise be read by that name's owner. The header is
+    compared as it came, since Starlette takes the server's own address for a name that it cannot parse, and
+    browsers and DNS know such names.
+
+    Browsers send a cookie to each port of a host. So its name tells views apart: by the app, and by the token,
+    as two views of one app may differ in their namespace. It has no path, so a browser takes the folder of
+    the page as its address names it, which a server behind a proxy does not know.
     """
 
-    def __init__(self, inner: ASGIApp, token: str) -> None:
+    def __init__(self, inner: ASGIApp, app: str, token: str) -> None:
         self._inner = inner
         self._token = _digest(token) if token else ""
+        self._cookie = f"streamworker_{app}_{self._token[:8]}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -84,12 +95,12 @@ class Guard:
     def _answer(self, request: Request) -> Response | None:
         """Return the answer to a request that is not passed on."""
         if not self._token:
-            if request.url.hostname in LOOPBACK_NAMES:
+            if _names_this_machine(request.headers.getlist("host")):
                 return None
             said = "This page is for this machine, by its own name. Start it with --token for other names.\n"
             return PlainTextResponse(said, 403)
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        known = [request.cookies.get(COOKIE, ""), _digest(bearer) if scheme.lower() == "bearer" else ""]
+        known = [request.cookies.get(self._cookie, ""), _digest(bearer) if scheme.lower() == "bearer" else ""]
         if any(hmac.compare_digest(each.encode(), self._token.encode()) for each in known):
             return None
         given = request.query_params.get("token")
@@ -97,12 +108,20 @@ class Guard:
             # The address without the token: it stays in no history and in no picture of the screen.
             answer = RedirectResponse(".", 303)
             secure = request.headers.get("x-forwarded-proto", request.url.scheme) == "https"
-            answer.set_cookie(COOKIE, self._token, httponly=True, samesite="lax", secure=secure)
+            answer.set_cookie(
+                self._cookie, self._token, path=None, httponly=True, samesite="lax", secure=secure
+            )
             return answer
         said = (
             "This page needs its token: add ?token=... to the address once, or send it as a bearer token.\n"
         )
         return PlainTextResponse(said, 401, {"WWW-Authenticate": "Bearer"})
+
+
+def _names_this_machine(hosts: Sequence[str]) -> bool:
+    """Check the ``Host`` headers of a request; without one, or with two, nobody knows what was meant."""
+    found = _OWN_HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    return found is not None and 0 < int(found[1] or 80) < 65536
 
 
 def _digest(token: str) -> str:

@@ -16,9 +16,9 @@ async def nothing() -> Seen:
     raise AssertionError("The feed of this test is filled by hand.")
 
 
-def fed(*groups: GroupSnapshot) -> Broadcast:
+def fed(*groups: GroupSnapshot, app: str = "shop") -> Broadcast:
     """Return a feed that has seen these groups."""
-    feed = Broadcast("shop", nothing)
+    feed = Broadcast(app, nothing)
     for each in groups:
         feed.arrived(seen([each]))
     return feed

@@ -21,7 +21,7 @@ from streamworker.web.history import HOUR_MS
 from tests.cli.test_hostile_text import HOSTILE, SEEN
 from tests.conftest import CI
 from tests.helpers import wait_for
-from tests.web.browser import CHROMIUM, NO_SANDBOX, Site
+from tests.web.browser import CHROMIUM, NO_SANDBOX, Proxy, Site
 from tests.web.groups import START_MS, at, edges, seen
 
 pytestmark = [pytest.mark.full("needs Chromium, which is a package of the system"), pytest.mark.slow]
@@ -191,6 +191,51 @@ def test_an_outage_is_told_and_the_last_frame_stays(open_page: Open) -> None:
         assert page.locator(".cell[data-s]").count() >= 8
         go_on(site, [page])
         page.wait_for_selector("#banner", state="hidden")
+
+
+def test_the_page_comes_back_by_itself_behind_a_proxy_and_after_a_new_token(browser: Browser) -> None:
+    """An answer that is no stream ends what a browser does by itself. The page says the cause meanwhile."""
+    first, second = "the-first-token-of-a-test", "the-second-token-of-a-test"
+    with Site(of(8, 3), first).served() as site, browser.new_context() as context:
+        proxy = Proxy(site)
+        with proxy.served() as url:
+            page = context.new_page()
+            page.goto(f"{url}?token={first}")
+            page.wait_for_selector(".cell[data-s]")
+            proxy.go_away()
+            page.wait_for_selector("#banner >> text=cannot be reached: the answer is 502")
+            proxy.is_away = False
+            page.wait_for_selector("#banner", state="hidden")
+            site.use_token(second)
+            proxy.go_away(for_long=False)
+            page.wait_for_selector("#banner >> text=needs another token")
+            context.request.get(f"{url}?token={second}")
+            page.wait_for_selector("#banner", state="hidden")
+            site.before_end.append(context.close)
+
+
+def test_times_are_in_utc_and_have_a_date_unless_they_are_of_today(browser: Browser) -> None:
+    """Wherever the browser is, and also when a day ends while the page is open."""
+    letter = {"processor": "price", "letter": "3/1", "attempts": 1, "error": "ValueError", "value": None}
+
+    def of_two_days(second: int) -> Seen:
+        found = of(8, 3)(second)
+        letters = [{**letter, "at_ms": START_MS}, {**letter, "at_ms": START_MS - 7 * 86_400_000}]
+        return replace(found, facts={**found.facts, "letters": letters})
+
+    with Site(of_two_days).served() as site:
+        page = browser.new_context(timezone_id="Asia/Tokyo").new_page()
+        site.before_end.append(page.context.close)
+        page.clock.set_fixed_time(START_MS / 1000)
+        page.goto(site.url)
+        page.wait_for_selector("#letters >> text=2026-11-20 08:00:00")
+        times = "td:nth-child(2)"
+        assert page.locator(f"#letters {times}").all_inner_texts() == ["08:00:00", "2026-11-20 08:00:00"]
+        assert page.inner_text("#clock") == "08:00:01 UTC"
+        page.clock.set_fixed_time(START_MS / 1000 + 86_400)
+        go_on(site, [page])
+        shown = page.locator(f"#letters {times}").all_inner_texts()
+        assert shown == ["2026-11-27 08:00:00", "2026-11-20 08:00:00"]
 
 
 def test_a_thousand_partitions_freeze_no_tab(open_page: Open) -> None:

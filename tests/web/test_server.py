@@ -10,18 +10,22 @@ import msgspec
 import pytest
 
 from streamworker.web.broadcast import Broadcast
-from streamworker.web.server import COOKIE, HEADERS, STATIC, page
+from streamworker.web.server import HEADERS, STATIC, page
+from tests.helpers import exchanged
+from tests.web.browser import Site
 from tests.web.groups import at, fed, nothing, seen
 
 TOKEN = "a-long-token-of-a-test"
 T = TypeVar("T")
 
 
-def ask(path: str, *, token: str = "", base: str = "http://127.0.0.1:8800", **how: Any) -> httpx.Response:
+def ask(
+    path: str, *, app: str = "shop", token: str = "", base: str = "http://127.0.0.1:8800", **how: Any
+) -> httpx.Response:
     """Return the answer to a GET, after insisting on the headers that each answer has."""
 
     async def asking() -> httpx.Response:
-        transport = httpx.ASGITransport(app=page(fed(at(0, 8, 3)), token))
+        transport = httpx.ASGITransport(app=page(fed(at(0, 8, 3), app=app), token))
         async with httpx.AsyncClient(transport=transport, base_url=base, **how) as client:
             return await client.get(path)
 
@@ -46,6 +50,31 @@ def test_a_foreign_name_that_leads_to_this_machine_gets_nothing(host: str) -> No
         assert "--token" in answer.text
 
 
+FOREIGN = [
+    b"plain.evil.example", b'a"b.evil.example', b"a`b.evil.example", b"a{b}.evil.example", b"a{b.evil.example",
+    b"evil.example:99999", b"127.0.0.1.evil.example", b"localhost@evil.example", b"evil.example@localhost",
+    b"[", b"", b"[::1", b"::1", b"localhost.", b"l\xf6calhost", b"localhost/evil", b"localhost evil.example",
+    b"localhost, evil.example", b"localhost:", b"localhost:0", b"localhost:65536", b"localhost:8a",
+]  # fmt: skip
+OWN = [b"localhost", b"LocalHost:8800", b"127.0.0.1", b"[::1]:8800", b"localhost:1"]  # Tunnels have any port.
+
+
+def test_what_no_library_can_read_is_a_foreign_name() -> None:
+    """As bytes on a socket: clients and test kits send valid names only."""
+    with Site(lambda second: seen([at(second, 8, 3)])).served() as site:
+        port = int(site.url.rpartition(":")[2].strip("/"))
+
+        def status(head: bytes, target: bytes = b"/at", version: bytes = b"1.1") -> int:
+            said = b"GET %b HTTP/%b\r\n%bConnection: close\r\n\r\n" % (target, version, head)
+            return int(exchanged(port, said).split()[1])
+
+        found = {host: status(b"Host: %b\r\n" % host) for host in [*FOREIGN, *OWN]}
+        assert found == dict.fromkeys(FOREIGN, 403) | dict.fromkeys(OWN, 200)
+        assert status(b"", version=b"1.0") == 403
+        assert status(b"Host: evil.example\r\n", b"http://localhost/at") == 403
+        assert status(b"Host: localhost\r\nHost: evil.example\r\n") in (400, 403)
+
+
 def test_with_a_token_nobody_else_gets_anything() -> None:
     """Not this machine either."""
     for path in ("/", "/events", "/at", "/static/page.js", "/?token=wrong", "/?token="):
@@ -56,7 +85,8 @@ def test_with_a_token_nobody_else_gets_anything() -> None:
         {"Authorization": "Bearer"},
     )
     assert {ask("/", token=TOKEN, headers=each).status_code for each in wrong} == {401}
-    assert ask("/", token=TOKEN, cookies={COOKIE: TOKEN.encode().hex()}).status_code == 401
+    cookies = ask(f"/?token={TOKEN}", token=TOKEN).cookies
+    assert ask("/", token=TOKEN, cookies=dict.fromkeys(cookies, TOKEN.encode().hex())).status_code == 401
 
 
 def test_a_token_is_a_bearer_or_becomes_a_cookie_that_scripts_cannot_read() -> None:
@@ -67,9 +97,19 @@ def test_a_token_is_a_bearer_or_becomes_a_cookie_that_scripts_cannot_read() -> N
     answer = ask(f"/?token={TOKEN}", token=TOKEN, base=base)
     assert (answer.status_code, answer.headers["location"]) == (303, ".")
     cookie = answer.headers["set-cookie"]
-    assert re.search(r"HttpOnly; Path=/; SameSite=lax; Secure", cookie)
+    assert re.search(r"; HttpOnly; SameSite=lax; Secure", cookie)
     assert TOKEN not in cookie
     assert ask("/at", token=TOKEN, base=base, cookies=dict(answer.cookies)).status_code == 200
+
+
+def test_views_of_one_host_do_not_log_each_other_out() -> None:
+    """Of two apps, and of two tokens of one app; behind a proxy a cookie is for the folder of the page."""
+    cookies = [
+        ask(f"/?token={token}", app=app, token=token).headers["set-cookie"].split("=")
+        for app, token in (("shop", TOKEN), ("billing", TOKEN), ("shop", TOKEN[::-1]))
+    ]
+    assert len({name for name, *_ in cookies}) == 3
+    assert not [each for each in cookies if "path" in str(each).lower()]  # A browser takes the folder.
 
 
 def test_each_answer_has_the_headers_and_what_is_not_there_is_not_found() -> None:

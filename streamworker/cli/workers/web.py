@@ -5,6 +5,7 @@ import re
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
@@ -147,9 +148,9 @@ class _Looks:
     async def _seldom(self, groups: list[GroupSnapshot]) -> dict[str, Any]:
         """Return what changes seldom; ``hidden`` names what this user of Redis may not read."""
         specs = self._app.registry.processors
-        timers = await self._unless_hidden("timers", partial(timers_of, self._backend, self._app))
+        timers = await self._unless_hidden("timers", partial(timers_of, self._backend, self._app, zone=UTC))
         if timers is None:
-            timers = await timers_of(self._backend, self._app, with_calls=False)
+            timers = await timers_of(self._backend, self._app, with_calls=False, zone=UTC)
         letters, failing = [], []
         for group in groups:
             spec = specs[group.processor]

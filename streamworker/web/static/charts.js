@@ -1,5 +1,5 @@
 // Lag, rate and age of the last hour.
-import { clock, compact, duration, make, put } from "./words.js";
+import { compact, duration, make, put, time } from "./words.js";
 
 const HOUR_MS = 3_600_000, HEIGHT = 132;
 const KINDS = [
@@ -33,7 +33,7 @@ export function build() {
       cursor: { sync: { key: "time" }, drag: { x: false, y: false }, points: { size: 5 } },
       scales: { y: { range: (_, __, most) => [0, Math.max(1, (most ?? 0) * 1.1)] } },
       axes: [
-        { ...axis, size: 24, space: 55, values: (_, times) => times.map((s) => clock(s * 1000).slice(0, points.t.at(-1) - points.t[0] > 240 ? 5 : 8)) },
+        { ...axis, size: 24, space: 55, values: (_, times) => times.map((s) => time(s * 1000).slice(0, points.t.at(-1) - points.t[0] > 240 ? 5 : 8)) },
         { ...axis, size: 56, space: 28, values: (_, values) => values.map(form) },
       ],
       series: [{}, ...marks.map((mark) => ({ stroke: colour(mark), width: 1.5, points: { show: false } }))],

@@ -2,17 +2,18 @@
 import * as charts from "./charts.js";
 import * as graph from "./graph.js";
 import * as matrix from "./matrix.js";
-import { bytes, clock, compact, duration, make, put, table, whole } from "./words.js";
+import { bytes, clock, compact, day, duration, make, put, table, whole } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-let source = null, frame = null, facts = {}, shownAt = null;
+const RETRY_FIRST_MS = 1000, RETRY_MAX_MS = 8000;
+let source = null, frame = null, facts = {}, shownAt = null, retry = 0, retryMs = RETRY_FIRST_MS, today = day();
 // What a test measures: how many frames were drawn, and the milliseconds of script that the last ones took.
 const frames = (window.framesDrawn = { count: 0, took: [] });
 
 const wanted = () => decodeURIComponent(location.hash.slice(1));
 
 function listen() {
-  source?.close();
+  stop();
   source = new EventSource(`events?processor=${encodeURIComponent(wanted())}`);
   const on = (name, act) => source.addEventListener(name, ({ data }) => {
     const began = performance.now();
@@ -25,7 +26,28 @@ function listen() {
   on("facts", (news) => drawFacts((facts = news)));
   on("frame", arrived);
   on("problem", (problem) => banner(`Redis does not answer. ${problem}`));
-  source.onerror = () => banner("The server of this page does not answer.");
+  source.onopen = () => (retryMs = RETRY_FIRST_MS);
+  source.onerror = lost;
+}
+
+function stop() {
+  clearTimeout(retry);
+  source?.close();
+}
+
+// A browser listens again by itself if a connection breaks, but not after an answer that is no stream: the 502 of a
+// proxy whose server restarts, or the 401 of a server that has another token.
+async function lost() {
+  const its = source;
+  if (its.readyState === EventSource.CLOSED) {
+    retry = setTimeout(listen, retryMs);
+    retryMs = Math.min(2 * retryMs, RETRY_MAX_MS);
+  }
+  const status = await fetch("at").then((answer) => answer.status, () => 0);
+  if (source !== its || its.readyState === EventSource.OPEN) return;
+  const why = status === 401 ? "needs another token. Add ?token=... to the address of this page once"
+    : status > 299 ? `cannot be reached: the answer is ${status}` : "does not answer";
+  banner(`The server of this page ${why}.`);
 }
 
 function hello({ app, processor, points }) {
@@ -40,7 +62,8 @@ function arrived(news) {
   frame = news;
   const { group, every, edges } = news;
   banner("");
-  put($("clock"), clock(group.t));
+  put($("clock"), `${clock(group.t)} UTC`);
+  if (today !== day()) (today = day()), facts.record && drawFacts(facts);
   tabs(every, group.processor);
   figures(group);
   charts.add(group);
@@ -53,7 +76,7 @@ function arrived(news) {
 
 function banner(text) {
   $("banner").hidden = !text;
-  put($("banner"), text && frame ? `${text} What you see is of ${clock(frame.group.t)}.` : text);
+  put($("banner"), text && frame ? `${text} What you see is of ${clock(frame.group.t)} UTC.` : text);
 }
 
 function tabs(every, selected) {
@@ -126,7 +149,7 @@ function drawFacts({ record, letters, timers, hidden }) {
   };
   table($("record"), ["time", "cause", "who", ">moved", ">took"], changes.slice(0, 100).map((change) =>
     [button(change), change.cause, change.member, whole(change.moved), change.ms === null ? "moving" : duration(change.ms)]),
-    "Nothing has changed yet: no worker has joined.", changes);
+    "Nothing has changed yet: no worker has joined.", [today, changes]);
   marks(changes);
   const values = letters.some((letter) => letter.value !== null);
   table($("letters"), ["letter", "time", ">attempts", "error", ...(values ? ["record"] : [])],
@@ -193,7 +216,7 @@ window.addEventListener("hashchange", () => {
   listen();
 });
 // A browser holds few connections to a server, for all of its tabs: only those that are seen have one.
-document.addEventListener("visibilitychange", () => (document.hidden ? source.close() : listen()));
+document.addEventListener("visibilitychange", () => (document.hidden ? stop() : listen()));
 
 const dark = () => {
   const chosen = document.documentElement.dataset.theme;

@@ -39,7 +39,10 @@ export function duration(ms) {
 
 export const bytes = (size) => (size == null ? "–" : compact(size).replace(/(\d)([kMG]?)$/, "$1 $2B"));
 
-export const clock = (ms) => new Date(ms).toLocaleTimeString("en-GB");
+// All times of the page are in UTC, as those in the text that the server writes. Of another day there is a date.
+export const day = (ms = Date.now()) => new Date(ms).toISOString().slice(0, 10);
+export const clock = (ms) => (day(ms) === day() ? "" : `${day(ms)} `) + time(ms);
+export const time = (ms) => new Date(ms).toISOString().slice(11, 19);
 
 // Draws a table into a section, if what it shows has changed. A column is a name; one that begins with ">" is
 // of numbers. A row's cells are texts, or functions that return an element.
