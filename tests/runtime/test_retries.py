@@ -10,9 +10,10 @@ import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Context, Retry
+from streamworker import App, Context, Records, Retry
 from streamworker.core.events import MarkLock
 from streamworker.errors import BackendUnavailable
+from streamworker.records.codecs import Codec
 from streamworker.redisio.group import locks
 from streamworker.runtime import group
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN
@@ -189,3 +190,62 @@ async def test_others_go_on_up_to_a_window_and_then_the_partition_says_that_it_s
         await desk.until_committed(1_500)
         assert [row["number"] for row in await desk.rows()] == list(range(1_500))
         assert running.states[-1] == ""
+
+
+class Spoiling:
+    """Functions that change what they get, and fail four times."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def some(self, batch: list[Item]) -> list[Item]:
+        self.seen.append([item.number for item in batch])
+        changed = list(batch)
+        for item in batch:
+            item.number += 100
+        batch.clear()
+        if len(self.seen) < 5:
+            raise ConnectionError("the database is away")
+        return changed
+
+    def one(self, item: Item) -> Item:
+        return self.some([item])[0]
+
+    async def one_async(self, item: Item) -> Item:
+        return self.one(item)
+
+    async def some_async(self, batch: list[Item]) -> list[Item]:
+        return self.some(batch)
+
+    async def records(self, records: Records[Item], ctx: Context) -> None:
+        async for batch in records.take(2):
+            for item in self.some(batch):
+                ctx.forward(item)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "codec"),
+    [
+        ("one_async", {}, "json"),
+        ("one", {}, "json"),
+        ("one_async", {"concurrency": 2}, "json"),
+        ("some_async", {"batch": 2}, "json"),
+        ("some", {"batch": 2}, "arrow"),
+        ("records", {"output": Item}, "json"),
+    ],
+)
+async def test_each_attempt_gets_the_record_as_it_was_sent(
+    function: str, options: dict[str, Any], codec: Codec, redis_url: str
+) -> None:
+    """A function may change its record and then fail; the next attempt starts from what was sent."""
+    app = App("shop", redis_url=redis_url)
+    items = app.stream("items", Item, partitions=1, codec=codec)
+    spoiling = Spoiling()
+    errors = Retry(backoff=0.01, backoff_max=0.01)
+    processor = app.processor(items, name="p", errors=errors, **options)(getattr(spoiling, function))
+    async with local_worker(app, url=redis_url) as worker:
+        await items.send_many([Item("a", 1), Item("a", 2)])
+        await worker.until_drained()
+        assert [row["number"] for row in await worker.rows(processor)] == [101, 102]
+    assert {number for batch in spoiling.seen for number in batch} <= {1, 2}
+    assert len(spoiling.seen) >= 5

@@ -296,6 +296,13 @@ class Invoker(Results):
                     bad[index] = error
         return Decoded(records, bad)
 
+    def again(self, entries: Sequence[Entry]) -> list[Any]:
+        """Return the records as they were sent, for another attempt: a failed call may have changed them."""
+        decoded = self.decode(entries)
+        for error in decoded.bad.values():
+            raise error
+        return decoded.records
+
     def _set_aside(self, entry: Entry) -> Exception | None:
         """Return why no call may have a record of the entry; None if one may have all."""
         first, last = first_id(entry), entry.id

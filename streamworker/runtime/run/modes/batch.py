@@ -24,6 +24,8 @@ class _Part:
     """Records that failed for good, or that the function set aside."""
     halts: tuple[Entry, Failed] | None = None
     """The record at which the partition halts; nothing after it was handled."""
+    is_first: bool = True
+    """Whether no call had these records yet."""
 
 
 class BatchMode(Mode):
@@ -135,7 +137,9 @@ class BatchMode(Mode):
         async def call(attempt: int) -> Effects:
             nonlocal rows, sends, made
             made = attempt
-            effects = await self.invoker.call_batch(entries, records, attempt)
+            given = records if part.is_first else self.invoker.again(entries)
+            part.is_first = False
+            effects = await self.invoker.call_batch(entries, given, attempt)
             # Rows that cannot be converted to Arrow are an error of this call, not of the commit.
             rows, sends = self.invoker.convert(effects.outputs)
             return effects

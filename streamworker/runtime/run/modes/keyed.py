@@ -180,7 +180,8 @@ class KeyedMode(GroupingMode):
         hand.attempt += 1
         self.activity.begins(index)
         try:
-            effects = await self.invoker.call_record(hand.entry, hand.record, hand.attempt)
+            record = hand.record if hand.attempt == 1 else self.invoker.again([hand.entry])[0]
+            effects = await self.invoker.call_record(hand.entry, record, hand.attempt)
             if effects.outputs:
                 # Rows that cannot be converted to Arrow are an error of this call. At the commit it would
                 # be too late: other records of the key would be done already.

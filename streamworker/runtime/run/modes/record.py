@@ -88,7 +88,8 @@ class RecordMode(GroupingMode):
         """Make the other attempts for a record whose first call failed, or all if ``failed`` is None."""
 
         async def call(attempt: int) -> Effects:
-            effects = await self.invoker.call_record(entry, record, attempt)
+            given = record if attempt == 1 else self.invoker.again([entry])[0]
+            effects = await self.invoker.call_record(entry, given, attempt)
             self.invoker.convert(effects.outputs)
             return effects
 

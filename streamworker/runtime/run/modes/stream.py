@@ -230,6 +230,7 @@ class StreamMode(GroupingMode):
         failed = self.failed(raised, self._attempts + 1, is_one=self._is_one and bool(self._hand))
         hand, self._hand = self._hand, []
         entries = [entry for entry, _, _ in hand]
+        again = self._items(entries)
         first = entries[0].id if hand else None
         self._failures = self._failures + 1 if self._failing == first and self._failures else 1
         self._failing = first
@@ -240,7 +241,7 @@ class StreamMode(GroupingMode):
             return False
         policy = self.policy(failed)
         if isinstance(policy, Retry):
-            self._ahead.extendleft(reversed(hand))
+            self._ahead.extendleft(reversed(again))
             return await self.wait(entries, failed, policy)
         self.activity.recovers()
         self._failures = 0
@@ -250,7 +251,7 @@ class StreamMode(GroupingMode):
         if len(hand) == 1:
             self.add(1, dead=self.removed(entries[0], failed))
         else:
-            self._ahead.extendleft(reversed(hand))
+            self._ahead.extendleft(reversed(again))
         if self._search is not None:
             self._search.failed()
         elif len(hand) > 1:
