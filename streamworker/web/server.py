@@ -68,7 +68,7 @@ class Guard:
     compared as it came, since Starlette takes the server's own address for a name that it cannot parse, and
     browsers and DNS know such names.
 
-    Browsers send a cookie to each port of a host. So its name tells views apart: by the app, and by the token,
+    Browsers send a cookie to each port of a host. Its name tells views apart: by the app, and by the token,
     as two views of one app may differ in their namespace. It has no path, so a browser takes the folder of
     the page as its address names it, which a server behind a proxy does not know.
     """
