@@ -21,7 +21,8 @@ class ExitCode(IntEnum):
 
 MEANINGS = {
     ExitCode.OK: "The command succeeded, or a worker left after a signal.",
-    ExitCode.FAILED: "The result is bad: bad lines, a failed check of doctor, a failed pipeline. "
+    ExitCode.FAILED: "The result is bad: bad lines, a failed check of doctor, a failed pipeline, one of "
+    "spark --once that was stopped before it had read all. "
     "Or Redis does not hold what the command names: a dead letter, a record, a group that never ran.",
     ExitCode.USAGE: "The command line is wrong: an unknown option, a missing argument.",
     ExitCode.CONFIGURATION: "The app, its settings or this machine are wrong: an unknown app path, a name, "

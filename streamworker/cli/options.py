@@ -38,6 +38,9 @@ ProcessorPath = Annotated[
 Processors = Annotated[
     list[str] | None, option("--processor -p NAME", "Only this processor; may be given several times.")
 ]
+Partitions = Annotated[
+    list[int] | None, option("--partition N", "Only this partition; may be given several times.")
+]
 Limit = Annotated[int, option("--limit -n N", "At most this many.", min=1)]
 Yes = Annotated[bool, option("--yes -y", "Do not ask.")]
 AsJson = Annotated[bool, option("--json", "Print JSON, for programs.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import anyio
 
-from streamworker.cli.options import ProcessorPath, option, seconds_of
+from streamworker.cli.options import Partitions, ProcessorPath, option, seconds_of
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, check_partitions, give_up, group_keys
 from streamworker.core.words import counted, name_of, ranges
@@ -23,15 +23,12 @@ FAILING = ("halted", "retrying")
 REFUSED = "Redis refused, or its node did not answer; nothing was asked of it, so repeat the command"
 DONE: dict[Request, str] = {"pause": "Paused", "resume": "Resumed", "retry": "Retried"}
 
-Partition = Annotated[
-    list[int] | None, option("--partition N", "Only this partition; may be given several times.")
-]
 Why = Annotated[str, option("--why TEXT", "The reason, for `status` and `history`.")]
 Wait = Annotated[str, option("--wait TIME", "How long to wait until the workers have done it.")]
 
 
 def pause(
-    processor: ProcessorPath, partition: Partition = None, why: Why = "", wait: Wait = "10 seconds"
+    processor: ProcessorPath, partition: Partitions = None, why: Why = "", wait: Wait = "10 seconds"
 ) -> None:
     """Let a processor start no more calls, until `resume`.
 
@@ -47,7 +44,7 @@ def pause(
 
 
 def resume(
-    processor: ProcessorPath, partition: Partition = None, why: Why = "", wait: Wait = "10 seconds"
+    processor: ProcessorPath, partition: Partitions = None, why: Why = "", wait: Wait = "10 seconds"
 ) -> None:
     """Let a paused processor go on.
 
@@ -59,7 +56,7 @@ def resume(
 
 
 def retry(
-    processor: ProcessorPath, partition: Partition = None, why: Why = "", wait: Wait = "10 seconds"
+    processor: ProcessorPath, partition: Partitions = None, why: Why = "", wait: Wait = "10 seconds"
 ) -> None:
     """Try again now what has failed: end the wait between two attempts, or restart a halted partition.
 

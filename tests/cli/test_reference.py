@@ -6,6 +6,9 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from docs import reference
 from streamworker.cli.exit_codes import MEANINGS, ExitCode
@@ -42,6 +45,22 @@ def test_every_example_names_options_that_exist() -> None:
             section = text.split(f"## streamworker {command}\n")[1].split("\n## ")[0]
             for option in (word for word in words if word.startswith("--")):
                 assert f"{option}" in section.rpartition("```")[2], line
+
+
+def test_an_option_that_may_be_repeated_in_one_command_may_be_in_all() -> None:
+    """Elsewhere the last one would count, in silence; so too what the app declares by name."""
+    found: dict[str, set[bool]] = {}
+
+    def walk(command: Any) -> None:
+        for option in command.params:
+            if option.param_type_name == "option":
+                found.setdefault(option.opts[0], set()).add(option.multiple)
+        for inner in getattr(command, "commands", {}).values():
+            walk(inner)
+
+    walk(typer.main.get_command(app))
+    assert not [name for name, repeats in found.items() if len(repeats) > 1]
+    assert all(found[name] == {True} for name in ("--pipeline", "--processor", "--partition", "--forget"))
 
 
 def test_every_exit_code_is_documented() -> None:

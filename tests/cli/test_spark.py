@@ -1,5 +1,6 @@
 """`streamworker spark` and `run --spark`: the command around the pipelines, with real Spark."""
 
+import fcntl
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import pytest
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import SHOP, Invoke
+from tests.cli.conftest import SHOP, Invoke, work_off
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
@@ -113,16 +114,53 @@ def test_a_signal_to_the_whole_group_of_processes_lets_spark_finish_its_batch(
     worker.terminate()
 
 
+TWO = (
+    PIPELINE
+    + """
+
+@app.pipeline(pricing, audit, path="lake/both")
+def both(priced, audited):
+    return priced.join(audited, "order_id")
+"""
+)
+
+
+@pytest.mark.parametrize("named", [("--pipeline", "table"), ("--pipeline", "both", "--pipeline", "table")])
+def test_a_run_over_what_is_there_that_is_stopped_says_what_waits(
+    streamworker: Invoke, spawn: SpawnWorker, shop: Path, redis_url: str, named: tuple[str, ...]
+) -> None:
+    """No success: a job with a deadline has not read what it was to read. Here it waits for a driver."""
+    (shop / "shop.py").write_text(SHOP + TWO, "utf-8")
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(40)))
+    work_off(redis_url)
+    lock = shop / "lake" / ".streamworker" / "orders" / "table" / "checkpoint.lock"
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        once = spawn("spark", "shop:app", "--once", *named)
+        wait_for(lambda: "waits for the previous driver" in once.log(), "it waits", 60)
+        once.terminate()
+        assert once.wait(60) == ExitCode.FAILED, once.log()
+    assert "There were no new rows" not in once.log()
+    assert "Pipeline table was stopped before it had read all: up to 40 rows wait." in once.log()
+    # Each row of both processors waits for it.
+    assert ("Pipeline both was stopped before it had read all: up to 80 rows" in once.log()) == (
+        len(named) > 2
+    )
+
+
 def test_a_reader_that_will_not_come_back_can_be_forgotten(
     streamworker: Invoke, shop: Path, redis_url: str
 ) -> None:
-    """Then the acked logs do not wait for it; a wrong name lists the readers there are."""
+    """Then the acked logs do not wait for it; a wrong name lists the readers there are, and removes none."""
     with redis.Redis.from_url(redis_url) as client:
-        client.hset("sw:{shop.orders:price}:readers", "revenue", '{"p":{"0":5},"log":{"0":"x"},"at":1}')
-        wrong = streamworker("spark", "shop:app", "--forget", "revenues")
+        for name in ("revenue", "orders"):
+            client.hset("sw:{shop.orders:price}:readers", name, '{"p":{"0":5},"log":{"0":"x"},"at":1}')
+        wrong = streamworker("spark", "shop:app", "--forget", "revenue", "--forget", "revenues")
         assert wrong.exit_code == ExitCode.FAILED
-        assert "Its readers: revenue." in wrong.stderr
-        streamworker.does("spark", "shop:app", "--forget", "revenue")
+        assert "Its readers: orders, revenue." in wrong.stderr
+        assert client.hlen("sw:{shop.orders:price}:readers") == 2
+        streamworker.does("spark", "shop:app", "--forget", "revenue", "--forget", "orders")
         assert client.hlen("sw:{shop.orders:price}:readers") == 0
 
 

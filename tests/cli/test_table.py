@@ -52,6 +52,9 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     assert len(lines) == 5
     exported = counted("table", "export", "shop:by_order", "--to", "out.jsonl")
     assert exported.stdout == "Wrote 12 keys of by_order to out.jsonl.\n"
+    parts = [word for p in (0, 1, 2, 3, 0) for word in ("--partition", str(p))]
+    scanned = counted("table", "scan", "shop:by_order", *parts).stdout.splitlines()
+    assert len(scanned) == len(set(scanned)) == 12, "each partition that is named, once"
     nowhere = counted("table", "export", "shop:by_order", "--to", "nowhere/out.jsonl")
     assert nowhere.exit_code == ExitCode.USAGE
     assert "nowhere/out.jsonl: No such file or directory" in nowhere.output

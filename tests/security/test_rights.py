@@ -30,6 +30,7 @@ from streamworker.redisio.group.operations import KEY_TABLE
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.source.declared import find_columns, find_stream
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
@@ -413,6 +414,8 @@ def test_a_run_of_spark_by_a_reader_succeeds_without_a_look_at_partitions(
         app = App("shop", redis_url=url_of(user))
         price = app.processor(app.stream("orders", Order, key="customer"), name="price")(lambda order: order)
         app.pipeline(price, name="prices", path="lake")(lambda rows: rows)
-        assert _told_why(app, None, True) == ExitCode.OK
+        assert (
+            _told_why(app, None, {"prices": PipelineProgress("prices", "done")}, has_read=True) == ExitCode.OK
+        )
         assert said in capsys.readouterr().err
     admin.execute_command("ACL", "LOG", "RESET")

@@ -20,15 +20,17 @@ def run_once(session: Session, *specs: PipelineSpec) -> tuple[int, str]:
 class Running:
     """``run_pipelines`` in a thread, with all that it told."""
 
-    def __init__(self, session: Session, *specs: PipelineSpec) -> None:
+    def __init__(self, session: Session, *specs: PipelineSpec, once: bool = False) -> None:
         self.stop = threading.Event()
         self.told: list[PipelineProgress] = []
         self.code: int | None = None
-        self._thread = threading.Thread(target=self._run, args=(session, specs), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(session, specs, once), daemon=True)
         self._thread.start()
 
-    def _run(self, session: Session, specs: tuple[PipelineSpec, ...]) -> None:
-        self.code = run_pipelines(specs, session=session, stop=self.stop, on_progress=self.told.append)
+    def _run(self, session: Session, specs: tuple[PipelineSpec, ...], once: bool) -> None:
+        self.code = run_pipelines(
+            specs, session=session, stop=self.stop, on_progress=self.told.append, once=once
+        )
 
     def rows(self) -> int:
         return sum(each.rows for each in self.told)

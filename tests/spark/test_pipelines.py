@@ -343,13 +343,17 @@ def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: A
         go_on.wait(30)
 
     acked.fill(0, [3])
-    running = Running(spark_session, for_each(slowly))
-    assert entered.wait(60)
-    running.stop.set()
-    go_on.set()
-    assert running.end() == 0
-    assert running.rows() == 3
-    assert running.told[-1].state == "stopped"
+    limited = replace(for_each(slowly), options={"maxRowsPerTrigger": "2"})
+    for once in (False, True):
+        entered.clear()
+        go_on.clear()
+        running = Running(spark_session, replace(limited, checkpoint=f"checkpoint-{once}"), once=once)
+        assert entered.wait(60)
+        running.stop.set()
+        go_on.set()
+        assert running.end() == int(once), "what was to read all that is there, and has not, has failed"
+        assert running.rows() == 2
+        assert running.told[-1].state == "stopped"
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, restarts: int = 5) -> None:
@@ -501,6 +505,6 @@ def test_a_whole_result_does_not_replace_what_is_not_its_own(spark_session: Sess
 
 def test_an_unknown_pipeline_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(ConfigurationError, match="Did you mean 'revenue'"):
-        run_pipelines([pipeline(same)], pipeline="revenu")
+        run_pipelines([pipeline(same)], pipelines=["revenue", "revenu"])
     with pytest.raises(ConfigurationError, match="no pipeline"):
         run_pipelines([])

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from streamworker.app import App
-from streamworker.cli.options import ProcessorPath, Yes, option
+from streamworker.cli.options import Partitions, ProcessorPath, Yes, option
 from streamworker.cli.output import confirm, print_table, say
-from streamworker.cli.requests import Partition, operator
+from streamworker.cli.requests import operator
 from streamworker.cli.support import ask, check_partitions, give_up, group_keys, take
 from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
@@ -83,7 +83,7 @@ def reset(
             "or at a time, such as 2026-01-31T12:00 (local) or 2026-01-31T12:00Z.",
         ),
     ],
-    partition: Partition = None,
+    partition: Partitions = None,
     dry_run: Annotated[bool, option("--dry-run", "Say what would move, and move nothing.")] = False,
     clear_tables: Annotated[
         bool, option("--clear-tables", "Empty the processor's tables in these partitions.")

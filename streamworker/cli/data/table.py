@@ -10,7 +10,7 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.data.wording import plain
-from streamworker.cli.options import AppPath, AsJson, Limit, argument, option
+from streamworker.cli.options import AppPath, AsJson, Limit, Partitions, argument, option
 from streamworker.cli.output import print_found, print_json, say
 from streamworker.cli.support import ask, check_partitions, give_up, run_async
 from streamworker.core.snapshot import TableView
@@ -25,7 +25,6 @@ from streamworker.tui.figures import duration, memory
 app = typer.Typer(no_args_is_help=True, help="Look at tables: state by key.")
 
 TablePath = Annotated[str, argument("TABLE", "MODULE:NAME of the table, such as shop:totals.")]
-Part = Annotated[int | None, option("--partition N", "Only this partition.")]
 
 
 @app.command("list")
@@ -65,7 +64,7 @@ def get(path: TablePath, key: Annotated[list[str], argument("KEY...", "The key, 
 
 
 @app.command()
-def scan(path: TablePath, limit: Limit = 50, partition: Part = None) -> None:
+def scan(path: TablePath, limit: Limit = 50, partition: Partitions = None) -> None:
     """Print keys and values, one JSON line each.
 
     \b
@@ -89,7 +88,7 @@ def scan(path: TablePath, limit: Limit = 50, partition: Part = None) -> None:
 def export(
     path: TablePath,
     to: Annotated[Path, option("--to FILE", "Where to write; replaced if it exists.", dir_okay=False)],
-    partition: Part = None,
+    partition: Partitions = None,
 ) -> None:
     """Write all keys and values to a file, one JSON line each.
 
@@ -133,13 +132,14 @@ async def _get(table: Table[Any, Any], key: Any) -> Any:
         return await table.get(key)
 
 
-def _found(path: str, partition: int | None) -> Table[Any, Any]:
+def _found(path: str, partitions: list[int] | None) -> Table[Any, Any]:
     table = resolve_table(path)
-    check_partitions(table.spec.stream, [] if partition is None else [partition], "--partition")
+    check_partitions(table.spec.stream, partitions or [], "--partition")
     return table
 
 
-async def _lines(table: Table[Any, Any], partition: int | None) -> AsyncIterator[str]:
+async def _lines(table: Table[Any, Any], partitions: list[int] | None) -> AsyncIterator[str]:
     async with table.app:
-        async for key, value in table.scan(partition=partition):
-            yield msgspec.json.encode({"key": key, "value": plain(value)}).decode()
+        for partition in sorted(set(partitions)) if partitions else [None]:
+            async for key, value in table.scan(partition=partition):
+                yield msgspec.json.encode({"key": key, "value": plain(value)}).decode()

@@ -9,7 +9,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -67,7 +67,7 @@ class PipelinesApp(Protocol):
 def run_pipelines(
     app_or_specs: PipelinesApp | Iterable[PipelineSpec],
     *,
-    pipeline: str | None = None,
+    pipelines: Collection[str] = (),
     master: str | None = None,
     remote: str | None = None,
     conf: Mapping[str, str] | None = None,
@@ -85,8 +85,8 @@ def run_pipelines(
     ----------
     app_or_specs
         An app, or the pipelines themselves.
-    pipeline
-        Run only the pipeline of this name.
+    pipelines
+        Run only the pipelines of these names.
     master, remote, conf
         Where Spark runs, and its settings; see :func:`streamworker.spark.driver.session.open_session`.
     once
@@ -102,6 +102,7 @@ def run_pipelines(
     -------
     int
         0 if all pipelines are done or were stopped; 1 if a pipeline failed for good. The others go on.
+        With ``once`` also 1 if one was stopped before it was done.
 
     Raises
     ------
@@ -112,7 +113,7 @@ def run_pipelines(
     BackendUnavailable
         If Spark does not start, or its JVM ends.
     """
-    specs, redis_url = _selected(app_or_specs, pipeline)
+    specs, redis_url = _selected(app_or_specs, pipelines)
     for spec in specs:
         check_pipeline(spec)
     stop = stop or threading.Event()
@@ -122,7 +123,7 @@ def run_pipelines(
     on_disk = {name: Path(local(folder)).absolute() for name, folder in folders.items() if is_local(folder)}
     with sole_driver(on_disk, stop) as locks:
         if locks is None:
-            return 0
+            return 1 if once else 0
         found = session or open_session(
             specs[0].processors[0].stream.app,
             master=master,
@@ -150,7 +151,7 @@ def run_pipelines(
 
 
 def _selected(
-    app_or_specs: PipelinesApp | Iterable[PipelineSpec], name: str | None
+    app_or_specs: PipelinesApp | Iterable[PipelineSpec], names: Collection[str]
 ) -> tuple[list[PipelineSpec], str | None]:
     if isinstance(app_or_specs, Iterable):
         specs, redis_url, owner = list(app_or_specs), None, "the list"
@@ -161,16 +162,14 @@ def _selected(
         raise ConfigurationError(
             f"There is no pipeline in {owner}.", remedy="Declare one with @app.pipeline(processor)."
         )
-    if name is None:
-        return specs, redis_url
-    chosen = [spec for spec in specs if spec.name == name]
-    if not chosen:
-        names = [spec.name for spec in specs]
-        raise ConfigurationError(
-            f"There is no pipeline {name!r} in {owner}.",
-            remedy=did_you_mean(name, names).strip() or f"It has: {', '.join(names)}.",
-        )
-    return chosen, redis_url
+    known = [spec.name for spec in specs]
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"There is no pipeline {name!r} in {owner}.",
+                remedy=did_you_mean(name, known).strip() or f"It has: {', '.join(known)}.",
+            )
+    return [spec for spec in specs if not names or spec.name in names], redis_url
 
 
 def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
@@ -187,7 +186,7 @@ def _watch(runs: "list[_Run]", stop: threading.Event) -> int:
         for run in runs:
             if not run.session.has_ended():
                 run.stop(deadline)
-    return 1 if any(run.failure is not None for run in runs) else 0
+    return 1 if any(run.failure is not None or (run.once and run.state != "done") for run in runs) else 0
 
 
 @dataclass
@@ -199,6 +198,8 @@ class _Run:
     on_progress: OnProgress | None
     failure: Failure | None = None
     active: bool = True
+    state: str = ""
+    """What it said last of its state, as :class:`PipelineProgress` has it; empty before the first."""
     _query: "StreamingQuery | None" = None
     _spark: "SparkSession | None" = None
     """The session that the query was started in; a remote one may have been renewed since."""
@@ -271,19 +272,24 @@ class _Run:
     def stop(self, deadline: float) -> None:
         """Wait until ``deadline`` for the current micro-batch, then stop the query."""
         query, self._query = self._query, None
-        self.active = False
-        if query is None:
+        if not self.active or self._spark is None:
             return
+        self.active = False
+        if query is None:  # It waits for its next start.
+            self._report_state("stopped")
+            return
+        is_done = False
         try:
             while time.monotonic() < deadline and query.status["isTriggerActive"]:
                 time.sleep(0.05)
+            is_done = not query.isActive and query.exception() is None
             self._report_progress(query)
             query.stop()
         except Exception as error:
             if not self.session.remote:
                 raise
             log.warning("pipeline %s was not stopped on the server: %s", self.spec.name, type(error).__name__)
-        self._report_state("stopped")
+        self._report_state("done" if is_done else "stopped")
 
     def _report_progress(self, query: "StreamingQuery") -> None:
         last = query.lastProgress
@@ -352,6 +358,7 @@ class _Run:
             log.warning("the failure of pipeline %s was not written to Redis: %s", self.spec.name, error)
 
     def _report_state(self, state: str, error: str = "") -> None:
+        self.state = state
         if state in ("done", "stopped"):
             log.info("pipeline %s is %s: %d rows processed in all", self.spec.name, state, self._rows_in_all)
         if self.on_progress is not None:
