@@ -343,17 +343,36 @@ def test_a_stop_lets_the_batch_under_way_finish(spark_session: Session, acked: A
         go_on.wait(30)
 
     acked.fill(0, [3])
-    limited = replace(for_each(slowly), options={"maxRowsPerTrigger": "2"})
-    for once in (False, True):
-        entered.clear()
-        go_on.clear()
-        running = Running(spark_session, replace(limited, checkpoint=f"checkpoint-{once}"), once=once)
-        assert entered.wait(60)
-        running.stop.set()
-        go_on.set()
-        assert running.end() == int(once), "what was to read all that is there, and has not, has failed"
-        assert running.rows() == 2
-        assert running.told[-1].state == "stopped"
+    running = Running(spark_session, for_each(slowly))
+    assert entered.wait(60)
+    running.stop.set()
+    go_on.set()
+    assert running.end() == 0
+    assert running.rows() == 3
+    assert running.told[-1].state == "stopped"
+
+
+@pytest.mark.parametrize("finishes", [False, True])
+def test_what_is_to_read_all_and_is_stopped_has_failed_unless_it_finished_in_time(
+    spark_session: Session, acked: AckedLog, monkeypatch: pytest.MonkeyPatch, finishes: bool
+) -> None:
+    monkeypatch.setattr(pipelines, "GRACE_S", 60 if finishes else 0)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slowly(frame: DataFrame, batch: int) -> None:
+        entered.set()
+        go_on.wait(60)
+
+    acked.fill(0, [3])
+    running = Running(spark_session, for_each(slowly), once=True)
+    assert entered.wait(60)
+    (query,) = spark_session.spark.streams.active
+    running.stop.set()
+    if not finishes:
+        wait_for(lambda: not query.isActive, "it is stopped in its first micro-batch", timeout_s=60)
+    go_on.set()
+    assert running.end() == (0 if finishes else 1)
+    assert running.told[-1].state == ("done" if finishes else "stopped")
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, restarts: int = 5) -> None:

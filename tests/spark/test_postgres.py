@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
@@ -22,6 +23,7 @@ from streamworker.spark.driver.session import Session
 from streamworker.spark.source.postgres import AWAY, Postgres
 from tests.postgres import postgres
 from tests.spark.acked import AckedLog
+from tests.spark.arrow import Rows
 from tests.spark.running import run_once
 from tests.spark.specs import pipeline, same
 
@@ -82,7 +84,7 @@ def typed(frame: DataFrame) -> DataFrame:
         F.expr("interval 1 day 1 second").alias("lasts"),
         F.array(F.lit("a,b"), nothing).alias("words"),
         F.expr("array(array(1), array(2))").alias("nested"),
-        F.struct(F.lit(1).alias("x"), F.lit("y").alias("z")).alias("pair"),
+        F.struct(F.lit(1).alias("x"), F.lit("y").alias("z"), nothing.alias("no")).alias("pair"),
         F.expr("map('k', 1.5D)").alias("Of `each`"),
     )
 
@@ -100,7 +102,7 @@ def test_a_table_is_made_with_the_columns_of_the_result(
     )  # fmt: skip
     assert str(row[8]) == "nan"
     lasts = dt.timedelta(days=1, seconds=1)
-    assert row[9:] == (True, lasts, ["a,b", None], [[1], [2]], {"x": 1, "z": "y"}, {"k": 1.5})
+    assert row[9:] == (True, lasts, ["a,b", None], [[1], [2]], {"x": 1, "z": "y", "no": None}, {"k": 1.5})
     unknown = into("other", lambda frame: frame.select(F.lit(None).alias("v")))
     with pytest.raises(ConfigurationError, match="Column 'v' of pipeline 'revenue' is void"):
         run_pipelines([unknown], session=spark_session, once=True)
@@ -249,6 +251,51 @@ def test_columns_of_the_user_s_types_take_what_fits(
     assert code == 1
     assert "writes to the table orders: smallint out of range" in error
     assert query("SELECT count(*) FROM orders") == [(4,)]
+
+
+NEVER = (
+    "CREATE FUNCTION never() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'n is %%', NEW.n; END $$; "
+    "CREATE TRIGGER never BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION never()"
+)
+
+
+@pytest.mark.full("starts a server of PostgreSQL")
+@pytest.mark.parametrize(
+    ("kind", "values", "before", "says"),
+    [
+        ("text", ["a", "x\0y"], "", "zero byte .* in row 2 of the batch, column n. .*translate"),
+        ("text[]", [["a"], ["b", "x\0y"]], "", "zero byte .* in row 2 of the batch, column n. "),
+        ("jsonb", ["{}", '{"a": "x\\u0000"}'], "", "Unicode escape .* row 2 of .*, column n. .*translate"),
+        ("bigint", [1], f"CREATE TABLE orders (n bigint); {NEVER}", "n is 1"),
+        (
+            "bigint", [-1],
+            "CREATE TABLE t (n int); CREATE VIEW orders AS SELECT * FROM t WHERE n > 0 WITH CHECK OPTION",
+            "violates check option",
+        ),
+        ("too wide", [1], "", "at most 1600 columns"),
+    ],
+)  # fmt: skip
+def test_what_the_server_refuses_is_final_in_its_words(
+    query: Query, tmp_path: Path, kind: str, values: list[Any], before: str, says: str
+) -> None:
+    """Whatever it refuses, and psycopg before it: no other attempt helps, and no variable is to blame."""
+    if before:
+        query(before)
+    columns = {f"c{n}": "bigint" for n in range(1700)} if kind == "too wide" else {"n": kind}
+    rows = Rows(pa.table(dict.fromkeys(columns, values)))
+    with pytest.raises(ConfigurationError, match=f"PostgreSQL refuses what pipeline .* {says}") as refused:
+        replace(sink(tmp_path / "ck"), columns=columns)(rows, 0)
+    assert read_failure(f"streamworker.errors.ConfigurationError: {refused.value}").final
+
+
+@pytest.mark.full("starts a server of PostgreSQL")
+@pytest.mark.parametrize("code", ["08006", "40001", "53300", "57P01", "55P03"])
+def test_what_may_pass_is_tried_again(query: Query, tmp_path: Path, code: str) -> None:
+    """A lost connection, a conflict, a lack of resources, a server that ends, a lock."""
+    query(f"CREATE TABLE orders (n bigint); {NEVER}".replace("'n is %%', NEW.n", f"SQLSTATE '{code}'"))
+    with pytest.raises(BackendUnavailable, match=AWAY):
+        replace(sink(tmp_path / "ck"), columns={"n": "bigint"})(Rows(pa.table({"n": [1]})), 0)
 
 
 def test_a_connection_string_is_in_no_message(

@@ -45,21 +45,31 @@ class DeltaLake(OncePerBatch):
     def write(self, table: Any, result: Any, query: str, batch: int) -> None:
         """Write the rows and the number of the batch in one commit."""
         import pyarrow as pa
-        from deltalake import CommitProperties, Transaction, write_deltalake
+        from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+
+        def once(number: int) -> CommitProperties:
+            return CommitProperties(app_transactions=[Transaction(query, number)])
 
         rows = result.toArrow()
         for n, field in enumerate(rows.schema):
             if pa.types.is_duration(field.type):  # As Spark writes it to Parquet: Delta has no type for it.
                 rows = rows.set_column(n, field.name, rows[n].cast(pa.int64()))
-        if table is not None and not self.whole:
+        if table is None:
+            # A write by path looks at no transaction, so a driver that is still there would write it again.
+            schema, by = Schema.from_arrow(rows.schema), list(self.partition_by) or None
+            DeltaTable.create(self.path, schema, "ignore", by, commit_properties=once(-1))
+            table = DeltaTable(self.path)
+            if self._check(table, query, batch) == batch:
+                return
+        elif not self.whole:
             self._check_types(table, rows)
         write_deltalake(
-            self.path if table is None else table,
+            table,
             rows,
             mode="overwrite" if self.whole else "append",
             schema_mode="overwrite" if self.whole else "merge",
             partition_by=list(self.partition_by) or None,
-            commit_properties=CommitProperties(app_transactions=[Transaction(query, batch)]),
+            commit_properties=once(batch),
         )
 
     def _check_types(self, table: Any, rows: Any) -> None:

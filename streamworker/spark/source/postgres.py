@@ -23,8 +23,14 @@ from streamworker.spark.source.sink import OncePerBatch
 
 AWAY = "PostgreSQL does not answer"
 """The beginning of a message; the cause may last for minutes."""
-REFUSALS = ("0A", "22", "23", "3F", "42")
-"""Classes of SQLSTATE that another attempt does not cure: values, constraints, names, types, rights."""
+OUTAGES = ("08", "40", "53", "57P", "55P03")
+"""SQLSTATEs, by their beginnings, that may pass: a lost connection, a rolled back transaction, a lack of
+memory, disk or connections, a server that starts or ends, a lock. This list is short and complete, so every
+other SQLSTATE is a refusal, in the server's words: new ones, and those of a user's triggers, too."""
+COPYING = re.compile(r"^COPY \w+, line (\d+), column ([^:\n]+)", re.MULTILINE)
+"""Row and column in the context of an error of COPY; a row without a column may not be the one at fault."""
+NUL = "Remove it in the pipeline's function: translate(text, chr(0), '')."
+NUL_IN_JSON = "22P05"
 STAGE = "streamworker_stage"
 PIECE_ROWS = 10_000
 """Rows that are Python objects at a time."""
@@ -110,24 +116,38 @@ class Postgres(OncePerBatch):
                 remedy="Set it where Spark's driver runs, or the Connect server: postgresql://user@host/name.",
             )
         try:
-            with psycopg.connect(dsn) as connection:
-                yield connection
-        except psycopg.Error as error:  # libpq's own messages may hold parts of the connection string.
-            if error.sqlstate and error.sqlstate[:2] in REFUSALS:
-                raise ConfigurationError(
-                    f"PostgreSQL refuses what pipeline {self.pipeline} writes to the table {self.path}: "
-                    f"{error.diag.message_primary}.",
-                    remedy="Change the table, or the pipeline's function.",
-                ) from None
-            if isinstance(error, psycopg.ProgrammingError):
-                raise ConfigurationError(
-                    f"Environment variable {self.dsn_env} holds no connection string of PostgreSQL.",
-                    remedy="Set it to one such as postgresql://user@host/name.",
-                ) from None
-            raise BackendUnavailable(
-                f"{AWAY}, or ended the transaction: {type(error).__name__} at the server of {self.dsn_env}.",
-                remedy=f'Try it: psql "${self.dsn_env}".',
+            connection = psycopg.connect(dsn)
+        except psycopg.ProgrammingError:  # Messages about it may hold parts of it.
+            raise ConfigurationError(
+                f"Environment variable {self.dsn_env} holds no connection string of PostgreSQL.",
+                remedy="Set it to one such as postgresql://user@host/name.",
             ) from None
+        except psycopg.Error as error:
+            raise self._away(error) from None
+        try:
+            with connection:
+                yield connection
+        except psycopg.Error as error:
+            code = error.sqlstate
+            if code.startswith(OUTAGES) if code else isinstance(error, psycopg.OperationalError):
+                raise self._away(error) from None
+            at = COPYING.search(error.diag.context or "")
+            place = f", in row {at[1]} of the batch, column {at[2]}" if at else ""
+            said = error.diag.message_primary or str(error).partition("\n")[0]
+            remedy = NUL if code == NUL_IN_JSON else "Change the table, or the pipeline's function."
+            raise self._refused(f"{said}{place}.", remedy) from None
+
+    def _away(self, error: Exception) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"{AWAY}, or ended the transaction: {type(error).__name__} at the server of {self.dsn_env}.",
+            remedy=f'Try it: psql "${self.dsn_env}".',
+        )
+
+    def _refused(self, said: str, remedy: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"PostgreSQL refuses what pipeline {self.pipeline} writes to the table {self.path}: {said}",
+            remedy=remedy,
+        )
 
     def last(self, connection: Any, query: str) -> int | None:
         """Read the number that was written with the last batch; a table that is gone has none."""
@@ -196,6 +216,8 @@ class Postgres(OncePerBatch):
 
     def _add(self, connection: Any, pieces: Iterable[Any]) -> None:
         """Copy rows into a temporary table, and from there into the table: of each key the last row."""
+        from psycopg import DataError
+
         there = self._there(connection)
         for name, kind in self.columns.items():
             theirs, category = there.get(name, ("", ""))
@@ -210,9 +232,16 @@ class Postgres(OncePerBatch):
         connection.execute(f"CREATE TEMPORARY TABLE {STAGE} ({columns}, {place}) ON COMMIT DROP")
         names = _listed(self.columns)
         with connection.cursor().copy(f"COPY {STAGE} ({names}) FROM STDIN") as copy:
-            for piece in pieces:
-                for row in zip(*(column.to_pylist() for column in piece.columns), strict=True):
+            rows = (row for piece in pieces for row in zip(*map(_values, piece.columns), strict=True))
+            for number, row in enumerate(rows, 1):
+                try:
                     copy.write_row(row)
+                except DataError:  # psycopg finds it, and says neither the row nor the column.
+                    if (at := next((n for n, value in enumerate(row) if _has_nul(value)), None)) is None:
+                        raise
+                    name = list(self.columns)[at]
+                    said = f"a text has a zero byte (U+0000), in row {number} of the batch, column {name}."
+                    raise self._refused(said, NUL) from None
         value = {name: quoted(name) for name in self.columns}
         for name, (theirs, category) in there.items():
             if self.columns.get(name) == "text" and category != "S":  # Such as uuid: only on demand.
@@ -244,4 +273,14 @@ def _listed(names: Iterable[str]) -> str:
 def _expression(name: str, kind: str) -> str:
     """Return a column in Spark's SQL, and what is nested in it as JSON."""
     column = f"`{name.replace('`', '``')}`"
-    return f"to_json({column}) AS {column}" if kind == "jsonb" else column
+    # Spark leaves fields that are null out of the JSON by default, but no keys of maps: all have all keys.
+    return f"to_json({column}, map('ignoreNullFields', 'false')) AS {column}" if kind == "jsonb" else column
+
+
+def _values(column: Any) -> list[Any]:
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _has_nul(value: object) -> bool:
+    return "\0" in value if isinstance(value, str) else isinstance(value, list) and any(map(_has_nul, value))
