@@ -62,8 +62,9 @@ class Tries:
         self._begun = {each: count for each, count in self._begun.items() if each >= entry.id}
         deaths, is_over = self._deaths, self._is_over(entry.id)
         self._deaths = 0
-        # What has come since the last owner died cannot have killed it.
-        self.alone = 0 if is_over or entry.id.ms > self._epoch else self.alone - 1
+        # What has come since the last owner died cannot have killed it. What was there can, though another
+        # record is removed for earlier deaths: it was in work at the first of them, too.
+        self.alone = 0 if entry.id.ms > self._epoch else self.alone - 1
         if is_over:
             return ProcessDied(f"{deaths} workers died in a row in the call of this record.")
         self._begun[entry.id] = self.before.setdefault(entry.id, 0) + 1

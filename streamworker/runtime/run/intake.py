@@ -13,8 +13,6 @@ from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate, Signal
 
-COMMIT_LOOK_S = 0.001
-"""Interval of looks whether a record that was taken alone is committed; a commit takes a millisecond."""
 TURN_LOOK_S, TURN_MAX_S = 0.05, 60.0
 """Interval of looks whether it is a suspect's turn, and how long it waits for it at most."""
 
@@ -99,7 +97,7 @@ class Intake:
         while await self.wait_may_start() and not (interrupted() or self.timers.are_due):
             if self._taken is not None:
                 if self.commits.committed.checkpoint < self._taken:
-                    await self._drain.wait(COMMIT_LOOK_S)
+                    await self.commits.landed.wait(TURN_LOOK_S)
                     continue
                 self._taken = None
                 self.end_turn()
@@ -125,11 +123,13 @@ class Intake:
         return []
 
     async def _name(self, entry: Entry) -> None:
+        # A verdict that is not committed before the next record is called dies with it, and so for ever. The
+        # same holds for each removal without a call.
+        self._taken = entry.id
         found = self.tries.suspect(entry)
         if isinstance(found, Exception):
             self.aside.setdefault(entry.id, found)  # An operator's request comes first.
         else:
-            self._taken = entry.id
             await self.commits.store_tries(found, alone=True)
 
     def _has_turn(self) -> bool:

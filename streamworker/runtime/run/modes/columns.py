@@ -232,6 +232,11 @@ class RowLimits(BatchLimits):
 class RowsMode(BatchMode):
     """Calls the function with the rows of one entry or of several; the batch size counts rows."""
 
+    @staticmethod
+    def in_work_max(spec: ProcessorSpec) -> int:
+        """Return how many entries an owner may have begun and not committed."""
+        return 2 * min(spec.batch, CALL_ENTRIES_MAX)
+
     async def run(self) -> str:
         """Handle batches until draining; return why the partition halts, or an empty text."""
         spec, buffer = self.spec, self.intake.buffer

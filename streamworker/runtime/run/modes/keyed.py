@@ -22,6 +22,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.data.window import Window
 from streamworker.core.policies import Halt, Retry
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import Work
@@ -41,6 +42,10 @@ repeated after a crash."""
 CLOSING_MS = 500
 """How long a drain still handles records that precede records already done. Each record handled saves the
 next owner from repeating those done after it. The handover waits at most this long for them."""
+
+
+def _window_size(width: int) -> int:
+    return max(WINDOW_MIN, WINDOW_PER_CALL * width)
 
 
 @dataclass(slots=True, eq=False)
@@ -66,7 +71,7 @@ class KeyedMode(GroupingMode):
         self._width = width
         self._tasks = 0
         """Tasks that handle a record now, or have yielded before their next one."""
-        self._window = Window(concurrency=width, size=max(WINDOW_MIN, WINDOW_PER_CALL * width))
+        self._window = Window(concurrency=width, size=_window_size(width))
         self._in_hand: dict[int, _InHand] = {}
         """Records by index in the window, which is their number in order."""
         self._halted: tuple[int, str] | None = None
@@ -87,6 +92,11 @@ class KeyedMode(GroupingMode):
         if self._halted is not None:
             return self._halted[1]
         return "" if self.refused is None else f"what it forwarded cannot be written: {self.refused}"
+
+    @staticmethod
+    def in_work_max(spec: ProcessorSpec) -> int:
+        """Return how many entries an owner may have begun and not committed: those of the window, too."""
+        return 2 * spec.batch + _window_size(spec.options.concurrency)
 
     @property
     def oldest(self) -> str:

@@ -25,7 +25,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.core.pauses import pause_ms
 from streamworker.core.policies import CHOICES, DeadLetter, Halt, Policy, Retry, Skip
 from streamworker.core.text import storable
-from streamworker.declaring.specs import FunctionMode
+from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
@@ -108,6 +108,11 @@ class Mode(ABC):
                 state = {**tick.fields, **self.state.seal()}
                 work = Work(sends=tick.sends, timer=tick.timer, before=tick.before, state=state)
                 await self.commits.submit(work)
+
+    @staticmethod
+    def in_work_max(spec: ProcessorSpec) -> int:
+        """Return how many entries an owner may have begun and not committed: a batch, and one in a commit."""
+        return 2 * spec.batch
 
     @property
     def oldest(self) -> str:

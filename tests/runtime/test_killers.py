@@ -1,0 +1,142 @@
+"""Records that kill their process, several of them close together: each is found, and no other is blamed."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import anyio
+import pytest
+
+from streamworker import Context, DeadLetter, ProcessDied, Skip
+from streamworker.core.data.entries import EntryId
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.dead import list_dead
+from streamworker.redisio.group.requests import make_request
+from streamworker.runtime.run.committer import Committer
+from tests.helpers import wait_for_async
+from tests.runtime.workbench import (
+    MODES,
+    OVERLAPPING,
+    Bench,
+    Order,
+    Priced,
+    Running,
+    bench,
+    start,
+)
+
+pytestmark = pytest.mark.anyio
+
+ASYNC = [*(mode for mode in MODES if mode != "thread"), OVERLAPPING]
+OWNERS_MAX = 30
+
+
+class Deaths:
+    """Owners that die one after the other, at once when a deadly record is called, until all is committed."""
+
+    def __init__(self, desk: Bench, deadly: Iterable[int]) -> None:
+        self.desk, self.deadly = desk, set(deadly)
+        self.calls: list[int] = []
+        self.owners: list[Running] = []
+
+    async def each(self, order: Order, _: Context) -> Priced:
+        """Die in the call of a deadly record: what is not on its way to Redis never comes there."""
+        self.calls.append(order.number)
+        if order.number in self.deadly:
+            committer = self.desk.committer
+            committer._queues.clear()
+            for send in committer._sends:
+                send.cancel()
+            self.owners[-1].scope.cancel()
+            await anyio.sleep_forever()
+        return Priced(order.number, 1.0)
+
+    async def lives(self, mode: str, count: int, **given: Any) -> Running:
+        """Run an owner until it dies, halts, or has committed so many records."""
+        desk = self.desk
+        desk.committer = Committer(desk.backend, desk.keys, desk.settings, desk.rng)
+        desk.tasks.start_soon(desk.committer.run)
+        running = await start(desk, mode, self.each, owner=f"w{len(self.owners)}", **given)
+        self.owners.append(running)
+
+        async def over() -> bool:
+            return running.ended.is_set() or bool(running.halted) or await self.desk.committed() >= count
+
+        await wait_for_async(over, "an owner dies, halts, or has committed all")
+        return running
+
+    async def until_committed(self, mode: str, count: int, **given: Any) -> None:
+        for _ in range(OWNERS_MAX):
+            running = await self.lives(mode, count, **given)
+            if not running.ended.is_set():
+                await running.drained()
+                return
+        raise AssertionError(f"{OWNERS_MAX} owners died: {[self.calls.count(each) for each in self.deadly]}")
+
+    def most(self) -> int:
+        """How many owners the deadliest record has ended."""
+        return max(self.calls.count(number) for number in self.deadly)
+
+
+@pytest.mark.parametrize("mode", ASYNC)
+@pytest.mark.parametrize("deadly", [(1, 2), (12, 13, 14, 15), (5, 7)], ids=str)
+async def test_of_records_that_kill_close_together_each_is_set_aside(
+    redis_url: str, mode: str, deadly: tuple[int, ...]
+) -> None:
+    """The removal of one is committed before the next one is called, or it would die with its owner."""
+    async with bench(redis_url) as desk:
+        await desk.send(range(20), keys=20)
+        deaths = Deaths(desk, deadly)
+        await deaths.until_committed(mode, 20, errors=DeadLetter())
+        ids = await desk.ids()
+        assert [letter[b"id"].decode() for letter in await desk.dead()] == [ids[n] for n in deadly]
+        assert deaths.most() <= 4
+        rows = [row["number"] for row in await desk.rows() if row["price"]]
+        assert rows == [number for number in range(20) if number not in deadly]
+
+
+@pytest.mark.parametrize("mode", ASYNC)
+@pytest.mark.parametrize("removed", ["skipped", "undecodable", "set aside"])
+async def test_what_is_removed_without_a_call_in_front_of_such_a_record_does_not_hide_it(
+    redis_url: str, mode: str, removed: str
+) -> None:
+    """Its removal is committed before the next record is called, too."""
+    errors = {ProcessDied: Skip() if removed == "skipped" else DeadLetter(), Exception: DeadLetter()}
+    deadly = (1, 2, 3) if removed == "skipped" else (2, 3)
+    async with bench(redis_url) as desk:
+        await desk.send([0])
+        if removed == "undecodable":
+            await desk.add_raw(b'{"number": "one"}')
+        else:
+            await desk.send([1])
+        await desk.send(range(2, 10))
+        deaths = Deaths(desk, deadly)
+        if removed == "set aside":
+            await streams.register(desk.backend, desk.keys, 1, "0")
+            record = EntryId.parse((await desk.ids())[1])
+            await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="a test", record=record)
+        await deaths.until_committed(mode, 10, errors=errors)
+        assert deaths.most() <= 4
+        letters = [str(letter.entry_id) for letter in await list_dead(desk.backend, desk.keys, [0])]
+        expected = [] if removed == "skipped" else (await desk.ids())[1:4]
+        assert letters == expected
+
+
+@pytest.mark.parametrize("mode", ASYNC)
+async def test_the_partition_halts_at_each_of_them_and_goes_on_behind_it(redis_url: str, mode: str) -> None:
+    """An operator sets one aside; the next one halts the partition after three deaths."""
+    async with bench(redis_url) as desk:
+        await desk.send(range(6))
+        deaths, put = Deaths(desk, (1, 2, 4)), list[int]()
+        ids = await desk.ids()
+        for _ in range(OWNERS_MAX):
+            running = await deaths.lives(mode, 6, errors=None)
+            if not running.halted and not running.ended.is_set():
+                break
+            if running.halted:
+                number = next(n for n, each in enumerate(ids) if each in running.halted[0])
+                put.append(number)
+                await running.drained()
+                record = EntryId.parse(ids[number])
+                await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="x", record=record)
+        assert put == [1, 2, 4] and deaths.most() <= 4
+        assert await desk.committed() == 6
