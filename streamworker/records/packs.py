@@ -253,19 +253,24 @@ class Pack:
         return fields
 
     def decoded(self, load: Any, start: int, end: int) -> list[Any]:
-        """Return the records from ``start`` to ``end``; ``load`` decodes the whole array.
+        """Return the records from ``start`` to ``end``; ``load`` decodes an array.
 
         Batches that cut an entry take it from front to back, so the records behind ``end`` wait for the next
-        call. No record is given out twice: a function may change the one that it got.
+        call. No record is given out twice: a function may change the one that it got. Those before ``start``
+        are not decoded: one of them may have been removed because that ends the process.
         """
         at, records = self._rest
         if at != start or not records:
-            at, records = 0, self.checked(load(self.payload))
+            records = load(self._array_from(start)) if start else self.checked(load(self.payload))
         if end == self.count:
             self._rest = (0, [])
-            return records[start - at :]
-        self._rest = (end, records[end - at :])
-        return records[start - at : end - at]
+            return records
+        self._rest = (end, records[end - start :])
+        return records[: end - start]
+
+    def _array_from(self, start: int) -> bytes:
+        raws, is_json = self.raws[start:], self.payload[:1] == b"["
+        return b"[%b]" % b",".join(raws) if is_json else _array(raws)
 
     def checked(self, found: list[Any], what: str = "") -> list[Any]:
         """Return decoded records; raise DecodeError if they are not as many as declared."""

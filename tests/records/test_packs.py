@@ -293,3 +293,19 @@ def test_contents_are_told_apart_by_their_tags() -> None:
     assert as_stored(*origin_at(one, 2)) != as_stored(*origin_at(headed, 2))
     lone = [Entries.of([[b"7-0", [b"v", b"%d" % n]]]) for n in (1, 2)]
     assert as_stored(*origin_at(lone[0], 0)) != as_stored(*origin_at(lone[1], 0))
+
+
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_records_before_a_cut_are_not_decoded(codec: Codec) -> None:
+    """One of them may have been removed because it ends the process that decodes it."""
+    loaded: list[int] = []
+
+    def load(array: bytes) -> list[Any]:
+        decode = msgspec.json.decode if codec == "json" else msgspec.msgpack.decode
+        orders = decode(array, type=list[Order])
+        loaded.extend(order.number for order in orders)
+        return orders
+
+    entries = Entries.of([entry_of(EntryId(7, 5), orders_of(range(40)), codec)])
+    found = entries.after(EntryId(7, 14))[:20].decoded(load, load, b"v")
+    assert found == orders_of(range(10, 30)) and loaded == list(range(10, 40))

@@ -1,15 +1,17 @@
 """Records that kill their process, several of them close together: each is found, and no other is blamed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from streamworker import Context, DeadLetter, ProcessDied, Skip
 from streamworker.core.data.entries import EntryId
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.dead import list_dead
+from streamworker.redisio.group import locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.runtime.run.committer import Committer
 from tests.helpers import wait_for_async
@@ -30,25 +32,51 @@ ASYNC = [*(mode for mode in MODES if mode != "thread"), OVERLAPPING]
 OWNERS_MAX = 30
 
 
-class Deaths:
-    """Owners that die one after the other, at once when a deadly record is called, until all is committed."""
+class Code:
+    """A codec of the program, which may end the process."""
 
-    def __init__(self, desk: Bench, deadly: Iterable[int]) -> None:
-        self.desk, self.deadly = desk, set(deadly)
+    name = "code"
+
+    def __init__(self) -> None:
+        self.meets: Callable[[int], None] = lambda _: None
+
+    def encode(self, order: Order) -> bytes:
+        return msgspec.json.encode(order)
+
+    def decode(self, payload: bytes) -> Order:
+        order = msgspec.json.decode(payload, type=Order)
+        self.meets(order.number)
+        return order
+
+
+class Deaths:
+    """Owners that die one after the other until all is committed.
+
+    They die at once when a deadly record is called, or decoded: what is not on its way to Redis is lost.
+    """
+
+    def __init__(self, desk: Bench, deadly: Iterable[int], *, decodes: bool = False) -> None:
+        self.desk, self.deadly, self.decodes = desk, set(deadly), decodes
         self.calls: list[int] = []
         self.owners: list[Running] = []
 
     async def each(self, order: Order, _: Context) -> Priced:
-        """Die in the call of a deadly record: what is not on its way to Redis never comes there."""
-        self.calls.append(order.number)
-        if order.number in self.deadly:
-            committer = self.desk.committer
-            committer._queues.clear()
-            for send in committer._sends:
-                send.cancel()
-            self.owners[-1].scope.cancel()
+        if not self.decodes:
+            self.meets(order.number)
+        if self.owners[-1].scope.cancel_called:
             await anyio.sleep_forever()
         return Priced(order.number, 1.0)
+
+    def meets(self, number: int) -> None:
+        """Die if the record is deadly, unless the owner is dead already."""
+        if not self.owners or self.owners[-1].scope.cancel_called:
+            return
+        self.calls.append(number)
+        if number in self.deadly:
+            self.desk.committer._queues.clear()
+            for send in self.desk.committer._sends:
+                send.cancel()
+            self.owners[-1].scope.cancel()
 
     async def lives(self, mode: str, count: int, **given: Any) -> Running:
         """Run an owner until it dies, halts, or has committed so many records."""
@@ -140,3 +168,43 @@ async def test_the_partition_halts_at_each_of_them_and_goes_on_behind_it(redis_u
                 await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="x", record=record)
         assert put == [1, 2, 4] and deaths.most() <= 4
         assert await desk.committed() == 6
+
+
+@pytest.mark.parametrize("mode", ASYNC)
+@pytest.mark.parametrize("deadly", [(7,), (0, 1, 2), (19,), (8, 11)], ids=str)
+async def test_a_record_that_kills_while_it_is_decoded_is_found_among_those_of_its_entry(
+    redis_url: str, mode: str, deadly: tuple[int, ...]
+) -> None:
+    """After a death the records of an entry are decoded one by one, each after it was named."""
+    code = Code()
+    async with bench(redis_url, stream={"codec": code}) as desk:
+        await desk.send(range(20))
+        assert await desk.backend.execute("XLEN", desk.stream_keys.events(0)) == 1
+        deaths = Deaths(desk, deadly, decodes=True)
+        code.meets = deaths.meets
+        await deaths.until_committed(mode, 20, errors=DeadLetter())
+        ids = await desk.ids()
+        assert [letter[b"id"].decode() for letter in await desk.dead()] == [ids[n] for n in deadly]
+        assert deaths.most() <= 4
+        rows = [row["number"] for row in await desk.rows() if row["price"]]
+        assert rows == [number for number in range(20) if number not in deadly]
+
+
+async def test_a_record_that_was_set_aside_is_not_decoded_again_with_those_behind_it(
+    redis_url: str,
+) -> None:
+    """The next owner begins within the entry, and a batch may end before a record that is to be set aside."""
+    code = Code()
+    async with bench(redis_url, stream={"codec": code}) as desk:
+        await desk.send(range(20))
+        ids = await desk.ids()
+        await streams.register(desk.backend, desk.keys, 1, "0")
+        deaths = Deaths(desk, (7,), decodes=True)
+        code.meets = deaths.meets
+        record = EntryId.parse(ids[7])
+        await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="a test", record=record)
+        running = await deaths.lives("batch", 10, batch=5)
+        await running.drained()
+        await locks.release_many(desk.backend, desk.keys, {0: running.lock.epoch}, "w0")
+        await deaths.until_committed("batch", 20)
+        assert deaths.most() == 0

@@ -56,15 +56,19 @@ class Tries:
         self._begun = dict(sorted(each for each in self._begun.items() if each[0] > checkpoint)[:STORED_MAX])
         return self._begun
 
-    def suspect(self, entry: Entry) -> ProcessingError | Mapping[EntryId, int]:
-        """Name a record that is taken alone; return what to store, or its error if it kills its owners."""
+    def suspect(self, entry: Entry, *, ends: bool = True) -> ProcessingError | Mapping[EntryId, int]:
+        """Name a record that is taken alone; return what to store, or its error if it kills its owners.
+
+        ``ends`` tells whether it is the last of its entry. An entry of many records is decoded as a whole, so
+        its last record may have killed the owner that had the first in work.
+        """
         self.before = {each: count for each, count in self.before.items() if each >= entry.id}
         self._begun = {each: count for each, count in self._begun.items() if each >= entry.id}
         deaths, is_over = self._deaths, self._is_over(entry.id)
         self._deaths = 0
         # What has come since the last owner died cannot have killed it. What was there can, though another
         # record is removed for earlier deaths: it was in work at the first of them, too.
-        self.alone = 0 if entry.id.ms > self._epoch else self.alone - 1
+        self.alone = 0 if entry.id.ms > self._epoch else max(self.alone - 1, 0 if ends else 1)
         if is_over:
             return ProcessDied(f"{deaths} workers died in a row in the call of this record.")
         self._begun[entry.id] = self.before.setdefault(entry.id, 0) + 1

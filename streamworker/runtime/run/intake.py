@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.tries import Tries
+from streamworker.records.entries import origin_at
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
@@ -116,17 +117,20 @@ class Intake:
                 continue
             activity.works()
             taken = buffer.take(its.records, its.bytes)
-            if self.tries.alone:
-                await self._name(taken[0])
-            return taken
+            if not self.tries.alone:
+                return taken
+            entry, (last, _) = taken[0], origin_at(taken, 0)
+            await self._name(entry, ends=entry.id >= last)
+            # Not as a part of its entry, which would be decoded as a whole: another record of it may kill, too.
+            return [entry]
         activity.works()
         return []
 
-    async def _name(self, entry: Entry) -> None:
+    async def _name(self, entry: Entry, *, ends: bool) -> None:
         # A verdict that is not committed before the next record is called dies with it, and so for ever. The
         # same holds for each removal without a call.
         self._taken = entry.id
-        found = self.tries.suspect(entry)
+        found = self.tries.suspect(entry, ends=ends)
         if isinstance(found, Exception):
             self.aside.setdefault(entry.id, found)  # An operator's request comes first.
         else:

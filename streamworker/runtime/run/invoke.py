@@ -27,7 +27,7 @@ from streamworker.declaring.middleware import around
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.errors import DecodeError, ProcessingError, RecordError, StreamworkerError
 from streamworker.records.codecs import short
-from streamworker.records.entries import REPLAYED_FOR, header_fields_of, id_at, readable_fields
+from streamworker.records.entries import REPLAYED_FOR, header_fields_of, id_at, origin_at, readable_fields
 from streamworker.records.rows import first_id
 from streamworker.records.types import copier, kept
 from streamworker.redisio.data.ackedlog import AckedBatch
@@ -272,7 +272,9 @@ class Invoker(Results):
         """Decode entries, all in one pass unless one of them is bad."""
         stream = self.spec.stream
         assert stream.codec != "arrow"  # ColumnsInvoker decodes these
-        first, last = (id_at(entries, 0), id_at(entries, -1)) if self.aside and entries else (ZERO, ZERO)
+        # An entry of many records is decoded up to its end, though the batch may end within it.
+        ends = (id_at(entries, 0), origin_at(entries, -1)[0]) if self.aside and entries else (ZERO, ZERO)
+        first, last = ends
         if not any(first <= record <= last for record in self.aside):
             with suppress(BaseException):  # Code of the record's class may run here, and raise anything.
                 return Decoded(stream.record.decode_many(entries, stream.codec), {})
