@@ -121,7 +121,7 @@ class Intake:
                 return taken
             entry, (last, _) = taken[0], origin_at(taken, 0)
             await self._name(entry, ends=entry.id >= last)
-            # Not as a part of its entry, which would be decoded as a whole: another record of it may kill, too.
+            # Not as a part of its entry, which would be decoded as a whole: its other records may kill, too.
             return [entry]
         activity.works()
         return []
