@@ -7,7 +7,13 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "streamworker"
 LEVELS = ("debug", "info", "warning", "error", "exception")
-NAMES_IT = {"warn": (1, "warning"), "Note": (0, "info"), "_tell": (0, "error"), "_say_soon": (0, "info")}
+NAMES_IT = {
+    "warn": (1, "warning"),
+    "Note": (0, "info"),
+    "tell_lost": (1, "error"),
+    "_tell": (0, "error"),
+    "_say_soon": (0, "info"),
+}
 """Functions that log for others: which of their arguments is the event, and the level."""
 
 

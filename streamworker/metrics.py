@@ -79,7 +79,7 @@ class _Otel:
         create: Callable[..., Any] = self._meter.create_histogram
         advice = "explicit_bucket_boundaries_advisory"
         known = signature(create).parameters  # Before 1.30 a view of the program has to give the bounds.
-        for name, (kind, _, text, bounds) in METERS.items():
+        for name, (kind, _, text, bounds, _) in METERS.items():
             given = name, _unit(name), text
             if kind == "counter":
                 self._instruments[name] = self._meter.create_counter(*given)

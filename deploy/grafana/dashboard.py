@@ -9,8 +9,13 @@ from grafana_foundation_sdk.models.common import StackingMode
 from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableRefresh
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
-GROUP = 'app=~"$app", processor=~"$processor"'
-BY = "by (app, processor)"
+VARIABLES = ("cluster", "namespace", "app", "processor")
+"""Each chooses by a label. Where the scrape adds no `cluster` or `namespace`, `.*` fits the missing label."""
+APP = 'cluster=~"$cluster", namespace=~"$namespace", app=~"$app"'
+GROUP = f'{APP}, processor=~"$processor"'
+BY = "by (cluster, namespace, app, processor)"
+PLACE = "{{cluster}} {{namespace}} {{app}}"
+"""Begins each legend, so that environments and apps are told apart where several are chosen."""
 
 
 def _group(metric: str, by: str = BY) -> str:
@@ -21,12 +26,17 @@ def _rate(metric: str, by: str = BY) -> str:
     return f"sum {by} (rate({metric}{{{GROUP}}}[$__rate_interval]))"
 
 
+def _lost(metric: str, by: str) -> str:
+    return f"sum {by} (increase({metric}{{{APP}}}[$__rate_interval]))"
+
+
 def _sends(metric: str) -> str:
-    return f'sum by (stream) (rate({metric}{{app=~"$app"}}[$__rate_interval]))'
+    return f"sum by (cluster, namespace, app, stream) (rate({metric}{{{APP}}}[$__rate_interval]))"
 
 
 def _quantile(metric: str, share: float = 0.99) -> str:
-    rates = f"sum by (le, app, processor) (rate({metric}_bucket{{{GROUP}}}[$__rate_interval]))"
+    by = BY.replace("(", "(le, ")
+    rates = f"sum {by} (rate({metric}_bucket{{{GROUP}}}[$__rate_interval]))"
     return f"histogram_quantile({share}, {rates})"
 
 
@@ -50,7 +60,9 @@ ROWS = {
             "Workers, and as many as it wants",
             "short",
             {
-                "{{processor}} {{state}}": _group("streamworker_members", "by (app, processor, state)"),
+                "{{processor}} {{state}}": _group(
+                    "streamworker_members", "by (cluster, namespace, app, processor, state)"
+                ),
                 "{{processor}} wants": f"streamworker_desired_workers{{{GROUP}}}",
             },
         ),
@@ -63,6 +75,7 @@ ROWS = {
                 "{{processor}} halted": _group("streamworker_partition_halted"),
                 "{{processor}} retrying": _group("streamworker_partition_retrying"),
                 "{{processor}} held up": _group("streamworker_partition_held_up"),
+                "{{processor}} without an owner": _group("streamworker_partition_unowned"),
                 "{{processor}} paused": _group("streamworker_partition_paused"),
             },
         ),
@@ -70,17 +83,36 @@ ROWS = {
             "Failures and dead letters",
             "ops",
             {
-                "{{processor}} {{error}}": _rate("streamworker_failures_total", "by (app, processor, error)"),
+                "{{processor}} {{error}}": _rate(
+                    "streamworker_failures_total", "by (cluster, namespace, app, processor, error)"
+                ),
                 "{{processor}} dead": _rate("streamworker_records_dead_total"),
                 "{{processor}} fenced": _rate("streamworker_commits_fenced_total"),
             },
         ),
         (
+            "Lost, of what was confirmed",
+            "short",
+            {
+                "{{processor}} {{event}}": _lost(
+                    "streamworker_records_lost_total", "by (cluster, namespace, app, processor, event)"
+                ),
+                "{{processor}} deleted by others": _lost("streamworker_deleted_records_total", BY),
+                "{{stream}} sends": _lost(
+                    "streamworker_sends_lost_total", "by (cluster, namespace, app, stream)"
+                ),
+            },
+        ),
+        (
             "Rebalances",
             "ops",
-            {"{{processor}} {{cause}}": _rate("streamworker_rebalances_total", "by (app, processor, cause)")},
+            {
+                "{{processor}} {{cause}}": _rate(
+                    "streamworker_rebalances_total", "by (cluster, namespace, app, processor, cause)"
+                )
+            },
         ),
-        ("Event loop lag", "s", {"{{instance}}": 'streamworker_event_loop_lag_seconds{app=~"$app"}'}),
+        ("Event loop lag", "s", {"{{instance}}": f"streamworker_event_loop_lag_seconds{{{APP}}}"}),
     ],
     "How long it takes": [
         ("Calls of the function, 99 %", "s", {"{{processor}}": _quantile("streamworker_handler_seconds")}),
@@ -108,9 +140,9 @@ ROWS = {
         (
             "Timers: time until the next run",
             "s",
-            {"{{timer}}": 'streamworker_timer_next_run_timestamp_seconds{app=~"$app"} - time()'},
+            {"{{timer}}": f"streamworker_timer_next_run_timestamp_seconds{{{APP}}} - time()"},
         ),
-        ("Memory", "bytes", {"{{kind}} {{name}}": 'streamworker_memory_bytes{app=~"$app"}'}),
+        ("Memory", "bytes", {"{{kind}} {{name}}": f"streamworker_memory_bytes{{{APP}}}"}),
     ],
 }
 """Titles of rows to their panels: a title, a unit, and queries by the legend."""
@@ -126,8 +158,8 @@ def build() -> str:
         .time("now-1h", "now")
         .with_variable(dashboard.DatasourceVariable("source").type("prometheus"))
     )
-    for name, label in (("app", "app"), ("processor", "processor")):
-        query = f"label_values(streamworker_generation, {label})"
+    for name in VARIABLES:
+        query = f"label_values(streamworker_generation, {name})"
         board = board.with_variable(
             dashboard.QueryVariable(name)
             .datasource(SOURCE)
@@ -153,7 +185,7 @@ def _panel(name: str, unit: str, queries: dict[str, str]) -> timeseries.Panel:
     if name == "Memory":
         panel = panel.stacking(common.StackingConfig().mode(StackingMode.NORMAL))
     for letter, (legend, expr) in zip(count(ord("A")), queries.items(), strict=False):
-        query = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(chr(letter))
+        query = prometheus.Dataquery().expr(expr).legend_format(f"{PLACE} {legend}").ref_id(chr(letter))
         panel = panel.with_target(query.datasource(SOURCE))
     return panel
 

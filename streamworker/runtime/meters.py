@@ -21,7 +21,7 @@ WAITS = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600, 21_600, 86_400)
 """Bounds for what may have to wait for a worker, in seconds."""
 RECORDS = (1, 10, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000)
 
-By = Literal["processor", "stream", "timer", "error"]
+By = Literal["processor", "stream", "timer", "error", "event"]
 
 
 class Meter(NamedTuple):
@@ -33,6 +33,8 @@ class Meter(NamedTuple):
     text: str
     bounds: tuple[float, ...] = ()
     """Upper bounds of the buckets of a histogram."""
+    events: tuple[str, ...] = ()
+    """All values of its label ``event``: names of log lines."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -69,8 +71,11 @@ METERS = {
     "streamworker_commits_fenced_total": Meter(
         "counter", ("processor",), "Commits that were refused: another worker has the partition, or may have."
     ),
-    "streamworker_outbox_depth": Meter(
-        "gauge", ("processor",), "Messages that wait in the outboxes of the worker's partitions."
+    "streamworker_records_lost_total": Meter(
+        "counter",
+        ("processor", "event"),
+        "Records of which Redis lost what was confirmed, by the event of the log; at least 1 for each line.",
+        events=("partition_rolled_back", "forwarded_records_lost", "outbox_diverged", "source_trimmed"),
     ),
     "streamworker_timer_runs_total": Meter("counter", ("timer",), "Calls of a timer that succeeded."),
     "streamworker_timer_lateness_seconds": Meter(
@@ -88,6 +93,11 @@ METERS = {
     ),
     "streamworker_sends_duplicate_total": Meter(
         "counter", ("stream",), "Sends and schedules of a known id, which wrote nothing."
+    ),
+    "streamworker_sends_lost_total": Meter(
+        "counter",
+        ("stream",),
+        "Confirmed sends of this process that Redis has lost: `sends_lost` in the log.",
     ),
     "streamworker_event_loop_lag_seconds": Meter(
         "gauge", (), "How late the worker's event loop ran what was due, at the last look: one a second."

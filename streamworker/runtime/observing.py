@@ -54,6 +54,9 @@ class Observer:
         for name, meter in METERS.items():
             if meter.kind == "counter" and meter.by == (by,):
                 self._count(name, 0, *labels)
+            elif meter.events and meter.by[0] == by:
+                for event in meter.events:
+                    self._count(name, 0, *labels, event)
 
     # -- once --------------------------------------------------------------------------------------
 
@@ -61,14 +64,12 @@ class Observer:
         """A worker begins; ``lag_ms``, from any thread, returns how late its event loop runs what is due."""
         self._read("streamworker_event_loop_lag_seconds", lambda: lag_ms() / 1000, app)
 
-    def processor_runs(self, spec: ProcessorSpec, waiting: Callable[[], int]) -> None:
-        """A worker runs a processor; ``waiting``, from any thread, counts messages in its outboxes."""
+    def processor_runs(self, spec: ProcessorSpec) -> None:
+        """A worker runs a processor."""
         app = spec.stream.app
         self._begin("processor", app, spec.name)
         for timer in spec.timers:
             self._begin("timer", app, timer.name)
-        if spec.may_send:
-            self._read("streamworker_outbox_depth", waiting, app, spec.name)
 
     def producer_made(self, spec: StreamSpec) -> None:
         """A program begins to send to a stream."""
@@ -126,6 +127,10 @@ class Observer:
         """A commit was refused, and its partition stops: another worker may have it."""
         self._count("streamworker_commits_fenced_total", 1, spec.stream.app, spec.name)
 
+    def records_lost(self, spec: ProcessorSpec, event: str, records: int) -> None:
+        """Redis has lost what it had confirmed; see ``tell_lost``."""
+        self._count("streamworker_records_lost_total", records, spec.stream.app, spec.name, event)
+
     # -- a send ------------------------------------------------------------------------------------
 
     def sent(self, spec: StreamSpec, seconds: float, records: int, waited: int) -> None:
@@ -137,6 +142,11 @@ class Observer:
         self._count("streamworker_send_seconds", seconds, spec.app, spec.name)
         if waited:
             self._count("streamworker_sends_waited_total", waited, spec.app, spec.name)
+
+    def sends_lost(self, spec: StreamSpec, event: str, records: int) -> None:
+        """Redis has lost sends that it had confirmed; see ``tell_lost``."""
+        del event  # There is one, and the metric has its name.
+        self._count("streamworker_sends_lost_total", records, spec.app, spec.name)
 
     def repeated(self, spec: StreamSpec) -> None:
         """A record of the same id was sent or scheduled before: this one was not written."""

@@ -91,10 +91,12 @@ class Partitions:
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
-        self._forwarder = Forwarder(self.backend, self.spec.stream.app, self.settings, self.rng)
+        self._count_lost = None if (its := self.observer) is None else partial(its.records_lost, self.spec)
+        app = self.spec.stream.app
+        self._forwarder = Forwarder(self.backend, app, self.settings, self.rng, self._count_lost)
         stream, of_log = self.spec.stream, (self.spec.options.retention_of_log, self.spec.forward)
         self._trimmer = Trimmer(self.backend, self.keys, stream, self.settings, self.log, *of_log)
-        self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log)
+        self.witness = Witness(self.backend, self.keys, self.running, self.rng, self.log, self._count_lost)
         self.fetcher = fetcher_for(self.backend)(
             self.backend,
             self.keys,
@@ -106,7 +108,7 @@ class Partitions:
             on_back=lambda: self.spawn(self.witness.compare),
         )
         if self.observer is not None:
-            self.observer.processor_runs(self.spec, self._waiting_messages)
+            self.observer.processor_runs(self.spec)
 
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
@@ -119,7 +121,9 @@ class Partitions:
     async def _adopt(self) -> None:
         durability, stream = durability_of(self.settings), self.spec.stream
         held_up = partial(self._hinder, "source", 0)
-        adopter = Adopter(self.backend, stream, durability, self.rng.random, self.log, held_up)
+        adopter = Adopter(
+            self.backend, stream, durability, self.rng.random, self.log, held_up, self._count_lost
+        )
         await adopter.run(self.runners)
 
     def runners(self) -> dict[int, PartitionRunner | None]:
@@ -129,11 +133,6 @@ class Partitions:
     def running(self) -> dict[int, PartitionRunner]:
         """Return the runners whose state has been read, by partition."""
         return {partition: runner for partition, runner in self.runners().items() if runner}
-
-    def _waiting_messages(self) -> int:
-        """Return how many messages wait in the outboxes of its partitions. Safe from any thread."""
-        outboxes = [runner.commits.outbox for runner in self.running().values()]
-        return sum(outbox.source.waiting for outbox in outboxes if outbox is not None)
 
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""

@@ -1,5 +1,10 @@
-"""Tells of calls that fail while Redis is away, without filling the log."""
+"""What is told in one place: calls that fail while Redis is away, without filling the log; and losses.
 
+What Redis has confirmed and lost is told by ``tell_lost`` alone, which also counts it: whoever is called by
+alerts reads no log.
+"""
+
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from streamworker.errors import BackendUnavailable, StreamworkerError
@@ -10,6 +15,9 @@ if TYPE_CHECKING:
 
 TELL_EVERY_S = 60.0
 """How often a kind of call is told again that goes on failing."""
+
+CountLost = Callable[[str, int], None]
+"""Counts lost records by the event that is logged; None if nobody measures."""
 
 _told_s: dict[str, float] = {}
 
@@ -22,3 +30,12 @@ def warn(log: "BoundLogger", event: str, error: StreamworkerError, **fields: obj
             return
         _told_s[event] = now_s
     log.warning(event, error=str(error), **fields)
+
+
+def tell_lost(
+    log: "BoundLogger", event: str, count: CountLost | None, lost: int, /, **fields: object
+) -> None:
+    """Log that confirmed data is lost, and count it: as one record, if nobody knows how many."""
+    log.error(event, **fields)
+    if count is not None:
+        count(event, max(lost, 1))

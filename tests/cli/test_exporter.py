@@ -47,10 +47,10 @@ def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: S
     streamworker.does("send", "shop:orders", "orders.jsonl")
     port = free_port()
     process = spawn("exporter", "shop:app", "--port", str(port))
-    wait_for(lambda: ("streamworker_up", "") in scrape(port), "it answers")
+    wait_for(lambda: ("streamworker_up", "shop") in scrape(port), "it answers")
     first = scrape(port)
     lags = [first["streamworker_lag_records", f"shop {p} price orders"] for p in range(4)]
-    assert sum(lags) == 20 and first["streamworker_up", ""] == 1
+    assert sum(lags) == 20 and first["streamworker_up", "shop"] == 1
     assert first["streamworker_desired_workers", "shop price orders"] == 1
     assert first["streamworker_memory_bytes", "shop stream orders"] > 0
     waits = ("streamworker_oldest_uncommitted_seconds", "shop price orders")
@@ -96,7 +96,8 @@ def test_without_redis_the_exporter_says_that_and_nothing_else(streamworker: Inv
     there = app.settings
     app.settings = replace(there, redis_url=f"redis://127.0.0.1:{free_port()}")
     (metric,) = groups.collect()
-    assert [(sample.name, sample.value) for sample in metric.samples] == [("streamworker_up", 0)]
+    (sample,) = metric.samples
+    assert (sample.name, sample.labels, sample.value) == ("streamworker_up", {"app": "shop"}, 0)
     app.settings = there
     up, *others = groups.collect()
     assert up.samples[0].value == 1 and others
@@ -117,3 +118,14 @@ def test_only_what_runs_is_held_up_by_something_else(state: PartitionState, held
     now = replace(now, partitions=(replace(now.partitions[0], state=state, reason="ConnectionError"),))
     found = {sample[0]: sample[2] for sample in exporter.samples_of(now)}
     assert found["streamworker_partition_held_up"] == held_up
+
+
+@pytest.mark.parametrize(
+    ("state", "unowned"), [("running", 0), ("paused", 0), ("draining", 0), ("acquiring", 1), ("unowned", 1)]
+)
+def test_a_partition_that_nobody_works_on_is_told(state: PartitionState, unowned: int) -> None:
+    """Also one that a member shall have and has not acquired: it has no owner for as long."""
+    now = group(partitions=1, workers=1)
+    now = replace(now, partitions=(replace(now.partitions[0], state=state),))
+    found = {sample[0]: sample[2] for sample in exporter.samples_of(now)}
+    assert found["streamworker_partition_unowned"] == unowned

@@ -97,7 +97,7 @@ WORKERS = 4
 
 def of_seconds(rules: str) -> str:
     """Return the rules with each minute as a second: durations, ranges, and the times they compare with."""
-    rules = rules.replace(":30s]", ":500ms]").replace("[1h", "[60m")
+    rules = rules.replace(":30s]", ":500ms]").replace("[1h", "[60m").replace("[1d", "[1440m")
     rules = re.sub(r"\b(\d+)m\b", r"\1s", rules)
     return re.sub(r"seconds > (\d\d+)", lambda found: f"seconds > {int(found[1]) // 60}", rules)
 
@@ -156,9 +156,10 @@ def test_each_alert_fires_on_its_cause_and_none_while_all_is_well(
     environ = {"STREAMWORKER_REDIS_URL": its_server.url}
     exporter = spawn("exporter", "shop:app", "--port", str(ports[-1]), cwd=shop, environ=environ)
 
-    def run(at: int) -> Forked:
-        options = ("--name", f"w{at}", "--metrics-port", str(ports[at]))
-        return spawn("run", "shop:app", *options, cwd=shop, environ=environ)
+    def run(at: int, *more: str, hold_ms: int = 30_000) -> Forked:
+        options = ("--name", f"w{at}", "--metrics-port", str(ports[at]), *more)
+        held = {"STREAMWORKER_HOLD_MS": str(hold_ms)}
+        return spawn("run", "shop:app", *options, cwd=shop, environ=environ | held)
 
     workers = [run(at) for at in range(WORKERS)]
     spawn("spark", "shop:app", cwd=shop, environ=environ)
@@ -190,8 +191,10 @@ def test_each_alert_fires_on_its_cause_and_none_while_all_is_well(
             raw.config_set("maxmemory", raw.info("memory")["used_memory"] + 30_000_000)
             wait_for_alerts("StreamworkerRecordKills")
             gone = [at for at, each in enumerate(workers) if not each.running]
-            new = [run(at) for at in gone[:-1]]
-            wait_for(lambda: all("joined" in each.log() for each in new), "all but one are there")
+            *new, seat = [run(at) for at in gone[:-1]] + [run(gone[-1], "--static-id=seat", hold_ms=600_000)]
+            wait_for(lambda: all("joined" in each.log() for each in (*new, seat)), "all are there")
+            seat.kill()  # Its partitions wait for it, so that they have no owner.
+            raw.delete(GroupKeys("shop", "orders", "stops_the_loop").lock(0))  # As if Redis had gone back.
             keys = GroupKeys("shop", "orders", "prices")
             raw.delete(keys.acked(1))
             raw.set(keys.acked(1), "of another program")  # It holds up a partition, and ends the query.
@@ -200,9 +203,12 @@ def test_each_alert_fires_on_its_cause_and_none_while_all_is_well(
                 for p in range(4):  # As if another worker had them.
                     raw.hincrby(given_up.lock(p), "epoch", 1)
                 time.sleep(2)  # They are fenced meanwhile, and again.
-            last = {"StreamworkerRedisDown", "StreamworkerExporterDown"}
+            last = {"StreamworkerRedisDown", "StreamworkerExporterDown", "StreamworkerNoWorker"}
             wait_for_alerts(*alerts().keys() - last)
         load.end()
+        for worker in (*workers, *new):
+            worker.kill()
+        wait_for_alerts("StreamworkerNoWorker")
         its_server.stop()
         wait_for_alerts("StreamworkerRedisDown")
         exporter.kill()

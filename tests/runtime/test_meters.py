@@ -1,5 +1,6 @@
 """The metrics of workers and senders: each is provoked on a real server, and sums are exact."""
 
+import ast
 import time
 from collections import defaultdict
 from typing import Any
@@ -11,6 +12,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
+from docs.logevents import PACKAGE
 from streamworker import App, DeadLetter, Retry
 from streamworker.metrics import measure
 from streamworker.redisio.keys import GroupKeys
@@ -20,6 +22,8 @@ from tests.raw import opened
 from tests.runtime.workbench import Order
 
 pytestmark = pytest.mark.anyio
+
+LOSSES = {"streamworker_records_lost_total", "streamworker_sends_lost_total"}
 
 
 class Measured:
@@ -51,7 +55,7 @@ def values(its: Measured) -> dict[str, float]:
 
 
 async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
-    """Failures, a retry, a dead letter, a duplicate, a wait for room, a timer, an outbox, a fenced commit."""
+    """Failures, a retry, a dead letter, a duplicate, a wait for room, a timer, a fenced commit."""
     its = Measured(redis_url, max_processing_time_ms=1_000)
     orders = its.app.stream("orders", Order, partitions=1, max_records=10)
     full = its.app.stream("full", Order, partitions=1, max_records=1)
@@ -90,12 +94,10 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
             async with its.app.worker(name="w1"):
                 await its.until(31, "streamworker_records_total", processor="price")
                 await its.until(1, "streamworker_timer_runs_total", timer="tick")
-                # The stream that nobody reads has taken one of three.
-                await its.until(2, "streamworker_outbox_depth", processor="price")
                 found = values(its)
     assert set(found) == set(METERS)
     found["streamworker_event_loop_lag_seconds"] = max(lags)
-    assert {name for name in METERS if not found[name] > 0} == set()
+    assert {name for name in METERS if not found[name] > 0} == LOSSES
     assert its.value("streamworker_records_total", processor="price") == 31, (
         "none twice, though one was fenced"
     )
@@ -105,6 +107,46 @@ async def test_each_metric_of_the_table_is_provoked(redis_url: str) -> None:
     assert its.value("streamworker_sends_duplicate_total", stream="orders") == 2
     assert its.value("streamworker_sends_total", stream="orders") == 31
     assert 20 <= its.value("streamworker_sends_waited_total", stream="orders") <= 30
+
+
+async def test_what_redis_lost_is_counted_from_0_on_and_once(redis_url: str) -> None:
+    """By the worker that had committed it, and by the sender; both go on."""
+    its = Measured(redis_url)
+    orders = its.app.stream("orders", Order, partitions=1)
+
+    @its.app.processor(orders)
+    async def price(order: Order) -> None: ...
+
+    lost, rolled_back = "streamworker_records_lost_total", "partition_rolled_back"
+    async with its.app, its.app.worker(name="w1"):
+        await orders.send_many([Order(number) for number in range(20)])
+        await its.until(20, "streamworker_records_total", processor="price")
+        for event in METERS[lost].events:
+            labels = {"app": "shop", "processor": "price", "event": event}
+            assert its.registry.get_sample_value(lost, labels) == 0, "a rate needs a value before the first"
+        with opened(redis_url) as redis:
+            redis.flushall()
+        await orders.send(Order(20))
+        await its.until(20, lost, processor="price", event=rolled_back)
+        await its.until(21, "streamworker_records_total", processor="price")
+        await its.app.producer(orders).verify()
+        told = its.app.producer(orders).lost
+    assert its.value(lost, processor="price", event=rolled_back) == 20
+    assert (
+        its.value("streamworker_sends_lost_total", stream="orders") == sum(each.records for each in told) > 0
+    )
+
+
+def test_each_loss_that_is_logged_is_counted() -> None:
+    """``tell_lost`` is the one way to tell of it, and its events are those that the metrics begin with 0."""
+    calls = (
+        call
+        for path in PACKAGE.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "tell_lost"
+    )
+    told = {ast.literal_eval(call.args[1]) for call in calls}
+    assert told == {"sends_lost", *METERS["streamworker_records_lost_total"].events}
 
 
 def test_classes_of_errors_are_bounded() -> None:

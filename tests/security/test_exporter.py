@@ -76,7 +76,7 @@ def test_a_viewer_may_see_each_metric_of_the_exporter(
     assert [name for name, samples in found.items() if not samples] == []
 
     group = {"app": "shop", "stream": "orders", "processor": "price"}
-    assert found["streamworker_up"] == [({}, 1)]
+    assert found["streamworker_up"] == [({"app": "shop"}, 1)]
     committed = found["streamworker_committed_records_total"]
     assert sum(value for labels, value in committed if labels["processor"] == "price") == 10
     reader = {**group, "reader": "lake"}

@@ -51,6 +51,8 @@ METRICS = {
     "record.",
     "streamworker_partition_held_up": "1 if the partition runs and something holds it up, such as a full "
     "acked log; `status` says what.",
+    "streamworker_partition_unowned": "1 while no worker owns the partition, also until the next one has "
+    "acquired it.",
     "streamworker_partition_paused": "1 if an operator has paused the partition.",
     "streamworker_reader_lag_rows": "Acked rows that a Spark reader has not read.",
     "streamworker_reader_lag_seconds": "How long the oldest row that a Spark reader has not read has "
@@ -59,7 +61,6 @@ METRICS = {
     "its trigger interval.",
     "streamworker_reader_failed": "1 if a Spark reader's query failed and has not read on since.",
     "streamworker_table_keys": "Keys of a table that have not expired.",
-    "streamworker_table_memory": "Bytes of a table in Redis, by estimate.",
     "streamworker_rebalances_total": "Rebalances and requests of operators since the exporter started, by "
     "cause.",
     "streamworker_outbox_messages": "Messages for other streams that are not forwarded yet.",
@@ -122,6 +123,7 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_partition_retrying", one, int(view.state == "retrying")
         yield "streamworker_partition_deaths", one, view.deaths
         yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state == "running")
+        yield "streamworker_partition_unowned", one, int(view.state in ("unowned", "acquiring"))
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for reader in snapshot.readers:
         its = {**group, "reader": reader.name}
@@ -130,9 +132,7 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         if reader.batch_ms:
             yield "streamworker_reader_batch_seconds", its, reader.batch_ms / 1000
     for table in snapshot.tables:
-        its = {**group, "table": table.name}
-        yield "streamworker_table_keys", its, table.keys
-        yield "streamworker_table_memory", its, table.bytes or 0
+        yield "streamworker_table_keys", {**group, "table": table.name}, table.keys
     yield "streamworker_outbox_messages", group, snapshot.outbox
 
 
@@ -184,9 +184,9 @@ class Groups:
         """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
         with self._one_scrape:
             try:
-                yield from families(self._samples(*anyio.run(self._look)), up=True)
+                yield from families(self._samples(*anyio.run(self._look)))
             except StreamworkerError:
-                yield from families([], up=False)
+                yield from families([("streamworker_up", {"app": self._selection.app.name}, 0)])
 
     async def _look(self) -> tuple[list[GroupSnapshot], Holdings]:
         async with connected(self._selection.app) as backend:
@@ -194,6 +194,7 @@ class Groups:
             return groups, await holdings_of(backend, self._selection)
 
     def _samples(self, groups: list[GroupSnapshot], holdings: Holdings) -> Iterator[Sample]:
+        yield "streamworker_up", {"app": self._selection.app.name}, 1
         for spec, snapshot, trends in zip(self._specs, groups, self._trends, strict=True):
             if spec.stream.has_records:
                 yield from samples_of(snapshot)
@@ -202,7 +203,7 @@ class Groups:
         yield from _of_holdings(self._selection.app.name, groups, holdings)
 
 
-def families(samples: Iterable[Sample], *, up: bool) -> "Iterator[Metric]":
+def families(samples: Iterable[Sample]) -> "Iterator[Metric]":
     """Convert samples to metrics; leave out metrics without a sample."""
     from prometheus_client import Metric
 
@@ -210,7 +211,6 @@ def families(samples: Iterable[Sample], *, up: bool) -> "Iterator[Metric]":
         name: Metric(name.removesuffix("_total"), text, "counter" if name.endswith("_total") else "gauge")
         for name, text in METRICS.items()
     }
-    found["streamworker_up"].add_sample("streamworker_up", {}, int(up))
     for name, labels, value in samples:
         found[name].add_sample(name, labels, value)
     return (metric for metric in found.values() if metric.samples)

@@ -37,7 +37,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lanes import full_pauses
 from streamworker.runtime.signals import Signal
-from streamworker.runtime.telling import warn
+from streamworker.runtime.telling import CountLost, tell_lost, warn
 from streamworker.settings import Settings
 
 if TYPE_CHECKING:
@@ -135,12 +135,6 @@ class Source:
         return sum(queue.held for queue in self.queues.values())
 
     @property
-    def waiting(self) -> int:
-        """How many messages wait, as far as it has read. Safe from any thread."""
-        unread = self.confirmed - self.read_up_to if self.read_up_to else 0
-        return unread + sum(len(queue.messages) for queue in list(self.queues.values()))
-
-    @property
     def is_idle(self) -> bool:
         """Whether all confirmed messages have been taken."""
         return self.read_up_to >= self.confirmed and not any(queue.messages for queue in self.queues.values())
@@ -169,6 +163,7 @@ class Forwarder:
     app: str
     settings: Settings
     rng: random.Random
+    count_lost: CountLost | None = None
 
     def __post_init__(self) -> None:
         self._durability = durability_of(self.settings)
@@ -354,11 +349,12 @@ class Forwarder:
                 f"this partition goes on from {since}; see `streamworker doctor`"
             )
             if queue.reason != reason:  # It may have been held up by something else before.
-                log.error("outbox_diverged", since=str(since))
+                tell_lost(log, "outbox_diverged", self.count_lost, 0, since=str(since))
             queue.held_up(reason)
             return DIVERGED_PAUSE_MS
         lost = since.records - stands.records
-        log.error("forwarded_records_lost", records=lost, reason="the target confirmed them and lost them")
+        reason = "the target confirmed them and lost them"
+        tell_lost(log, "forwarded_records_lost", self.count_lost, lost, records=lost, reason=reason)
         await outbox.note_lost(self._server, source.keys, queue.to, stands, since)
         queue.accept(stands)
         return 0

@@ -27,6 +27,7 @@ from streamworker.redisio.group.locks import LockView
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.run.runner import PartitionRunner
+from streamworker.runtime.telling import CountLost, tell_lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ class Witness:
     rng: random.Random
     log: BoundLogger
     """Gets what was rolled back."""
+    count_lost: CountLost | None = None
 
     def __post_init__(self) -> None:
         self._committed: dict[int, Acquired] = {}
@@ -161,8 +163,11 @@ class Witness:
         if self._told.get(partition) == known:
             return
         self._told[partition] = known
-        self.log.error(
+        tell_lost(
+            self.log,
             "partition_rolled_back",
+            self.count_lost,
+            rollback.entries,
             partition=partition,
             entries=rollback.entries,
             after=str(rollback.after or "nothing"),

@@ -21,7 +21,7 @@ from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePositi
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
-from streamworker.runtime.telling import warn
+from streamworker.runtime.telling import CountLost, tell_lost, warn
 
 READ_ENTRIES = 500
 """Entries that one look takes: some milliseconds of the event loop and of the server."""
@@ -42,6 +42,7 @@ class Adopter:
     log: BoundLogger
     on_trouble: Callable[[str], None]
     """Called each second with why nothing is taken, for `status`, and with an empty reason afterwards."""
+    count_lost: CountLost | None = None
 
     def __post_init__(self) -> None:
         self._keys = StreamKeys(self.spec.app, self.spec.name)
@@ -95,7 +96,7 @@ class Adopter:
             if not await self._keep(look.position):
                 return 0.0
             reason = f"{look.dropped} entries were dropped before they were taken"
-            self._log.error("source_trimmed", reason=reason)
+            tell_lost(self._log, "source_trimmed", self.count_lost, look.dropped, reason=reason)
         self._position = look.position
         if not look.entries or not await self._hand_over(look.entries):
             return IDLE_S

@@ -47,7 +47,7 @@ from streamworker.runtime.send.lane import (
     check_on_full,
 )
 from streamworker.runtime.send.refusals import full, not_begun, not_in_time, refused_later, tell
-from streamworker.runtime.telling import warn
+from streamworker.runtime.telling import tell_lost, warn
 from streamworker.settings import Settings
 
 PIPELINE_BYTES_MAX = 4 * 1024 * 1024
@@ -113,6 +113,7 @@ class Lanes:
         self._rng = rng
         self._lanes: dict[int, Lane] = {}
         self._sent = None if (its := declaration.observer) is None else partial(its.sent, spec)
+        self._count_lost = None if its is None else partial(its.sends_lost, spec)
         self._flushes: dict[asyncio.Task[None], str] = {}
         """Running flushes and their nodes, so that one node that hangs does not delay the others."""
         self._coming: set[str] = set()
@@ -311,8 +312,11 @@ class Lanes:
         if lost is None:
             return []
         self.losses.append(lost)
-        _log.error(
+        tell_lost(
+            _log,
             "sends_lost",
+            self._count_lost,
+            lost.records,
             stream=lost.stream,
             partition=lost.partition,
             records=lost.records if lost.is_all else f"{lost.records} or more",
