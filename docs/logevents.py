@@ -131,6 +131,8 @@ MEANINGS = {
     "retention_differs": "Another program stored another retention than this worker's, and it is followed.",
     "rollback_unknown": "Locks cannot be read, so nobody knows whether commits were lost; it is tried again.",
     "rows_refused": "A row cannot be stored; its records are handled again.",
+    "runner_cancelled": "A function, a resource or middleware has left something that cancelled a partition between "
+    "two calls; it starts anew from its last commit, or halts.",
     "runner_failed": "A partition halts by a bug in streamworker: please report it.",
     "scheduled_not_sent": "Records that are due were not sent; it is tried again.",
     "scheduled_sent": "Records that were due were sent.",
@@ -176,6 +178,7 @@ def table() -> str:
     """Return the lists of docs/logging.md: the events of each level."""
     found = sorted(events().items())
     return "\n\n".join(
-        f"### {title}\n\n" + "\n".join(f"- `{event}`: {MEANINGS[event]}" for event, (its, _) in found if its == level)
+        f"### {title}\n\n"
+        + "\n".join(f"- `{event}`: {MEANINGS[event]}" for event, (its, _) in found if its == level)
         for level, title in TOLD.items()
     )

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import anyio
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.entries import EntryId
 from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
@@ -34,10 +35,11 @@ from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
-from streamworker.runtime.run.failures import describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
 from streamworker.runtime.run.statetables import TableCache
+from streamworker.runtime.run.threads import name_of
 from streamworker.runtime.run.trims import Trimmer, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
 from streamworker.runtime.send.due import send_due
@@ -84,6 +86,9 @@ class Partitions:
 
     def __post_init__(self) -> None:
         self._running: dict[int, _Running] = {}
+        self._cancelled: dict[int, EntryId] = {}
+        """Where partitions began that something else than this worker has cancelled. One that has committed
+        nothing since the last such cancel halts."""
         self._untold: dict[str, list[int]] = {}
         """Partitions that have started or stopped, by the event of the log."""
         self.gate = Gate()
@@ -170,13 +175,27 @@ class Partitions:
         log.debug("partition_started", checkpoint=str(effect.lock.checkpoint))
         stopped: Stopped | None = None
         with running.scope:
+            left = Left(self.spec.function)  # A resource may leave something, too.
             try:
-                stopped = await self._handle_records(effect, running, log)
+                try:
+                    stopped = await self._handle_records(effect, running, log)
+                finally:
+                    left.leave()
             except BaseException as raised:  # noqa: BLE001 - a bug must not take the other partitions down
                 error = failure(raised)
-                log.error("runner_failed", exception=traceback_of(error))  # noqa: TRY400 - as text
-                self.deliver(RunnerHalted(partition, epoch, f"internal error: {describe_error(error)}"))
-                await running.drained.wait()
+                if isinstance(raised, asyncio.CancelledError):
+                    reason = _left_behind(self.spec)
+                    if self._cancelled.get(partition) != effect.lock.checkpoint:
+                        self._cancelled[partition] = effect.lock.checkpoint
+                        ends = StopReason.DRAINED if running.drained.is_set() else StopReason.FENCED
+                        stopped = Stopped(ends, reason)
+                    log.warning("runner_cancelled", halts=stopped is None, reason=reason)
+                else:
+                    reason = f"internal error: {describe_error(error)}"
+                    log.error("runner_failed", exception=traceback_of(error))  # noqa: TRY400 - as text
+                if stopped is None:
+                    self.deliver(RunnerHalted(partition, epoch, reason))
+                    await running.drained.wait()
         self.fetcher.remove(partition)
         if self._running.get(partition) is running:
             del self._running[partition]
@@ -333,3 +352,11 @@ class Partitions:
                     await schemas.provision_schema(self.backend, self.keys, log_schema(self.spec), again=True)
                 except StreamworkerError as error:
                     warn(self.log, "schema_unreadable", error)
+
+
+def _left_behind(spec: ProcessorSpec) -> str:
+    """Return why a partition was cancelled between its calls, and not by this worker."""
+    return (
+        f"{name_of(spec.function)}, or a resource or middleware, has left something that cancels its task "
+        "between two calls, such as an asyncio.timeout that was entered and not left"
+    )

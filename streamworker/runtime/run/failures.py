@@ -1,13 +1,22 @@
-"""Errors of calls: what a function raised, as a value that is safe to keep, and in words."""
+"""Errors of calls: what a function raised or left behind, as a value that is safe to keep, and in words.
+
+A function runs in the task of its partition. A cancel scope or task group of anyio that it enters and does
+not leave is the innermost one of that task from then on, and a deadline in it cancels the partition later:
+an ``async for`` over a generator with a timeout that ends by ``break``, or a session that is opened in a call
+and kept. So a call is judged by what it leaves entered, too. Whatever awaits code of a user, in a task that
+goes on afterwards, does so in ``with Left(function)``, and calls :func:`failure` outside of it.
+"""
 
 import asyncio
 import math
 import sysconfig
 import traceback
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import anyio
+from anyio._backends._asyncio import _task_states
 
 from streamworker.core.text import in_words, printable
 from streamworker.errors import ProcessingError
@@ -103,3 +112,50 @@ def returning_errors(function: Callable[..., Any], args: tuple[Any, ...]) -> Any
         if (error := as_error(raised)) is raised:
             raise
         raise error from raised
+
+
+class Left:
+    """Watches what calls of a function leave entered in the current task, from here on."""
+
+    __slots__ = ("_function", "before", "state")
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._function = function
+        self.state = _task_states[task]
+        """What anyio knows of the task; its ``cancel_scope`` is the innermost one."""
+        self.before = self.state.cancel_scope
+
+    def judged(self, raised: BaseException | None = None) -> BaseException:
+        """Leave what a call has left entered; return its error: what it raised, if it has left nothing.
+
+        A call that has raised nothing has left something. A cancel of ours stays one.
+        """
+        if raised is not None and self.state.cancel_scope is self.before:
+            return raised
+        self.leave()
+        if isinstance(raised, asyncio.CancelledError) and anyio.current_effective_deadline() == -math.inf:
+            return raised
+        error = ProcessingError(
+            f"{name_of(self._function)} left a cancel scope or a task group of anyio entered.",
+            remedy="Let each `with` end within the call, iterate over a generator that `break` may leave in "
+            "contextlib.aclosing(), and open what is to be kept in a resource.",
+        )
+        error.__cause__ = raised
+        return error
+
+    def leave(self) -> None:
+        """Cancel and leave what is entered since, the innermost first."""
+        while (scope := self.state.cancel_scope) is not self.before and scope is not None:
+            scope.cancel()
+            scope.__exit__(None, None, None)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.state.cancel_scope is not self.before and (error := self.judged(raised)) is not raised:
+            raise error

@@ -25,7 +25,7 @@ from streamworker.redisio.keys import TICK
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.run.commits import Commits
-from streamworker.runtime.run.failures import describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
 from streamworker.runtime.run.invoke import Invoker
 from streamworker.runtime.run.state import Changes
 from streamworker.runtime.signals import Signal
@@ -199,7 +199,8 @@ class Timers:
             if observer is not None and timer.attempts > 1:
                 observer.retried(self.commits.spec)
             try:
-                effects = await timer.invoker.call_timer(at, timer.attempts)
+                with Left(timer.invoker.spec.function):
+                    effects = await timer.invoker.call_timer(at, timer.attempts)
                 changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
             except Skip as skip:
                 self.log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))

@@ -26,7 +26,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import Work
-from streamworker.runtime.run.failures import as_error
+from streamworker.runtime.run.failures import Left, as_error
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
 from streamworker.runtime.run.state import NoState
@@ -191,7 +191,8 @@ class KeyedMode(GroupingMode):
         self.activity.begins(index)
         try:
             record = hand.record if hand.attempt == 1 else self.invoker.again([hand.entry])[0]
-            effects = await self.invoker.call_record(hand.entry, record, hand.attempt)
+            with Left(self.spec.function):
+                effects = await self.invoker.call_record(hand.entry, record, hand.attempt)
             if effects.outputs:
                 # Rows that cannot be converted to Arrow are an error of this call. At the commit it would
                 # be too late: other records of the key would be done already.

@@ -30,7 +30,7 @@ from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.run.commits import Work, ids_of, span
-from streamworker.runtime.run.failures import describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import NOT_OURS, Effects, Invoker, SetAside
 from streamworker.runtime.tracing.ids import noted_trace_ids
@@ -161,7 +161,8 @@ class Mode(ABC):
             self.in_call = entries
             self.activity.begins()
             try:
-                effects = await call(attempt)
+                with Left(self.spec.function):
+                    effects = await call(attempt)
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
                 failed = self.failed(raised, attempt)
             else:

@@ -8,7 +8,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.records.entries import may_have_headers
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.failures import as_error, failure
+from streamworker.runtime.run.failures import Left, as_error, failure
 from streamworker.runtime.run.invoke import NOTHING, Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
@@ -130,6 +130,9 @@ class RecordMode(GroupingMode):
         self.in_call, self._in_slice = (), (entries, begins_at)
         carries = invoker.sends and may_have_headers(entries)
         plain, drops_none = None if carries else invoker.plain, not invoker.forwards_input
+        left = None if in_thread else Left(self.spec.function)
+        state: Any = left and left.state
+        before = left and left.before
         index, look = start, start + 1
         self.activity.begins()
         try:
@@ -152,8 +155,10 @@ class RecordMode(GroupingMode):
                                 effects = NOTHING
                             else:
                                 effects = invoker.effects_of(result, record)
+                        if left is not None and state.cancel_scope is not before:
+                            raise left.judged()
                     except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                        return index, as_error(raised) if in_thread else failure(raised)
+                        return index, as_error(raised) if left is None else failure(left.judged(raised))
                     index += 1
                     if effects is NOTHING:
                         self.handled = begins_at + index

@@ -14,7 +14,7 @@ from streamworker.errors import RecordError
 from streamworker.feed import Records
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.failures import failure, untaken
+from streamworker.runtime.run.failures import Left, failure, untaken
 from streamworker.runtime.run.invoke import Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
@@ -74,7 +74,8 @@ class StreamMode(GroupingMode):
             arguments.append(Context(self.invoker.owned, self._seen))
         with anyio.CancelScope() as self._scope:
             try:
-                result = await self.spec.function(*arguments)
+                with Left(self.spec.function):
+                    result = await self.spec.function(*arguments)
                 if result is not None:
                     raise untaken(self.spec.function, result)
                 self._ack()

@@ -1,0 +1,244 @@
+"""A call that leaves something entered in its task has failed, and ends nothing else."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pyarrow as pa
+import pytest
+from structlog.testing import capture_logs
+
+from streamworker import App, Context, DeadLetter, Records
+from streamworker.testing import local_worker
+from tests.helpers import is_halted, until_shown, wait_for_async
+
+pytestmark = pytest.mark.anyio
+
+
+class Item(msgspec.Struct):
+    number: int
+
+
+BAD = 2
+"""The number of the record whose call leaves something."""
+DEADLINE_S = 0.05
+
+
+async def _pages() -> AsyncIterator[int]:
+    with anyio.move_on_after(DEADLINE_S):
+        for page in range(9):
+            yield page
+
+
+@pytest.fixture(autouse=True)
+async def closing_fails() -> AsyncIterator[None]:
+    """Python closes a generator in another task, later, where its scope cannot be left: that is no news."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: None)
+    yield
+    loop.set_exception_handler(before)
+
+
+async def by_break(_: contextlib.AsyncExitStack) -> None:
+    """Leave a generator with a timeout by break."""
+    async for _page in _pages():
+        break
+
+
+async def by_nested_breaks(_: contextlib.AsyncExitStack) -> None:
+    """Leave two of them, one in the other, and go on until the deadline."""
+    async for _page in _pages():
+        async for _inner in _pages():
+            break
+        await anyio.lowlevel.checkpoint()
+        break
+
+
+async def by_waiting(_: contextlib.AsyncExitStack) -> None:
+    """Be cancelled by the deadline of what it has left."""
+    async for _page in _pages():
+        break
+    await anyio.sleep_forever()
+
+
+async def by_keeping(stack: contextlib.AsyncExitStack) -> None:
+    """Open a session with tasks of its own, and keep it."""
+    group = await stack.enter_async_context(anyio.create_task_group())
+    group.start_soon(anyio.sleep_forever)
+
+
+async def by_raising(stack: contextlib.AsyncExitStack) -> None:
+    """Raise with a session open."""
+    await by_keeping(stack)
+    raise ValueError("no page")
+
+
+WAYS = {way.__name__: way for way in (by_break, by_nested_breaks, by_waiting, by_keeping, by_raising)}
+
+
+def _function(mode: str, act: Callable[[int], Awaitable[None]]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    async def record(item: Item) -> None:
+        await act(item.number)
+
+    async def context(item: Item, ctx: Context) -> None:
+        await act(item.number)
+
+    async def batch(items: list[Item]) -> None:
+        for item in items:
+            await act(item.number)
+
+    async def columns(items: pa.RecordBatch) -> None:
+        for number in items.column("number").to_pylist():
+            await act(number)
+
+    chosen: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+        "record": (record, {}),
+        "timeout": (record, {"timeout": 30}),
+        "context": (context, {}),
+        "concurrent": (record, {"concurrency": 3}),
+        "batch": (batch, {}),
+        "columns": (columns, {}),
+    }
+    return chosen[mode]
+
+
+MODES = ["record", "timeout", "context", "concurrent", "batch", "columns"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_leaves_a_scope_entered_is_an_error_of_its_record(mode: str, way: str) -> None:
+    """It becomes a dead letter that names the function; later deadlines cancel nothing."""
+    app, stack = App("shop"), contextlib.AsyncExitStack()
+    items = app.stream("items", Item, partitions=1)
+    handled = []
+
+    async def act(number: int) -> None:
+        if number == BAD:
+            await WAYS[way](stack)
+        handled.append(number)
+
+    function, options = _function(mode, act)
+    app.processor(items, name="handle", errors=DeadLetter(), **options)(function)
+    async with local_worker(app) as worker:
+        await items.send_many([Item(number) for number in range(5)])
+        await worker.until_drained()
+        [letter] = await worker.dead_letters("handle")
+        said = f"{function.__name__} in test_left.py left a cancel scope or a task group of anyio entered."
+        assert said in letter.error
+        await asyncio.sleep(2 * DEADLINE_S)
+        await items.send(Item(9))
+        await worker.until_drained()
+        assert {0, 1, 3, 4, 9} <= set(handled)
+        assert (await worker.snapshot()).processors["handle"].partitions[0].state == "running"
+
+
+async def test_a_function_with_records_is_called_again_after_it_left_a_scope() -> None:
+    """Its records are acked as it asks for the next one; what it leaves is found where it returns."""
+    app, stack = App("shop"), contextlib.AsyncExitStack()
+    items = app.stream("items", Item, partitions=1)
+    seen = []
+
+    @app.processor(items, forward=False)
+    async def handle(given: Records[Item]) -> None:
+        async for item in given:
+            seen.append(item.number)
+            if item.number == BAD and seen.count(BAD) == 1:
+                await by_keeping(stack)
+                return
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await items.send_many([Item(number) for number in range(5)])
+            await worker.until_drained()
+    assert seen == [0, 1, 2, 2, 3, 4]
+    [failed] = [log for log in logs if log["event"] == "handler_failed"]
+    assert "handle in test_left.py left a cancel scope" in failed["error"]
+
+
+async def test_a_timer_that_leaves_a_scope_fails_and_its_partition_goes_on() -> None:
+    """Of a processor or of the app alike."""
+    app = App("shop")
+    items = app.stream("items", Item, partitions=1)
+    calls = {"app": 0, "processor": 0}
+
+    @app.processor(items)
+    async def handle(item: Item) -> None: ...
+
+    @handle.timer(every="1 second")
+    async def tidy() -> None:
+        calls["processor"] += 1
+        await by_break(contextlib.AsyncExitStack())
+
+    @app.timer(every="1 second")
+    async def report() -> None:
+        calls["app"] += 1
+        await by_break(contextlib.AsyncExitStack())
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await wait_for_async(lambda: min(calls.values()) >= 2, "each was called twice")
+            await items.send(Item(1))
+            await worker.until_drained()
+    said = {
+        log["error"].split(" in test_left.py left a cancel scope")[0]
+        for log in logs
+        if log["event"] == "timer_failed"
+    }
+    assert said == {"ProcessingError: tidy", "ProcessingError: report"}
+
+
+@pytest.mark.parametrize("way", ["resource", "asyncio.timeout"])
+async def test_a_cancel_that_comes_between_two_calls_lets_the_partition_start_anew(way: str) -> None:
+    """All records are handled, and no other partition or worker notices."""
+    app, stack = App("shop"), contextlib.AsyncExitStack()
+    items = app.stream("items", Item, partitions=1)
+    made, seen = [], set()
+
+    @app.resource(each="partition")
+    async def pages() -> AsyncIterator[int]:
+        made.append(way)
+        if way == "resource" and len(made) == 1:
+            await by_break(stack)
+        yield len(made)
+
+    @app.processor(items)
+    async def handle(item: Item, pages: int) -> None:
+        seen.add(item.number)
+        if way == "asyncio.timeout" and item.number == BAD and pages == 1:
+            await stack.enter_async_context(asyncio.timeout(DEADLINE_S))
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await items.send_many([Item(number) for number in range(5)])
+            await wait_for_async(lambda: len(made) == 2, "the partition has started anew")
+            await items.send(Item(9))
+            await worker.until_drained()
+            [view] = (await worker.snapshot()).processors["handle"].partitions
+            assert view.state == "running"
+    assert seen == {0, 1, 2, 3, 4, 9}
+    [cancelled] = [log for log in logs if log["event"] == "runner_cancelled"]
+    assert "handle in test_left.py, or a resource or middleware, has left something" in cancelled["reason"]
+
+
+async def test_a_partition_that_is_cancelled_before_it_commits_anything_halts_and_says_why() -> None:
+    """To start it once more would not help; an operator sees what is wrong."""
+    app, stack = App("shop"), contextlib.AsyncExitStack()
+    items = app.stream("items", Item, partitions=1)
+
+    @app.resource(each="partition")
+    async def pages() -> AsyncIterator[int]:
+        await by_break(stack)
+        yield 1
+
+    @app.processor(items)
+    async def handle(item: Item, pages: int) -> None: ...
+
+    async with local_worker(app) as worker:
+        view = await until_shown(worker, is_halted)
+        assert "handle in test_left.py, or a resource or middleware, has left something" in view.reason
