@@ -32,7 +32,12 @@ def exchanged(port: int, said: bytes, host: str = "127.0.0.1") -> bytes:
     """Send bytes to a server of this machine, and return all that it answers until it closes."""
     with socket.create_connection((host, port), timeout=PATIENCE_S) as connection:
         connection.sendall(said)
-        return b"".join(iter(lambda: connection.recv(65536), b""))
+        return answered(connection)
+
+
+def answered(connection: socket.socket) -> bytes:
+    """Return all that the other side sends until it closes."""
+    return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def drawn(examples: int) -> settings:

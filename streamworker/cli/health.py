@@ -13,7 +13,7 @@ import typer
 from streamworker.cli.options import GroupPath, Processors, option, seconds_of
 from streamworker.cli.output import say
 from streamworker.cli.support import ask, give_up, take
-from streamworker.cli.workers.probes import parse_address
+from streamworker.cli.workers.serving import LOOPBACK, is_every_address, parse_address
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable_lines, storable
 from streamworker.core.words import ranges
@@ -40,7 +40,8 @@ def health(
     Examples:
       streamworker health readyz --health-port 8080
     """
-    address = host_and_port(*parse_address(health_port, "--health-port"))
+    host, port = parse_address(health_port, "--health-port")
+    address = host_and_port(LOOPBACK if is_every_address(host) else host, port)
     try:
         with urllib.request.urlopen(f"http://{address}/{probe}", timeout=ANSWER_S) as answer:
             say(*printable_lines(answer.read().decode("utf-8", "replace")))

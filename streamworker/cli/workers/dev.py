@@ -15,8 +15,8 @@ from streamworker.cli.options import AppPath, Yes, argument, option
 from streamworker.cli.output import confirm, say
 from streamworker.cli.top import show
 from streamworker.cli.workers.children import Children, two_stages
-from streamworker.cli.workers.probes import LOOPBACK, url_of
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
+from streamworker.cli.workers.serving import LOOPBACK, url_of
 from streamworker.core.text import printable_lines
 from streamworker.core.words import counted
 from streamworker.dev.rendezvous import announced, find

@@ -7,7 +7,7 @@ that reads these metrics should read them from one exporter.
 
 import math
 from collections.abc import Iterable, Iterator
-from threading import Event, Lock
+from threading import Event
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
@@ -17,7 +17,8 @@ from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.status import holdings_of
 from streamworker.cli.support import connected, take
 from streamworker.cli.workers.children import two_stages
-from streamworker.cli.workers.probes import metrics_page, serve
+from streamworker.cli.workers.probes import metrics_page
+from streamworker.cli.workers.serving import serve
 from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.trends import Trend, Trends
@@ -80,7 +81,8 @@ def exporter(
     app: GroupPath,
     processor: Processors = None,
     port: Annotated[
-        str, option("--port PORT", "Serve /metrics here, at the loopback; or HOST:PORT.")
+        str,
+        option("--port PORT", "Serve /metrics at this port of loopback, or HOST:PORT; [::]:PORT is for all."),
     ] = "9090",
 ) -> None:
     """Serve the facts of groups as Prometheus metrics, until a signal stops it.
@@ -178,15 +180,13 @@ class Groups:
         # A whole app also has a group for its own timers.
         self._specs = registry.groups if is_whole else [*selection.processors]
         self._trends = [Trends() for _ in self._specs]
-        self._one_scrape = Lock()
 
     def collect(self) -> "Iterator[Metric]":
         """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
-        with self._one_scrape:
-            try:
-                yield from families(self._samples(*anyio.run(self._look)))
-            except StreamworkerError:
-                yield from families([("streamworker_up", {"app": self._selection.app.name}, 0)])
+        try:
+            yield from families(self._samples(*anyio.run(self._look)))
+        except StreamworkerError:
+            yield from families([("streamworker_up", {"app": self._selection.app.name}, 0)])
 
     async def _look(self) -> tuple[list[GroupSnapshot], Holdings]:
         async with connected(self._selection.app) as backend:

@@ -1,35 +1,33 @@
-"""``run --health-port``: answers the probes of an orchestrator, and serves metrics beside them."""
+"""What ``run --health-port``, ``--metrics-port`` and the exporter serve: probes and metrics."""
 
+import asyncio
+import gzip
 import threading
-from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
-from streamworker.errors import ConfigurationError
-from streamworker.log import get_logger
+from streamworker.cli.workers.serving import Page, Response
 from streamworker.runtime.watch.health import Health
-from streamworker.urls import host_and_port
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
     from prometheus_client.registry import Collector
 
-log = get_logger(__name__)
+T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
-REQUEST_TIMEOUT_S = 10.0
-"""After this time an idle connection is closed, so that it does not hold its thread."""
-
-Page = Callable[[str], tuple[int, str, bytes]]
-"""Returns the status, the type and the body for the ``Accept`` of a request."""
+GZIP_LEVEL = 1
+"""The least: metrics shrink to a tenth by it, and by the best to a fifteenth in ten times the time."""
 
 
 def probes(health: Health) -> dict[str, Page]:
     """Return the pages of the three probes: 200, or 503 with what is wrong."""
 
     def page(check: Callable[[], str]) -> Page:
-        def answer(_accept: str) -> tuple[int, str, bytes]:
+        async def answer(_headers: Mapping[str, str]) -> Response:
             problem = check()
-            return 503 if problem else 200, "text/plain; charset=utf-8", f"{problem or 'ok'}\n".encode()
+            return Response(503 if problem else 200, f"{problem or 'ok'}\n".encode())
 
         return answer
 
@@ -38,60 +36,74 @@ def probes(health: Health) -> dict[str, Page]:
 
 def metrics_page(metrics: "Collector") -> Page:
     """Return the page with the metrics of a registry, or of one collector."""
-    from prometheus_client.exposition import choose_encoder
+    from prometheus_client.exposition import choose_encoder, gzip_accepted
 
-    def answer(accept: str) -> tuple[int, str, bytes]:
-        encode, kind = choose_encoder(accept)
-        return 200, kind, encode(metrics)
+    scrapes = _Scrapes(metrics)
+
+    async def answer(headers: Mapping[str, str]) -> Response:
+        try:
+            encode, kind = choose_encoder(headers.get("accept", ""))
+        except (TypeError, ValueError):  # For a version that is no number.
+            encode, kind = choose_encoder("")
+        zipped = gzip_accepted(headers.get("accept-encoding", ""))
+        body = await asyncio.wrap_future(scrapes.next(encode, kind, zipped))
+        more = ("Content-Encoding: gzip", "Vary: Accept-Encoding") if zipped else ("Vary: Accept-Encoding",)
+        return Response(200, body, kind, more)
 
     return answer
 
 
-def serve(address: str, pages: Mapping[str, Page], option: str) -> None:
-    """Serve pages from threads, until the process ends; ``address`` is a port of loopback or HOST:PORT."""
-    host, port = parse_address(address, option)
+class _Scrapes:
+    """Collects metrics in one thread, and once for all who wait for them.
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = REQUEST_TIMEOUT_S
+    A scrape may take seconds, when Redis hardly answers or a group has a thousand partitions. Whoever asks
+    meanwhile gets its result, so any number of scrapers wait as long as one.
+    """
 
-        def do_GET(self) -> None:
-            """Answer with a page; any other path is 404."""
-            page = pages.get(self.path.partition("?")[0])
-            accept = self.headers.get("Accept", "")
-            status, kind, body = page(accept) if page else (404, "text/plain; charset=utf-8", b"not found\n")
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def __init__(self, metrics: "Collector") -> None:
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._asked: dict[tuple[str, bool], tuple[Callable[[Collector], bytes], Future[bytes]]] = {}
+        self._runs = False
 
-        def log_message(self, *_: object) -> None:
-            """Write nothing: probes come every few seconds."""
+    def next(self, encode: "Callable[[Collector], bytes]", kind: str, zipped: bool) -> Future[bytes]:
+        """Return the metrics of the scrape that is under way, or of a new one."""
+        with self._lock:
+            _, future = self._asked.setdefault((kind, zipped), (encode, Future()))
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="streamworker-scrape", daemon=True).start()
+        return future
 
+    def _run(self) -> None:
+        while self._runs:
+            found = Future[_Collected]()
+            _settle(found, lambda: _Collected(self._metrics.collect()))
+            with self._lock:
+                asked, self._asked = self._asked, {}
+            for (_, zipped), (encode, future) in asked.items():
+                _settle(future, partial(_encoded, encode, found, zipped))
+            with self._lock:
+                self._runs = bool(self._asked)
+
+
+def _encoded(encode: "Callable[[Collector], bytes]", found: "Future[_Collected]", zipped: bool) -> bytes:
+    body = encode(found.result())
+    return gzip.compress(body, GZIP_LEVEL) if zipped else body
+
+
+def _settle(future: Future[T], make: Callable[[], T]) -> None:
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
-    except OSError as problem:
-        raise cannot_use(host, port, option, problem) from None
-    threading.Thread(target=server.serve_forever, name="streamworker-http", daemon=True).start()
-    log.info("serving", pages=sorted(pages), url=url_of(host, port))
+        future.set_result(make())
+    except Exception as problem:  # noqa: BLE001 - told to who waits for it
+        future.set_exception(problem)
 
 
-def parse_address(address: str, option: str) -> tuple[str, int]:
-    """Return the host and the port of an address: a port of loopback, or HOST:PORT."""
-    host, _, text = address.rpartition(":")
-    if not (text.isdecimal() and 0 < int(text) < 65536):
-        raise ConfigurationError(
-            f"{option} is {address!r}.", remedy="Give a port, or HOST:PORT such as 0.0.0.0:8080."
-        )
-    return host.strip("[]") or LOOPBACK, int(text)
+class _Collected:
+    """What was collected, as often as it is encoded."""
 
+    def __init__(self, metrics: "Iterable[Metric]") -> None:
+        self._metrics = list(metrics)
 
-def cannot_use(host: str, port: int, option: str, problem: OSError) -> ConfigurationError:
-    """Return the error that an address is not to be had."""
-    why = str(problem.strerror).partition(" (")[0]  # anyio repeats the address.
-    return ConfigurationError(f"{option} cannot use port {port} of {host}: {why}.", remedy="Choose another.")
-
-
-def url_of(host: str, port: int) -> str:
-    """Return the URL of an address."""
-    return f"http://{host_and_port(host, port)}"
+    def collect(self) -> "Iterable[Metric]":
+        return self._metrics

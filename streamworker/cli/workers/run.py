@@ -41,12 +41,12 @@ def run(
     tui: Annotated[bool, option("--tui", "Show the live view; log lines go to --log-file.")] = False,
     spark: Annotated[bool, option("--spark", "Run the app's Spark pipelines beside it.")] = False,
     metrics_port: Annotated[
-        int | None,
-        option("--metrics-port PORT", "Serve this worker's own Prometheus metrics here.", min=1, max=65535),
+        str | None,
+        option("--metrics-port PORT", "Serve this worker's own metrics here, for all; or HOST:PORT."),
     ] = None,
     health_port: Annotated[
         str | None,
-        option("--health-port PORT", "Answer /livez, /readyz, /startupz here, and /metrics; or HOST:PORT."),
+        option("--health-port PORT", "Probes and /metrics at this port of loopback; or HOST:PORT."),
     ] = None,
     reload: Annotated[
         bool, option("--reload", "Start anew when a Python file in this folder changes.")
@@ -97,7 +97,7 @@ def run(
     raise typer.Exit(code)
 
 
-def _serve(app: "App", metrics_port: int | None, health_port: str | None) -> "Health":
+def _serve(app: "App", metrics_port: str | None, health_port: str | None) -> "Health":
     """Measure, and serve what these options ask for; return what the worker keeps current."""
     from streamworker.runtime.observing import meter_provider
     from streamworker.runtime.watch.health import Health
@@ -112,7 +112,8 @@ def _serve(app: "App", metrics_port: int | None, health_port: str | None) -> "He
         disable_created_metrics,
     )
 
-    from streamworker.cli.workers.probes import metrics_page, probes, serve
+    from streamworker.cli.workers.probes import metrics_page, probes
+    from streamworker.cli.workers.serving import EVERY_ADDRESS, serve
     from streamworker.metrics import measure
 
     disable_created_metrics()  # type: ignore[no-untyped-call]  # They would double the series.
@@ -122,7 +123,7 @@ def _serve(app: "App", metrics_port: int | None, health_port: str | None) -> "He
     measure(app, registry)
     page = metrics_page(registry)
     if metrics_port is not None:
-        serve(f"0.0.0.0:{metrics_port}", {"/": page, "/metrics": page}, "--metrics-port")
+        serve(metrics_port, {"/": page, "/metrics": page}, "--metrics-port", host=EVERY_ADDRESS)
     if health_port is not None:
         serve(health_port, {**probes(health), "/metrics": page}, "--health-port")
     return health

@@ -18,7 +18,7 @@ from streamworker.cli.output import say
 from streamworker.cli.requests import FAILING
 from streamworker.cli.support import ask, group_keys
 from streamworker.cli.timers import timers_of
-from streamworker.cli.workers.probes import cannot_use, parse_address, url_of
+from streamworker.cli.workers.serving import listen, parse_address, reached_from, url_of
 from streamworker.core.data.entries import EntryId
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.core.text import storable
@@ -81,13 +81,8 @@ def web(
         )
     found, (host, number) = with_pipelines(resolve_app(app)), parse_address(port, "--port")
     secret = _checked(os.environ.get(TOKEN_VARIABLE, "") if token is None else token, host)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, number), family=family)
-    except OSError as problem:
-        raise cannot_use(host, number, "--port", problem) from None
-    with listening:
-        say(f"Serving {found.name} at {url_of(host, number)}", error=True)
+    with listen(host, number, "--port") as listening:
+        say(f"Serving {found.name} at {url_of(host, number)}, for {reached_from(host)}", error=True)
         ask(found, _serve, found, listening, secret, show_values)
 
 
