@@ -277,3 +277,54 @@ def place_of(redis_url: str, order_id: int) -> str:
             if json.loads(entry.fields[b"v"])["order_id"] == order_id:
                 return f"{partition}/{entry.id}"
     raise AssertionError(f"no order {order_id}")
+
+
+DEADLY = """
+
+import pathlib
+from dataclasses import dataclass
+
+@dataclass
+class Deadly:
+    n: int
+
+    def __post_init__(self):
+        with pathlib.Path("decoded").open("a") as file:
+            file.write(f"{self.n} ")
+
+kills = app.stream("kills", Deadly, partitions=1)
+
+@app.processor(kills, forward=False)
+async def deadly(record: Deadly) -> None:
+    pass
+"""
+
+
+def test_what_kills_while_it_is_decoded_is_set_aside_and_shown_without_its_code(
+    shop: Path, streamworker: Invoke, redis_url: str, spawn: SpawnWorker
+) -> None:
+    """Or the remedy would end the command, too. Who has not confirmed a request is told from the lock."""
+    (shop / "shop.py").write_text((shop / "shop.py").read_text("utf-8") + DEADLY, "utf-8")
+    streamworker.does("send", "shop:kills", "-", input='{"n": 1}')
+    worker = spawn("run", "shop:deadly", "--name", "w1")
+    wait_for(lambda: lag(streamworker, "deadly") == 0, "it is handled")
+    client = redis.Redis.from_url(redis_url)
+
+    def put(number: int) -> str:
+        """Send a record, and ask for it to be set aside."""
+        streamworker.does("send", "shop:kills", "-", input=f'{{"n": {number}}}')
+        (shop / "decoded").unlink()
+        (entry, _) = cast(list[Any], client.xrevrange("sw:{shop.kills.0}:events", count=1))[0]
+        place = f"0/{entry.decode()}"
+        return streamworker("dead", "put", "shop:deadly", place, "--yes", "--wait", "0.2 seconds").output
+
+    streamworker.does("pause", "shop:deadly")
+    assert "an operator has paused the partition. The request stands" in put(2)
+    streamworker.does("resume", "shop:deadly")
+    wait_for(lambda: lag(streamworker, "deadly") == 0, "it is set aside")
+    (letter,) = streamworker.tells("dead", "list", "shop:deadly")
+    assert letter["record"] == {"n": 2}
+    assert "{'n': 2}" in streamworker.does("dead", "show", "shop:deadly", letter["letter"])
+    assert not (shop / "decoded").exists()
+    worker.pause()
+    assert "w1 has not confirmed it within 0.2 seconds: a call runs, or it is away. The request" in put(3)

@@ -28,7 +28,7 @@ from streamworker.cli.data.letters import (
     stored,
     surveyed,
 )
-from streamworker.cli.data.wording import decoded, shortened
+from streamworker.cli.data.wording import as_written, letter_decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option, seconds_of
 from streamworker.cli.output import confirm, console, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
@@ -132,7 +132,7 @@ def show_letter(
     if found.traceback:
         say(*printable_lines(found.traceback))
     say(*(f"{'field':<9} {name} = {content}" for name, content in fields_of(spec.stream, found).items()))
-    record = decoded(spec.stream, found.fields)
+    record = letter_decoded(spec.stream, found)
     if isinstance(record, list):
         say(*(f"{'row':<9} {row}" for row in record[:ROWS_SHOWN]))
         if len(record) > ROWS_SHOWN:
@@ -274,7 +274,7 @@ async def _text_of(backend: Backend, spec: ProcessorSpec, partition: int, record
         from streamworker.redisio.data.columns import alone  # loads pyarrow
 
         fields = alone(found)
-    record = decoded(spec.stream, fields)
+    record = as_written(spec.stream, fields)
     if isinstance(record, list):
         record = record[0]
     return "it cannot be decoded" if record is None else shortened(repr(record))
@@ -306,7 +306,10 @@ async def _put(
     elif not lock.owner:
         holds = "no worker owns the partition"
     else:
-        holds = f"{name_of(lock.owner)} has not come to it within {wait}: {lock.reason or 'a call runs'}"
+        knows = lock.obeyed >= given[partition].version
+        has = "knows of it, and has not come to it" if knows else "has not confirmed it"
+        why = lock.reason or ("records before it are handled" if knows else "a call runs, or it is away")
+        holds = f"{name_of(lock.owner)} {has} within {wait}: {why.rstrip('.')}"
     return None, f"{holds}. The request stands, and a worker obeys it when it comes to the record."
 
 

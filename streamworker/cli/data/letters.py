@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import typer
 
-from streamworker.cli.data.wording import decoded, plain
+from streamworker.cli.data.wording import letter_decoded, plain
 from streamworker.cli.options import seconds_of
 from streamworker.cli.support import check_partitions, group_keys
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
@@ -114,7 +114,7 @@ def fields_of(stream: StreamSpec, letter: StoredLetter) -> dict[str, str]:
 
 def as_json(stream: StreamSpec, letter: StoredLetter) -> dict[str, object]:
     """Return a letter as plain values; ``dead replay --from`` reads its name and its record."""
-    record = decoded(stream, letter.fields)
+    record = letter_decoded(stream, letter)
     return {
         "letter": letter.name,
         "partition": letter.partition,

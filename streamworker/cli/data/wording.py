@@ -7,6 +7,11 @@ import msgspec
 
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import RecordError
+from streamworker.records.codecs import PAYLOAD_FIELD
+from streamworker.redisio.data.dead import StoredLetter
+
+MAY_KILL = ("ProcessDied:", "SetAside:")
+"""How errors of records begin that may end the process in which they are decoded."""
 
 
 def decoded(spec: StreamSpec, fields: Mapping[bytes, bytes]) -> object:
@@ -19,6 +24,34 @@ def decoded(spec: StreamSpec, fields: Mapping[bytes, bytes]) -> object:
         return spec.record.decoder(spec.codec)(fields)
     except RecordError:
         return None
+
+
+def letter_decoded(spec: StreamSpec, letter: StoredLetter) -> object:
+    """Decode what a dead letter holds; in plain types if that may end the process."""
+    may_kill = letter.error.startswith(MAY_KILL)
+    return as_written(spec, letter.fields) if may_kill else decoded(spec, letter.fields)
+
+
+def as_written(spec: StreamSpec, fields: Mapping[bytes, bytes]) -> object:
+    """Return what an entry holds in plain types, and run no code of the program.
+
+    A record that kills its process may do so while it is decoded, and a command must survive it.
+    """
+    try:
+        match spec.codec:
+            case "arrow":
+                from streamworker.redisio.data.columns import unpacked  # loads pyarrow
+
+                return unpacked(fields).to_pylist()
+            case "fields":
+                return {name.decode(): value.decode() for name, value in fields.items()}
+            case "json":
+                return msgspec.json.decode(fields[PAYLOAD_FIELD])
+            case "msgpack":
+                return msgspec.msgpack.decode(fields[PAYLOAD_FIELD])
+    except (RecordError, ValueError, KeyError):
+        pass
+    return None
 
 
 def plain(value: object) -> Any:

@@ -4,14 +4,14 @@ import os
 import re
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC
 from functools import partial
 from importlib.util import find_spec
 from typing import Annotated, Any
 
 from streamworker.app import App
-from streamworker.cli.data.wording import decoded, shortened
+from streamworker.cli.data.wording import as_written, decoded, letter_decoded, shortened
 from streamworker.cli.graph import Look, edges_of, look
 from streamworker.cli.options import AppPath, option
 from streamworker.cli.output import say
@@ -179,7 +179,7 @@ class _Looks:
                 "letter": each.name,
                 "entry": str(each.entry_id),
                 **{name: getattr(each, name) for name in ("at_ms", "attempts", "error", "by")},
-                "value": _value(spec, each.fields) if self._show_values else None,
+                "value": _shown(letter_decoded(spec.stream, each)) if self._show_values else None,
             }
             for each in found
         ]
@@ -187,12 +187,13 @@ class _Looks:
     async def _failing(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
         """Return what the records hold at which partitions are halted or retry."""
         views = [view for view in group.partitions if view.state in FAILING]
-        named = [(view.partition, record) for view in views if (record := _failing_record(view))]
+        named = [(view, record) for view in views if (record := _failing_record(view))]
         found = []
-        for partition, record in named[:RECORDS_SHOWN]:
-            if entry := await record_at(self._backend, group_keys(spec), partition, record):
-                place = {"processor": spec.name, "partition": partition, "entry": str(record)}
-                found.append({**place, "value": _value(spec, entry.fields)})
+        for view, record in named[:RECORDS_SHOWN]:
+            if entry := await record_at(self._backend, group_keys(spec), view.partition, record):
+                place = {"processor": spec.name, "partition": view.partition, "entry": str(record)}
+                read = as_written if view.deaths else decoded  # It may end this process, too.
+                found.append({**place, "value": _shown(read(spec.stream, entry.fields))})
         return found
 
 
@@ -205,5 +206,5 @@ def _failing_record(view: PartitionView) -> EntryId | None:
     return EntryId.parse(found[0 if view.state == "halted" else -1]) if found else None
 
 
-def _value(spec: ProcessorSpec, fields: Mapping[bytes, bytes]) -> str:
-    return shortened(storable(decoded(spec.stream, fields), repr), VALUE_MAX)
+def _shown(record: object) -> str:
+    return shortened(storable(record, repr), VALUE_MAX)
