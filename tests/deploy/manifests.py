@@ -5,6 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,11 +16,17 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="is of t
 Manifest = dict[str, Any]
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-BUILT = ("base", "check", "autoscaled", "static-ids")
+WORKERS = ("base", "autoscaled", "static-ids")
+BUILT = (*WORKERS, "check", "static-ids with ../spark, ../monitored")
 """What a user applies; the other folders are components."""
 VERSION = "1.32"
 KUSTOMIZE_S = 60.0
-OTHERS = {"Component": "of kustomize", "Kustomization": "of kustomize", "ScaledObject": "of KEDA"}
+OTHERS = {
+    "Component": "of kustomize",
+    "Kustomization": "of kustomize",
+    "PodMonitor": "of Prometheus' operator",
+    "ScaledObject": "of KEDA",
+}
 """Kinds that Kubernetes' own schemas lack, so that it leaves them out. kubectl reads those of kustomize."""
 needs_kubectl = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="needs kubectl, which builds overlays"
@@ -42,7 +49,15 @@ def build(folder: Path) -> list[Manifest]:
 
 @cache
 def built(name: str) -> list[Manifest]:
-    return build(FOLDER / name)
+    """Return what a folder makes, with components that a user has named in `base`."""
+    folder, _, components = name.partition(" with ")
+    if not components:
+        return build(FOLDER / folder)
+    with TemporaryDirectory() as copy:
+        shutil.copytree(FOLDER, copy, dirs_exist_ok=True)
+        base = Path(copy, "base", "kustomization.yaml")
+        base.write_text(base.read_text("utf-8").replace("[../pods]", f"[{components}, ../pods]"), "utf-8")
+        return build(Path(copy, folder))
 
 
 def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest, Manifest]]:

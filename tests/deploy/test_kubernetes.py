@@ -1,5 +1,6 @@
 """The manifests of deploy/kubernetes: each is one of Kubernetes, and says what streamworker says."""
 
+import re
 import shutil
 from dataclasses import fields
 from pathlib import Path
@@ -13,7 +14,18 @@ from streamworker.redisio.admin.rights import ROLE_NAMES
 from streamworker.runtime.watch.health import Health
 from streamworker.settings import Settings
 from streamworker.variables import ENV_PREFIX
-from tests.deploy.manifests import BUILT, FOLDER, OTHERS, build, built, needs_kubectl, pods, sources, validate
+from tests.deploy.manifests import (
+    BUILT,
+    FOLDER,
+    OTHERS,
+    WORKERS,
+    build,
+    built,
+    needs_kubectl,
+    pods,
+    sources,
+    validate,
+)
 
 
 def test_each_file_is_a_manifest_of_kubernetes() -> None:
@@ -28,7 +40,7 @@ def test_each_file_is_a_manifest_of_kubernetes() -> None:
 def test_kustomize_builds_manifests_of_kubernetes_alone(name: str) -> None:
     for manifest in built(name):
         validate(manifest)
-    assert {manifest["kind"] for manifest in built(name)} & OTHERS.keys() <= {"ScaledObject"}
+    assert {manifest["kind"] for manifest in built(name)} & OTHERS.keys() <= {"PodMonitor", "ScaledObject"}
 
 
 @needs_kubectl
@@ -77,7 +89,7 @@ def test_each_program_has_the_url_of_one_role(name: str) -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", ["base", "autoscaled", "static-ids"])
+@pytest.mark.parametrize("name", WORKERS)
 def test_workers_are_probed_and_given_time_to_drain(name: str) -> None:
     """Kubernetes kills a worker later than it ends by itself, and starts it anew if it cannot go on."""
     (worker,) = [found for found in pods(built(name)) if found[0] == "workers"]
@@ -103,7 +115,7 @@ def test_a_static_worker_keeps_its_seat_until_its_pod_is_back() -> None:
 
 
 @needs_kubectl
-@pytest.mark.parametrize("name", ["base", "autoscaled", "static-ids"])
+@pytest.mark.parametrize("name", WORKERS)
 def test_selectors_select_pods_of_the_same_manifests(name: str) -> None:
     labels = [template["metadata"]["labels"] for _, template, _ in pods(built(name))]
     for manifest in built(name):
@@ -111,6 +123,54 @@ def test_selectors_select_pods_of_the_same_manifests(name: str) -> None:
         for selector in (spec.get("selector"), spec.get("podSelector")):
             wanted = selector["matchLabels"].items() if selector else ()
             assert not selector or any(wanted <= pod.items() for pod in labels), manifest["metadata"]["name"]
+
+
+@needs_kubectl
+@pytest.mark.parametrize(("old", "new"), [(old, new) for old in WORKERS for new in WORKERS if old != new])
+def test_the_page_says_what_to_delete_of_the_folder_that_was_applied_before(old: str, new: str) -> None:
+    """`kubectl apply` leaves it, so that old workers would run beside the new ones."""
+    left, there = ({(each["kind"], each["metadata"]["name"]) for each in built(name)} for name in (old, new))
+    page = (FOLDER.parents[1] / "docs/deploy.md").read_text("utf-8")
+    for kind, name in left - there:
+        (line,) = re.findall(
+            rf"^\| (.*) \| `kubectl -n shop delete {kind.lower()}/{name}`", page, re.MULTILINE
+        )
+        assert f"`{old}`" in line.partition(" to ")[0]
+        assert f"`{new}`" in line.partition(" to ")[2] or line.endswith("to another one")
+
+
+@needs_kubectl
+@pytest.mark.parametrize("name", WORKERS)
+def test_an_app_without_pipelines_needs_no_image_with_spark(name: str) -> None:
+    """The job before the deploy needs none either."""
+    images = {container["image"] for _, _, container in pods([*built(name), *built("check")])}
+    assert images == {"registry.example/shop:1"}
+
+
+@needs_kubectl
+def test_pods_reach_dns_wherever_it_runs() -> None:
+    """In `kube-system`, at an address of the node, or on OpenShift, where it listens on another port."""
+    (policy,) = [manifest for manifest in built("base") if manifest["kind"] == "NetworkPolicy"]
+    anywhere = [rule["ports"] for rule in policy["spec"]["egress"] if "to" not in rule]
+    found = {(each["port"], each.get("protocol", "TCP")) for ports in anywhere for each in ports}
+    assert {(port, protocol) for port in (53, 5353) for protocol in ("UDP", "TCP")} <= found
+
+
+@needs_kubectl
+def test_a_monitor_finds_the_ports_that_serve_metrics() -> None:
+    """Those that the annotations name as well; the pod of Spark and the job have none."""
+    manifests = built("static-ids with ../spark, ../monitored")
+    (monitor,) = [manifest for manifest in manifests if manifest["kind"] == "PodMonitor"]
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    for name, template, container in pods(manifests):
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        served = {
+            str(port["containerPort"])
+            for port in container.get("ports", ())
+            if port["name"] == endpoint["port"]
+        }
+        annotations = template["metadata"].get("annotations", {})
+        assert served == {annotations[key] for key in annotations if key == "prometheus.io/port"}, name
 
 
 @needs_kubectl

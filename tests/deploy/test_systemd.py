@@ -71,6 +71,16 @@ def test_a_unit_runs_a_command_that_exists(unit: Path) -> None:
     root.commands[name].make_context(name, arguments)
 
 
+def test_prometheus_reaches_what_the_units_serve() -> None:
+    """Its configuration has their ports, which are not those of Prometheus itself and of node_exporter."""
+    config = (FOLDER.parent / "prometheus" / "prometheus.yml").read_text("utf-8")
+    asked = set(re.findall(r'"host-1:(\d+)"', config))
+    starts = "\n".join(dict(settings_of(unit))["ExecStart"].replace("%i", "1") for unit in UNITS)
+    served = set(re.findall(r"port 0\.0\.0\.0:(\d+)", starts))
+    assert served and served <= asked and not asked & {"9090", "9100"}
+    assert starts.count("-port ") == len(served)
+
+
 def test_workers_get_more_time_to_stop_than_they_take() -> None:
     stop = dict(settings_of(FOLDER / "streamworker-worker@.service"))["TimeoutStopSec"]
     assert int(stop) * 1000 > Settings().shutdown_timeout_ms
