@@ -51,6 +51,11 @@ async def made_for_a_call() -> AsyncIterator[int]:
     yield 1
 
 
+ONE_STREAM = (
+    "@app.processor reads one stream, and was given several. Send records of several types into one stream, "
+    "or let a processor of each stream send into= a third (docs: recipes/join)."
+)
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a processor without its stream": (
         lambda: APP.processor(named_nowhere),  # type: ignore[call-overload]
@@ -61,6 +66,30 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         (
             "@app.processor has no option 'retries'. Write errors=Retry(attempts=3). "
             "`help(streamworker.App.processor)` lists them."
+        ),
+    ),
+    "an option of another library": (
+        lambda: APP.processor(ORDERS, batch_size=10),  # type: ignore[call-overload]
+        (
+            "@app.processor has no option 'batch_size'. Did you mean 'batch'? "
+            "`help(streamworker.App.processor)` lists them."
+        ),
+    ),
+    "an option that no processor has": (
+        lambda: APP.processor(ORDERS, priority=3),  # type: ignore[call-overload]
+        (
+            "@app.processor has no option 'priority'. Send what is urgent to a stream of its own "
+            "(docs: recipes/noisy-tenant). `help(streamworker.App.processor)` lists them."
+        ),
+    ),
+    "two streams": (lambda: APP.processor(ORDERS, COLUMNS), ONE_STREAM),  # type: ignore[call-overload]
+    "a list of streams": (lambda: APP.processor([ORDERS, COLUMNS]), ONE_STREAM),  # type: ignore[call-overload]
+    "a stream of another app": (
+        lambda: App("mail").processor(ORDERS),
+        (
+            "@app.processor of app 'mail' was given stream 'orders' of app 'shop'. Declare it with the app "
+            "of its stream: services share an app, and each runs its own processors "
+            "(docs: recipes/share-a-stream)."
         ),
     ),
     "an option that is misspelt": (

@@ -4,6 +4,7 @@ import importlib
 import re
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -250,10 +251,12 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (folder / "__init__.py").write_text(
         "from typing import NamedTuple\nfrom streamworker import App\n"
         "app = App('many', include=['many.mail'])\n"
-        "orders = app.stream('orders', NamedTuple('Order', [('customer', str)]))\n"
+        "orders = app.stream('orders', NamedTuple('Order', [('customer', str)]), key='customer')\n"
+        "seen = app.table('seen', int, key=str)\n"
     )
     (folder / "mail.py").write_text(
-        "from many import app, orders\n@app.processor(orders, forward=False)\nasync def send(order): ...\n"
+        "from many import app, orders, seen\n@app.processor(orders, forward=False, tables=[seen])\n"
+        "async def send(order): ...\n"
     )
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] == "many"]:
@@ -278,6 +281,17 @@ def test_a_module_that_is_not_there_is_named_and_one_that_misses_another_is_not(
     importlib.invalidate_caches()
     with pytest.raises(ModuleNotFoundError, match="nowhere_to_be_found"):
         many.app.load()
+
+
+@pytest.mark.anyio
+async def test_a_program_without_a_worker_reads_the_table_of_a_processor_in_another_module(
+    parts: Path, redis_url: str
+) -> None:
+    """A web application imports the app alone; in its tests a worker has imported the rest."""
+    many = importlib.import_module("many")
+    many.app.settings = replace(many.app.settings, redis_url=redis_url)
+    async with many.app:
+        assert await many.seen.get("ann") is None
 
 
 def test_a_worker_loads_an_app_in_several_modules(parts: Path) -> None:

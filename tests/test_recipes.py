@@ -208,3 +208,34 @@ async def test_a_stream_gets_more_partitions_and_each_order_is_handled_once_in_o
     for customer in {customer for customer, _ in orders}:
         numbers = [row["number"] for row in priced if row["customer"] == customer]
         assert numbers == [number for each, number in orders if each == customer]
+
+
+async def test_two_halves_of_an_order_are_joined_once_whichever_comes_first(
+    saved: Callable[[str], Any],
+) -> None:
+    """In one batch and in two; a half alone waits in the table."""
+    shop = saved("join")
+    async with local_worker(shop.app) as worker:
+        await shop.events.send_many([shop.Ordered("a", "assam"), shop.Paid("b", 7), shop.Paid("a", 5)])
+        await worker.until_drained()
+        await shop.events.send_many([shop.Ordered("b", "sencha"), shop.Paid("c", 9)])
+        await worker.until_drained()
+        ready = sorted(await worker.sent(shop.ready), key=lambda each: each.order)
+        assert ready == [shop.Both("a", "assam", 5), shop.Both("b", "sencha", 7)]
+        assert [value async for value in shop.halves.scan()] == [("c", shop.Both("c", "", 9))]
+
+
+async def test_services_that_share_an_app_each_run_their_own_processors(
+    saved: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two programs, which import what both install, and not what the other declares."""
+    with MemoryServer() as server:
+        mail = saved("mail")
+        monkeypatch.delitem(sys.modules, "contracts")
+        stats = saved("stats")
+        assert mail.app is not stats.app
+        async with local_worker(mail.app, url=server.url), local_worker(stats.app, url=server.url) as worker:
+            await mail.orders.send_many([mail.Order("ann"), mail.Order("ann")])
+            await worker.until_drained()
+            assert await stats.seen.get("ann") == 2
+            assert list((await worker.snapshot()).processors) == ["count"]

@@ -172,7 +172,7 @@ def processor(
 def processor(
     app: DeclaringApp,
     stream: Stream[Any],
-    *,
+    *others: object,
     into: IntoStreams = None,
     tables: Sequence[Table[Any, Any]] = (),
     **options: Unpack[Options],
@@ -232,8 +232,9 @@ def processor(
     Raises
     ------
     ConfigurationError
-        If the function cannot be run as it is declared, takes what nothing fills, or returns what ``into``
-        does not take; or if an option is wrong, or the app has a processor of this name.
+        If the stream is another app's, or the function cannot be run as it is declared, takes what nothing
+        fills, or returns what ``into`` does not take; or if an option is wrong, or the app has a processor
+        of this name.
 
     Examples
     --------
@@ -259,9 +260,23 @@ def processor(
     ...         known[order.customer] = known.get(order.customer, 0.0) + order.amount
     ...     totals.set_many(known)
     """
+    if others or isinstance(stream, list | tuple | set):
+        raise ConfigurationError(
+            "@app.processor reads one stream, and was given several.",
+            remedy="Send records of several types into one stream, or let a processor of each stream send "
+            "into= a third (docs: recipes/join).",
+        )
     if not isinstance(stream, Stream):
         raise ConfigurationError(
             "@app.processor was used without a stream.", remedy="Write @app.processor(orders)."
+        )
+    if stream.app.name != app.name:
+        # Its keys, rights, trimming and tests are those of its own app.
+        raise ConfigurationError(
+            f"@app.processor of app {app.name!r} was given stream {stream.name!r} of app "
+            f"{stream.app.name!r}.",
+            remedy="Declare it with the app of its stream: services share an app, and each runs its own "
+            "processors (docs: recipes/share-a-stream).",
         )
     for name in options.keys() - Options.__annotations__.keys():
         raise _unknown(name)
@@ -279,10 +294,17 @@ def processor(
     return bind
 
 
+_MEANT = {
+    **dict.fromkeys(("retry", "retries", "max_retries", "attempts"), "Write errors=Retry(attempts=3). "),
+    **dict.fromkeys(("batch_size", "max_batch", "size", "prefetch"), "Did you mean 'batch'? "),
+    "priority": "Send what is urgent to a stream of its own (docs: recipes/noisy-tenant). ",
+}
+"""What those mean who write an option of another library."""
+
+
 def _unknown(name: str) -> ConfigurationError:
     meant = did_you_mean(name, ["into", "tables", *Options.__annotations__])
-    if name in ("retry", "retries", "max_retries", "attempts"):
-        meant = "Write errors=Retry(attempts=3). "
+    meant = _MEANT.get(name, meant)
     return ConfigurationError(
         f"@app.processor has no option {name!r}.",
         remedy=f"{meant}`help(streamworker.App.processor)` lists them.",
@@ -292,7 +314,11 @@ def _unknown(name: str) -> ConfigurationError:
 def _with_each_option(function: Any) -> inspect.Signature:
     """Return its signature with each option by its name and default, for ``help()`` and the reference."""
     signature = inspect.signature(function)
-    *own, _ = signature.parameters.values()
+    own = [
+        each
+        for each in signature.parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
     return signature.replace(parameters=[*own, *inspect.signature(ProcessorOptions).parameters.values()])
 
 

@@ -71,7 +71,7 @@ class DeclaringApp(StreamApp):
         self.include_spark = _modules("include_spark", include_spark)
 
     def load(self) -> None:
-        """Import the modules that ``include`` names; done by all that runs an app.
+        """Import the modules that ``include`` names; done by all that runs an app or reads its tables.
 
         Raises ConfigurationError if there is no such module.
         """

@@ -1,6 +1,7 @@
 """``Stream``: what ``App.stream`` makes and programs send to, and the part of an app that sends."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -26,7 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class StreamApp:
+class StreamApp(ABC):
     """The part of an app that sends and reads: its producers and connections in each event loop."""
 
     def __init__(self, name: str, settings: Settings, streams: Mapping[str, "Stream[Any]"]) -> None:
@@ -38,6 +39,10 @@ class StreamApp:
         """Those that may need connections."""
         self._opened: dict[asyncio.AbstractEventLoop, tuple[Backend, dict[str, Producer]]] = {}
         """The connections of each event loop, and its producers by stream."""
+
+    @abstractmethod
+    def load(self) -> None:
+        """Import the modules that declare more of the app."""
 
     def producer(self, stream: "Stream[Any]") -> Producer:
         """Return the producer of a stream for the running event loop."""

@@ -258,10 +258,14 @@ class Table(Generic[K, V]):
     def spec(self) -> TableSpec:
         """The table's specification; ConfigurationError if no processor writes it."""
         if self._spec is None:
+            # A web application imports the app alone, and its tests start a worker, which imports all of it:
+            # what the tests read must be there in life, too.
+            self.app.load()
+        if self._spec is None:
             raise ConfigurationError(
                 f"No processor writes table {self.name!r}.",
-                remedy=f"Name it at one: @app.processor(..., tables=[{self.name}]). Import its module: only "
-                "commands and workers import what include= names.",
+                remedy=f"Name it at one: @app.processor(..., tables=[{self.name}]), in a module that is "
+                "imported, or that App(include=...) names.",
             )
         return self._spec
 
