@@ -130,6 +130,8 @@ MEANINGS = {
     "resource_not_closed": "Closing a resource failed or took too long.",
     "retention_changed": "This worker's retention replaced another one that was stored.",
     "retention_differs": "Another program stored another retention than this worker's, and it is followed.",
+    "risk_not_taken_back": "A timer or a resource has ended, and Redis did not take its name back. If this worker "
+    "dies, that counts as a death in it.",
     "rollback_unknown": "Locks cannot be read, so nobody knows whether commits were lost; it is tried again.",
     "rows_refused": "A row cannot be stored; its records are handled again.",
     "runner_cancelled": "A function, a resource or middleware has left something that cancelled a partition between "
@@ -154,9 +156,12 @@ MEANINGS = {
     "streams_form_a_cycle": "Processors send to each other in a ring, which may fill up.",
     "threads_left_behind": "Calls exceeded their `timeout` and still run in threads; the process ends without them.",
     "timer_failed": "A timer raised an error, and is called again.",
+    "timer_held_back": "Three workers died in a row in a timer, so it is called no more until "
+    "`streamworker timers run-now`.",
     "timer_missed": "A planned time passed without a run, as `missed=` says.",
     "timer_skipped": "A timer raised `Skip`: this run is left out.",
-    "timers_wait": "Timers could not read the server's time or their state; they are tried again.",
+    "timers_wait": "Timers could not read the server's time or their state, or could not be named "
+    "before a call; they are tried again.",
     "tracing_is_off": "Traces are asked for, and the process has no TracerProvider.",
     "trim_failed": "Entries that nobody needs were not dropped; it is tried again.",
     "using_server_of_dev": "The app names no Redis, and uses that of the `streamworker dev` in its folder.",
@@ -167,7 +172,8 @@ MEANINGS = {
     "worker_left": "The worker has left all groups.",
     "worker_started": "The worker runs; the line names its processors.",
     "worker_stopping": "A signal came; batches under way are finished.",
-    "workers_died_in_call": "Workers died in the call of one record; its records are called one by one.",
+    "workers_died_in_call": "Workers died in the call of one record; its records are called one by one. With `of`: "
+    "in a timer, resource or middleware, which runs while nothing else does.",
 }
 """What each event says."""
 

@@ -47,6 +47,8 @@ HOLDS = {
         "positions of readers of the acked logs, JSON, which trimming respects; `failed`: why a query failed"
     ),
     "sw:{app.stream:GROUP}:holds": "batch reads, JSON: from where, and until when, rows are kept",
+    "sw:{app.stream:GROUP}:risks": "timers, resources and middleware: `at KIND NAME P`: the member that runs it in "
+    "a partition; `died KIND NAME` and `died KIND NAME P`: the members that died in it in a row",
     "sw:{app.stream:GROUP}:schemas": (
         "Arrow schemas of the acked logs by fingerprint; `current` names the newest"
     ),

@@ -63,8 +63,8 @@ INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
         "clock", "telling", "signals", "meters", "observing", "connecting", "durability", "provisioning",
-        "resources", "read", "send", "tracing", "forward", "run", "watch", "listener", "partitions", "group",
-        "worker",
+        "risks", "resources", "read", "send", "tracing", "forward", "run", "watch", "listener", "partitions",
+        "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "declaring": (

@@ -15,6 +15,7 @@ from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import Given, Request, make_request
+from streamworker.redisio.group.risks import forget_deaths
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import check_holds_keys
 
@@ -84,6 +85,8 @@ async def _give(
     keys, name = group_keys(spec), spec.name
     check_holds_keys(await backend.info())  # One node of a Cluster would obey for its own partitions alone.
     before = await read_locks(backend, keys, wanted)
+    if request == "retry":
+        await forget_deaths(backend, keys)
     given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
     if not given:
         raise StreamworkerError(

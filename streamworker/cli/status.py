@@ -218,6 +218,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
         f"{snapshot.app}: {snapshot.stream} -> {snapshot.processor}, generation {snapshot.generation}, "
         f"lag {snapshot.lag}",
         *snapshot.problems,
+        *snapshot.deaths,
     )
     if snapshot.members:
         is_weighted = any(member.load or member.capacity != 1 for member in snapshot.members)

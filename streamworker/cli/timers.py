@@ -11,6 +11,7 @@ from streamworker.cli.options import AppPath, AsJson, argument, seconds_of
 from streamworker.cli.output import print_found, say
 from streamworker.cli.requests import POLL_S, Wait, operator
 from streamworker.cli.support import Commands, ask, give_up, group_keys
+from streamworker.core.ownership.risks import deaths_in_words
 from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.errors import StreamworkerError
@@ -18,6 +19,7 @@ from streamworker.importing import resolve_app, resolve_timer
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import make_request
+from streamworker.redisio.group.risks import forget_deaths, read_deaths
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration
 
@@ -77,6 +79,7 @@ def run_now(
 async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:
     keys, partitions = group_keys(group), range(group.stream.partitions)
     at_ms = await backend.time_ms()
+    await forget_deaths(backend, keys, f"timer {timer.name}")
     await ask_for_calls(backend, keys, partitions, timer.name, at_ms)
     why = f"run timer {timer.name}"
     if not await make_request(backend, keys, partitions, "retry", who=operator(), why=why):
@@ -144,8 +147,13 @@ async def _row(
 
 
 async def _failing(backend: Backend, spec: ProcessorSpec, timer: TimerSpec) -> str:
-    """Return what a lock says of a timer whose calls fail; of several in a partition it names the last."""
-    begin = f"timer {timer.name} fails, "
+    """Return how many workers died in a timer, or what a lock says of its failing calls.
+
+    Of several timers in a partition the lock names the last.
+    """
+    begin, what = f"timer {timer.name} fails, ", f"timer {timer.name}"
+    if deaths := (await read_deaths(backend, group_keys(spec))).get(what):
+        return deaths_in_words(what, deaths).removeprefix(f"{what} is ")
     read = await read_locks(backend, group_keys(spec), list(range(spec.stream.partitions)))
     found = [lock.reason for lock in read.values() if isinstance(lock, LockView)]
     return next((reason.removeprefix(begin) for reason in found if reason.startswith(begin)), "")

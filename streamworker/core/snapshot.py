@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from streamworker.core.ownership.risks import deaths_in_words, remedy_for
+
 MemberState = Literal["active", "standby", "leaving", "silent", "held"]
 PartitionState = Literal[
     "running", "retrying", "draining", "acquiring", "halted", "paused", "pausing", "unowned"
@@ -187,6 +189,8 @@ class GroupSnapshot:
     """Keys of the group that another program overwrote; the snapshot lacks their contents."""
     tables: tuple[TableView, ...] = ()
     """The tables that the processor writes."""
+    died: Mapping[str, int] = field(default_factory=dict)
+    """How many workers died in a row in each timer, resource or middleware, such as ``timer sweep``."""
 
     @property
     def alive(self) -> tuple[MemberView, ...]:
@@ -197,6 +201,11 @@ class GroupSnapshot:
     def lag(self) -> int:
         """Source records that the group has not committed yet, over all partitions."""
         return sum(view.lag for view in self.partitions)
+
+    @property
+    def deaths(self) -> tuple[str, ...]:
+        """What workers died in beside records, in words with a remedy."""
+        return tuple(f"{deaths_in_words(what, n)}. {remedy_for(what)}" for what, n in self.died.items())
 
     @property
     def retrying(self) -> int:

@@ -271,6 +271,8 @@ class GroupKeys(StreamKeys):
     """Positions of the acked logs' readers."""
     holds = _OfGroup("holds", "hash")
     """Positions that batch reads of the acked logs hold for a limited time."""
+    risks = _OfGroup("risks", "hash")
+    """What runs beside records now, and how many workers have died in it."""
     schemas = _OfGroup("schemas", "hash")
     """Arrow schemas of the acked logs."""
 

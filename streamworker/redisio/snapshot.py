@@ -31,6 +31,7 @@ from streamworker.redisio.group.control import fields_of
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
+from streamworker.redisio.group.risks import deaths_in
 from streamworker.redisio.keys import TRIMMED, GroupKeys, number, partitions_in
 from streamworker.redisio.scripts import COUNT
 from streamworker.redisio.wire.client import Backend
@@ -72,6 +73,7 @@ async def take_snapshot(
         keys.readers: ("HGETALL", keys.readers),
         keys.control: ("XREVRANGE", keys.control, "+", "-", "COUNT", CONTROL_MESSAGES),
         keys.meta: ("HGET", keys.meta, "partitions"),
+        keys.risks: ("HGETALL", keys.risks),
     }
     replies = await backend.pipeline([("TIME",), ("GET", keys.members), *asked.values()])
     problems: list[str] = []
@@ -79,7 +81,9 @@ async def take_snapshot(
         if is_wrong_type(refusal := replies[at]):
             problems.append(f"{key} cannot be read: {refusal.remedy}")
             replies[at] = None
-    time, document, beats, readers, control, declared = all_answered(replies)
+    if isinstance(replies[-1], BackendRefused):
+        replies[-1] = None  # A user that was made for an earlier release may not read it.
+    time, document, beats, readers, control, declared, risks = all_answered(replies)
     now_ms = ms_of(time)
     count = partitions_in(declared)
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
@@ -111,6 +115,7 @@ async def take_snapshot(
         ),
         problems=tuple(problems),
         tables=tuple(views),
+        died=deaths_in(pairs_of(risks or [])),
     )
 
 

@@ -135,7 +135,10 @@ def _outage(model: Model, width: int) -> list[Text]:
 def _notices(model: Model, width: int) -> list[Text]:
     """Return the lines of warnings: no connection, overwritten keys, halted and paused partitions."""
     notices = _outage(model, width)
-    notices += [_fit(Text(f" {problem}", style="bold red"), width) for problem in model.snapshot.problems]
+    notices += [
+        _fit(Text(f" {problem}", style="bold red"), width)
+        for problem in (*model.snapshot.problems, *model.snapshot.deaths)
+    ]
     if model.halted:
         text = f" halted: partition {_few(model.halted)}: {model.halted[0].reason}"
         notices.append(_fit(Text(text, style="bold red"), width))

@@ -12,7 +12,7 @@ from streamworker.redisio.data.columns import unpacked
 from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
 from streamworker.redisio.group.requests import make_request
-from streamworker.runtime.run import intake
+from streamworker.runtime.risks import turns
 from tests.helpers import wait_for_async
 from tests.runtime.test_columnar import columns, send
 from tests.runtime.workbench import (
@@ -220,7 +220,7 @@ async def test_a_slow_record_beside_one_that_kills_its_process_is_not_accused(re
 
     async def each(order: Order, ctx: Context) -> Priced:
         is_called[ctx.partition] = True
-        await wait_for_async(lambda: ctx.partition == 1 and len(intake._suspects) == 2, "the other one waits")
+        await wait_for_async(lambda: ctx.partition == 1 and turns().asked, "one of them has its turn")
         is_called[ctx.partition] = False
         return Priced(order.number, 1.0)
 

@@ -10,6 +10,8 @@ from streamworker.cli.doctor.repair_plan import kind_of
 from streamworker.cli.status import holdings_of, kept, memory_forecast
 from streamworker.cli.support import group_keys, take
 from streamworker.core.holdings import Holdings
+from streamworker.core.ownership.risks import deaths_in_words, remedy_for
+from streamworker.core.ownership.tries import DEATHS_MIN
 from streamworker.core.snapshot import GroupSnapshot, PartitionView
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec
@@ -150,6 +152,9 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
         # The checks below need the keys that could not be read.
         return [*(fail(name, problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
     checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), *of_partitions(snapshot)]
+    for what, deaths in snapshot.died.items():
+        verdict = fail if deaths >= DEATHS_MIN else warn
+        checks.append(verdict(what, deaths_in_words(what, deaths), remedy_for(what)))
     checks += await _outbox(backend, spec, keys, snapshot, path)
     checks += (
         ok(f"table {table.name}", f"{counted(table.keys, 'key')}, {memory(table.bytes)}")

@@ -106,7 +106,7 @@ ROLES = (
             (*_CONNECT, "get", "hget", "hgetall", "hmget", "info", "memory|usage", "xinfo|groups", "xlen"),
             (
                 *("stream", "events", "groups", "counts", "lock", "acked", "dead", "outbox"),
-                *("members", "beats", "readers"),
+                *("members", "beats", "readers", "risks"),
             ),
             read_only=True,
         ),

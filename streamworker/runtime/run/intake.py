@@ -7,19 +7,13 @@ from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.tries import Tries
 from streamworker.records.entries import origin_at
-from streamworker.runtime.clock import monotonic_s
+from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.read.buffer import PartitionBuffer
+from streamworker.runtime.risks import TURN_LOOK_S, turns
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate, Signal
-
-TURN_LOOK_S, TURN_MAX_S = 0.05, 60.0
-"""Interval of looks whether it is a suspect's turn, and how long it waits for it at most."""
-
-_suspects: list["Intake"] = []
-"""The partitions of this process whose next record may have killed the last owner, in the order of their
-turns. If two called theirs at the same time, a death would accuse both."""
 
 
 @dataclass(eq=False)
@@ -38,7 +32,9 @@ class Intake:
     def __post_init__(self) -> None:
         self._taken: EntryId | None = None
         """The entry that was taken alone, until it is committed."""
-        self._waits_since_s = 0.0
+        self._turns = turns()
+        self._turns.join(self)
+        self.timers.taken_by = self
         self.draining = False
         """Whether the partition drains or has ended."""
         self._drain = Signal()
@@ -58,20 +54,41 @@ class Intake:
         """Take nothing more. An abandoned thread sees this and handles no further record."""
         self.draining = True
         self.buffer.close()
-        self.end_turn()
+        self._taken = None
+        self._turns.leave(self, monotonic_ms())
 
     async def wait_draining(self, timeout_s: float) -> None:
         """Wait until the partition must drain, or for so long."""
         if not self.draining:
             await self._drain.wait(timeout_s)
 
+    @property
+    def may_start(self) -> bool:
+        """Whether a call may start: heartbeats get through, and no suspect of this process is called."""
+        if not self._turns.asked or self._taken is not None:
+            return self.gate.is_open  # What is named already is at risk, so a suspect waits for its end.
+        return self.gate.is_open and self._turns.may_start(self, monotonic_ms())
+
     async def wait_may_start(self) -> bool:
         """Wait until a call may start; return False if the partition drains."""
-        while not self.draining and not self.gate.is_open:
+        while not self.draining and not self.may_start:
             self.activity.rests()
-            await self.gate.opened.wait()
+            if self.gate.is_open:
+                await self._drain.wait(TURN_LOOK_S)
+            else:
+                await self.gate.opened.wait()
             self.activity.works()
         return not self.draining
+
+    @property
+    def is_at_risk(self) -> bool:
+        """Whether a call runs, or a record is named that is not committed."""
+        return self._taken is not None or self.activity.busy_since_ms is not None
+
+    @property
+    def takes_alone(self) -> bool:
+        """Whether records are taken one by one."""
+        return self.tries.alone > 0
 
     async def pause(self, pause_ms: int) -> bool:
         """Pause before another attempt; return False if the partition drains meanwhile."""
@@ -95,13 +112,13 @@ class Intake:
         The code that makes ``interrupted`` true also wakes the buffer.
         """
         buffer, activity = self.buffer, self.activity
-        while await self.wait_may_start() and not (interrupted() or self.timers.are_due):
+        while await self.wait_may_start() and not (interrupted() or self.has_timers_due):
             if self._taken is not None:
                 if self.commits.committed.checkpoint < self._taken:
                     await self.commits.landed.wait(TURN_LOOK_S)
                     continue
-                self._taken = None
                 self.end_turn()
+                continue
             if buffer.closed:
                 # No more entries arrive: the partition is lost, or is no longer fetched.
                 activity.rests()
@@ -112,7 +129,8 @@ class Intake:
                 activity.rests()
                 await buffer.wait_ready(its)
                 continue
-            if self.tries.alone and self.tries.is_suspect and not self._has_turn():
+            is_suspect = self.tries.alone and self.tries.is_suspect
+            if is_suspect and not self._turns.ask(self, monotonic_ms()):
                 await self._drain.wait(TURN_LOOK_S)
                 continue
             activity.works()
@@ -126,6 +144,11 @@ class Intake:
         activity.works()
         return []
 
+    @property
+    def has_timers_due(self) -> bool:
+        """Whether a timer is to be called now: none is while a record is named."""
+        return self.timers.are_due and self._taken is None
+
     async def _name(self, entry: Entry, *, ends: bool) -> None:
         # A verdict that is not committed before the next record is called dies with it, and so for ever. The
         # same holds for each removal without a call.
@@ -136,17 +159,10 @@ class Intake:
         else:
             await self.commits.store_tries(found, alone=True)
 
-    def _has_turn(self) -> bool:
-        """Whether no other suspect of this process is called, or this one has waited for long enough."""
-        if self not in _suspects:
-            _suspects.append(self)
-            self._waits_since_s = monotonic_s()
-        return _suspects[0] is self or monotonic_s() - self._waits_since_s > TURN_MAX_S
-
     def end_turn(self) -> None:
-        """Let the next suspect be called."""
-        if self in _suspects:
-            _suspects.remove(self)
+        """Let others be called: what was named is committed, or is called no more."""
+        self._taken = None
+        self._turns.end(self, monotonic_ms())
 
     async def retry(self, entry: Entry, attempt: int) -> None:
         """Store that a call begins that is not the first with a record."""

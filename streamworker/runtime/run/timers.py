@@ -15,15 +15,17 @@ import msgspec
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.schedules import Due, due
+from streamworker.core.ownership.risks import Runs
 from streamworker.core.pauses import Pauses
 from streamworker.core.policies import Skip
 from streamworker.declaring.specs import TimerSpec
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, ProcessDied
 from streamworker.redisio.data.state import RAN, RUN, Ran
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.keys import TICK
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
+from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
 from streamworker.runtime.run.invoke import Invoker
@@ -62,6 +64,8 @@ class _Timer:
         self.attempts = 0
         self.pauses = Pauses(rng.random, first_ms=RETRY_FIRST_MS, max_ms=RETRY_MAX_MS)
         self.not_before_ms = 0
+        self.is_held_back = False
+        """Whether it is not called, since several workers in a row have died in it."""
         self.held: tuple[Due, EntryId] | None = None
         """What waits, and the entry that has to be committed first; it keeps its planned time meanwhile."""
         self.asked = {
@@ -101,7 +105,10 @@ class Timers:
     rng: random.Random
 
     def __post_init__(self) -> None:
-        self.log = self.commits.log
+        self.log, committer, start = self.commits.log, self.commits.committer, self.commits.start
+        self._risks = Risks(committer.backend, committer.keys, start.partition, start.owner)
+        self.taken_by: Runs | None = None
+        """The partition, which asks for a turn for a timer in which a worker has died."""
         self._timers = [_Timer(spec, invoker, self.stored, self.rng) for spec, invoker in self.calls]
         self._round = iter(self._timers)
         self._ahead_ms = 0
@@ -199,13 +206,18 @@ class Timers:
             if observer is not None and timer.attempts > 1:
                 observer.retried(self.commits.spec)
             try:
-                with Left(timer.invoker.spec.function):
-                    effects = await timer.invoker.call_timer(at, timer.attempts)
-                changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
-            except Skip as skip:
-                self.log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
-            except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                self._failed(timer, failure(raised))
+                async with self._risks.taken("timer", name, self.taken_by):
+                    try:
+                        with Left(timer.invoker.spec.function):
+                            effects = await timer.invoker.call_timer(at, timer.attempts)
+                        changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
+                    except Skip as skip:
+                        self.log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
+                    except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+                        self._failed(timer, failure(raised))
+                        return None
+            except (BackendError, ProcessDied) as error:  # It was not called.
+                self._held_back(timer, error)
                 return None
             if observer is not None:
                 observer.timer_ran(self.commits.spec, name, now_ms - at_ms)
@@ -213,14 +225,30 @@ class Timers:
             fields[RAN + name] = msgspec.json.encode(ran)
         elif timer.last_ms >= 0:
             self.log.warning("timer_missed", timer=name, at=str(schedule.moment(found.at_ms)))
-        if timer.attempts > 1:
+        if timer.attempts > 1 or timer.is_held_back:
             self._show("")
         timer.last_ms, timer.attempts, timer.not_before_ms = found.at_ms, 0, 0
+        timer.is_held_back = False
         timer.asked = {} if found.runs else timer.asked
         if timer.pauses.failures:
             timer.pauses.reset()
         before, timer.done = timer.done, done
         return Tick(TICK + name, before, fields, changes, sends)
+
+    def _held_back(self, timer: _Timer, error: BackendError | ProcessDied) -> None:
+        """Note that a timer was not called: too many workers died in it, or it could not be named."""
+        timer.attempts -= 1
+        timer.not_before_ms = self._now_ms() + (
+            RETRY_FIRST_MS if isinstance(error, BackendError) else RETRY_MAX_MS
+        )
+        if isinstance(error, BackendError):
+            warn(self.log, "timers_wait", error)
+        elif not timer.is_held_back:
+            timer.is_held_back = True
+            self.log.error(
+                "timer_held_back", timer=timer.spec.name, reason=error.message, remedy=error.remedy
+            )
+            self._show(str(error))
 
     def _failed(self, timer: _Timer, error: Exception) -> None:
         pause_ms = timer.pauses.next_ms()

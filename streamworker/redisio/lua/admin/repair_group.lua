@@ -3,7 +3,7 @@
 -- since the caller read the group.
 --
 -- KEYS  members (string)  beats (hash)  control (stream)  loads (hash)  readers (hash)  schemas (hash)
---       damaged (any)  holds (hash)  claims (hash)  grab (hash)  allocation (hash)
+--       damaged (any)  holds (hash)  risks (hash)  claims (hash)  grab (hash)  allocation (hash)
 -- ARGV  generation: as it was read; '' if there was no document
 --       seen...: for each member its id, and its heartbeat as it was read; '' if there was none
 -- reply [OK, keys removed] | [CHANGED] | [BADTYPE, key]

@@ -81,6 +81,8 @@ class KeyedMode(GroupingMode):
         self._calls: anyio.abc.TaskGroup | None = None
         self._slice_ends_ms = 0
         self._slice_asked = False
+        self._waits = False
+        """Whether a task waits to start calls."""
 
     async def handle_all(self) -> str:
         """Handle records until draining; return why the partition halts, or an empty text."""
@@ -151,7 +153,8 @@ class KeyedMode(GroupingMode):
             self._window.close()  # Only records that precede records already done may start.
         elif self.intake.draining:
             self._window.bar(0)  # While heartbeats do not get through, the commit would be refused.
-        elif not self.intake.gate.is_open:
+        elif not self.intake.may_start:
+            self._wait()
             return None
         return self._window.start()
 
@@ -298,6 +301,18 @@ class KeyedMode(GroupingMode):
     async def _until_settled(self) -> None:
         while not self._window.is_settled:
             await self._changed.wait()
+
+    def _wait(self) -> None:
+        """Start calls once a suspect of this process has been called; the gate has a task of its own."""
+        if self.intake.gate.is_open and not self._waits:
+            self._waits = True
+            assert self._calls is not None
+            self._calls.start_soon(self._start_later)
+
+    async def _start_later(self) -> None:
+        await self.intake.wait_may_start()
+        self._waits = False
+        self._start()
 
     async def _follow_gate(self) -> None:
         while True:

@@ -56,7 +56,7 @@ class RecordMode(GroupingMode):
         while index < len(entries) and self.refused is None:
             if not await self.intake.wait_may_start():
                 return ""
-            if self.intake.timers.are_due:
+            if self.intake.has_timers_due:
                 await self.run_timers()
                 continue
             failed: Failed | None = None

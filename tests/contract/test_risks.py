@@ -1,0 +1,65 @@
+"""What runs beside records is named while it runs, and a name that a dead owner left is a death in it."""
+
+import pytest
+
+from streamworker.core.ownership.risks import Risk
+from streamworker.redisio.group import risks
+from tests.contract.support import Group
+
+pytestmark = pytest.mark.anyio
+
+NOW = "w9"
+
+
+async def dies(group: Group, owner: str, place: int = 0, most: int = 2) -> tuple[bool, int]:
+    """Let an owner begin a call from which it never returns."""
+    return await risks.step(group.backend, group.keys, Risk("timer", "sweep", place), owner, "begin", most)
+
+
+async def ends(group: Group, owner: str, place: int = 0) -> None:
+    await risks.step(group.backend, group.keys, Risk("timer", "sweep", place), owner, "end")
+
+
+async def test_each_owner_that_left_its_name_is_a_death_until_a_call_ends(group: Group) -> None:
+    """A call of an owner that lives is none, however often it is begun."""
+    for deaths, owner in enumerate(("w1", "w2", "w3")):
+        assert await dies(group, owner) == (True, deaths)
+        assert await dies(group, owner) == (True, deaths)
+    await ends(group, "w1")
+    assert await risks.read_deaths(group.backend, group.keys) == {"timer sweep": 2}
+    await ends(group, "w3")
+    assert await risks.read_deaths(group.backend, group.keys) == {}
+    assert await dies(group, NOW) == (True, 0)
+
+
+async def test_what_killed_too_many_is_not_named(group: Group) -> None:
+    """It is not run either, until somebody begins its count anew."""
+    for owner in ("w1", "w2", "w3"):
+        await dies(group, owner)
+    assert [await dies(group, NOW) for _ in range(3)] == [(False, 3)] * 3
+    await risks.forget_deaths(group.backend, group.keys, "timer other")
+    assert await dies(group, NOW) == (False, 3)
+    await risks.forget_deaths(group.backend, group.keys, "timer sweep")
+    assert await dies(group, NOW) == (True, 0)
+
+
+async def test_one_death_in_many_partitions_counts_once(group: Group) -> None:
+    """A process that dies takes the calls of all its partitions along."""
+    for place in range(4):
+        await dies(group, "w1", place)
+    assert [await dies(group, "w2", place) for place in range(4)] == [(True, 1)] * 4
+
+
+async def test_what_kills_in_every_partition_is_found_after_a_few(group: Group) -> None:
+    for place, owner in enumerate(("w1", "w2", "w3")):
+        await dies(group, owner, place)
+    assert [await dies(group, NOW, place) for place in range(3)] == [(True, 1), (True, 2), (False, 3)]
+
+
+async def test_what_kills_in_one_partition_is_found_though_it_ends_in_others(group: Group) -> None:
+    for owner in ("w1", "w2", "w3"):
+        await dies(group, owner)
+        await dies(group, owner, 1)
+        await ends(group, owner, 1)
+    assert await dies(group, NOW) == (False, 3)
+    assert await dies(group, NOW, 1) == (True, 1), "the last owner died, and it has not ended since"
