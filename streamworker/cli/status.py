@@ -171,8 +171,9 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
 def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, json: AsJson = False) -> None:
     """Show rebalances: time, cause, moved partitions and duration.
 
-    A rebalance ends when every moved partition runs again. With coordination="claim" each claim is
-    one line; with coordination="lease" a line holds the races of one second that a worker won.
+    A rebalance ends when every moved partition runs again. It is superseded if the others moved elsewhere,
+    or back to the worker that had not given them up yet. With coordination="claim" each claim is one
+    line; with coordination="lease" a line holds the races of one second that a worker won.
 
     \b
     Examples:
@@ -193,7 +194,7 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
     rows = []
     for snapshot, change in changes:
         what = (snapshot.processor, change.generation, change.cause, change.member, len(change.moved))
-        took = "moving" if change.ms is None else change.ms
+        took = "superseded" if change.superseded else "moving" if change.ms is None else change.ms
         moved = ranges(change.moved) if change.moved else ""
         rows.append((local_time(change.at_ms, "milliseconds"), *what, took, moved))
     columns = ("time", "processor", "generation", "cause", "member", "moved", "ms", "partitions")

@@ -153,6 +153,8 @@ class Rebalance:
     moved: tuple[int, ...]
     ms: int | None
     """The time until every moved partition was acquired again; None while some are not."""
+    superseded: bool = False
+    """Whether ``ms`` is None since the partitions that are left moved elsewhere, or back to who had them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class Verdict:
             and (self.lost, self.duplicates, self.out_of_order) == (0, 0, 0)
             and self.aggregate_equal
             and not self.missing_rebalances
-            and all(one.ms is not None for one in self.rebalances)
+            and all(one.ms is not None or one.superseded for one in self.rebalances)
         )
 
     def as_json(self) -> dict[str, object]:

@@ -5,6 +5,7 @@ nothing that grows with the number of entries.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -111,7 +112,10 @@ async def take_snapshot(
         partitions=partitions,
         readers=_reader_views(read_readers(readers or []), partitions),
         rebalances=rebalances(
-            [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control or [])]
+            [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control or [])],
+            {view.partition: view.owner for view in partitions if view.owner and view.owner == view.assigned}
+            if document
+            else {},
         ),
         problems=tuple(problems),
         tables=tuple(views),
@@ -341,34 +345,39 @@ def _reader_views(
 # -- rebalances ------------------------------------------------------------------------------
 
 
-def rebalances(messages: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[Rebalance, ...]:
+def rebalances(
+    messages: Sequence[tuple[int, Mapping[str, str]]], settled: Mapping[int, str] | None = None
+) -> tuple[Rebalance, ...]:
     """Compute the rebalances from control messages, oldest first.
 
     A rebalance ends when each partition that it moved was acquired at its generation or a later one: then the
-    partition runs again, under this owner or a later one. Each message has its server time in ms and its
-    fields.
+    partition runs again, under this owner or a later one. It is superseded if the partitions that are left
+    moved elsewhere by a later generation, or came back to an owner that had not released them yet, and so
+    acquires none. Each message has its server time in ms and its fields; ``settled`` has the owners of the
+    partitions that are where they belong.
 
     >>> rebalances([
     ...     (10, {"kind": "changed", "generation": "7", "cause": "join", "member": "a", "moved": "0,1"}),
     ...     (30, {"kind": "acquired", "generation": "7", "owner": "a.1", "partitions": "0,1"}),
     ... ])
-    (Rebalance(generation=7, cause='join', member='a', at_ms=10, moved=(0, 1), ms=20),)
+    (Rebalance(generation=7, cause='join', member='a', at_ms=10, moved=(0, 1), ms=20, superseded=False),)
     >>> rebalances([
     ...     (10, {"kind": "challenged", "generation": "9", "owner": "a.1", "partitions": "0,1"}),
     ...     (95, {"kind": "acquired", "generation": "9", "owner": "b.1", "partitions": "1"}),
     ... ])
-    (Rebalance(generation=9, cause='race', member='b', at_ms=10, moved=(1,), ms=85),)
+    (Rebalance(generation=9, cause='race', member='b', at_ms=10, moved=(1,), ms=85, superseded=False),)
     """
     known = [(at_ms, message) for at_ms, fields in messages if (message := from_fields(fields)) is not None]
+    acquirers = {
+        partition: message.owner
+        for _, message in known
+        if isinstance(message, PartitionsAcquired)
+        for partition in message.partitions
+    }
+    # Of whom no acquisition is known, it was before all messages.
+    kept = {each for each, owner in (settled or {}).items() if acquirers.get(each, owner) == owner}
     changes = [
-        Rebalance(
-            generation=message.generation,
-            cause=message.cause,
-            member=message.member,
-            at_ms=at_ms,
-            moved=message.moved,
-            ms=_duration_ms(message, at_ms, known[index + 1 :]),
-        )
+        _rebalance(message, at_ms, known[index + 1 :], kept)
         for index, (at_ms, message) in enumerate(known)
         if isinstance(message, GroupChanged)
     ]
@@ -394,13 +403,18 @@ def _repair(at_ms: int, fields: Mapping[str, str]) -> Rebalance:
     return Rebalance(0, "repair", what, at_ms, partitions, 0)
 
 
-def _duration_ms(change: GroupChanged, at_ms: int, later: Sequence[tuple[int, ControlMessage]]) -> int | None:
-    open_partitions = set(change.moved)
-    if not open_partitions:
-        return 0
+def _rebalance(
+    change: GroupChanged, at_ms: int, later: Sequence[tuple[int, ControlMessage]], kept: AbstractSet[int]
+) -> Rebalance:
+    """Return a change, and when it ended; ``kept`` are the partitions whose owners never lost them."""
+    left, elsewhere = set(change.moved), set[int]()
+    ms = None if left else 0
     for then_ms, message in later:
         if isinstance(message, PartitionsAcquired) and message.generation >= change.generation:
-            open_partitions.difference_update(message.partitions)
-            if not open_partitions:
-                return then_ms - at_ms
-    return None
+            left.difference_update(message.partitions)
+        elif isinstance(message, GroupChanged) and message.generation > change.generation:
+            elsewhere.update(message.moved)
+        if not left and ms is None:
+            ms = then_ms - at_ms
+    known = (change.generation, change.cause, change.member, at_ms, change.moved)
+    return Rebalance(*known, ms, superseded=ms is None and left <= kept | elsewhere)

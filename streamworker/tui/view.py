@@ -228,7 +228,9 @@ def _rebalances(model: Model, lines: int) -> list[Text]:
         # A worker's end tells it apart; what an operator did, which has no generation, its beginning.
         member = end_of(change.member, 8) if change.generation else change.member[:8]
         line.append(f"{member:<9}{len(change.moved):>5} ", style="default")
-        took = ("moving", "bold yellow") if change.ms is None else (duration(change.ms), "default")
+        took = (duration(change.ms), "default")
+        if change.ms is None:
+            took = ("superseded", "dim") if change.superseded else ("moving", "bold yellow")
         drawn.append(line.append(*took))
     return drawn
 

@@ -49,6 +49,46 @@ def test_a_rebalance_lasts_until_the_last_moved_partition_runs_again(
     assert {each.generation: each.ms for each in rebalances(messages)} == took_ms
 
 
+@pytest.mark.parametrize(
+    ("messages", "settled", "superseded"),
+    [
+        pytest.param(
+            [acquired(90, 4, 0, 1), changed(100, 5, 1), changed(110, 6, 1, cause="leave")],
+            {0: "w.1", 1: "w.1"},
+            {5, 6},
+            id="it came back to an owner that had not released it",
+        ),
+        pytest.param(
+            [changed(100, 5, 1), changed(110, 6, 1, cause="leave")],
+            {1: "w.1"},
+            {5, 6},
+            id="also if that owner acquired it before all that is known",
+        ),
+        pytest.param([changed(100, 5, 1), changed(110, 6, 1)], {}, {5}, id="the later move is under way"),
+        pytest.param(
+            [acquired(90, 4, 1), changed(100, 5, 1)],
+            {1: "v.1"},
+            set(),
+            id="the new owner has the lock, and its message is on the way",
+        ),
+        pytest.param(
+            [changed(100, 5, 0, 1), acquired(105, 5, 0), changed(110, 6, 1), acquired(120, 6, 1)],
+            {0: "w.1", 1: "w.1"},
+            set(),
+            id="all that moved runs again",
+        ),
+        pytest.param([changed(100, 5, 0, 1), changed(110, 6, 1)], {}, set(), id="another one still moves"),
+    ],
+)
+def test_a_rebalance_of_which_nothing_is_left_to_acquire_is_superseded(
+    messages: Messages, settled: dict[int, str], superseded: set[int]
+) -> None:
+    """It would be told as moving for as long as its messages are there."""
+    found = rebalances(messages, settled)
+    assert {each.generation for each in found if each.superseded} == superseded
+    assert all(each.ms is None for each in found if each.superseded)
+
+
 def test_what_is_not_known_is_passed_over() -> None:
     """Messages of a later release, of other kinds, and broken ones."""
     messages: Messages = [

@@ -148,7 +148,7 @@ function drawFacts({ record, letters, timers, hidden }) {
     return element;
   };
   table($("record"), ["time", "cause", "who", ">moved", ">took"], changes.slice(0, 100).map((change) =>
-    [button(change), change.cause, change.member, whole(change.moved), change.ms === null ? "moving" : duration(change.ms)]),
+    [button(change), change.cause, change.member, whole(change.moved), change.superseded ? "superseded" : change.ms === null ? "moving" : duration(change.ms)]),
     "Nothing has changed yet: no worker has joined.", [today, changes]);
   marks(changes);
   const values = letters.some((letter) => letter.value !== null);
