@@ -13,6 +13,7 @@ from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordCodec, RecordType
+from streamworker.records.declarable import is_resolved
 from streamworker.records.statetables import TableForm
 from streamworker.redisio.keys import PARTITIONS_MAX, check_name
 
@@ -99,6 +100,8 @@ def stream(
         kind.arrow_schema()
     elif codec == "fields":
         kind.check_single('codec="fields"')
+    if isinstance(codec, str) and is_resolved(kind):
+        kind.decoder("json" if codec == "arrow" else codec)  # It refuses what it does not know.
     spec = StreamSpec(
         app=app.name,
         name=name,

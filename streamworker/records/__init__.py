@@ -23,6 +23,7 @@ from streamworker.records.codecs import (
     make_decoder,
     make_encoder,
 )
+from streamworker.records.declarable import check_types
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.records.types import Declared, Precision, RecordKind, kind_of, label, read_hint
 
@@ -64,11 +65,17 @@ class RecordType(Declared):
             return cls._of_union(python_type)
         kind = kind_of(python_type)
         if kind is None:
-            raise ConfigurationError(
-                f"{label(python_type)} is not a record type.",
-                remedy="Use a msgspec.Struct, a dataclass, an attrs class, a TypedDict, a NamedTuple "
-                "or a pydantic model.",
-            )
+            origin = typing.get_origin(python_type)
+            remedy = "Use a msgspec.Struct, a dataclass, an attrs class, a TypedDict, a NamedTuple "
+            remedy += "or a pydantic model."
+            if origin is typing.Annotated:
+                remedy = (
+                    "Use a class, or a union of msgspec.Structs with tags. One field of a pydantic model "
+                )
+                remedy += "may be several models with a discriminator."
+            elif kind_of(origin) is not None:
+                remedy = f"Declare a class like {label(origin)} that names the type of each field."
+            raise ConfigurationError(f"{label(python_type)} is not a record type.", remedy=remedy)
         record_type = cls(python_type, kind)
         if not record_type.declared:
             raise ConfigurationError(
@@ -79,6 +86,7 @@ class RecordType(Declared):
                 f"{label(python_type)} has a field {REPLAYED_FOR.decode()!r}, which marks a replayed entry.",
                 remedy="Give the field another name.",
             )
+        check_types(record_type)
         return record_type
 
     @classmethod

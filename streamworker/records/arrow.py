@@ -27,7 +27,7 @@ import typing
 import uuid
 from collections import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -44,6 +44,7 @@ from streamworker.records.columns import (
     Misfit,
     StructColumn,
 )
+from streamworker.records.declarable import check_type
 from streamworker.records.quick import floats, in_utc, ints, naive, texts, uuids
 from streamworker.records.types import Declared, Hint, Precision, RecordKind, kind_of, label, read_hint
 
@@ -133,6 +134,7 @@ def _struct_column(record: Declared, nullable: bool, at: _FieldPath) -> StructCo
             "Arrow has no recursive types: use a list of ids, or a str with JSON in it.",
         )
     record.check_single("a table")
+    check_type(record)
     names = {field.name.lower(): field.name for field in record.declared}
     if clash := [field.name for field in record.declared if names[field.name.lower()] != field.name]:
         both = f"{clash[0]!r} and {names[clash[0].lower()]!r}"
@@ -222,12 +224,32 @@ def _literal_column(values: tuple[Any, ...], nullable: bool, at: _FieldPath) -> 
 
 def _enum_column(base: type[enum.Enum], nullable: bool, at: _FieldPath) -> Column:
     values = [member.value for member in base]
-    arrow_type, _, _ = _type_of_values(values, at)
+    arrow_type, plain, never = _type_of_values(values, at)
     wanted = f"{base.__name__} has {', '.join(map(repr, values))}"
     # A Flag is any combination of its members, which the decoder checks.
     allowed = None if issubclass(base, enum.Flag) else values
+    config = getattr(at.inside[-1], "model_config", {})
+    if isinstance(config, dict) and config.get("use_enum_values"):
+        return _enum_values_column(
+            base, Leaf(arrow_type, nullable, (base, *plain), never, None, None, wanted, allowed)
+        )
     value_of = attrgetter("_value_")
     return Leaf(arrow_type, nullable, (base,), prepare=value_of, wanted=wanted, allowed=allowed)
+
+
+def _enum_values_column(base: type[enum.Enum], leaf: Leaf) -> Leaf:
+    """Let a column take members and values: with ``use_enum_values`` pydantic leaves defaults as they are."""
+
+    def value_of(value: Any) -> Any:
+        return value.value if isinstance(value, base) else value
+
+    def first_other(column: list[Any]) -> int | None:
+        if leaf.allowed is None:
+            return None
+        values = enumerate(map(value_of, column))
+        return next((i for i, value in values if value is not None and value not in leaf.allowed), None)
+
+    return replace(leaf, prepare=value_of, check=first_other)
 
 
 def _type_of_values(

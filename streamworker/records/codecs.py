@@ -14,13 +14,14 @@ values that the program put in. Decoders validate everything: any wrong payload 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, get_origin, runtime_checkable
+from typing import Any, Literal, Protocol, Union, get_args, get_origin, runtime_checkable
 
 import msgspec
 
 from streamworker.core.data.entries import Entry
 from streamworker.core.text import in_words, storable
 from streamworker.errors import ConfigurationError, DecodeError, RecordError
+from streamworker.records.declarable import check_not_strict
 from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.records.fitting import make_check
 from streamworker.records.packs import FIRST, unreadable
@@ -118,14 +119,19 @@ def make_encoder(record_type: Declared, codec: Codec = "json", *, validate: bool
         load = _field_loader(record_type) if codec == "fields" else loaders(record_type, codec)[0]
     name, kind = record_type.name, record_type.kind
     python_type = record_type.built_type
+    # A codec of the program may know subclasses.
+    takes = record_type.takes if isinstance(codec, str) else lambda record: isinstance(record, python_type)
     required = (
         {f.name for f in record_type.declared if f.required} if kind is RecordKind.TYPED_DICT else set()
     )
 
     def encode(record: Any) -> Payload:
-        if not isinstance(record, python_type):
+        if type(record) is not python_type and not takes(record):
+            cut = (
+                ", a subclass, whose further fields would be lost" if isinstance(record, python_type) else ""
+            )
             raise RecordError(
-                f"This stream takes records of type {name}, and got {short(record)}.",
+                f"This stream takes records of type {name}, and got {short(record)}{cut}.",
                 remedy=f"Send {name} objects.",
             )
         if required and not required <= record.keys():
@@ -171,9 +177,9 @@ def _dumper(record_type: Declared, codec: Codec) -> Callable[[Any], Payload]:
     elif kind is RecordKind.PYDANTIC:
         as_builtins = lambda record: record.model_dump()  # noqa: E731
         if codec == "json":
-            dump = lambda record: record.model_dump_json(by_alias=True).encode()  # noqa: E731
+            dump = lambda record: record.model_dump_json(by_alias=True, round_trip=True).encode()  # noqa: E731
         else:
-            dump = lambda record: encode(record.model_dump(mode="python", by_alias=True))  # noqa: E731
+            dump = lambda record: encode(record.model_dump(by_alias=True, round_trip=True))  # noqa: E731
     if codec == "msgpack":
         return dump
 
@@ -251,7 +257,9 @@ def _field_builtins(record_type: Declared) -> Callable[[Any], dict[str, Any]]:
         raw = {f.name: f.wire_name for f in declared if _layout(record_type, f) == "raw"}
 
         def from_model(record: Any) -> dict[str, Any]:
-            values: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude=set(raw))
+            values: dict[str, Any] = record.model_dump(
+                mode="json", by_alias=True, round_trip=True, exclude=set(raw)
+            )
             return values | {wire_name: getattr(record, name) for name, wire_name in raw.items()}
 
         return from_model
@@ -359,6 +367,7 @@ def loaders(
     elif codec == "json":
         load = record_type.python_type.model_validate_json
     else:
+        check_not_strict(record_type)
         unpack, validate = msgspec.msgpack.Decoder().decode, record_type.python_type.model_validate
         load = lambda payload: validate(unpack(payload))  # noqa: E731
     split = _decoder(record_type, codec, list[msgspec.Raw] if isinstance(codec, str) else list[bytes])
@@ -407,7 +416,8 @@ def make_builder(record_type: Declared, *, from_text: bool) -> Callable[[dict[st
     """
     python_type: Any = record_type.python_type
     if record_type.kind is RecordKind.PYDANTIC:
-        return partial(python_type.model_validate, strict=False if from_text else None)
+        # Text and columns have not each type of Python's, and no value that means another one.
+        return partial(python_type.model_validate, strict=False)
     target, finish = _target(record_type, positional=record_type.is_positional)
     if from_text:
         _decoder(record_type, "json", target)  # Refuses an unsupported type now, not at the first entry.
@@ -424,7 +434,8 @@ def _layout(record_type: Declared, field: Field) -> Literal["text", "raw", "json
     holds_values = isinstance(origin, type) and (
         issubclass(origin, containers) or origin.__module__ == "collections.abc"
     )
-    return "json" if holds_values or kind_of(origin) is not None else "text"
+    records = get_args(base) if origin is Union else (origin,)
+    return "json" if holds_values or all(kind_of(each) is not None for each in records) else "text"
 
 
 def _target(record_type: Declared, *, positional: bool) -> tuple[Any, Callable[[Any], Any] | None]:

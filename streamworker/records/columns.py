@@ -10,6 +10,7 @@ UTC, and puts None into columns that are not nullable.
 """
 
 import collections.abc
+import enum
 import itertools
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -66,15 +67,24 @@ class Column(ABC):
             values = [None if value is msgspec.UNSET else value for value in values]
             kinds = kinds - {_UnsetType}
         for kind in kinds - self._usual:
-            if not issubclass(kind, self.accepts) or issubclass(kind, self.never):
+            if not self._takes(kind):
                 self._refuse(values, next(at for at, value in enumerate(values) if type(value) is kind))
         return values
+
+    def _takes(self, kind: type) -> bool:
+        return issubclass(kind, self.accepts) and not issubclass(kind, self.never)
 
     def _refuse(self, values: list[Any], index: int) -> NoReturn:
         value = values[index]
         if value is None or value is msgspec.UNSET:
             raise Misfit(index, "", "is None, and its type does not allow that")
-        raise Misfit(index, "", f"is {short(value)}, which does not fit {self.arrow_type}")
+        raise Misfit(index, "", f"is {short(value)}, {self._unfit}")
+
+    @property
+    def _unfit(self) -> str:
+        if issubclass(self.accepts[0], enum.Enum):
+            return f"and no member of {self.accepts[0].__name__}"
+        return f"which does not fit {self.arrow_type}"
 
     @abstractmethod
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
@@ -244,7 +254,13 @@ class StructColumn(Column):
     def _refuse(self, values: list[Any], index: int) -> NoReturn:
         if values[index] is None:
             super()._refuse(values, index)
-        raise Misfit(index, "", f"is {short(values[index])}, and not a {self.name}")
+        cut = ", but of a subclass, whose further fields would be lost"
+        cut = cut if isinstance(values[index], self.accepts) else ""
+        raise Misfit(index, "", f"is {short(values[index])}, and not a {self.name}{cut}")
+
+    def _takes(self, kind: type) -> bool:
+        """Take records of the class itself: columns have none of the further fields of a subclass."""
+        return self.accepts == (dict,) and issubclass(kind, dict)
 
     def _build(self, values: list[Any], nulls: bool) -> pa.Array:
         if not nulls:

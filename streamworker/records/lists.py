@@ -127,10 +127,12 @@ def make_list_encoder(
         parts = [records[start : start + most] for start in range(0, len(records), most)]
         arrays = [array for part in parts for array in arrays_of(part)]
         if load_all is not None:
-            for _, array in arrays:
+            at = 0
+            for count, array in arrays:
                 found = load_all(array)
                 if check is not None:
-                    check(found, found)
+                    check(records[at : at + count], found)
+                at += count
         return Run(arrays, is_json=is_json)
 
     def arrays_of(records: Sequence[Any]) -> list[tuple[int, bytes]]:

@@ -24,7 +24,9 @@ from streamworker.core.data.partitioner import canonical_key, key_parts
 from streamworker.core.words import counted
 from streamworker.errors import ConfigurationError, ProcessingError, RecordError
 from streamworker.records.codecs import loaders, one_line, short
-from streamworker.records.types import Declared, RecordKind, copier, kind_of, label
+from streamworker.records.declarable import check_types
+from streamworker.records.fitting import cut_class, cut_words, with_records
+from streamworker.records.types import Declared, RecordKind, copier, kind_of, label, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,7 +121,11 @@ class TableForm:
                 remedy="Use a type such as str, int, UUID, date or an Enum, or the names of the key's parts, "
                 'such as ("customer", "hour").',
             )
+        self._is_record = (kind := kind_of(value)) is not None
+        if kind is not None:
+            check_types(Declared(value, kind))
         self.encode, self._decode = self._codec()
+        self._holds_records = any(with_records(value) if self._is_record else map(kind_of, parts_of(value)))
         self.is_fixed = isinstance(value, type) and copier(value) is None
         """Whether a value can never change."""
 
@@ -127,7 +133,7 @@ class TableForm:
         encode: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
         if kind_of(self._value) is RecordKind.PYDANTIC:
             load, _ = loaders(Declared(self._value, RecordKind.PYDANTIC), "msgpack")
-            return lambda value: encode(value.model_dump(by_alias=True)), load
+            return lambda value: encode(value.model_dump(by_alias=True, round_trip=True)), load
         try:
             return encode, msgspec.msgpack.Decoder(self._value).decode
         except TypeError as error:
@@ -214,11 +220,17 @@ class TableForm:
         """Return a value as it is stored, without its expiry; raise RecordError for one of another type."""
         if not isinstance(value, self._class):
             raise self._wrong_value(key, f"is {short(value)}")
+        if self._is_record and self._class not in (object, type(value)):
+            raise self._wrong_value(key, f"is {cut_words(type(value))}")
         try:
             encoded = self.encode(value)
-            self._decode(encoded)  # What cannot be read again would fail each later call with this key.
+            found = self._decode(
+                encoded
+            )  # What cannot be read again would fail each later call with this key.
         except Exception as error:
             raise self._wrong_value(key, f"cannot be stored: {one_line(error)}") from error
+        if self._holds_records and (cut := cut_class(value, found)) is not None:
+            raise self._wrong_value(key, f"holds {cut_words(cut)}")
         return b"".join((*map(_letter, key), encoded)) if self._parts else encoded
 
     def value_of(self, field: bytes, body: bytes) -> Any:

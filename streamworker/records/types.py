@@ -14,7 +14,7 @@ import sys
 import types
 import typing
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -253,6 +253,13 @@ class Declared:
             return self.members
         return dict if self.kind is RecordKind.TYPED_DICT else self.python_type
 
+    def takes(self, value: object) -> bool:
+        """Return whether a value is a record of this type.
+
+        One of a subclass is not: its further fields would be lost.
+        """
+        return type(value) in self.members or (self.kind is RecordKind.TYPED_DICT and isinstance(value, dict))
+
     def check_single(self, what: str) -> None:
         """Raise ConfigurationError for a union or a RootModel, where something needs a class's fields."""
         if self.kind is RecordKind.UNION:
@@ -314,6 +321,21 @@ def read_hint(hint: Any) -> Hint:
             hint = kept[0]
         else:
             return Hint(hint, nullable, absent, annotations)
+
+
+def parts_of(hint: Any, inside: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Return the types that a hint consists of, and those of its annotations."""
+    read = read_hint(hint)
+    base, kind = read.base, kind_of(read.base)
+    yield from map(type, read.annotations)
+    # A decoder checks the zone itself where the type says whether there is one.
+    if base is not dt.datetime or all(getattr(each, "tz", None) is None for each in read.annotations):
+        yield typing.get_origin(base) or base
+    inner = () if typing.get_origin(base) is typing.Literal else typing.get_args(base)
+    if kind is not None and base not in inside:
+        inner = tuple(Declared(base, kind).hints.values())
+    for each in inner:
+        yield from parts_of(each, (*inside, base))
 
 
 # -- copies -----------------------------------------------------------------------------------

@@ -88,6 +88,84 @@ class Root(pydantic.RootModel[dict[str, int]]):
     """Has no fields."""
 
 
+class Hidden(pydantic.BaseModel):
+    """Keeps a field out of dumps."""
+
+    n: int
+    password: str = pydantic.Field(default="", exclude=True)
+
+
+class Masked(pydantic.BaseModel):
+    """Shows another value than it has."""
+
+    card: Annotated[str, pydantic.PlainSerializer(lambda card: "****" + card[-4:])]
+
+
+class Doubled(pydantic.BaseModel):
+    """Shows more than it takes."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+    n: int
+
+    @pydantic.computed_field
+    def double(self) -> int:
+        return self.n * 2
+
+
+class Values(pydantic.BaseModel):
+    """Holds the values of an enum."""
+
+    model_config = pydantic.ConfigDict(use_enum_values=True)
+    colour: Colour
+    colours: list[Colour] = []
+
+
+class Strict(pydantic.BaseModel):
+    """Takes a tuple, and no list for one."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+    v: tuple[int, ...]
+    id: uuid.UUID
+
+
+class Cat(pydantic.BaseModel):
+    """One of two."""
+
+    kind: Literal["cat"] = "cat"
+
+
+class Dog(pydantic.BaseModel):
+    """The other."""
+
+    kind: Literal["dog"] = "dog"
+
+
+class Pet(pydantic.BaseModel):
+    """Has one of two."""
+
+    pet: Cat | Dog = pydantic.Field(discriminator="kind")
+
+
+class Note(msgspec.Struct):
+    """A base class."""
+
+    n: int
+
+
+class LongNote(Note):
+    """Has a field that consumers of notes do not get."""
+
+    text: str = ""
+
+
+@dataclasses.dataclass
+class Init:
+    """Needs what it does not keep."""
+
+    n: int
+    more: dataclasses.InitVar[int] = 0
+
+
 class Paid(msgspec.Struct, tag=True):
     """One of two."""
 
@@ -164,6 +242,15 @@ CELLS: dict[str, tuple[Any, Any]] = {
     ),
     "pydantic `SecretStr`": (Secret, Secret(password=pydantic.SecretStr("x"))),
     'pydantic `extra="allow"`, with an extra': (Open, Open.model_validate({"n": 1, "other": 2})),
+    "pydantic `exclude`": (Hidden, Hidden(n=1, password="x")),
+    "pydantic serializer": (Masked, Masked(card="4111111111111111")),
+    'pydantic `computed_field` with `extra="forbid"`': (Doubled, Doubled(n=1)),
+    "pydantic `use_enum_values`": (Values, Values(colour=Colour.RED, colours=[Colour.RED])),
+    "strict pydantic model with a `tuple` and a `UUID`": (Strict, Strict(v=(1,), id=uuid.UUID(int=1))),
+    "pydantic field with a `discriminator`": (Pet, Pet(pet=Dog())),
+    "an object of a subclass": (Note, LongNote(1, "x")),
+    "a record in a record, of a subclass": _of(list[Note], [Note(1), LongNote(1, "x")]),
+    "dataclass with an `InitVar`": (Init, Init(1)),
     "pydantic `RootModel`": (Root, Root({"a": 1})),
     "a union of tagged Structs": (Paid | Refunded, Refunded(1)),
 }

@@ -76,6 +76,9 @@ class Results:
         self._routes = routes
         row = spec.output or (spec.into.record if isinstance(spec.into, StreamSpec) else None)
         self._row_type: Any = object if row is None else row.built_type
+        of_program = spec.output is None and not isinstance(getattr(spec.into, "codec", ""), str)
+        self._takes_row = None if row is None or of_program else row.takes
+        """Whether a row is one; a codec of the program may know subclasses."""
         self._takes_rows = spec.forward or spec.into is not None
         self.forwards_input = forwards_input(spec)
         """Whether a call that returns None forwards its records."""
@@ -221,11 +224,12 @@ class Results:
 
     def checked(self, rows: Sequence[Any]) -> Sequence[Any]:
         """Return the rows; raise ProcessingError for the first that is not of the output type."""
-        row_type = self._row_type
+        row_type, takes = self._row_type, self._takes_row
         for row in rows:
-            if type(row) is not row_type and not isinstance(row, row_type):
+            if type(row) is not row_type and not (takes(row) if takes else isinstance(row, row_type)):
+                cut = ", a subclass, whose further fields would be lost" if isinstance(row, row_type) else ""
                 raise ProcessingError(
-                    f"Processor {self.spec.name!r} forwarded {short(row)}.",
+                    f"Processor {self.spec.name!r} forwarded {short(row)}{cut}.",
                     remedy=f"Its output type is {self._row_name()}.",
                 )
         return rows
