@@ -7,11 +7,12 @@ def pause_ms(failures: int, random: Callable[[], float], *, first_ms: int, max_m
     """Return the pause in ms after so many failures: it doubles with each, and is drawn from its upper half.
 
     This is equal jitter. A pause is never less than half its maximum, so that retries do not overload a
-    server that is down; and pauses are spread, so that a hundred workers do not retry at the same time.
+    server that is down; and pauses are spread, so that a hundred workers do not retry at the same time. It is
+    at least a millisecond: nothing is repeated without a pause.
     ``random`` returns a number from 0 up to 1.
     """
     whole = min(max_ms, first_ms * 2 ** min(max(failures - 1, 0), 32))
-    return int(whole * (0.5 + random() / 2))
+    return max(1, int(whole * (0.5 + random() / 2)))
 
 
 class Pauses:

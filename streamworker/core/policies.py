@@ -108,7 +108,7 @@ class Retry(Policy):
         How many calls there may be, the first included, whichever workers make them. None has no limit.
     backoff
         The pause before the second call: seconds, or a text such as ``"1 second"``. It doubles with each
-        further one. Each pause is drawn from its upper half.
+        further one. Each pause is drawn from its upper half. 0 begins with a millisecond, which doubles, too.
     backoff_max
         The longest pause, likewise.
     then
@@ -146,9 +146,9 @@ class Retry(Policy):
                 f"Retry has then={then!r}.", remedy="Use DeadLetter(), Skip() or Halt()."
             )
         self.attempts = attempts
-        self.backoff_ms: int = duration_ms(backoff, "backoff")
+        self.backoff_ms: int = max(1, duration_ms(backoff, "backoff"))
         """The pause before the second call, in milliseconds."""
-        self.backoff_max_ms: int = duration_ms(backoff_max, "backoff_max")
+        self.backoff_max_ms: int = duration_ms(backoff_max, "backoff_max", least_ms=1)
         """The longest pause, in milliseconds."""
         if self.backoff_ms > self.backoff_max_ms:
             raise ConfigurationError(
@@ -237,14 +237,24 @@ class Policies:
         """
         if not attempts:
             return self._plan_of(type(error) if isinstance(error, ProcessingError) else DecodeError).then
-        plan = _plan(error) if isinstance(error, CHOICES) else self._plan_of(type(error))
+        plan = self._plan_for(error)
         return plan if plan.attempts is None or attempts < plan.attempts else plan.then
+
+    def _plan_for(self, error: BaseException) -> Retry:
+        """Return the plan of an error; that of a group is the one of its leaves, if they have one."""
+        if isinstance(error, CHOICES):
+            return _plan(error)
+        own = self._plan_of(type(error))
+        if not isinstance(error, ExceptionGroup) or any(named is ExceptionGroup for named, _ in self._plans):
+            return own
+        first, *others = [self._plan_for(leaf) for leaf in leaves(error)]
+        return first if all(_terms(plan) == _terms(first) for plan in others) else own
 
     def attempts_of(self, kind: type[Exception]) -> int | None:
         """Return how many calls there are for errors of a type; None if there is no limit."""
         return self._plan_of(kind).attempts
 
-    def _plan_of(self, kind: type[Exception]) -> Retry:
+    def _plan_of(self, kind: type[BaseException]) -> Retry:
         # Classes are compared by identity: a metaclass of somebody may define equality and hashes.
         mro = type.__dict__["__mro__"].__get__(kind)
         return next(plan for base in mro for named, plan in self._plans if named is base)
@@ -253,3 +263,25 @@ class Policies:
 def _plan(policy: Policy) -> Retry:
     """Return a policy as attempts and what follows them."""
     return policy if isinstance(policy, Retry) else Retry(attempts=1, then=policy)
+
+
+def _terms(plan: Retry) -> tuple[object, ...]:
+    """Return what two plans have in common if they are one policy, whatever their reasons."""
+    return plan.attempts, plan.backoff_ms, plan.backoff_max_ms, type(plan.then)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group and in the groups within it, in order; of any other error, itself.
+
+    >>> leaves(ExceptionGroup("", [ValueError(1), ExceptionGroup("", [KeyError(2)])]))
+    [ValueError(1), KeyError(2)]
+    """
+    found: list[BaseException] = []
+    left = [error]
+    while left:
+        if isinstance(each := left.pop(), BaseExceptionGroup):
+            # A subclass of somebody may have an attribute of its own.
+            left += reversed(BaseExceptionGroup.__dict__["exceptions"].__get__(each))
+        else:
+            found.append(each)
+    return found

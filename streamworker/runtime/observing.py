@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.policies import leaves
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.runtime.clock import CLOCK
 from streamworker.runtime.meters import (
@@ -86,7 +87,7 @@ class Observer:
 
     def failed(self, spec: ProcessorSpec, error: BaseException) -> None:
         """A call has failed."""
-        name = type(error).__name__[:ERROR_NAME_MAX]
+        name = type(leaves(error)[0]).__name__[:ERROR_NAME_MAX]
         with self._lock:
             if len(self._errors) < ERRORS_MAX:
                 self._errors.add(name)

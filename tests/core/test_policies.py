@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from streamworker import ConfigurationError, DeadLetter, DecodeError, Halt, Policy, Retry, Skip
+from streamworker.core.pauses import pause_ms
 from streamworker.core.policies import Policies
-from streamworker.errors import ProcessDied
+from streamworker.errors import ProcessDied, RecordError
 
 
 class Refused(ConnectionError):
@@ -99,6 +100,7 @@ def test_a_record_that_kills_its_process_halts_unless_a_policy_says_otherwise(
         ({"attempts": 2, "then": DeadLetter}, "then=<class"),
         ({"backoff": "soon"}, "backoff='soon' is no duration"),
         ({"backoff_max": -1}, "backoff_max=-1"),
+        ({"backoff": 0, "backoff_max": 0}, "backoff_max=0 is too short"),
         ({"backoff": "2 minutes"}, "backoff='2 minutes', which is above backoff_max=60"),
     ],
 )
@@ -116,3 +118,38 @@ def test_a_policy_shows_itself_as_it_is_written() -> None:
     assert repr(Retry()) == "Retry()"
     slow = Retry(attempts=5, backoff="1 second", backoff_max=90)
     assert repr(slow) == str(slow) == "Retry(attempts=5, backoff='1 second', backoff_max=90)"
+
+
+def test_a_backoff_of_nothing_grows_too() -> None:
+    """Else a record that fails would be called, and logged, as fast as a processor can."""
+    retry = Retry(backoff=0)
+    pauses = [
+        pause_ms(n, lambda: 0.0, first_ms=retry.backoff_ms, max_ms=retry.backoff_max_ms) for n in range(1, 40)
+    ]
+    assert pauses[:4] == [1, 1, 2, 4] and pauses[-1] == 30_000
+
+
+def _group(*errors: Exception) -> Exception:
+    return ExceptionGroup("both", [ExceptionGroup("inner", [errors[0]]), *errors[1:]])
+
+
+@pytest.mark.parametrize(
+    ("errors", "error", "expected"),
+    [
+        ({ConnectionError: Halt()}, _group(Refused()), Halt),
+        ({ConnectionError: Halt(), OSError: Skip()}, _group(Refused(), ConnectionError()), Halt),
+        ({ConnectionError: Halt(), KeyError: Halt()}, _group(Refused(), KeyError()), Halt),
+        ({ConnectionError: Halt(), KeyError: Skip()}, _group(Refused(), KeyError()), Retry),
+        ({ConnectionError: Halt()}, _group(Refused(), ValueError()), Retry),
+        ({ConnectionError: Halt()}, _group(Halt("by itself"), Refused()), Halt),
+        ({ConnectionError: Halt(), ExceptionGroup: Skip()}, _group(Refused()), Skip),
+        (DeadLetter(), _group(Refused(), ValueError()), DeadLetter),
+        (None, _group(RecordError("no")), DeadLetter),
+        (None, _group(Refused(), ValueError()), Retry),
+    ],
+)
+def test_a_group_of_errors_has_the_policy_of_its_leaves_if_they_have_one(
+    errors: Any, error: Exception, expected: type[Policy]
+) -> None:
+    """A mapping that names the group itself comes first; leaves that differ leave it an error of its own."""
+    assert kind(Policies(errors).after(error, 1)) is expected

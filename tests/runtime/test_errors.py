@@ -330,3 +330,64 @@ async def test_rows_of_columns_are_named_by_their_numbers(redis_url: str, kind: 
 
 class Item(msgspec.Struct):
     number: int
+
+
+# -- groups of errors ---------------------------------------------------------------------------
+
+
+class Gone(Exception):
+    """What the mapping names."""
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_an_error_of_a_task_in_a_call_has_its_own_policy_and_is_named(concurrency: int) -> None:
+    """Raised by the task or named by the mapping; not the group that the task group makes of it."""
+    app = App("shop")
+    orders = app.stream("orders", Order, partitions=1)
+    raised = {1: Gone("order 1 is gone"), 2: Skip("not ours"), 3: DeadLetter("unpaid"), 4: ValueError("once")}
+
+    @app.processor(orders, errors={Gone: DeadLetter()}, concurrency=concurrency)
+    async def price(order: Order) -> None:
+        async def fetch() -> None:
+            if error := raised.pop(order.number, None):
+                raise error
+
+        async with anyio.create_task_group() as tasks, asyncio.TaskGroup() as inner:
+            inner.create_task(fetch())
+            tasks.start_soon(anyio.sleep, 0)
+
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await orders.send_many([Order(number) for number in range(6)])
+            await worker.until_drained()
+            letters = [letter.error for letter in await worker.dead_letters(price)]
+    assert [letter.partition(" (")[0] for letter in letters] == [
+        "Gone: order 1 is gone",
+        "DeadLetter: unpaid",
+    ]
+    [skipped] = [log for log in logs if log["event"] == "record_skipped"]
+    assert skipped["error"].startswith("Skip: not ours (test_errors.py:")
+    retried = [
+        log["error"] for log in logs if log["event"] == "handler_failed" and "ValueError" in log["error"]
+    ]
+    assert len(retried) == 1 and retried[0].startswith("ValueError: once (test_errors.py:")
+
+
+async def test_a_timer_whose_task_raises_skip_is_skipped() -> None:
+    """As if the function had raised it."""
+    app = App("shop")
+
+    @app.timer(every="1 second")
+    async def tidy() -> None:
+        async def fetch() -> None:
+            raise Skip("nothing to do")
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fetch())
+
+    with capture_logs() as logs:
+        async with local_worker(app):
+            await wait_for_async(
+                lambda: any(log["event"] == "timer_skipped" for log in logs), "it is skipped"
+            )
+    assert not [log for log in logs if log["event"] == "timer_failed"]

@@ -18,6 +18,7 @@ from typing import Any
 import anyio
 from anyio._backends._asyncio import _task_states
 
+from streamworker.core.policies import CHOICES, leaves
 from streamworker.core.text import in_words, printable
 from streamworker.errors import ProcessingError
 from streamworker.records.codecs import short
@@ -52,7 +53,12 @@ def as_error(raised: BaseException) -> Exception:
 
     A future cannot carry StopIteration, nor the generator of a middleware StopAsyncIteration. In code that
     nobody can cancel, in a thread or without an ``await``, this function suffices instead of :func:`failure`.
+    A group of policies of one kind, as a task group raises it for its tasks, is the first of them.
     """
+    if isinstance(raised, ExceptionGroup):
+        first, *others = leaves(raised)
+        if isinstance(first, CHOICES) and all(type(other) is type(first) for other in others):
+            return first
     if isinstance(raised, Exception) and not isinstance(raised, (StopIteration, StopAsyncIteration)):
         return raised
     return RuntimeError(f"the function raised {in_words(raised)}").with_traceback(raised.__traceback__)
@@ -62,7 +68,11 @@ def describe_error(error: BaseException) -> str:
     """Return an error in one line, for reasons and dead letters, with a line of the user's code.
 
     That is the innermost line outside of installed packages, Python's library and streamworker.
+    Of a group it is the first error.
     """
+    if isinstance(error, ExceptionGroup):
+        first, *others = leaves(error)
+        return describe_error(first) + (f", the first of {len(others) + 1} errors" if others else "")
     frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
     if not frames:
         return in_words(error)

@@ -211,13 +211,13 @@ class Timers:
                         with Left(timer.invoker.spec.function):
                             effects = await timer.invoker.call_timer(at, timer.attempts)
                         changes, (_, sends) = effects.changes or {}, timer.invoker.convert(effects.outputs)
-                    except Skip as skip:
-                        self.log.info("timer_skipped", timer=name, at=str(at), reason=str(skip))
                     except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                        self._failed(timer, failure(raised))
-                        return None
-            except (BackendError, ProcessDied) as error:  # It was not called.
-                self._held_back(timer, error)
+                        if not isinstance(error := failure(raised), Skip):
+                            self._failed(timer, error)
+                            return None
+                        self.log.info("timer_skipped", timer=name, at=str(at), reason=str(error))
+            except (BackendError, ProcessDied) as refused:  # It was not called.
+                self._held_back(timer, refused)
                 return None
             if observer is not None:
                 observer.timer_ran(self.commits.spec, name, now_ms - at_ms)
