@@ -7,7 +7,7 @@ effect with the commit of its records, all or nothing. They are discarded if the
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.policies import DeadLetter, Policy, Skip
+from streamworker.core.units import moment
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.entries import headers_of
 from streamworker.records.packs import HEADER_PREFIX
@@ -265,6 +266,9 @@ class Context:
     def timestamp(self) -> datetime:
         """When Redis got the record, in UTC; of several records, the last.
 
+        It is the time in the entry's id. If another program gave it one that is beyond the year 9999, it is
+        the end of that year.
+
         Raises
         ------
         ConfigurationError
@@ -272,7 +276,7 @@ class Context:
         """
         if not self._call.entries:
             raise self._wrong("ctx.timestamp", "Ask for a record first.")
-        return datetime.fromtimestamp(self._call.entries[-1].id.ms / 1000, UTC)
+        return moment(self._call.entries[-1].id.ms)
 
     @property
     def state(self) -> MutableMapping[str, Any]:

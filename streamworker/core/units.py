@@ -7,7 +7,7 @@ month, and the second has no fixed length.
 
 import math
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 from streamworker.core.rules import NUMBER_MAX
@@ -17,6 +17,11 @@ Duration: TypeAlias = float | timedelta | str
 """A number of seconds, a ``timedelta``, or text such as ``"200 milliseconds"`` or ``"7 days"``."""
 Size: TypeAlias = int | str
 """A number of bytes, or text such as ``"64 KiB"`` or ``"10 GB"``."""
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MOMENT_MIN_MS = -62_135_596_800_000
+MOMENT_MAX_MS = 253_402_300_799_999
+"""The first and the last time in ms that a datetime in UTC can hold."""
 
 _TEXT = re.compile(r"\s*(\d[\d_]*(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 _MS = {
@@ -66,7 +71,8 @@ def duration_ms(value: Duration, what: str, *, least_ms: int = 0) -> int:
 def time_ms(at: object, what: str) -> int:
     """Return a time that a user gave for the argument ``what``, in milliseconds since 1970.
 
-    Raise ConfigurationError if it has no zone: it would mean another moment on another machine.
+    Raise ConfigurationError if it has no zone: it would mean another moment on another machine. Raise it also
+    for one that :func:`moment` could not give back.
 
     >>> from datetime import UTC
     >>> time_ms(datetime(1970, 1, 2, tzinfo=UTC), "at")
@@ -76,7 +82,25 @@ def time_ms(at: object, what: str) -> int:
         raise ConfigurationError(
             f"{what}={str(at)!r} has no zone.", remedy="Write datetime(..., tzinfo=ZoneInfo(...)), or UTC."
         )
-    return round(at.timestamp() * 1000)
+    ms = round(at.timestamp() * 1000)
+    if ms > MOMENT_MAX_MS:
+        raise ConfigurationError(
+            f"{what}={str(at)!r} is too late.",
+            remedy="Use a time before 9999-12-31 23:59:59.999 UTC.",
+        )
+    return ms
+
+
+def moment(ms: int) -> datetime:
+    """Return a time in UTC; of one that no datetime can hold, the nearest that it can.
+
+    Another program may give an entry any id, such as one in microseconds. So nothing else turns the time of
+    an id, or of another number in Redis, into a datetime.
+
+    >>> str(moment(86_400_250)), str(moment(1_795_876_651_099_000))
+    ('1970-01-02 00:00:00.250000+00:00', '9999-12-31 23:59:59.999000+00:00')
+    """
+    return EPOCH + timedelta(milliseconds=max(MOMENT_MIN_MS, min(ms, MOMENT_MAX_MS)))
 
 
 def size_bytes(value: Size, what: str) -> int:

@@ -1,8 +1,10 @@
 """Formats numbers and times as short text, for tables and the live view."""
 
-from datetime import UTC, datetime, tzinfo
+from contextlib import suppress
+from datetime import tzinfo
 
 from streamworker.core.snapshot import PartitionView, ReaderView
+from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS, moment
 
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -77,8 +79,11 @@ def duration(ms: int | None) -> str:
 
 
 def local_time(ms: int, timespec: str = "seconds", zone: tzinfo | None = None) -> str:
-    """Write a time of the server in a time zone, by default this machine's."""
-    return datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone).isoformat(sep=" ", timespec=timespec)
+    """Write a time of the server in a time zone, by default this machine's; beyond the year 9999 in ms."""
+    with suppress(OverflowError):  # Just before the end of the last year, to the east of Greenwich.
+        if MOMENT_MIN_MS <= ms <= MOMENT_MAX_MS:
+            return moment(ms).astimezone(zone).isoformat(sep=" ", timespec=timespec)
+    return f"{ms} ms since 1970"
 
 
 def state_of(view: PartitionView) -> str:

@@ -1,13 +1,15 @@
 """`later list|cancel` and what `doctor` says, on records that wait in Redis."""
 
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from streamworker import App, Stream
+from streamworker import App, ConfigurationError, Stream
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.importing import resolve_stream
 from streamworker.redisio.keys import StreamKeys
+from streamworker.tui.figures import local_time
 from tests.cli.conftest import Invoke
 from tests.raw import opened
 
@@ -81,3 +83,28 @@ def test_doctor_says_that_nobody_sends_what_is_due(
     said = streamworker("doctor", "alone:app").output
     assert "3 scheduled records should have been sent" in said
     assert "no processor of this app reads the stream" in said
+
+
+def test_a_time_that_no_calendar_holds_is_refused_before_anything_is_stored(
+    questions: Stream[object], streamworker: Invoke
+) -> None:
+    """As "never"; the last time that one holds is listed, wherever this machine is."""
+    record = questions.spec.record.python_type("ann")
+    questions.sync.schedule(record, id="last", at=datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC))
+    for zone in (UTC, timezone(timedelta(hours=-11))):
+        with pytest.raises(ConfigurationError, match="is too late"):
+            questions.sync.schedule(record, id="never", at=datetime.max.replace(tzinfo=zone))
+    app = questions.app
+    assert isinstance(app, App)
+    app.close()
+    assert dict(listed(streamworker)).keys() == {"ask-0", "ask-1", "ask-2", "last"}
+    assert "last" in streamworker("later", "list", "alone:questions").stdout
+
+
+def test_a_time_beyond_all_calendars_is_shown_in_ms() -> None:
+    """Such as that of an id in microseconds, which another program has given an entry."""
+    east = timezone(timedelta(hours=14))
+    assert local_time(1_795_876_651_099_000, zone=UTC) == "1795876651099000 ms since 1970"
+    assert local_time(253_402_300_799_999, zone=UTC) == "9999-12-31 23:59:59+00:00"
+    assert local_time(253_402_300_799_999, zone=east) == "253402300799999 ms since 1970"
+    assert local_time(0, zone=east) == "1970-01-01 14:00:00+14:00"

@@ -13,6 +13,7 @@ from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
+from streamworker.core.units import moment
 from streamworker.errors import (
     BackendError,
     BackendUnavailable,
@@ -116,7 +117,7 @@ class NamedSends:
             limit=self._spec.records_max,
         )
         reply = await self._confirmed(call, partition, "raise", timeout)
-        at = dt.datetime.fromtimestamp(int(reply.value) / 1000, dt.UTC)
+        at = moment(int(reply.value))
         return Scheduled(id, at, reply.code is AppendCode.DUP)
 
     async def cancel(self, key: bytes | None, id: str, timeout: float | None) -> bool:

@@ -25,7 +25,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import pyarrow as pa
@@ -40,6 +39,7 @@ from pyspark.sql.types import StructType
 
 from streamworker.core.data import readers
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.core.units import moment
 from streamworker.errors import BackendError, BackendRefused, ConfigurationError
 from streamworker.spark.source import offsets, statetables
 from streamworker.spark.source.declared import find_columns, find_stream
@@ -228,7 +228,7 @@ class _RowReader:
         self._logs.late_rows = rows
         left = "no row of these partitions is left"
         if times := [oldest[p][2] for p in late if p in oldest]:
-            since = datetime.fromtimestamp(min(times) / 1000, UTC)
+            since = moment(min(times))
             left = f"the oldest row that is left was committed at {since:%Y-%m-%d %H:%M:%S} UTC"
         report_loss(
             f"The query begins late: {rows} of {sum(tail.rows for tail in tails.values())} rows of "
