@@ -8,6 +8,7 @@ from streamworker.dev.server import EmbeddedServer
 from streamworker.testing.context import FakeContext, fake_context
 from streamworker.testing.local import LocalWorker, Snapshot, local_worker, quiet_logs
 from streamworker.testing.memory import MemoryServer
+from streamworker.testing.stored import Waits
 
 __all__ = [
     "EmbeddedServer",
@@ -16,6 +17,7 @@ __all__ = [
     "LocalWorker",
     "MemoryServer",
     "Snapshot",
+    "Waits",
     "fake_context",
     "local_worker",
     "quiet_logs",

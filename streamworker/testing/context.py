@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import Token
 from typing import Any, Self, TypeVar
 
@@ -18,6 +19,8 @@ from streamworker.records.packs import HEADER_PREFIX
 from streamworker.records.statetables import Watched, check_unchanged
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.run.state import PartitionState, StateView
+from streamworker.testing.home import home_of
+from streamworker.testing.stored import Waits, scheduled_in
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -51,7 +54,8 @@ class FakeContext(Context):
 
     In its ``with`` block the processor's tables are in memory. What the function forwards stands in
     ``forwarded``, what it sends in :meth:`sent`, what it skips or sets aside as a dead letter in
-    ``set_aside``, and what it stores in ``state``.
+    ``set_aside``, and what it stores in ``state``. The app sends to a server in memory meanwhile, so that the
+    function may schedule and cancel; :meth:`scheduled` tells what waits.
 
     Examples
     --------
@@ -72,7 +76,7 @@ class FakeContext(Context):
     {'ann': 3}
     """
 
-    __slots__ = ("_stored", "_token", "set_aside")
+    __slots__ = ("_app", "_home", "_stored", "_token", "set_aside")
 
     def __init__(
         self, processor: Processor[..., Any], partition: int, key: str | None, headers: Mapping[str, str]
@@ -96,6 +100,8 @@ class FakeContext(Context):
             key_of=lambda _: key,
         )
         super().__init__(owned, Call([entry], StateView(PartitionState({})), records=[None]))
+        self._app = processor._app  # noqa: SLF001
+        self._home = ExitStack()
         self._stored = _Tables(spec.tables)
         self._token: Token[TablesInCall | None] | None = None
         self.set_aside: list[tuple[Any, Policy]] = []
@@ -116,6 +122,16 @@ class FakeContext(Context):
         """
         sendings = (each for each in self._call.outputs if isinstance(each, Sending))
         return [each.record for each in sendings if each.stream is stream.spec]
+
+    async def scheduled(self, stream: Stream[T]) -> list[Waits[T]]:
+        """Return the records of a stream that wait to be sent, with their ids and times, soonest first.
+
+        Parameters
+        ----------
+        stream
+            A stream of the app.
+        """
+        return await scheduled_in(self._app.backend(), stream)
 
     def _set_aside(self, record: object, policy: Policy) -> None:
         """Note it: a call by hand does not say which records it is for."""
@@ -148,10 +164,12 @@ class FakeContext(Context):
         return {form.key_of(field, body): form.value_of(field, body) for field, body in values.items()}
 
     def __enter__(self) -> Self:
+        self._home.enter_context(home_of(self._app, None, None))
         self._token = tables_in_call.set(self._stored)
         return self
 
     def __exit__(self, raised: object, *_: object) -> None:
+        self._home.close()
         if self._token is not None:
             tables_in_call.reset(self._token)
         if raised is None:

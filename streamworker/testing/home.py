@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
-from streamworker.app import App
+from streamworker.declaring.registry import DeclaringApp
 from streamworker.errors import ConfigurationError
 from streamworker.runtime.connecting import asked_for
 from streamworker.settings import Settings
@@ -19,7 +19,7 @@ a virtual clock each trim of an idle partition costs as much real time as one of
 class Home:
     """What the blocks of an app share, from the first that begins to the last that ends."""
 
-    def __init__(self, app: App, url: str | None, clock: str) -> None:
+    def __init__(self, app: DeclaringApp, url: str | None, clock: str | None) -> None:
         self.app = app
         self.blocks = 0
         self.clock: JumpingClock | None = None
@@ -54,16 +54,19 @@ class Home:
         self._ends.close()
 
 
-_homes: dict[App, Home] = {}
+_homes: dict[DeclaringApp, Home] = {}
 """Of each app in whose blocks we are."""
 
 
 @contextmanager
-def home_of(app: App, url: str | None, clock: str) -> Iterator[Home]:
-    """Let a block of an app share what the blocks around and beside it have, or make it."""
+def home_of(app: DeclaringApp, url: str | None, clock: str | None) -> Iterator[Home]:
+    """Let a block of an app share what the blocks around and beside it have, or make it.
+
+    With ``clock=None`` it takes the clock of the block around it, or the real one.
+    """
     outer = _homes.get(app)
     home = Home(app, url, clock) if outer is None or url not in (None, outer.url) else outer
-    if (home.clock is not None) != (clock == "virtual"):
+    if clock is not None and (home.clock is not None) != (clock == "virtual"):
         raise ConfigurationError(
             f"The clock of the block around this one is not {clock}.", remedy="Give both the same clock=."
         )

@@ -1,17 +1,19 @@
 """What Redis holds for the processors of a worker under test."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.declaring.processors import Processor
-from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.errors import ConfigurationError
 from streamworker.records.entries import REPLAYED_FOR, readable_fields
 from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
 from streamworker.redisio.data.dead import StoredLetter, list_dead
+from streamworker.redisio.data.later import waiting
 from streamworker.redisio.data.schemas import stored_schemas
 from streamworker.redisio.data.streams import range_entries
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -25,6 +27,47 @@ READ_ENTRIES = 1_000
 DEAD_LETTERS_MAX = 10_000
 
 ProcessorName = str | Processor[..., Any]
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Waits(NamedTuple, Generic[T]):
+    """A record that ``Stream.schedule`` keeps until it is due.
+
+    Examples
+    --------
+    >>> Waits("see you", "ask-17", datetime(2026, 12, 24, tzinfo=UTC)).due.day
+    24
+    """
+
+    record: T
+    """The record."""
+    id: str
+    """The id that it was given, by which ``Stream.cancel`` names it."""
+    due: datetime
+    """When it is due, in UTC."""
+
+
+def _decoder(spec: StreamSpec) -> Callable[[Mapping[bytes, bytes]], Any]:
+    """Return what decodes the fields of an entry of a stream of records."""
+    if spec.codec == "arrow":
+        raise ConfigurationError(
+            f"Entries of stream {spec.name!r} are columns, not records.",
+            remedy="Look at worker.rows(processor).",
+        )
+    return spec.record.decoder(spec.codec)
+
+
+async def scheduled_in(backend: Backend, stream: Stream[T]) -> list[Waits[T]]:
+    """Return what waits in the partitions of a stream, in the order in which it is due."""
+    spec = stream.spec
+    keys, decode = StreamKeys(spec.app, spec.name), _decoder(spec)
+    found = [each for p in range(spec.partitions) for each in await waiting(backend, keys, p)]
+    return [
+        Waits(decode(each.fields), each.id, EPOCH + timedelta(milliseconds=each.due_ms))
+        for each in sorted(found, key=lambda each: each.due_ms)
+    ]
 
 
 class Stored:
@@ -53,12 +96,7 @@ class Stored:
             For a stream of columns.
         """
         spec = stream.spec
-        if spec.codec == "arrow":
-            raise ConfigurationError(
-                f"Entries of stream {spec.name!r} are columns, not records.",
-                remedy="Look at worker.rows(processor).",
-            )
-        keys, decode = StreamKeys(spec.app, spec.name), spec.record.decoder(spec.codec)
+        keys, decode = StreamKeys(spec.app, spec.name), _decoder(spec)
         found: list[tuple[EntryId, int, T]] = []
         for partition in range(spec.partitions):
             found += [
@@ -67,6 +105,23 @@ class Stored:
                 if REPLAYED_FOR not in entry.fields
             ]
         return [record for _, _, record in sorted(found, key=lambda each: each[:2])]
+
+    async def scheduled(self, stream: Stream[T]) -> list[Waits[T]]:
+        """Return the records of a stream that wait to be sent, with their ids and times, soonest first.
+
+        Parameters
+        ----------
+        stream
+            A stream of the app.
+
+        Raises
+        ------
+        DecodeError
+            If what waits is no record of the stream's type.
+        ConfigurationError
+            For a stream of columns.
+        """
+        return await scheduled_in(self._backend, stream)
 
     async def rows(self, processor: ProcessorName) -> list[dict[str, Any]]:
         """Return the rows that a processor has forwarded, in order within each partition.

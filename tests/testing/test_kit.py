@@ -2,14 +2,14 @@
 
 import asyncio
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Context, Halt, Processor
+from streamworker import App, Context, Halt, Processor, Stream
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import Backend
 from streamworker.testing import Snapshot, fake_context, local_worker
@@ -227,6 +227,49 @@ async def test_a_call_by_hand_shows_what_was_sent_and_set_aside() -> None:
         assert ctx.sent(orders) == []
     with pytest.raises(ConfigurationError, match="'orders' has no partition 2"):
         fake_context(check, partition=2)
+
+
+def _reminding() -> tuple[App, Stream[Order], Stream[Order], Processor[..., Any]]:
+    app = App("shop")
+    orders = app.stream("orders", Order, key="customer", partitions=2)
+    reminders = app.stream("reminders", Order, key="customer", partitions=2)
+
+    @app.processor(orders, forward=False)
+    async def remind(order: Order) -> None:
+        if order.amount:
+            await reminders.schedule(order, id="pay", after=f"{order.amount} days", replace=True)
+        else:
+            await reminders.cancel("pay", key=order.customer)
+
+    return app, orders, reminders, remind
+
+
+async def test_a_call_by_hand_schedules_and_cancels_without_a_server() -> None:
+    """With the refusals of life, and for each block by itself."""
+    _, _, reminders, remind = _reminding()
+    for _ in range(2):
+        with fake_context(remind) as ctx:
+            for amount, customer in ((2, "ann"), (1, "bob"), (1, "zoe"), (0, "bob")):
+                await remind(Order(customer, amount))
+            zoe, ann = await ctx.scheduled(reminders)
+            assert (zoe.record, zoe.id, ann.record) == (Order("zoe", 1), "pay", Order("ann", 2))
+            assert zoe.due < ann.due
+            with pytest.raises(ConfigurationError, match="-1 days"):
+                await remind(Order("ann", -1))
+
+
+async def test_a_test_sees_what_waits_until_it_is_due(url: str) -> None:
+    """And a call by hand in the block of a worker shares its server, and its clock."""
+    app, orders, reminders, remind = _reminding()
+    async with local_worker(app, url=url, clock="virtual" if is_in_memory(url) else "real") as worker:
+        await orders.send(Order("ann", 3))
+        await worker.until_drained()
+        with fake_context(remind) as ctx:
+            await remind(Order("bob", 1))
+            assert [each.record.customer for each in await ctx.scheduled(reminders)] == ["bob", "ann"]
+        [bob, ann] = await worker.scheduled(reminders)
+        assert ann.due - bob.due >= timedelta(days=1, hours=23)
+        assert await worker.sent(reminders) == []
 
 
 async def test_a_test_sets_what_a_table_holds_before_the_first_record(url: str) -> None:
