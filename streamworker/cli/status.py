@@ -15,7 +15,7 @@ from streamworker.importing import Selection, resolve_processors
 from streamworker.redisio.holdings import take_holdings
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui import model, overview
-from streamworker.tui.figures import duration, failure, held_up, local_time, memory, state_of
+from streamworker.tui.figures import dropped, duration, failure, held_up, local_time, memory, state_of
 
 
 def status(app: GroupPath, processor: Processors = None, json: AsJson = False) -> None:
@@ -159,13 +159,22 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
         say("")
         print_table(("processor", "partition", "lag", "state", "owner"), behind)
     readers = [
-        (snapshot.processor, reader.name, sum(reader.positions.values()), reader.lag_rows, reader.late_rows)
+        (
+            snapshot.processor,
+            reader.name,
+            sum(reader.positions.values()),
+            reader.lag_rows,
+            reader.late_rows,
+            reader.dropped_rows,
+        )
         for snapshot in taken
         for reader in snapshot.readers
     ]
     if readers:
         say("")
-        print_table(("processor", "spark reader", "rows", "lag in rows", "trimmed before"), readers)
+        print_table(
+            ("processor", "spark reader", "rows", "lag in rows", "trimmed before", "dropped"), readers
+        )
 
 
 def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, json: AsJson = False) -> None:
@@ -210,6 +219,7 @@ def _lag_of(snapshot: GroupSnapshot) -> dict[str, Any]:
         "partitions": {view.partition: view.lag for view in snapshot.partitions},
         "readers": {reader.name: reader.lag_rows for reader in snapshot.readers},
         "trimmed_before": {reader.name: reader.late_rows for reader in snapshot.readers if reader.late_rows},
+        "dropped": {reader.name: reader.dropped_rows for reader in snapshot.readers if reader.dropped_rows},
         "problems": snapshot.problems,
     }
 
@@ -243,8 +253,9 @@ def _print_status(snapshot: GroupSnapshot) -> None:
     names = ["partition", "owner", "epoch", "state", "checkpoint", "lag", "rows", "dead"]
     print_table([*names, *(["outbox"] if sends else []), "reason"], rows)
 
-    failed = [(reader.name, failure(reader, snapshot.taken_ms)) for reader in snapshot.readers]
-    say(*(f"Spark reader {name} {text}" for name, text in failed if text))
+    for reader in snapshot.readers:
+        told = (dropped(reader), failure(reader, snapshot.taken_ms))
+        say(*(f"Spark reader {reader.name} {text}" for text in told if text))
     if snapshot.tables:
         say("")
         tables = [(table.name, table.keys, memory(table.bytes)) for table in snapshot.tables]

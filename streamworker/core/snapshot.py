@@ -126,6 +126,8 @@ class ReaderView:
     """When that was."""
     batch_ms: int = 0
     """From the plan of its last micro-batch with rows to the next plan; 0 if that is not known."""
+    dropped_rows: int = 0
+    """Rows that its query dropped, since they came after its watermark."""
 
 
 @dataclass(frozen=True, slots=True)

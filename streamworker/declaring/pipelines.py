@@ -29,7 +29,7 @@ def pipeline(
     dsn_env: str | None = None,
     write: Callable[..., object] | None = None,
     checkpoint: str | None = None,
-    options: Mapping[str, str] | None = None,
+    options: Mapping[str, str | Mapping[str, str]] | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Bind a function that turns DataFrames into a DataFrame; ``streamworker spark`` runs it.
 
@@ -55,7 +55,7 @@ def pipeline(
         Spark's checkpoint directory; beside ``path`` if None.
     options
         Options of the source (docs: spark-reference) and of the writer. With several processors, those of the
-        source hold for each.
+        source hold for each; a mapping under a processor's name holds for that one alone.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def pipeline(
     ... def lake(orders):
     ...     return orders.where("amount > 100")
     """
-    inputs = (processor, *others)
+    inputs, given = (processor, *others), (options or {}).items()
     for each in others:
         check_arguments("Pipeline", {"name": name, "processor": each})
 
@@ -104,7 +104,8 @@ def pipeline(
             format=format,
             mode=mode,
             checkpoint=checkpoint,
-            options=dict(options or {}),
+            options={name: value for name, value in given if not isinstance(value, Mapping)},
+            options_of={name: dict(value) for name, value in given if isinstance(value, Mapping)},
             table=table,
             upsert=(upsert,) if isinstance(upsert, str) else tuple(upsert),
             dsn_env=dsn_env,

@@ -199,6 +199,8 @@ class PipelineSpec:
     mode: Literal["append", "complete", "update"]
     checkpoint: str | None
     options: dict[str, str] = field(default_factory=dict)
+    options_of: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Options of the source for one processor, by its name; they precede those for all."""
     table: str | None = None
     upsert: tuple[str, ...] = ()
     dsn_env: str | None = None

@@ -337,7 +337,7 @@ def _reader_views(
     def view(name: str, reader: ReaderPosition) -> ReaderView:
         lag_rows = sum(max(0, each.rows - reader.rows.get(each.partition, 0)) for each in partitions)
         told = (reader.at_ms, reader.late_rows, reader.failed, reader.failed_ms, reader.batch_ms)
-        return ReaderView(name, dict(reader.rows), lag_rows, *told)
+        return ReaderView(name, dict(reader.rows), lag_rows, *told, reader.dropped_rows)
 
     return tuple(view(name, reader) for name, reader in sorted(readers.items()))
 

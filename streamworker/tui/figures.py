@@ -5,6 +5,7 @@ from datetime import tzinfo
 
 from streamworker.core.snapshot import PartitionView, ReaderView
 from streamworker.core.units import MOMENT_MAX_MS, MOMENT_MIN_MS, moment
+from streamworker.core.words import counted
 
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -126,3 +127,10 @@ def bar(value: float | None, largest: float) -> str:
     if not value or largest <= 0:
         return _BARS[0]
     return _BARS[max(1, min(8, round(8 * value / largest)))]
+
+
+def dropped(view: ReaderView) -> str:
+    """Say how many rows a reader's query dropped as late; nothing if none."""
+    if not view.dropped_rows:
+        return ""
+    return f"dropped {counted(view.dropped_rows, 'row')} that came after its watermark"

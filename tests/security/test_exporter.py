@@ -66,7 +66,7 @@ def test_a_viewer_may_see_each_metric_of_the_exporter(
     """Nothing is refused, and each metric of the table has a value that is right."""
     anyio.run(_worked, redis_url)
     keys = GroupKeys("shop", "orders", "price")
-    told = ReaderPosition({0: 1}, {0: "n"}, 1, failed="no disk", batch_ms=1_500)
+    told = ReaderPosition({0: 1}, {0: "n"}, 1, failed="no disk", batch_ms=1_500, dropped_rows=7)
     admin.hset(keys.readers, "lake", told.text())
     before = admin.config_get("maxmemory")["maxmemory"] or 0
     request.addfinalizer(lambda: redis.Redis.from_url(redis_url).config_set("maxmemory", before))
@@ -82,6 +82,7 @@ def test_a_viewer_may_see_each_metric_of_the_exporter(
     reader = {**group, "reader": "lake"}
     assert found["streamworker_reader_batch_seconds"] == [(reader, 1.5)]
     assert found["streamworker_reader_failed"] == [(reader, 1)]
+    assert found["streamworker_reader_dropped_rows_total"] == [(reader, 7)]
     assert found["streamworker_reader_lag_rows"] == [(reader, 9)]
     last, following = (
         {

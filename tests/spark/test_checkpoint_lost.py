@@ -1,6 +1,8 @@
 """A checkpoint directory or a table that is lost, or an older copy: no row is doubled or left out (F37)."""
 
+import ast
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ from streamworker.errors import ConfigurationError, DataLoss
 from streamworker.spark.driver.checks import batch_in
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.session import Session
+from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.table import check_holds
 from tests.chaos.figures import record
 from tests.spark.acked import AckedLog
@@ -192,6 +195,26 @@ def test_a_table_that_ends_before_its_checkpoint_is_told_by_both_batches(tmp_pat
     (table / "0").unlink()
     with pytest.raises(DataLoss, match="holds no batch"):
         check_holds(str(tmp_path / "table"), str(tmp_path / "ck"), {0: 8, 1: 0})
+
+
+def test_the_way_on_from_a_lost_table_names_the_rows_of_each_processor(tmp_path: Path) -> None:
+    """One option for both would skip or repeat rows of one of them."""
+    for name in ("commits", "offsets"):
+        (tmp_path / "ck" / name).mkdir(parents=True)
+    (tmp_path / "ck/commits/3").touch()
+    sources = [{"v": 1, "p": {"0": n}, "of": f"shop.{name}:{name}"} for name, n in (("one", 4), ("two", 7))]
+    (tmp_path / "ck/offsets/3").write_text("\n".join(["v1", "{}", *map(json.dumps, sources)]))
+    with pytest.raises(DataLoss) as lost:
+        check_holds(str(tmp_path / "table"), str(tmp_path / "ck"), {0: 4})
+    (named,) = re.findall(r"with options=(\{.*\})\.", str(lost.value))
+    offsets = {
+        name: parse_options({"app": "a", "processor": name, **given})
+        for name, given in ast.literal_eval(named).items()
+    }
+    assert {name: each.starting_offsets.each for name, each in offsets.items()} == {
+        "one": {0: 4},
+        "two": {0: 7},
+    }
 
 
 def test_a_start_on_a_table_that_lacks_batches_writes_nothing(

@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
+from streamworker import App
 from streamworker.errors import ConfigurationError
 from streamworker.spark.driver.checks import (
     beside,
@@ -14,9 +16,12 @@ from streamworker.spark.driver.checks import (
     checkpoint_of,
     is_local,
     local,
+    source_options,
     trigger_of,
 )
-from tests.spark.specs import pipeline
+from streamworker.spark.driver.writers import _sink_of
+from streamworker.spark.source.options import parse_options
+from tests.spark.specs import Order, pipeline
 
 INTO = {"format": "postgres", "path": None, "table": "orders", "dsn_env": "WAREHOUSE"}
 READ = ("app", "Stream", "processor")
@@ -84,6 +89,22 @@ READ = ("app", "Stream", "processor")
             {"options": {"startingOffsets": "frist"}}, r"'revenue' .*startingOffsets is 'frist'.*earliest",
             id="a wrong option of the source",
         ),
+        pytest.param(
+            {"options_of": {"prices": {}}}, "options of 'prices', which is not one.* reads price",
+            id="options of an unknown processor",
+        ),
+        *(
+            ({"options_of": {"price": options}}, says)
+            for options, says in (
+                ({"partitionBy": "n"}, "has not: partitionBy"),
+                ({"App": "x"}, "has option 'App'"),
+                ({"maxBytesPerTrigger": "1 MB"}, "whole number"),
+            )
+        ),
+        *(
+            pytest.param({**INTO, "table": table}, "a name of the sink's own", id=f"postgres {table}")
+            for table in ("streamworker_batches", "sales.streamworker_stage")
+        ),
     ],
 )  # fmt: skip
 def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str, Any], says: str) -> None:
@@ -91,6 +112,36 @@ def test_a_pipeline_that_cannot_be_is_refused_with_what_to_write(given: dict[str
     with pytest.raises(ConfigurationError, match=says) as refused:
         check_pipeline(pipeline(**given))
     assert "password" not in str(refused.value)
+
+
+def test_an_option_for_one_processor_precedes_that_for_all() -> None:
+    """Streams of several numbers of partitions have offsets of their own."""
+    app = App("shop")
+    one, two = (
+        app.processor(app.stream(name, Order, key="user", partitions=n))(same_record(name))
+        for name, n in (("one", 1), ("two", 2))
+    )
+    given: dict[str, Any] = {"startingOffsets": "latest", "one": {"STARTINGOFFSETS": '{"0": 5}'}}
+    app.pipeline(one, two, name="both", path="lake", options=given)(lambda one, two: one.join(two, "n"))
+    (spec,) = app.registry.pipelines.values()
+    offsets = [parse_options(source_options(spec, each)).starting_offsets for each in spec.processors]
+    assert [(each.everywhere, each.each) for each in offsets] == [("earliest", {0: 5}), ("latest", {})]
+
+
+def same_record(name: str) -> Any:
+    def function(order: Order) -> Order:
+        return order
+
+    function.__name__ = name
+    return function
+
+
+@pytest.mark.parametrize("column", ["batch", "BATCH"])
+def test_a_column_that_a_directory_would_hide_is_refused(column: str) -> None:
+    """Readers show the name of the batch in the place of its values."""
+    spec, result = pipeline(format="parquet-batches"), SimpleNamespace(columns=["n", column])
+    with pytest.raises(ConfigurationError, match=rf"has a column '{column}'.*withColumnRenamed"):
+        _sink_of(spec, result, "checkpoint", {})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.spark.driver.failures import TOO_BUSY, read_failure
+from streamworker.spark.driver.failures import NEEDS_ROCKSDB, PLAN, ROCKSDB, TOO_BUSY, read_failure
 
 TRACEBACK = """Job aborted due to stage failure: Task 0 in stage 4.0 failed 1 times
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -20,6 +20,10 @@ OF_SPARK = "[STREAM_FAILED] Query x terminated: disk full"
 BUSY = "[STREAM_FAILED] x terminated: Python worker failed to connect back. SQLSTATE: XXKST"
 
 
+STATE = """[STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE] Provided key schema does not match the existing one.
+Existing key_schema=StructType(StructField({},Long,true)) and new key_schema=StructType(StructField({},A)).
+If you want to force it, set spark.sql.streaming.stateStore.stateSchemaCheck to false. SQLSTATE: XXKST"""
+OTHER = "The state that the query keeps has other columns than its rows have now: "
 FINAL, MAY_LAST, NOT_YET = "final", "may_last", "nothing_there_yet"
 CASES = {
     "ours, in its words": (TRACEBACK.format(kind="DataLoss", message=LOSS), LOSS, {FINAL}),
@@ -35,6 +39,26 @@ CASES = {
         "org.apache.spark.X\nModuleNotFoundError: No module named 'pyarrow'\n\tat java",
         "ModuleNotFoundError: No module named 'pyarrow'. Spark's Python processes need", {FINAL},
     ),
+    "a feature that Spark has not": (
+        f"[UNSUPPORTED_FEATURE.{NEEDS_ROCKSDB}] Use RocksDB. SQLSTATE: 0A000\n{PLAN}\nplan",
+        f"[UNSUPPORTED_FEATURE.{NEEDS_ROCKSDB}] Use RocksDB. SQLSTATE: 0A000 {ROCKSDB}", {FINAL},
+    ),
+    "a value that does not fit": (
+        "org.apache.spark.SparkDateTimeException: [CAST_INVALID_INPUT] 'x' SQLSTATE: 22018\n\tat java",
+        "org.apache.spark.SparkDateTimeException: [CAST_INVALID_INPUT] 'x' SQLSTATE: 22018", {FINAL},
+    ),
+    "a plan that holds such a text": (
+        f"[STREAM_FAILED] full. SQLSTATE: XXKST\n{PLAN}\n'SQLSTATE: 42000'", "[STREAM_FAILED] full", set(),
+    ),
+    "one processor more than the checkpoint has": (
+        "assertion failed: There are [1] sources in the checkpoint offsets and now there are [3] sources.",
+        "The checkpoint is of 1 processor, and the query reads 3. Let the pipeline", {FINAL},
+    ),
+    "a column more in the state": (
+        STATE.format("n", "n,LongType,true),StructField(extra"),
+        f"{OTHER}new extra. Choose the columns that it was started with before the join", {FINAL},
+    ),
+    "another column in the state": (STATE.format("m", "n"), f"{OTHER}new n; gone m. ", {FINAL}),
     "nothing": ("", "no reason given", set()),
 }  # fmt: skip
 

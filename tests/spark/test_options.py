@@ -16,7 +16,8 @@ VALUES = {
     ),
     **dict.fromkeys(("startingTimestamp", "endingTimestamp"), ("soon", "2026-01-31T12:00")),
     **dict.fromkeys(
-        ("maxRowsPerTrigger", "minPartitions", "maxPartitions", "parallelism"), ("0", "-1", "ten")
+        ("maxRowsPerTrigger", "maxBytesPerTrigger", "minPartitions", "maxPartitions", "parallelism"),
+        ("0", "-1", "ten"),
     ),
     **dict.fromkeys(("failOnDataLoss", "includeMetadata", "includeHeaders"), ("yes", "1")),
     "otherColumns": ("keep",),

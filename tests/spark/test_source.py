@@ -20,9 +20,9 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.data.readers import read_position
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, DataLoss
+from streamworker.spark.driver.notes import ReaderNotes
 from streamworker.spark.source import datasource
 from streamworker.spark.source.datasource import StreamworkerDataSource
-from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import from_json
 from streamworker.spark.source.options import parse_options
 from streamworker.spark.source.schema import spark_schema
@@ -79,6 +79,28 @@ def test_a_batch_read_takes_the_rows_between_two_offsets(acked: AckedLog) -> Non
     assert sorted(read(acked.options())["n"].to_pylist()) == acked.numbers()
     part = read(acked.options(startingOffsets='{"0": 3, "1": -1}', endingOffsets='{"0": 7}'))
     assert sorted(part["n"].to_pylist()) == [3, 4, 5, 6]
+
+
+def test_a_batch_has_about_so_many_bytes_and_at_least_a_row(acked: AckedLog) -> None:
+    """By the entries that come next in each partition, within maxRowsPerTrigger."""
+    large = pa.record_batch(
+        {"n": range(10), "user": [f"{n}" * 10_000 for n in range(10)], "amount": [1.0] * 10}
+    )
+    acked.append(0, large)
+    acked.append(0, large)
+    acked.fill(1, [10] * 100)
+    (rows_0, rows_1), entry = (20, 1000), len(acked.entries(0)[0][1][b"batch"])
+
+    def first(**given: str) -> dict[int, int]:
+        reader = stream_reader(acked.options(**given))
+        end = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+        return {int(p): rows for p, rows in end["p"].items()}
+
+    assert first() == first(maxBytesPerTrigger="1000000000") == {0: rows_0, 1: rows_1}
+    some = first(maxBytesPerTrigger=str(entry))
+    assert 0 < some[0] <= 10 and 0 < some[1] <= 700, "half of the large rows and no more than their share"
+    assert sum(first(maxBytesPerTrigger=str(entry), maxRowsPerTrigger="7").values()) == 7
+    assert sum(first(maxBytesPerTrigger="1").values()) == 1
 
 
 def test_metadata_says_where_each_row_comes_from(acked: AckedLog) -> None:
@@ -310,7 +332,7 @@ def test_a_failure_stays_beside_a_position_until_its_query_has_read_on(acked: Ac
     options = acked.options(reader="table", idleWait="0.01")
 
     def after_a_failure(offset: dict[str, Any]) -> str:
-        AckedLogs(parse_options(options, streaming=True)).tell_failure("the disk is away")
+        ReaderNotes(parse_options(options, streaming=True)).failed("the disk is away")
         for _ in range(2):
             stream_reader(options).latestOffset(offset, ReadAllAvailable())
         return read_position(acked.redis.hget(acked.keys.readers, "table")).failed

@@ -60,6 +60,8 @@ METRICS = {
     "waited, since the exporter started.",
     "streamworker_reader_batch_seconds": "Time between a Spark reader's last two micro-batches; at least "
     "its trigger interval.",
+    "streamworker_reader_dropped_rows_total": "Rows that a Spark reader's query dropped, as they came after "
+    "its watermark; of a query over several processors all, in each.",
     "streamworker_reader_failed": "1 if a Spark reader's query failed and has not read on since.",
     "streamworker_table_keys": "Keys of a table that have not expired.",
     "streamworker_rebalances_total": "Rebalances and requests of operators since the exporter started, by "
@@ -130,6 +132,7 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
     for reader in snapshot.readers:
         its = {**group, "reader": reader.name}
         yield "streamworker_reader_lag_rows", its, reader.lag_rows
+        yield "streamworker_reader_dropped_rows_total", its, reader.dropped_rows
         yield "streamworker_reader_failed", its, int(bool(reader.failed))
         if reader.batch_ms:
             yield "streamworker_reader_batch_seconds", its, reader.batch_ms / 1000

@@ -35,6 +35,8 @@ class ReaderPosition:
     """When it failed."""
     batch_ms: int = 0
     """From the plan of its last micro-batch with rows to the next plan; 0 if that is not known."""
+    dropped_rows: int = 0
+    """Rows that its query dropped, since they came after its watermark; the driver adds them up."""
     until_ms: int = 0
     """When a hold ends, by the server's clock; 0 for the position of a named reader, which does not end."""
 
@@ -59,6 +61,7 @@ class ReaderPosition:
             "failed": self.failed,
             "failed_at": self.failed_ms,
             "took": self.batch_ms,
+            "dropped": self.dropped_rows,
             "until": self.until_ms,
         }
         return json.dumps(
@@ -83,6 +86,7 @@ def read_position(text: str | bytes) -> ReaderPosition:
             str(fields.get("failed", "")),
             int(fields.get("failed_at", 0)),
             int(fields.get("took", 0)),
+            int(fields.get("dropped", 0)),
             int(fields.get("until", 0)),
         )
     except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.errors import ConfigurationError
 from streamworker.spark.source.options import is_source_option, parse_options
+from streamworker.spark.source.postgres import OURS
 from streamworker.spark.source.table import PLANNED, WRITTEN, highest, latest_batch
 
 if TYPE_CHECKING:
@@ -59,7 +60,21 @@ def check_pipeline(spec: PipelineSpec) -> None:
     if spec.mode not in ("append", "complete", "update"):
         raise _wrong(spec, f"has mode={spec.mode!r}.", "Use append, complete or update.")
     trigger_of(spec)
-    for option in spec.options:
+    names = [processor.name for processor in spec.processors]
+    for name, options in spec.options_of.items():
+        if names.count(name) != 1:
+            raise _wrong(
+                spec,
+                f"has options of {name!r}, which is not one of its processors.",
+                f"It reads {', '.join(names)}: name one that it reads from one stream.",
+            )
+        if others := [option for option in options if not is_source_option(option)]:
+            raise _wrong(
+                spec,
+                f"has options of processor {name!r} that the source has not: {', '.join(others)}.",
+                "Give those of the writer by themselves.",
+            )
+    for option in (*spec.options, *(each for options in spec.options_of.values() for each in options)):
         if option.lower() in ("app", "stream", "processor", "table"):
             raise _wrong(
                 spec,
@@ -92,12 +107,14 @@ def check_pipeline(spec: PipelineSpec) -> None:
 def source_options(spec: PipelineSpec, processor: ProcessorSpec) -> dict[str, str]:
     """Return the source options of a pipeline for one of its processors, with those that it did not give."""
     stream = processor.stream
-    given = {name: value for name, value in spec.options.items() if is_source_option(name)}
+    for_all = {name: value for name, value in spec.options.items() if is_source_option(name)}
     defaults = {"reader": spec.name, "maxRowsPerTrigger": str(BATCH_ROWS_MAX)}
     if len(spec.processors) > 1:
         defaults["idleWait"] = str(IDLE_WAIT_OF_SEVERAL_S)
-    known = set(map(str.lower, given))
-    given |= {name: value for name, value in defaults.items() if name.lower() not in known}
+    given = dict[str, str]()
+    for layer in (spec.options_of.get(processor.name, {}), for_all, defaults):
+        known = set(map(str.lower, given))
+        given |= {name: value for name, value in layer.items() if name.lower() not in known}
     return {"app": stream.app, "stream": stream.name, "processor": processor.name, **given}
 
 
@@ -152,6 +169,8 @@ def _check_table(spec: PipelineSpec) -> None:
             "has a dsn_env that is no name of an environment variable.",
             "Name the variable that holds the connection string, such as WAREHOUSE.",
         )
+    if str(spec.table).rpartition(".")[2] in OURS:
+        raise _wrong(spec, f"has table={spec.table!r}, a name of the sink's own.", "Give it another name.")
     if spec.mode == "update" and not spec.upsert:
         raise _wrong(spec, "has mode='update' and no upsert=.", "Name the columns of the key: upsert=[...].")
 

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,10 +21,10 @@ from streamworker.settings import Settings
 from streamworker.spark.driver.checks import check_pipeline, checkpoint_of, is_local, local, source_options
 from streamworker.spark.driver.driverlock import sole_driver
 from streamworker.spark.driver.failures import Failure, read_failure
+from streamworker.spark.driver.notes import ReaderNotes
 from streamworker.spark.driver.progress import PipelineProgress, from_event
 from streamworker.spark.driver.queries import start_query
 from streamworker.spark.driver.session import Session, environment, of_connection, open_session
-from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.options import parse_options
 
 if TYPE_CHECKING:
@@ -214,6 +214,10 @@ class _Run:
     _rows: int = 0
     """Rows since the last line about progress."""
     _rows_in_all: int = 0
+    _dropped: int = 0
+    """Rows that Spark has dropped as late since the start."""
+    _dropped_before: dict[str, int] = field(default_factory=dict)
+    """By processor, what earlier drivers had counted."""
 
     def start(self, runs: "Iterable[_Run]") -> None:
         """Build the query and start it, together with the other active runs.
@@ -302,13 +306,30 @@ class _Run:
             if key > self._seen:
                 self._seen = key
                 self._failures = self._lasting = 0
-                self._last = from_event(self.spec.name, event)
+                self._last = self._with_dropped(from_event(self.spec.name, event))
                 self._log(self._last)
                 if self.on_progress is not None:
                     self.on_progress(self._last)
 
+    def _with_dropped(self, progress: PipelineProgress) -> PipelineProgress:
+        """Add up the rows that Spark dropped, warn of the first, and leave the sum in Redis."""
+        if progress.dropped_rows and not self._dropped:
+            log.warning(
+                "pipeline %s: %d rows came after the watermark, and Spark dropped them; one with more room "
+                "drops fewer", self.spec.name, progress.dropped_rows,
+            )  # fmt: skip
+        self._dropped += progress.dropped_rows
+        if self._dropped:
+            self._write("dropped rows", self._write_dropped)
+        return replace(progress, dropped_rows=self._dropped)
+
+    def _write_dropped(self, processor: str, notes: ReaderNotes) -> None:
+        before = notes.dropped(self._dropped, self._dropped_before.get(processor))
+        self._dropped_before[processor] = before
+
     def _log(self, progress: PipelineProgress) -> None:
-        if progress.late_rows and "startingoffsets" not in map(str.lower, self.spec.options):
+        given = {name.lower() for each in self.spec.processors for name in source_options(self.spec, each)}
+        if progress.late_rows and not given & {"startingoffsets", "startingtimestamp"}:
             log.warning(
                 "pipeline %s begins late: %d rows were trimmed before it", self.spec.name, progress.late_rows
             )
@@ -326,7 +347,8 @@ class _Run:
     def _fail(self, failure: Failure) -> None:
         waits = failure.nothing_there_yet and not self.once
         if not waits:
-            self._write(failure)
+            message = failure.message[:MESSAGE_LENGTH]
+            self._write("failure", lambda _, notes: notes.failed(message))
         if failure.may_last:
             self._lasting += 1
         elif not waits:
@@ -347,20 +369,24 @@ class _Run:
         )  # fmt: skip
         self._report_state("waiting" if waits else "restarting", failure.message)
 
-    def _write(self, failure: Failure) -> None:
-        """Leave the failure beside the reader's position, for `graph`, `top` and `doctor`."""
+    def _write(self, what: str, tell: Callable[[str, ReaderNotes], None]) -> None:
+        """Leave something beside the reader's positions, for `status`, `graph`, `top` and `doctor`."""
         try:
             with environment(of_connection(self.redis_url)):
                 for processor in self.spec.processors:
                     options = parse_options(source_options(self.spec, processor), streaming=True)
-                    AckedLogs(options).tell_failure(failure.message[:MESSAGE_LENGTH])
+                    tell(processor.name, ReaderNotes(options))
         except StreamworkerError as error:
-            log.warning("the failure of pipeline %s was not written to Redis: %s", self.spec.name, error)
+            log.warning("the %s of pipeline %s: not written to Redis: %s", what, self.spec.name, error)
 
     def _report_state(self, state: str, error: str = "") -> None:
         self.state = state
         if state in ("done", "stopped"):
-            log.info("pipeline %s is %s: %d rows processed in all", self.spec.name, state, self._rows_in_all)
+            late = f", {self._dropped} dropped as late" if self._dropped else ""
+            if late:  # The source, which has ended, overwrites it no more.
+                self._write("dropped rows", self._write_dropped)
+            rows = self._rows_in_all
+            log.info("pipeline %s is %s: %d rows processed in all%s", self.spec.name, state, rows, late)
         if self.on_progress is not None:
             last = self._last or PipelineProgress(self.spec.name, state)
             self.on_progress(replace(last, state=state, rows=0, rows_per_s=0.0, seconds=0.0, error=error))

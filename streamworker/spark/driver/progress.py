@@ -32,6 +32,10 @@ class PipelineProgress:
     """How long the micro-batch took."""
     late_rows: int = 0
     """In the first micro-batch: rows before it, which were trimmed or left out by ``startingOffsets``."""
+    dropped_rows: int = 0
+    """Rows that came after the watermark, so Spark dropped them; since the start of this driver. Spark counts
+    the rows that reach an aggregate, a join or a search for duplicates: of an aggregate those of a group in
+    a task are one."""
     error: str = ""
 
     @property
@@ -57,6 +61,7 @@ def from_event(pipeline: str, event: Any) -> PipelineProgress:
         positions=positions,
         lag_rows=lag_rows,
         late_rows=max(0, positions.total() - rows) if int(event.batchId) == 0 else 0,
+        dropped_rows=sum(int(each.numRowsDroppedByWatermark) for each in event.stateOperators),
         seconds=float((event.durationMs or {}).get("triggerExecution", 0)) / 1000,
     )
 

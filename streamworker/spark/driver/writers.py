@@ -20,7 +20,7 @@ from streamworker.spark.driver.checks import (
 from streamworker.spark.source.deltalake import DeltaLake
 from streamworker.spark.source.options import is_source_option
 from streamworker.spark.source.postgres import Postgres, type_of
-from streamworker.spark.source.sink import Batches, Handed, OncePerBatch, WholeResult
+from streamworker.spark.source.sink import BATCH_COLUMN, Batches, Handed, OncePerBatch, WholeResult
 
 
 def writer_of(spec: PipelineSpec, result: Any, checkpoint: str, *, remote: bool) -> Any:
@@ -91,6 +91,12 @@ def _sink_of(
         raise ConfigurationError(
             f"Pipeline {spec.name!r} has an aggregate without a watermark, and {BATCHES} only appends.",
             remedy="Give it a watermark, or use format='parquet', which replaces the whole result.",
+        )
+    if ours := [name for name in result.columns if name.lower() == BATCH_COLUMN]:
+        raise ConfigurationError(
+            f"The result of pipeline {spec.name!r} has a column {ours[0]!r}, in whose place readers of "
+            f"{BATCHES} show the name of each batch's directory.",
+            remedy=f"Rename it in the function: .withColumnRenamed({ours[0]!r}, ...).",
         )
     folder = f"{beside(path)}/{spec.name}"
     return Batches(path=path, folder=folder, checkpoint=checkpoint, partition_by=by, options=options)

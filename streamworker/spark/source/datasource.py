@@ -219,7 +219,7 @@ class _RowReader:
             # Rows before the time are none that it lacks: it is late where the oldest row is younger.
             late = {
                 p: late[p]
-                for p, (before, _, at_ms) in oldest.items()
+                for p, (before, _, at_ms, _) in oldest.items()
                 if min(before, tails[p].rows) == late[p] and at_ms > wanted.at_ms
             }
         rows, told = sum(late.values()), self._logs.late_rows
@@ -354,10 +354,22 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._check(position, position, tails)
         self._register(position, (tails, now_ms), must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        end = offsets.advance(position, offsets.at_most(tails, self._target_offset), rows)
+        until = offsets.at_most(tails, self._target_offset)
+        if (bytes_max := self._options.max_bytes_per_trigger) is not None:
+            fit = self._rows_within(bytes_max, position, until)
+            rows = fit if rows is None else min(rows, fit)
+        end = offsets.advance(position, until, rows)
         self._planned = start if end == position else offsets.to_json(end, self._of)
         self._planned_at_s = None if end == position else time.monotonic()
         return self._planned
+
+    def _rows_within(self, bytes_max: int, position: offsets.Offset, until: offsets.Offset) -> int:
+        """Return how many rows have about so many bytes, by the entry of each partition that comes next."""
+        waiting = {p: rows for p, rows in offsets.lag(position, until).items() if rows}
+        # One partition at a time, since an entry may have megabytes; the batch reads these entries anyway.
+        looked = {p: self._logs.entry_from(p, until[p].rows - rows + 1) for p, rows in waiting.items()}
+        sizes = {p: each[3] / max(1, each[1] - each[0]) for p, each in looked.items() if each is not None}
+        return offsets.rows_within(bytes_max, waiting, sizes)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the ends of the logs, so that progress events show the lag in rows."""

@@ -89,6 +89,8 @@ class AckedLogs:
         """Rows that were trimmed before this reader began; kept in Redis with its position."""
         self.batch_ms = 0
         """How long its last micro-batch took; kept there, too."""
+        self._dropped_rows = 0
+        """What the driver had counted beside its position at the last look at the tails."""
         self._before = read_position(b"")
         """The position that the reader had in Redis when its query began."""
 
@@ -104,9 +106,13 @@ class AckedLogs:
         while True:
             looked_at = range(self._partitions)
             of_locks = [("HMGET", self._keys.lock(p), "rows", "log", "checkpoint", "tail") for p in looked_at]
+            reader = self._options.reader
+            of_reader = [("HGET", self._keys.readers, reader)] if reader else []
             count, *locks, time = self._connection.pipeline(
-                [("HGET", self._stream_keys.meta, "partitions"), *of_locks, ("TIME",)]
+                [("HGET", self._stream_keys.meta, "partitions"), *of_reader, *of_locks, ("TIME",)]
             )
+            if of_reader:
+                self._dropped_rows = read_position(locks.pop(0) or b"").dropped_rows
             if count is None:
                 raise ConfigurationError(
                     f"{NO_STREAM} {self._options.stream!r} of app {self._options.app!r} in Redis.",
@@ -141,13 +147,14 @@ class AckedLogs:
                 found[p] = tail if tail.rows else START
         return found
 
-    def entry_from(self, p: int, row: int) -> tuple[int, int, int] | None:
-        """Return rows before the first entry from a row on, those up to its end, and its time in ms."""
+    def entry_from(self, p: int, row: int) -> tuple[int, int, int, int] | None:
+        """Return rows before the first entry from a row on, and up to its end, its time in ms, its bytes."""
         ((entries, _),) = self._ranges([(p, row, 1)])
         if not entries:
             return None
         (end, fields), *_ = entries
-        return end.ms - ackedlog.entry_rows(end, fields), end.ms, whole(fields.get(b"at", b"")) or 0
+        before, size = end.ms - ackedlog.entry_rows(end, fields), len(fields.get(b"batch", b""))
+        return before, end.ms, whole(fields.get(b"at", b"")) or 0, size
 
     def current_schema(self, *, retry: bool = True) -> pa.Schema | None:
         """Return the newest schema of the rows that the processor forwards; None if it stored none yet."""
@@ -191,23 +198,15 @@ class AckedLogs:
 
         Workers do not trim rows that a reader has not passed. Does nothing for a query without a reader
         name. ``begins``: this is the query's first position, so no row was read under the name yet.
-        ``behind``: there are rows after it. A failure then stays beside the position that it left.
+        ``behind``: there are rows after it. A failure then stays beside the position that it left. What the
+        driver has counted there stays.
         """
         if self._options.reader is not None:
             position = _position(offset, at_ms, begins=begins, late_rows=self.late_rows)
-            position = replace(position, batch_ms=self.batch_ms)
+            position = replace(position, batch_ms=self.batch_ms, dropped_rows=self._dropped_rows)
             if behind and position.rows == self._before.rows:
                 position = replace(position, failed=self._before.failed, failed_ms=self._before.failed_ms)
             self._write(self._keys.readers, self._options.reader, position, retry=retry)
-
-    def tell_failure(self, message: str) -> None:
-        """Write beside this reader's position that its query failed; it stays until the query has read on."""
-        key, reader = self._keys.readers, self._options.reader
-        stored, time = self._connection.pipeline([("HGET", key, reader), ("TIME",)], retry=False)
-        position = read_position(stored or b"")
-        if position.at_ms:
-            position = replace(position, failed=message, failed_ms=ms_of(time))
-            self._write(key, str(reader), position, retry=False)
 
     def hold(self, readers: Sequence[str], tails: Offset, at_ms: int, *, retry: bool) -> None:
         """Register each of these readers that has no position in Redis yet at the first row.

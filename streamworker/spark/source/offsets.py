@@ -105,7 +105,7 @@ def from_json(document: object, of: str = "") -> dict[int, Position]:
         raise ConfigurationError(
             f"The checkpoint is of {_titled(theirs)}, and the query reads {_titled(of)}.",
             remedy="Each processor has logs of its own. Let the query read the one that it was started with, "
-            "or give it a new checkpoint directory and a new table.",
+            "and several in the same order; or give it a new checkpoint directory and a new table.",
         )
     try:
         logs, lasts, epochs = (document.get(name, {}) for name in ("log", "last", "epoch"))
@@ -228,6 +228,17 @@ def share(limit: int | None, waiting: Mapping[int, int]) -> dict[int, int]:
     for p in sorted(waiting, key=lambda p: (-remainder[p], p))[: limit - sum(taken.values())]:
         taken[p] += 1
     return taken
+
+
+def rows_within(bytes_max: int, waiting: Mapping[int, int], row_bytes: Mapping[int, float]) -> int:
+    """Return how many rows have about so many bytes, shared out as :func:`share` does; at least one.
+
+    >>> rows_within(1_000, {0: 90, 1: 10}, {0: 10.0, 1: 110.0})
+    50
+    """
+    known = {p: rows for p, rows in waiting.items() if rows > 0 and p in row_bytes}
+    size = sum(rows * row_bytes[p] for p, rows in known.items())
+    return max(1, int(bytes_max * sum(known.values()) / size)) if size else sum(waiting.values()) or 1
 
 
 def lag(position: Offset, tails: Offset) -> dict[int, int]:

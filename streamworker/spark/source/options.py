@@ -59,6 +59,7 @@ class SourceOptions:
     starting_offsets: Offsets = Offsets("earliest", {})
     ending_offsets: Offsets = Offsets("latest", {})
     max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     max_partitions: int | None = None
     parallelism: int | None = None
@@ -104,6 +105,9 @@ NAMES = {
     "maxRowsPerTrigger": Option(
         "number", "none; 1000000 in a pipeline", "Rows of a micro-batch at most, over all partitions."
     ),
+    "maxBytesPerTrigger": Option(
+        "number", "none", "Bytes of a micro-batch at most, about, as the logs hold them in Redis."
+    ),
     "minPartitions": Option("number", "none", "Spark tasks at least: large partitions are split by rows."),
     "maxPartitions": Option("number", "none", "Spark tasks at most: partitions are packed together."),
     "parallelism": Option(
@@ -146,7 +150,15 @@ NEEDED = (
     "CREATE TEMPORARY VIEW rows USING streamworker OPTIONS (app 'shop', ...): tables of the catalog have no "
     "options."
 )
-STREAM_ONLY = ("idleWait", "maxRowsPerTrigger", "reader", "siblings", "sinkPath", "sinkCheckpoint")
+STREAM_ONLY = (
+    "idleWait",
+    "maxRowsPerTrigger",
+    "maxBytesPerTrigger",
+    "reader",
+    "siblings",
+    "sinkPath",
+    "sinkCheckpoint",
+)
 BATCH_ONLY = ("endingOffsets", "endingTimestamp")
 OF_TABLE = frozenset(
     (
@@ -209,6 +221,7 @@ def parse_options(given: Mapping[str, str], *, streaming: bool | None = None) ->
         starting_offsets=_offsets(options, "startingOffsets", "startingTimestamp", "earliest"),
         ending_offsets=_offsets(options, "endingOffsets", "endingTimestamp", "latest"),
         max_rows_per_trigger=_number(options, "maxRowsPerTrigger"),
+        max_bytes_per_trigger=_number(options, "maxBytesPerTrigger"),
         min_partitions=_number(options, "minPartitions"),
         max_partitions=_number(options, "maxPartitions"),
         parallelism=_number(options, "parallelism"),

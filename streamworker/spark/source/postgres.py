@@ -35,6 +35,8 @@ STAGE = "streamworker_stage"
 PIECE_ROWS = 10_000
 """Rows that are Python objects at a time."""
 MARKS = "streamworker_batches"
+OURS = (STAGE, MARKS)
+"""Tables of the sink: the temporary one hides another of its name."""
 LOCK = 7_239_451
 """The advisory lock under which a sink makes tables."""
 

@@ -42,6 +42,8 @@ from streamworker.spark.source.table import PLANNED, latest_batch
 VERSIONS = "versions"
 KEPT_S = 30.0
 """How long a version stays after it was replaced."""
+BATCH_COLUMN = "batch"
+"""The column that readers which know Hive's partitions see in a table of batches."""
 ID_LENGTH = 8
 """So much of a query's id is in the names of files."""
 
@@ -184,13 +186,13 @@ class Batches(OncePerBatch):
             made_by, _, number = mark.read_text().partition("-")
             return int(number) if made_by == query[:ID_LENGTH] else None
         first = f"{query[:ID_LENGTH]}-{0:06d}"  # A kill may have left it without the file.
-        refuse_files(table, besides=(f"batch={first}", f".{first}"))
+        refuse_files(table, besides=(f"{BATCH_COLUMN}={first}", f".{first}"))
         return -1
 
     def write(self, table: Path, result: Any, query: str, batch: int) -> None:
         """Write a batch beside the table, and rename it into the table."""
         name = f"{query[:ID_LENGTH]}-{batch:06d}"
-        fresh, target = Path(self.folder) / "fresh" / name, table / f"batch={name}"
+        fresh, target = Path(self.folder) / "fresh" / name, table / f"{BATCH_COLUMN}={name}"
         table.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             writer = result.write.options(**self.options).mode("overwrite").partitionBy(*self.partition_by)

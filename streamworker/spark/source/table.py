@@ -36,11 +36,27 @@ def check_holds(path: str, checkpoint: str, rows: dict[int, int]) -> None:
     written, done = latest_batch(f"{path}/{WRITTEN}"), latest_batch(f"{checkpoint}/{DONE}")
     if written >= done:
         return
+    others = read_by(checkpoint, done)
+    begin = f"with option startingOffsets={json.dumps(rows)}"
+    if len(others) > 1:
+        each = {name: {"startingOffsets": json.dumps(read)} for name, read in others.items()}
+        begin = f"with options={each}"
     found = f"ends with batch {written}" if written >= 0 else "holds no batch"
     raise DataLoss(
         f"The table {path} {found}, and its query has committed batch {done}, with {sum(rows.values())} rows "
         "in all: the table's directory was removed, replaced, or is an older copy.",
         remedy="Nothing was written. Restore the directory. Or rebuild the table from what the acked logs "
         "hold: give the pipeline a new path and a new name. Or go on without the rows up to here: the same, "
-        f"with option startingOffsets={json.dumps(rows)}.",
+        f"{begin}.",
     )
+
+
+def read_by(checkpoint: str, batch: int) -> dict[str, dict[str, int]]:
+    """Return the rows that a query had read at the end of a batch, by processor and partition.
+
+    Spark's file of a batch has a version, the query's settings, and a line with the offset of each source.
+    """
+    path = Path(checkpoint) / PLANNED / str(batch)
+    lines = path.read_text("utf-8").splitlines()[2:] if path.exists() else []
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return {str(each.get("of", "")).rpartition(":")[2]: each.get("p", {}) for each in found}
