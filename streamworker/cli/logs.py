@@ -1,14 +1,24 @@
-"""Sets up logging: lines of structlog and of the standard library have one format and one destination."""
+"""Sets up logging: lines of structlog and of the standard library have one format and one destination.
 
+What reads JSON stops at a line that is none. So where lines are JSON, whatever Python itself would print on
+stderr becomes one, too: warnings, errors that nobody catches in a thread, a finalizer or the program, and
+lines that cannot be formatted.
+"""
+
+import json
 import logging
 import sys
+import threading
 import warnings
 from collections import UserString
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
 
 import structlog
 from structlog.typing import EventDict, Processor
 
-from streamworker.core.text import printable, printable_lines
+from streamworker.core.text import printable, printable_lines, storable
 
 
 def configure(level: str = "info", format: str = "console") -> None:
@@ -29,13 +39,13 @@ def configure(level: str = "info", format: str = "console") -> None:
     plain = structlog.dev.plain_traceback
     console = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
     is_json = format == "json" or (format == "auto" and not sys.stderr.isatty())
-    renderers = [structlog.processors.JSONRenderer()] if is_json else [_harmless, console]
+    renderers = [structlog.processors.JSONRenderer(_as_json)] if is_json else [_harmless, console]
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _Handler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -46,6 +56,39 @@ def configure(level: str = "info", format: str = "console") -> None:
     # py4j, which connects Python to Spark's JVM, logs each connection and command at INFO.
     logging.getLogger("py4j").setLevel(logging.WARNING)
     warnings.showwarning = lambda message, *_: logging.getLogger("py.warnings").warning("%s", message)
+    if is_json:
+        sys.excepthook = lambda *error: _uncaught("the program", *error)
+        threading.excepthook = lambda args: _uncaught(f"thread {args.thread and args.thread.name}", *args[:3])
+        sys.unraisablehook = lambda args: _uncaught(
+            storable(args.object, repr), args.exc_type, args.exc_value, args.exc_traceback
+        )
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is that of ``logging``
+        """Say which line could not be formatted; ``logging`` would print a traceback."""
+        text = f"a log line of {record.pathname}:{record.lineno} cannot be formatted: {sys.exc_info()[1]!r}"
+        told = {"name": record.name, "levelno": logging.ERROR, "levelname": "ERROR", "msg": text}
+        with suppress(Exception):
+            self.stream.write(self.format(logging.makeLogRecord(told)) + self.terminator)
+
+
+def _uncaught(
+    where: str, kind: type[BaseException], error: BaseException | None, traceback: TracebackType | None
+) -> None:
+    """Log an error that nobody has caught."""
+    if not issubclass(kind, SystemExit | KeyboardInterrupt):
+        raised = (kind, error or kind(), traceback)
+        logging.getLogger("py.errors").error("uncaught error in %s", where, exc_info=raised)
+
+
+def _as_json(event: EventDict, **options: Any) -> str:
+    """Return an event as JSON; what JSON cannot hold, such as NaN or a tuple as a key, as text."""
+    try:
+        return json.dumps(event, allow_nan=False, **options)
+    except (TypeError, ValueError, RecursionError):
+        texts = {str(k): each if isinstance(each, str) else storable(each, repr) for k, each in event.items()}
+        return json.dumps(texts)
 
 
 def _harmless(_logger: object, _name: str, event: EventDict) -> EventDict:
