@@ -133,7 +133,7 @@ def test_what_the_dockerfile_builds_runs_as_nobody_on_a_read_only_file_system(
     with EmbeddedServer(port=0) as server:
         environ["STREAMWORKER_REDIS_URL"] = server.url
         exported = [f"{name}={value}" for name, value in environ.items()]
-        started = shlex.join(["env", "-i", *exported, *command]).replace("0.0.0.0:8080", f"127.0.0.1:{port}")
+        started = shlex.join(["env", "-i", *exported, *command]).replace("[::]:8080", f"127.0.0.1:{port}")
         inner = f"mount -t proc none $0/proc; exec chroot $0 {started}"
         script = [
             f"mkdir upper work root; R={tmp_path}/root",

@@ -98,7 +98,7 @@ def test_workers_are_probed_and_given_time_to_drain(name: str) -> None:
     asked = {container[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")}
     assert asked == probes(Health()).keys()
     (port,) = container["ports"]
-    assert f"--health-port=0.0.0.0:{port['containerPort']}" in container["args"]
+    assert f"--health-port=[::]:{port['containerPort']}" in container["args"]
     assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
 
 
