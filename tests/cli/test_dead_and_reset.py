@@ -150,7 +150,7 @@ def test_records_of_pydantic_are_shown_exported_and_replayed_as_objects(
     exported = json.loads(streamworker.does("dead", "export", "shop:price"))
     assert exported["record"] == wrong
     file = tmp_path / "letters.jsonl"
-    file.write_text(json.dumps(exported | {"record": wrong | {"amount": 1.0}}), "utf-8")
+    file.write_text(json.dumps(exported | {"record": wrong | {"amount": 1.0}}), "utf-8-sig")
     assert "Replayed 1 of 1" in streamworker.does("dead", "replay", "shop:price", "--from", str(file))
     work_off(redis_url)
     assert letters(streamworker) == []
@@ -167,7 +167,10 @@ def test_a_line_that_cannot_be_replayed_keeps_all_others_back(
     of_other_key = second | {"record": second["record"] | {"customer": "c1"}}
     file = tmp_path / "letters.jsonl"
     lines = [json.dumps(each) for each in (of_wrong_type, of_other_key, third, third)]
-    file.write_text("\n".join([*lines, "", "{", '{"letter": "9/1-0", "record": {}}']), "utf-8")
+    text = "\n".join(
+        [*lines, "", "{", '{"letter": "9/1-0", "record": {}}', '{"letter": "0/1-0", "record": "é"}']
+    )
+    file.write_text(text, "latin-1")
     refused = streamworker("dead", "replay", "shop:price", "--from", str(file))
     assert refused.exit_code == ExitCode.FAILED and refused.stdout == ""
     said = refused.stderr.splitlines()
@@ -176,7 +179,8 @@ def test_a_line_that_cannot_be_replayed_keeps_all_others_back(
     assert said[2] == "Line 4: It is the letter of line 3 again."
     assert said[3].startswith("Line 6: It is no line of `dead export`: ")
     assert said[4] == "Line 7: It is no line of `dead export`: orders has partitions 0 to 3, and not 9."
-    assert said[5] == f"5 lines of {file} cannot be replayed. Nothing was changed."
+    assert said[5].startswith("Line 8: It is no line of `dead export`: It is no UTF-8 (byte 31).")
+    assert said[6] == f"6 lines of {file} cannot be replayed. Nothing was changed."
     assert len(letters(streamworker)) == 3
 
 

@@ -90,6 +90,80 @@ def test_peek_shows_the_rows_that_were_committed_last(sent: Invoke, redis_url: s
     assert "partitions 0 to 3" in refused.output
 
 
+HEAD = b"order_id,customer,amount\n"
+LATIN = "1,Zoë,1.5\n".encode("cp1252")
+UNREADABLE: dict[str, tuple[bytes, str, list[str]]] = {
+    # The file, what is said of it, and the customers that are sent with --on-error skip.
+    "cp1252": (
+        HEAD + LATIN + b"2,b,1\n",
+        "Line 2: It is no UTF-8 (byte 4). Convert the file: iconv -f cp1252",
+        ["b"],
+    ),
+    "utf-16": ((HEAD + b"1,a,1\n").decode().encode("utf-16"), "iconv -f utf-16", []),
+    "utf-16 without a BOM": (
+        (HEAD + b"1,a,1\n").decode().encode("utf-16-le"),
+        "Line 1: It has a NUL byte",
+        [],
+    ),
+    "bare CR": (HEAD.replace(b"\n", b"\r") + b"1,a,1\r", "Line 1: Its lines end with bare CR.", []),
+    "text behind a quote": (HEAD + b'1,"a"b,1\n2,b,1\n', "Line 2: It is no line of a .csv file: ", ["b"]),
+    "text behind a quote later": (HEAD + b'1,"a,1\n2,"b",1\n3,c,1\n', "Lines 2 to 3: It is no line", ["c"]),
+    "no end of a quote": (HEAD + b'1,a,1\n2,"b,1\n3,c,1\n', "Lines 3 to 4: A quote is not closed.", ["a"]),
+    "space in a name": (
+        HEAD.replace(b",", b", ") + b"1, a, 1\n",
+        "It names ' customer', and the field is",
+        [],
+    ),
+    "name twice": (b"customer," + HEAD + b"x,1,a,1\n", "Line 1: It names 'customer' twice.", []),
+    "semicolons": (HEAD.replace(b",", b";") + b"1;a;1\n", "Line 1: It names no field", []),
+    "long": (
+        HEAD + b"1," + b"x" * 17_000_000 + b",1\n2,b,1\n",
+        "Line 2: It is no line of a .csv file: field la",
+        ["b"],
+    ),
+}
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_csv_file_that_cannot_be_read_is_refused_by_line_and_nothing_of_it_is_stored(
+    shop: Path, streamworker: Invoke, case: str, skip: bool
+) -> None:
+    content, said, customers = UNREADABLE[case]
+    (shop / "o.csv").write_bytes(content)
+    result = streamworker("send", "shop:orders", "o.csv", *(["--on-error", "skip"] if skip else []))
+    assert result.exit_code == ExitCode.FAILED
+    assert said in result.output
+    lines = streamworker("tail", "shop:orders", "--json").stdout.splitlines()
+    before = [each for each in customers if content.index(f",{each},".encode()) < len(HEAD) + 4]
+    assert [json.loads(line)["record"]["customer"] for line in lines] == (customers if skip else before)
+
+
+def test_a_csv_file_may_have_values_of_several_lines_long_ones_and_columns_that_are_no_fields(
+    shop: Path, streamworker: Invoke
+) -> None:
+    long = "x" * 140_000
+    values = ["a\nb\r\n\nc", 'say ""hi""', long, "é"]
+    rows = "".join(f'{n},"{value}",1,?\r\n' for n, value in enumerate(values))
+    text = "\ufefforder_id,customer,amount,more\r\n\r\n" + rows
+    (shop / "o.csv").write_bytes(text.rstrip().encode())
+    assert "Sent 4 records" in streamworker.does("send", "shop:orders", "o.csv")
+    lines = streamworker("tail", "shop:orders", "--json").stdout.splitlines()
+    found = {json.loads(line)["record"]["customer"] for line in lines}
+    assert found == {"a\nb\r\n\nc", 'say "hi"', long, "é"}
+
+
+def test_json_lines_may_begin_with_a_bom_and_are_utf_8(shop: Path, streamworker: Invoke) -> None:
+    line = json.dumps({"order_id": 1, "customer": "Zoë", "amount": 1.5}, ensure_ascii=False)
+    (shop / "o.jsonl").write_bytes(line.encode("utf-8-sig"))
+    assert "Sent 1 record " in streamworker.does("send", "shop:orders", "o.jsonl")
+    for encoding, said in (("cp1252", "It is no UTF-8 (byte"), ("utf-16", "iconv -f utf-16")):
+        (shop / "o.jsonl").write_bytes(line.encode(encoding))
+        refused = streamworker("send", "shop:orders", "o.jsonl")
+        assert refused.exit_code == ExitCode.FAILED
+        assert "Line 1: " in refused.output and said in refused.output
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

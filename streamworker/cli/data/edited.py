@@ -1,11 +1,13 @@
 """``dead replay --from FILE``: letters of `dead export`, whose records an operator may have edited."""
 
+import codecs
 from pathlib import Path
 
 import msgspec
 import typer
 
 from streamworker.cli.data.letters import Chosen, Fields, as_json, parse_name
+from streamworker.cli.data.lines import checked_text
 from streamworker.cli.output import say
 from streamworker.cli.support import give_up, group_keys
 from streamworker.core.data.entries import EntryId
@@ -56,13 +58,14 @@ def _lines(stream: StreamSpec, path: Path) -> tuple[Lines, dict[int, str]]:
     except OSError as error:
         raise typer.BadParameter(f"{path}: {error.strerror}", param_hint="--from") from None
     found, bad = Lines(), dict[int, str]()
-    for number, text in enumerate(content.split(b"\n"), 1):
+    for number, text in enumerate(content.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1):
         if not text.strip():
             continue
         try:
-            line = msgspec.json.decode(text, type=_Letter)
+            line = msgspec.json.decode(checked_text(text), type=_Letter)
+            msgspec.json.decode(line.record)  # It is read further only when its letter is found.
             partition, letter = parse_name(line.letter, stream)
-        except (msgspec.DecodeError, typer.BadParameter) as error:
+        except (msgspec.DecodeError, typer.BadParameter, RecordError) as error:
             bad[number] = f"It is no line of `dead export`: {error}"
             continue
         first, _ = found.setdefault(partition, {}).setdefault(letter, (number, line.record))

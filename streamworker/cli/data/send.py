@@ -2,28 +2,24 @@
 
 import asyncio
 import contextlib
-import csv
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from streamworker.cli.data.lines import Lines, OnError
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import argument, option
 from streamworker.cli.output import progress_bar, say
 from streamworker.cli.support import connected, give_up, run_async
 from streamworker.core.words import counted
 from streamworker.declaring.stream import Stream, StreamApp
-from streamworker.errors import RecordError
 from streamworker.importing import resolve_stream
-from streamworker.records.codecs import PAYLOAD_FIELD, Decoder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,9 +29,6 @@ TABLES = (".parquet", ".arrow", ".feather", ".ipc")
 """Endings of files that hold columns."""
 ROWS = 250_000
 """Rows of a table that are in memory at a time; one step of the progress bar."""
-
-OnError = StrEnum("OnError", ["STOP", "SKIP"])
-"""What to do at a line that is not a record of the stream."""
 
 
 def send(
@@ -58,8 +51,9 @@ def send(
     sent in order. While a partition is full the command waits. Ctrl-C ends the input: what came
     before it is sent and counted.
 
-    The first line of a .csv file names the fields; an empty value counts as not given. A stream
-    with codec="arrow" gets those of a .parquet or .arrow file as columns.
+    Files are UTF-8. The first line of a .csv file names the fields; an empty value counts as not
+    given, and one in quotes may have line breaks. A stream with codec="arrow" gets those of a
+    .parquet or .arrow file as columns.
 
     \b
     Examples:
@@ -70,7 +64,9 @@ def send(
     """
     target = resolve_stream(stream, name)
     is_csv = file.endswith(".csv")
-    lines = Lines(target.spec.record.decoder("fields" if is_csv else "json"), on_error, is_csv)
+    record = target.spec.record
+    names = tuple(each.wire_name for each in record.declared)
+    lines = Lines(record.decoder("fields" if is_csv else "json"), on_error, is_csv, names)
     started = time.monotonic()
     if file.endswith(TABLES):
         if on_error is OnError.SKIP:
@@ -92,11 +88,11 @@ def send(
     if lines.interrupted:
         raise typer.Exit(ExitCode.INTERRUPTED)
     if lines.bad:
-        if on_error is OnError.SKIP:
+        if not lines.ended:
             give_up(f"Bad lines: {lines.bad:,} were left out.")
         to = f"{quote(stream)} -" + (f" --stream {quote(name)}" if name else "")
         give_up(
-            f"Stopped at line {lines.number}, and sent nothing from it on.",
+            f"Stopped at line {lines.first}, and sent nothing from it on.",
             _how_to_go_on(to, file, lines),
         )
 
@@ -106,65 +102,8 @@ def _how_to_go_on(to: str, file: str, lines: "Lines") -> str:
     if lines.is_csv or file == "-":
         header = ", after the line that names the fields" if lines.is_csv else ""
         return f"Correct it, and send only what begins with it{header}. --on-error skip leaves out bad lines."
-    rest = f"tail -n +{lines.number} {quote(file)} | streamworker send {to}"
+    rest = f"tail -n +{lines.first} {quote(file)} | streamworker send {to}"
     return f"To go on once it is corrected: {rest}. There, --on-error skip leaves out bad lines."
-
-
-@dataclass
-class Lines:
-    """Decodes lines to records, and prints the number of each bad line."""
-
-    decode: Decoder
-    on_error: OnError
-    is_csv: bool = False
-    """Whether the first line names the fields, and each other line has their values."""
-    bad: int = 0
-    number: int = 0
-    interrupted: bool = False
-    """Whether Ctrl-C has ended the input."""
-    _names: list[bytes] = field(default_factory=list)
-
-    @property
-    def ended(self) -> bool:
-        """Whether a bad line has ended the sending."""
-        return self.bad > 0 and self.on_error is OnError.STOP
-
-    def records(self, lines: Iterable[bytes]) -> Iterator[Any]:
-        """Yield the records of these lines; with ``OnError.STOP``, those before the first bad line."""
-        for line in lines:
-            self.number += 1
-            if not line.strip():
-                continue
-            try:
-                if (fields := self._fields(line)) is not None:
-                    yield self.decode(fields)
-            except RecordError as error:
-                self.bad += 1
-                hint = ""
-                if not self.is_csv and self.number == 1 and line.lstrip()[:1] not in b"{[" and b"," in line:
-                    hint = " Lines are JSON objects; comma-separated values are read from a .csv file."
-                say(f"Line {self.number}: {error.message}{hint}", error=True)
-                if self.ended:
-                    return
-
-    def _fields(self, line: bytes) -> dict[bytes, bytes] | None:
-        """Return what a line holds, for the decoder; None for the line that names the fields."""
-        if not self.is_csv:
-            return {PAYLOAD_FIELD: line}
-        cells = [
-            cell.encode() for cell in next(csv.reader([line.decode("utf-8-sig", "replace").rstrip("\r\n")]))
-        ]
-        if not self._names:
-            self._names = cells
-            return None
-        if len(cells) != len(self._names):
-            raise RecordError(
-                f"It has {counted(len(cells), 'value')}, and the first line names "
-                f"{counted(len(self._names), 'field')}.",
-                remedy="A value with a line break cannot be read.",
-            )
-        # An empty cell is a field that is not given, so that a default applies.
-        return {name: cell for name, cell in zip(self._names, cells, strict=True) if cell}
 
 
 async def _answers(app: StreamApp) -> None:
@@ -184,6 +123,8 @@ async def _send_lines(stream: Stream[Any], lines: Lines, source: BinaryIO, size:
                 progress.update(task, advance=length, note=f"{lines.number:,}")
                 if lines.ended:
                     return
+            for record in lines.records([], are_last=True):
+                yield record
 
         await _answers(stream.app)
         async with stream.app:

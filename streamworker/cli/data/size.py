@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from streamworker.cli.data.send import Lines, OnError
+from streamworker.cli.data.lines import Lines, OnError
 from streamworker.cli.options import AsJson, GroupPath, Processors, option
 from streamworker.cli.output import print_json, print_table, say
 from streamworker.cli.status import holdings_of
