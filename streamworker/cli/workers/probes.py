@@ -71,12 +71,12 @@ class _Scrapes:
         with self._lock:
             _, future = self._asked.setdefault((kind, zipped), (encode, Future()))
             if not self._runs:
-                self._runs = True
                 threading.Thread(target=self._run, name="streamworker-scrape", daemon=True).start()
+                self._runs = True  # After a start that failed the next one tries again, for all who wait.
         return future
 
     def _run(self) -> None:
-        while self._runs:
+        while True:
             found = Future[_Collected]()
             _settle(found, lambda: _Collected(self._metrics.collect()))
             with self._lock:
@@ -85,6 +85,8 @@ class _Scrapes:
                 _settle(future, partial(_encoded, encode, found, zipped))
             with self._lock:
                 self._runs = bool(self._asked)
+                if not self._runs:
+                    return
 
 
 def _encoded(encode: "Callable[[Collector], bytes]", found: "Future[_Collected]", zipped: bool) -> bytes:

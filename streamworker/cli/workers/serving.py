@@ -91,21 +91,21 @@ class _Server:
 
     def __init__(self, pages: Mapping[str, Page]) -> None:
         self._pages = pages
-        self._is_answered: dict[asyncio.WriteTransport, bool] = {}
+        self._busy: dict[asyncio.WriteTransport, bool] = {}
         """The open connections, the oldest first, and whether a page is made for them now."""
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         connection = writer.transport
         self._make_room()
-        self._is_answered[connection] = False
+        self._busy[connection] = False
         connection.set_write_buffer_limits(0)  # To drain is to have given all of it to the kernel.
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 head = await _head(reader)
-            self._is_answered[connection] = True
+            self._busy[connection] = True
             sent = await self._answer(head)
-            self._is_answered[connection] = False
+            self._busy[connection] = False
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
                 writer.write(sent)
                 await writer.drain()
@@ -115,14 +115,14 @@ class _Server:
         except (OSError, EOFError):
             """The client left, or it was too slow, or another one took its place."""
         finally:
-            self._is_answered.pop(connection, None)
+            self._busy.pop(connection, None)
             connection.abort()
 
     def _make_room(self) -> None:
         """End the oldest connection if there are enough; rather one whose request is not there yet."""
-        if len(self._is_answered) >= CONNECTIONS_MAX:
-            oldest = min(self._is_answered, key=self._is_answered.__getitem__)
-            del self._is_answered[oldest]
+        if len(self._busy) >= CONNECTIONS_MAX:
+            oldest = min(self._busy, key=self._busy.__getitem__)
+            del self._busy[oldest]
             oldest.abort()
 
     async def _answer(self, head: bytes) -> bytes:
