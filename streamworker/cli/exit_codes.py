@@ -28,7 +28,8 @@ MEANINGS = {
     ExitCode.CONFIGURATION: "The app, its settings or this machine are wrong: an unknown app path, a name, "
     "a type without an Arrow form, what schema check refuses, a server that evicts, no Java. Starting again "
     "will not help.",
-    ExitCode.REDIS: "Redis did not answer, or refused: not reachable, wrong password, out of memory.",
+    ExitCode.REDIS: "Redis did not answer, or refused: not reachable, wrong password, no right, out of "
+    "memory. A worker waits for a Redis that it cannot reach, at its start, too.",
     ExitCode.FORCED: "The worker got a second signal, or had not ended shutdown_timeout_ms after the first: "
     "the log says what held it. Batches that were not committed will run again.",
     ExitCode.UNTOLD: "Your code ended the worker without a signal, for example by sys.exit(). The log says "

@@ -22,14 +22,16 @@ CountLost = Callable[[str, int], None]
 _told_s: dict[str, float] = {}
 
 
-def warn(log: "BoundLogger", event: str, error: StreamworkerError, **fields: object) -> None:
+def warn(
+    log: "BoundLogger", event: str, error: StreamworkerError, level: str = "warning", **fields: object
+) -> None:
     """Log a failed call. One without an answer stands for all of its kind: each partition makes them."""
     if isinstance(error, BackendUnavailable):
         now_s = monotonic_s()
         if event in _told_s and 0 <= now_s - _told_s[event] < TELL_EVERY_S:  # A test's clock may go back.
             return
         _told_s[event] = now_s
-    log.warning(event, error=str(error), **fields)
+    getattr(log, level)(event, error=str(error), **fields)
 
 
 def tell_lost(

@@ -30,6 +30,7 @@ from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.log import get_logger
 from streamworker.redisio.keys import check_name
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import is_wrong_tls
 from streamworker.redisio.wire.info import check_server
 from streamworker.runtime.clock import CLOCK
 from streamworker.runtime.connecting import connected
@@ -42,6 +43,7 @@ from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.run.failures import describe_error
 from streamworker.runtime.run.trims import keep_unread
+from streamworker.runtime.telling import warn
 from streamworker.runtime.watch.health import Health
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.runtime.watch.stages import UNTOLD, TwoStages
@@ -56,7 +58,7 @@ they wait for durability). Calls are short. Together with its reads, the control
 a worker with one processor uses at most 8 connections, on a Cluster to each primary. The watchdog opens one
 more for a moment when it reports or asks something."""
 START_PATIENCE_S = 30
-"""How long a starting worker retries a call that a reachable server cannot do for the moment. This is
+"""How long a worker beside a block retries a call that a reachable server cannot do for the moment. This is
 several times what a Cluster needs to replace a dead primary."""
 
 
@@ -99,6 +101,7 @@ class Worker:
 
     All processors run if ``processors`` is None. ``static_id`` is kept over restarts, and overrides the one
     in the settings. ``overrides`` are values in place of resources. ``health`` is kept current for probes.
+    With ``waits`` it waits at its start, too, for as long as Redis is away.
     """
 
     def __init__(
@@ -110,8 +113,11 @@ class Worker:
         static_id: str | None = None,
         overrides: Sequence[Override] = (),
         health: Health | None = None,
+        waits: bool = False,
     ) -> None:
         self._health = health or Health()
+        self._waits = waits
+        self._preparing: anyio.CancelScope | None = None
         self.name = check_name("worker", name) if name else _new_name()
         self._app = app
         self._settings: Settings = app.settings
@@ -139,8 +145,9 @@ class Worker:
 
         ``on_ready`` is called after the server has passed its checks, when the groups begin to join.
 
-        At the start this raises if the server, the streams or the schemas are not what the app needs, or if
-        Redis cannot do a call for longer than a failover takes. The worker waits out later outages.
+        At the start this raises if the server, the streams or the schemas are not what the app needs. It
+        also raises if Redis cannot be reached, or cannot do a call for longer than a failover takes, unless
+        the worker waits at its start as well. The worker waits out later outages.
         """
         settings = self._settings
         rng = random.Random()
@@ -194,6 +201,8 @@ class Worker:
     def stop(self) -> None:
         """Start the shutdown: drain, release, leave. Call it in the worker's event loop."""
         self._stopping = self._health.stopping = True
+        if self._preparing is not None:
+            self._preparing.cancel()
         for group in self._groups:
             group.stop()
 
@@ -209,30 +218,36 @@ class Worker:
     async def _prepare(self, backend: Backend) -> bool:
         """Check the server or the Cluster, and provision streams, groups and schemas, before joining.
 
-        Returns False if ``stop`` was called while this was delayed.
+        Returns False if ``stop`` was called meanwhile.
 
         The worker also registers the groups of processors that it does not run, so that nobody trims
-        records that they have not read. It reports a wrong address at once. It retries while a reachable
-        server cannot do a call for the moment, for example while a slot moves or a replica takes over.
+        records that they have not read. It retries while Redis is away, or cannot do a call for the moment,
+        for example while a slot moves or a replica takes over. A supervisor that started it again would wait
+        longer each time. What waiting cannot mend ends it: a refusal, a password, a certificate.
         """
-        check_server(await backend.info())
         pauses, until = Pauses(random.Random().random), anyio.current_time() + START_PATIENCE_S
-        while True:
-            try:
-                await check_durability(backend, self._settings)
-                for spec in self._app.registry.groups:
-                    await provision(backend, spec, log)
-                for its in self._unread:
-                    await provision_retention(backend, its, its.name, None, log, again=False)
-            except BackendUnavailable as error:
-                if anyio.current_time() > until:
-                    raise
-                log.warning("start_delayed", worker=self.name, error=str(error))
-                await anyio.sleep(pauses.next_ms() / 1000)
-                if self._stopping:
-                    return False
-            else:
-                return True
+        reached = False
+        with anyio.CancelScope() as self._preparing:
+            while not self._stopping:
+                try:
+                    check_server(await backend.info())
+                    reached = True
+                    await check_durability(backend, self._settings)
+                    for spec in self._app.registry.groups:
+                        await provision(backend, spec, log)
+                    for its in self._unread:
+                        await provision_retention(backend, its, its.name, None, log, again=False)
+                except BackendUnavailable as error:
+                    is_patient = self._waits or (reached and anyio.current_time() <= until)
+                    if is_wrong_tls(error) or not is_patient:
+                        raise
+                    self._health.waits_for_redis = True
+                    warn(log, "start_delayed", error, level="error", worker=self.name)
+                    await anyio.sleep(pauses.next_ms() / 1000)
+                else:
+                    self._health.waits_for_redis = False
+                    return True
+        return False
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings, host = self._settings, storable(socket.gethostname())
@@ -285,7 +300,7 @@ def run_worker(
     Call it in the main thread: it installs handlers for SIGTERM and SIGINT. While the worker runs, the
     garbage collector skips the objects that exist at its start; see ``collector``.
     """
-    worker = Worker(app, processors=processors, name=name, static_id=static_id, health=health)
+    worker = Worker(app, processors=processors, name=name, static_id=static_id, health=health, waits=True)
     drained, why = False, "its tasks were cancelled"
 
     async def main() -> None:

@@ -94,6 +94,11 @@ def has_no_room(error: BackendError) -> bool:
     return _NO_ROOM in error.message
 
 
+def is_wrong_tls(error: BackendError) -> bool:
+    """Whether certificates, or a port without TLS, keep a connection from being made: it will not heal."""
+    return any(error.remedy == remedy for _, remedy in _TLS_ALERTS)
+
+
 def is_wrong_type(error: object) -> bool:
     """Whether a server refused a command because a key holds another type of value."""
     return isinstance(error, BackendRefused) and "WRONGTYPE" in error.message
