@@ -2,11 +2,13 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streamworker.core.data.readers import read_position
 from streamworker.errors import DataLoss
+from streamworker.spark.driver import pipelines
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.driver.session import Session
@@ -145,3 +147,22 @@ def test_a_batch_read_ends_before_a_time(acked: AckedLog) -> None:
         for given, expected in (({"endingTimestamp": at}, before), ({"startingTimestamp": at}, rest)):
             read = batch_reader(acked.options(**given))
             assert sorted(numbers_of(read, read.partitions())) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        ({}, True),
+        ({"options": {"startingOffsets": "latest"}}, False),
+        ({"options": {"STARTINGTIMESTAMP": "2026-01-31T12:00Z"}}, False),
+        ({"options_of": {"price": {"startingOffsets": "latest"}}}, False),
+    ],
+)
+def test_rows_that_a_pipeline_asks_to_leave_out_were_not_trimmed(
+    given: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spark's first event has more rows before it than it read, whatever the reason."""
+    session: Any = None  # Nothing is asked of it.
+    run = pipelines._Run(pipeline(**given), session, None, once=True, on_progress=None)
+    run._log(PipelineProgress("revenue", "running", batch=0, rows=1, late_rows=3, lag_rows={0: 0}))
+    assert ("begins late: 3 rows were trimmed" in caplog.text) is warns

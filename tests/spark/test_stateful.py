@@ -1,4 +1,4 @@
-"""Pipelines with state: rows that come late, columns that come later, and what Spark calls final."""
+"""Pipelines with state: rows that come late, and columns that come later."""
 
 import logging
 from dataclasses import replace
@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes
 
 from streamworker.core.data.readers import read_position
 from streamworker.declaring.specs import PipelineSpec
-from streamworker.spark.driver.failures import ROCKSDB, TOO_BUSY
+from streamworker.spark.driver.failures import TOO_BUSY
 from streamworker.spark.driver.notes import ReaderNotes
 from streamworker.spark.driver.pipelines import run_pipelines
 from streamworker.spark.driver.progress import PipelineProgress
@@ -20,7 +20,6 @@ from streamworker.spark.source.options import parse_options
 from tests.spark.acked import AckedLog, orders
 from tests.spark.reading import stream_reader
 from tests.spark.specs import pipeline
-from tests.spark.test_state import Count
 
 pytestmark = pytest.mark.usefixtures("in_tmp_path")
 
@@ -34,7 +33,8 @@ def ends(session: Session, *specs: PipelineSpec) -> dict[str, PipelineProgress]:
         told[progress.pipeline] = progress
         states.append("busy" if progress.error.startswith(TOO_BUSY) else progress.state)
 
-    run_pipelines(specs, session=session, once=True, on_progress=progressed)
+    for spec in specs:  # One after the other, so that Python starts in time on a busy machine, too.
+        run_pipelines([spec], session=session, once=True, on_progress=progressed)
     assert "restarting" not in states, "what is final is not tried again"
     return told
 
@@ -53,11 +53,6 @@ def test_state_meets_late_rows_and_columns_that_came_later(
         timed = frame.withColumn("at", F.timestamp_seconds("n")).withWatermark("at", "1 hour")
         return timed.dropDuplicatesWithinWatermark(["n"])
 
-    def counted(frame: DataFrame) -> DataFrame:
-        return frame.groupBy("user").transformWithStateInPandas(
-            Count(), "user string, n long", "Append", "None"
-        )
-
     joined = pipeline(refunded, processors=(price, refund), name="joined", path="lake/joined")
     distinct = pipeline(DataFrame.dropDuplicates, name="distinct", path="lake/distinct")
     late = pipeline(in_time, name="late", path="lake/late")
@@ -66,13 +61,11 @@ def test_state_meets_late_rows_and_columns_that_came_later(
         refunds.fill(0, [3])
         assert {each.state for each in ends(spark_session, joined, distinct, late).values()} == {"done"}
         acked.append(0, orders(0, 3).append_column("extra", pa.array([1.0, 2.0, 3.0])))
-        by_key = pipeline(counted, name="by_key", path="lake/by_key")
         with caplog.at_level(logging.INFO):
-            told = ends(spark_session, joined, distinct, late, by_key)
+            told = ends(spark_session, joined, distinct, late)
         for name in ("joined", "distinct"):
             assert "has other columns than its rows have now: new extra. Choose" in told[name].error
             assert ".drop('extra')" in told[name].error
-        assert told["by_key"].error.endswith(ROCKSDB)
         assert (told["late"].state, told["late"].dropped_rows) == ("done", 3)
         assert "pipeline late: 3 rows came after the watermark, and Spark dropped them" in caplog.text
         assert "pipeline late is done: 3 rows processed in all, 3 dropped as late" in caplog.text
@@ -82,10 +75,8 @@ def test_state_meets_late_rows_and_columns_that_came_later(
             replace(distinct, function=lambda rows: rows.drop("extra").dropDuplicates()),
             replace(joined, function=lambda rows, refunds: refunded(rows.drop("extra"), refunds)),
         ]
-        one_more = replace(late, processors=(price, refund), function=lambda one, two: one.union(two))
-        told = ends(spark_session, *cured, one_more)
+        told = ends(spark_session, *cured)
     assert told["distinct"].state == told["joined"].state == "done"
-    assert told["late"].error.startswith("The checkpoint is of 1 processor, and the query reads 2.")
     found = {
         name: sorted(
             row.n for row in spark_session.spark.read.parquet(str(Path(f"lake/{name}").absolute())).collect()
