@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docs.site.crawl import crawl
+from docs.site.words import WORDS
 
 DOCS = ROOT / "docs"
 PAGES = ROOT / "build" / "pages"
@@ -40,8 +41,20 @@ SAYS = re.compile(r'"""(.+)')
 """The first line of a program."""
 FIELD = re.compile(r'doc-attribute">\s*<h[3-6] id="([^"]+)"')
 """A field of a class in the reference."""
-WORD = re.compile(r"^\| (?!word \|)([^|-][^|]*) \| (.*) \|$", re.MULTILINE)
+TERM = re.compile(r"^\| (?!word \|)([^|-][^|]*) \| (.*) \|$", re.MULTILINE)
 """A row of the glossary."""
+SEARCH = {
+    'fields:[C("title",n=>n.title,{weight:3}),C("text",n=>n.text),C("path",n=>n.path,{weight:2})],plugins': (
+        'fields:[C("words",n=>n.words,{weight:4}),C("title",n=>n.last?void 0:n.title,{weight:3}),'
+        'C("text",n=>n.last?void 0:n.text),C("path",n=>n.last?void 0:n.path,{weight:2}),'
+        'C("last",n=>n.last,{weight:.5})],plugins'
+    ),
+    'if(typeof o=="string")o=n(o);else return;e.index.get(o)': (
+        'if(typeof o=="string"&&o.length>5)o=n(o);else return;e.index.get(o)'
+    ),
+}
+"""What the search of the theme says, and what it says here: `words` are found and not shown, what is `last` weighs less
+than any text, and a word of five letters is not taken for another one."""
 FOREIGN = re.compile(r"https://(?:unpkg\.com|cdn\.jsdelivr\.net|api\.github\.com)[^\"'`$]*")
 
 
@@ -81,7 +94,7 @@ class Pages:
         elif path.suffix == ".md":
             text = SAVED.sub(r'```\2 title="\1"\n', path.read_text("utf-8"))
             if path == DOCS / "glossary.md":
-                text = WORD.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[1]} | {row[2]} |', text)
+                text = TERM.sub(lambda row: f'| <a id="{anchor(row[1])}"></a>{row[1]} | {row[2]} |', text)
             if option := OPTIONS.get(self.made[path]):
                 text = f"---\n{option}\n---\n{text}"
             target.write_text(LINK.sub(lambda link: self._linked(path, link[1]), text), "utf-8")
@@ -134,6 +147,8 @@ def build() -> Path:
     (here / "404.html").unlink()  # its links hold only at the root of a host
     for script in here.rglob("*.js"):
         script.write_text(FOREIGN.sub("", script.read_text("utf-8")), "utf-8")
+    [search] = here.glob("assets/javascripts/workers/search.*.js")
+    search.write_text(changed(search.read_text("utf-8"), SEARCH), "utf-8")
     improve_search(here / "search.json")
     list_versions()
     if problems := [*crawl(here), *pages.in_no_section(here)]:
@@ -141,13 +156,31 @@ def build() -> Path:
     return here
 
 
+def changed(text: str, changes: dict[str, str]) -> str:
+    """Return a script of the theme with our changes; a later version of it must have their places, too."""
+    for before, after in changes.items():
+        if text.count(before) != 1:
+            raise SystemExit(f"the search of this zensical has no place for a change of ours: {before}")
+        text = text.replace(before, after)
+    return text
+
+
 def improve_search(index: Path) -> None:
-    """Let each word of the glossary be found by itself, and no field of a class: these have the same names."""
+    """Let pages be found by the words of `words.py`, each word of the glossary by itself, and decisions last.
+
+    No field of a class is found: many classes have fields of the same names.
+    """
     found = json.loads(index.read_text("utf-8"))
     pages = (page.read_text("utf-8") for page in index.parent.glob("api/*/index.html"))
     fields = {name for page in pages for name in FIELD.findall(page)}
     found["items"] = [item for item in found["items"] if item["location"].partition("#")[2] not in fields]
-    for word, meaning in WORD.findall((DOCS / "glossary.md").read_text("utf-8")):
+    by_place = {item["location"]: item for item in found["items"]}
+    for page, words in WORDS.items():
+        by_place[page.removesuffix(".md") + "/"]["words"] = words
+    for item in found["items"]:
+        if re.match(r"decisions/\d", item["location"]):
+            item["last"] = f"{item['title']} {item['text']}"
+    for word, meaning in TERM.findall((DOCS / "glossary.md").read_text("utf-8")):
         item = {"location": f"glossary/#{anchor(word)}", "level": 2, "title": word, "text": meaning}
         found["items"].append(item | {"path": ["Reference", "Glossary"], "tags": []})
     index.write_text(json.dumps(found), "utf-8")
