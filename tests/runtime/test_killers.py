@@ -57,12 +57,16 @@ class Deaths:
 
     def __init__(self, desk: Bench, deadly: Iterable[int], *, decodes: bool = False) -> None:
         self.desk, self.deadly, self.decodes = desk, set(deadly), decodes
+        self.drains_at = -1
+        """The record in whose call the owner is to give the partition away."""
         self.calls: list[int] = []
         self.owners: list[Running] = []
 
     async def each(self, order: Order, _: Context) -> Priced:
         if not self.decodes:
             self.meets(order.number)
+        if order.number == self.drains_at:
+            self.owners[-1].runner.drain()
         if self.owners[-1].scope.cancel_called:
             await anyio.sleep_forever()
         return Priced(order.number, 1.0)
@@ -208,3 +212,29 @@ async def test_a_record_that_was_set_aside_is_not_decoded_again_with_those_behin
         await locks.release_many(desk.backend, desk.keys, {0: running.lock.epoch}, "w0")
         await deaths.until_committed("batch", 20)
         assert deaths.most() == 0
+
+
+async def test_an_owner_that_gives_the_partition_away_leaves_the_suspicion_to_the_next(
+    redis_url: str,
+) -> None:
+    """A worker that died comes back, and its partitions move to it: each killer still ends four at most."""
+    mode, options = "batch", {"errors": DeadLetter()}
+    async with bench(redis_url) as desk:
+        await desk.send(range(12), keys=12)
+        deaths = Deaths(desk, (8,))
+        await deaths.lives(mode, 12, **options)
+        deaths.drains_at = 3
+        running = await deaths.lives(mode, 4, **options)
+        await running.drained()
+        assert await desk.committed() == 4
+        await locks.release_many(desk.backend, desk.keys, {0: running.lock.epoch}, "w1")
+        await deaths.until_committed(mode, 12, **options)
+        assert deaths.calls.count(8) == 4
+        running = await deaths.lives(mode, 12, **options)
+        await desk.send(range(12, 14))
+        await desk.until_committed(14)
+        await running.drained()
+        await locks.release_many(
+            desk.backend, desk.keys, {0: running.lock.epoch}, f"w{len(deaths.owners) - 1}"
+        )
+        assert (await desk.acquire(0, "last")).deaths is None, "what came later is under no suspicion"

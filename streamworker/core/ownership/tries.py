@@ -29,13 +29,13 @@ class Tries:
     def __init__(self, lock: Acquired, errors: Policies, window: int) -> None:
         self._deaths, self._epoch = lock.deaths or 0, lock.epoch
         self._limit = errors.attempts_of(ProcessDied)
-        self._begun = {each: count for each, count in lock.tries if each > lock.checkpoint}
+        self.begun = {each: count for each, count in lock.tries if each > lock.checkpoint}
         """Calls that were begun, by record: what is stored. So whoever comes next takes off the same call."""
-        accused = min(self._begun, default=None) if lock.deaths else None
+        accused = min(self.begun, default=None) if lock.deaths else None
         # Of other calls that were under way when the last owner died nobody knows what became.
         unknown = 0 if lock.deaths is None else 1
         self.before = {
-            each: count if each == accused else max(0, count - unknown) for each, count in self._begun.items()
+            each: count if each == accused else max(0, count - unknown) for each, count in self.begun.items()
         }
         """Calls that earlier owners have made, by record."""
         self.alone = 0 if lock.deaths is None or self._limit is None else window
@@ -52,9 +52,9 @@ class Tries:
 
     def begin(self, entry_id: EntryId, attempt: int, checkpoint: EntryId) -> Mapping[EntryId, int]:
         """Note that a call of a record begins that is not its first; return what to store."""
-        self._begun[entry_id] = attempt
-        self._begun = dict(sorted(each for each in self._begun.items() if each[0] > checkpoint)[:STORED_MAX])
-        return self._begun
+        self.begun[entry_id] = attempt
+        self.begun = dict(sorted(each for each in self.begun.items() if each[0] > checkpoint)[:STORED_MAX])
+        return self.begun
 
     def suspect(self, entry: Entry, *, ends: bool = True) -> ProcessingError | Mapping[EntryId, int]:
         """Name a record that is taken alone; return what to store, or its error if it kills its owners.
@@ -63,7 +63,7 @@ class Tries:
         its last record may have killed the owner that had the first in work.
         """
         self.before = {each: count for each, count in self.before.items() if each >= entry.id}
-        self._begun = {each: count for each, count in self._begun.items() if each >= entry.id}
+        self.begun = {each: count for each, count in self.begun.items() if each >= entry.id}
         deaths, is_over = self._deaths, self._is_over(entry.id)
         self._deaths = 0
         # What has come since the last owner died cannot have killed it. What was there can, though another
@@ -71,8 +71,8 @@ class Tries:
         self.alone = 0 if entry.id.ms > self._epoch else max(self.alone - 1, 0 if ends else 1)
         if is_over:
             return ProcessDied(f"{deaths} workers died in a row in the call of this record.")
-        self._begun[entry.id] = self.before.setdefault(entry.id, 0) + 1
-        return self._begun
+        self.begun[entry.id] = self.before.setdefault(entry.id, 0) + 1
+        return self.begun
 
     def _is_over(self, record: EntryId | None) -> bool:
         """Whether a record is not called again, which the last owners were calling when they died."""

@@ -118,6 +118,8 @@ class Intake:
                     await self.commits.landed.wait(TURN_LOOK_S)
                     continue
                 self.end_turn()
+                if not self.tries.alone:
+                    await self.commits.store_tries(self.tries.begun, alone=False)
                 continue
             if buffer.closed:
                 # No more entries arrive: the partition is lost, or is no longer fetched.

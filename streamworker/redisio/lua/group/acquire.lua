@@ -16,7 +16,8 @@
 --
 -- A record that kills its process is called by owner after owner. So the script notes that an owner died at a
 -- checkpoint with records to handle, and counts those that died one after the other in the call of the record
--- behind it: `mark` has stored its name in `tries` with 'alone', which ends with the owner.
+-- behind it: `store_tries` has stored its name in `tries` with 'alone', which ends with the owner. An owner that
+-- gives the lock back while it takes records alone leaves the word, so the next one goes on with that.
 --
 -- KEYS  lock (hash)  events (stream)  acked (stream)  groups (hash)  counts (hash)
 -- ARGV  owner  generation  drain_deadline_ms (number)  group  nonce: of the log, if it is made
@@ -91,11 +92,12 @@ end
 free(lock)
 local before = redis.call('HMGET', lock, 'deaths', 'tries')
 local tries, named = string.match(before[2] or '', '^((%d+%-%d+) .*) alone$')
-if holder ~= '' and not live then
+local died = holder ~= '' and not live
+if died or named then
   local waiting = redis.pcall('XRANGE', events, '(' .. has[1], '+', 'COUNT', 1)
   if waiting[1] then
     local at, deaths = string.match(before[1] or '', '^(%S+) (%d+)$')
-    local its = named and id_less(has[1], named) and 1 or 0
+    local its = died and named and id_less(has[1], named) and 1 or 0
     redis.call('HSET', lock, 'deaths', has[1] .. ' ' .. text((at == has[1] and tonumber(deaths) or 0) + its))
   end
 end
