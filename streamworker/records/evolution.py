@@ -58,6 +58,32 @@ def changes(old: Schema, new: Schema, name: str) -> list[FieldChange]:
     return _Comparison(old, new).compare(name, old, new)
 
 
+_SHAPES = {"array", "object"}
+_JUDGED = {
+    "type",
+    "enum",
+    "const",
+    "$ref",
+    "$defs",
+    "properties",
+    "required",
+    "items",
+    "prefixItems",
+    "anyOf",
+    "oneOf",
+}
+_JUDGED |= {
+    "default",
+    "format",
+    "contentEncoding",
+    "additionalProperties",
+    "discriminator",
+    "title",
+    "description",
+}
+_JUDGED |= {"examples", "deprecated"}
+"""Keywords of JSON Schema that are compared each in its way, or mean nothing to a decoder."""
+
 _JSON = (str, int, float, list, type(None))
 _READS: dict[str, Any] = {"string": str, "null": type(None), "array": list, "object": dict}
 _READS |= dict.fromkeys(("integer", "number"), (int, float))
@@ -90,15 +116,25 @@ class _Comparison:
 
     def compare(self, name: str, old: Schema, new: Schema) -> list[FieldChange]:
         before, after = _resolved(old, self._old), _resolved(new, self._new)
+        if before.get("type") != after.get("type") and {before.get("type"), after.get("type")} <= _SHAPES:
+            words = f"{name} is stored as {before['type']}, and read as {after['type']}"
+            return [FieldChange(words, "breaks: no stored value can be read", True)]
         if "properties" not in before or "properties" not in after:
-            return self._types(name, old, new)
-        found: list[FieldChange] = []
+            return self._types(name, before, after)
+        found = self._rules(name, before, after)
         had, has = before["properties"], after["properties"]
         for field in had:
             if field not in has:
+                is_closed = after.get("additionalProperties") is False
                 effect = "fine: old entries are read without it; workers of the old version may need it"
-                found.append(FieldChange(f"{name} loses `{field}`", effect, False))
+                effect = (
+                    "breaks: old entries have it, and unknown fields are forbidden" if is_closed else effect
+                )
+                found.append(FieldChange(f"{name} loses `{field}`", effect, is_closed))
             else:
+                if field in after.get("required", ()) and field not in before.get("required", ()):
+                    effect = "not judged: old entries without it cannot be read"
+                    found.append(FieldChange(f"{name}.{field} loses its default", effect, False))
                 found += self._types(f"{name}.{field}", had[field], has[field])
         for field in has:
             if field in had:
@@ -117,7 +153,13 @@ class _Comparison:
 
     def _types(self, path: str, old: Schema, new: Schema) -> list[FieldChange]:
         mine, theirs = _alternatives(new), _alternatives(old)
-        found: list[FieldChange] = []
+        stored, taken = _values(theirs, self._old), _values(mine, self._new)
+        found = self._sets(path, stored, taken, mine) if stored else []
+        if stored and taken:  # Both are enums or Literals, whatever their names.
+            mine = [each for each in mine if not _values([each], self._new)]
+            theirs = [each for each in theirs if not _values([each], self._old)]
+        elif stored:
+            theirs = [each for each in theirs if not _values([each], self._old)]
         for each in theirs:
             same = next((other for other in mine if _text(other) == _text(each)), None)
             # In a union of record types each of them names its fields.
@@ -126,7 +168,7 @@ class _Comparison:
         texts = {_text(each) for each in mine}
         texts |= {"int"} if "float" in texts else set()
         lost = [each for each in map(_text, theirs) if each not in texts]
-        if _text(old) != _text(new):
+        if {*map(_text, theirs)} != {*map(_text, mine)} and not (found and found[0].breaks):
             what = f"{path}: {_text(old)} -> {_text(new)}"
             effect = "fine: every stored value can be read"
             if lost:
@@ -136,6 +178,38 @@ class _Comparison:
             found.append(FieldChange(what, effect, bool(lost)))
         return found
 
+    def _sets(self, path: str, stored: list[Any], taken: list[Any], mine: list[Schema]) -> list[FieldChange]:
+        """Compare the values of enums and Literals; a plain type of the new version takes all of its type."""
+        plain = tuple(
+            _READS[each["type"]] for each in mine if each.get("type") in _READS and "enum" not in each
+        )
+        lost = [each for each in stored if each not in taken and not isinstance(each, plain)]
+        gained = [each for each in taken if each not in stored]
+        found = []
+        if lost:
+            effect = "breaks: stored entries with it cannot be read"
+            found.append(FieldChange(f"{path} loses {', '.join(map(repr, lost))}", effect, True))
+        if gained:
+            effect = (
+                "fine: stored entries are read; workers of the old version cannot read new entries with it"
+            )
+            found.append(FieldChange(f"{path} gains {', '.join(map(repr, gained))}", effect, False))
+        return found
+
+    def _rules(self, path: str, old: Schema, new: Schema) -> list[FieldChange]:
+        """Name what this comparison does not judge: nothing that differs is passed over in silence."""
+        names = sorted(name for name in {*old, *new} - _JUDGED if old.get(name) != new.get(name))
+        closes = new.get("additionalProperties") is False and old.get("additionalProperties") is not False
+        if closes and "properties" in new:
+            names.append("additionalProperties")
+        if not names:
+            return []
+        effect = "not judged: a stored value that breaks the new rule cannot be read"
+        if not any(name in new for name in names):
+            effect = "fine: every stored value can be read"
+        said = ", ".join(f"{name} {_rule(old, name)} -> {_rule(new, name)}" for name in names)
+        return [FieldChange(f"{path}: {said}", effect, False)]
+
     def _inner(self, path: str, old: Schema, new: Schema) -> list[FieldChange]:
         if "$ref" in old and "$ref" in new:
             pair = (old["$ref"], new["$ref"])
@@ -143,10 +217,32 @@ class _Comparison:
                 return []
             self._seen.add(pair)
             return self.compare(path, old, new)
+        found = self._rules(path, old, new)
+        before, after = old.get("prefixItems", ()), new.get("prefixItems", ())
+        if before or after:
+            least, most = new.get("minItems", 0), new.get("maxItems")
+            if len(before) < least or (most is not None and len(before) > most):
+                what = f"{path}: {len(before)} -> {len(after)} values"
+                found = [FieldChange(what, "breaks: stored values have another length", True)]
+            elif len(before) != len(after):
+                effect = "fine: stored values are read; workers of the old version may not read new ones"
+                found = [FieldChange(f"{path}: {len(before)} -> {len(after)} values", effect, False)]
+            for index, (one, other) in enumerate(zip(before, after, strict=False)):
+                found += self._types(f"{path}[{index}]", one, other)
         for inside, suffix in (("items", "[]"), ("additionalProperties", "{}")):
             if isinstance(old.get(inside), Mapping) and isinstance(new.get(inside), Mapping):
-                return self._types(path + suffix, old[inside], new[inside])
-        return []
+                return found + self._types(path + suffix, old[inside], new[inside])
+        return found
+
+
+def _rule(schema: Schema, name: str) -> str:
+    return f"{schema[name]!r:.60}" if name in schema else "none"
+
+
+def _values(schemas: list[Schema], definitions: Schema) -> list[Any]:
+    """Return the values of the enums and Literals among some schemas."""
+    found = [_resolved(each, definitions) for each in schemas]
+    return [value for each in found for value in each.get("enum", [each["const"]] if "const" in each else [])]
 
 
 def _resolved(schema: Schema, definitions: Schema) -> Schema:
@@ -179,4 +275,6 @@ def _text(schema: Schema) -> str:
         return f"dict[str, {_text(values)}]" if isinstance(values, Mapping) else "dict"
     if "enum" in schema:
         return " | ".join(map(repr, schema["enum"]))
+    if "contentEncoding" in schema or schema.get("format") == "binary":
+        return "bytes"
     return str(schema.get("format") or _WORDS.get(str(kind), "any value"))

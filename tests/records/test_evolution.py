@@ -1,6 +1,7 @@
 """A change of a record type is compared with what the decoders do with entries of the old type."""
 
-from typing import Any, Literal
+import enum
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -32,6 +33,13 @@ def _struct(*fields: tuple[str, Any] | tuple[str, Any, Any]) -> Any:
     return msgspec.defstruct("Order", fields)
 
 
+ONE, TWO, OTHER = (
+    enum.Enum("Colour", {"RED": "red"}),
+    enum.Enum("Colour", {"RED": "red", "BLUE": "blue"}),
+    enum.Enum("Paint", {"RED": "red"}),
+)
+
+
 def _line(kind: type) -> Any:
     return msgspec.defstruct("Line", [("n", kind)])
 
@@ -56,6 +64,39 @@ CASES: dict[str, tuple[list[Any], list[Any], dict[str, Any], list[str]]] = {
         [("n", Line2)],
         {"n": {"sku": "a", "count": 1}},
         ["Order.n: Line -> Line2"],
+    ),
+    "an enum gains": ([("n", ONE)], [("n", TWO)], {"n": "red"}, ["Order.n gains 'blue'"]),
+    "an enum loses": ([("n", TWO)], [("n", ONE)], {"n": "blue"}, ["Order.n loses 'blue'"]),
+    "an enum has another name": ([("n", ONE)], [("n", OTHER)], {"n": "red"}, []),
+    "an enum becomes a text": ([("n", TWO)], [("n", str)], {"n": "red"}, ["Order.n: Colour -> str"]),
+    "a Literal gains": ([("n", Literal["s"])], [("n", Literal["s", "m"])], {"n": "s"}, ["Order.n gains 'm'"]),
+    "a Literal loses": ([("n", Literal["s", "m"])], [("n", Literal["s"])], {"n": "m"}, ["Order.n loses 'm'"]),
+    "a Literal becomes a text": ([("n", Literal["s"])], [("n", str)], {"n": "s"}, ["Order.n: 's' -> str"]),
+    "a text becomes a Literal": ([("n", str)], [("n", Literal["s"])], {"n": "m"}, ["Order.n: str -> 's'"]),
+    "an enum in a list": (
+        [("n", list[TWO])],
+        [("n", list[ONE])],
+        {"n": ["blue"]},
+        ["Order.n[] loses 'blue'"],
+    ),
+    "an enum may be None": (
+        [("n", ONE)],
+        [("n", ONE | None)],
+        {"n": "red"},
+        ["Order.n: Colour -> Colour | None"],
+    ),
+    "a text becomes bytes": ([("n", str)], [("n", bytes)], {"n": "?"}, ["Order.n: str -> bytes"]),
+    "a tuple of more": (
+        [("n", tuple[int, int])],
+        [("n", tuple[int, int, int])],
+        {"n": [1, 2]},
+        ["Order.n: 2 -> 3 values"],
+    ),
+    "a tuple of others": (
+        [("n", tuple[int, int])],
+        [("n", tuple[int, str])],
+        {"n": [1, 2]},
+        ["Order.n[1]: int -> str"],
     ),
     "in a record of the same name": (
         [("lines", list[_line(int)])],  # type: ignore[misc]
@@ -83,6 +124,53 @@ def test_a_change_is_told_to_break_exactly_if_a_stored_record_cannot_be_decoded(
     except DecodeError:
         can_be_read = False
     assert any(each.breaks for each in found) is not can_be_read
+
+
+FIELDS: list[tuple[str, Any]] = [("a", int), ("b", int)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (_struct(("n", int, 1)), _struct(("n", int)), ("Order.n loses its default", "not judged: ")),
+        (
+            _struct(("n", int)),
+            _struct(("n", Annotated[int, msgspec.Meta(ge=0)])),
+            ("Order.n: minimum none -> 0", "not judged: "),
+        ),
+        (
+            _struct(("n", Annotated[int, msgspec.Meta(ge=0)])),
+            _struct(("n", int)),
+            ("Order.n: minimum 0 -> none", "fine: "),
+        ),
+        (
+            msgspec.defstruct("Order", FIELDS),
+            msgspec.defstruct("Order", FIELDS, forbid_unknown_fields=True),
+            ("Order: additionalProperties none -> False", "not judged: "),
+        ),
+        (
+            msgspec.defstruct("Order", FIELDS),
+            msgspec.defstruct("Order", FIELDS[:1], forbid_unknown_fields=True),
+            ("Order loses `b`", "breaks: "),
+        ),
+        (
+            msgspec.defstruct("Order", FIELDS),
+            msgspec.defstruct("Order", FIELDS, array_like=True),
+            ("Order is stored as object, and read as array", "breaks: "),
+        ),
+        (
+            msgspec.defstruct("Order", FIELDS, array_like=True),
+            msgspec.defstruct("Order", [("a", str), ("b", int)], array_like=True),
+            ("Order[0]: int -> str", "breaks: "),
+        ),
+    ],
+)
+def test_what_is_not_judged_is_named(old: Any, new: Any, told: tuple[str, str]) -> None:
+    """A rule that only some stored values keep is no reason to say that all is well."""
+    found = changes(json_schema(RecordType.of(old)), json_schema(RecordType.of(new)), "Order")
+    last = found[-1]
+    assert (last.what, last.effect.startswith(told[1])) == (told[0], True)
+    assert last.breaks is (told[1] == "breaks: ")
 
 
 @drawn(25)

@@ -148,7 +148,15 @@ def _reason(error: StreamworkerError) -> str:
     """Return why a record cannot be read, without its contents: the output of a check is kept by others."""
     cause = error.__cause__
     text = error.message if cause is None else in_words(cause, named=False)
-    return text if cause is None or text.startswith(WITHOUT_VALUES) else type(cause).__name__
+    if cause is None or text.startswith(WITHOUT_VALUES):
+        return text
+    _, at, path = text.rpartition(" - at `")
+    if not at and callable(errors := getattr(cause, "errors", None)):  # pydantic's
+        first = errors()[0]
+        at, path = (
+            ("at", f"{first['loc'][0]}`") if first["loc"] and first["type"] != "extra_forbidden" else ("", "")
+        )
+    return type(cause).__name__ + (f" at `{path}" if at else "")
 
 
 async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) -> list[Finding]:
