@@ -7,7 +7,7 @@ alerts reads no log.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from streamworker.errors import BackendUnavailable, StreamworkerError
+from streamworker.errors import BackendError, BackendUnavailable, StreamworkerError
 from streamworker.runtime.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -19,18 +19,27 @@ TELL_EVERY_S = 60.0
 CountLost = Callable[[str, int], None]
 """Counts lost records by the event that is logged; None if nobody measures."""
 
-_told_s: dict[str, float] = {}
+TOLD_MAX = 1_000
+"""Most kinds of calls and causes that are remembered."""
+
+_told_s: dict[tuple[str, str], float] = {}
+"""When a kind of call was told, and for a refusal its cause."""
 
 
 def warn(
     log: "BoundLogger", event: str, error: StreamworkerError, level: str = "warning", **fields: object
 ) -> None:
-    """Log a failed call. One without an answer stands for all of its kind: each partition makes them."""
-    if isinstance(error, BackendUnavailable):
-        now_s = monotonic_s()
-        if event in _told_s and 0 <= now_s - _told_s[event] < TELL_EVERY_S:  # A test's clock may go back.
+    """Log a failed call. One without an answer stands for all of its kind: each partition makes them.
+
+    So does one that is refused, for all with its cause: it is asked again until somebody mends that.
+    """
+    if isinstance(error, BackendError):
+        what, now_s = (event, "" if isinstance(error, BackendUnavailable) else str(error)), monotonic_s()
+        if what in _told_s and 0 <= now_s - _told_s[what] < TELL_EVERY_S:  # A test's clock may go back.
             return
-        _told_s[event] = now_s
+        if len(_told_s) >= TOLD_MAX:
+            _told_s.clear()
+        _told_s[what] = now_s
     getattr(log, level)(event, error=str(error), **fields)
 
 

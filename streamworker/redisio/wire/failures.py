@@ -41,7 +41,10 @@ _REFUSALS = {
 }
 
 _WORDS = {
-    "unknown command": "A Sentinel's URL begins with redis+sentinel://. A server must be Redis 7.0 or later.",
+    "unknown command": "A Sentinel's URL begins with redis+sentinel://. A server must be Redis 7.0 or later, "
+    "and must not rename or remove this command, as some managed ones do.",
+    # What NOPERM is outside of scripts, by Redis 7.0.
+    "The user executing the script can't": _REFUSALS["NOPERM"],
     "DB index is out of range": "Correct the number of the database at the end of the URL.",
 }
 """Words in the text of a refusal without a code, and the remedy."""
