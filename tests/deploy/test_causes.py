@@ -198,12 +198,11 @@ def test_each_alert_fires_on_its_cause_and_none_while_all_is_well(
             *new, seat = [run(at) for at in gone[:-1]] + [run(gone[-1], "--static-id=seat", hold_ms=600_000)]
             wait_for(lambda: all("joined" in each.log() for each in (*new, seat)), "all are there")
             seat.kill()  # Its partitions wait for it, so that they have no owner.
-            its = GroupKeys("shop", "orders", "stops_the_loop")
-            raw.delete(*map(its.lock, range(4)))  # As if Redis had gone back.
             keys = GroupKeys("shop", "orders", "prices")
             raw.delete(keys.acked(1))
             raw.set(keys.acked(1), "of another program")  # It holds up a partition, and ends the query.
             given_up = GroupKeys("shop", "orders", "gives_up")
+            raw.delete(*map(given_up.lock, range(4)))  # As if Redis had gone back.
             while "StreamworkerCommitsFenced" not in fired():
                 for p in range(4):  # As if another worker had them.
                     raw.hincrby(given_up.lock(p), "epoch", 1)
