@@ -227,7 +227,9 @@ async def test_an_owner_that_gives_the_partition_away_leaves_the_suspicion_to_th
         running = await deaths.lives(mode, 4, **options)
         await running.drained()
         assert await desk.committed() == 4
-        await locks.release_many(desk.backend, desk.keys, {0: running.lock.epoch}, "w1")
+        again = await desk.acquire(0, "w1")
+        assert again.deaths == 0, "the same owner goes on after an operator's request"
+        await locks.release_many(desk.backend, desk.keys, {0: again.epoch}, "w1")
         await deaths.until_committed(mode, 12, **options)
         assert deaths.calls.count(8) == 4
         running = await deaths.lives(mode, 12, **options)

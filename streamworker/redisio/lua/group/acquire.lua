@@ -17,7 +17,8 @@
 -- A record that kills its process is called by owner after owner. So the script notes that an owner died at a
 -- checkpoint with records to handle, and counts those that died one after the other in the call of the record
 -- behind it: `store_tries` has stored its name in `tries` with 'alone', which ends with the owner. An owner that
--- gives the lock back while it takes records alone leaves the word, so the next one goes on with that.
+-- gives the lock back while it takes records alone leaves the word, so the next one goes on with that, as does
+-- the same one after an operator's request.
 --
 -- KEYS  lock (hash)  events (stream)  acked (stream)  groups (hash)  counts (hash)
 -- ARGV  owner  generation  drain_deadline_ms (number)  group  nonce: of the log, if it is made
@@ -55,8 +56,9 @@ local function granted(epoch)
     has[11] = ''
   end
   local at, deaths = string.match(has[9] or '', '^(%S+) (%d+)$')
+  if at ~= has[1] then deaths = string.find(has[10] or '', ' alone$') and '0' or '' end
   return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or '', has[6] or '', has[7] or '',
-    has[8] or '', at == has[1] and deaths or '', has[10] or '', has[11] or ''}
+    has[8] or '', deaths, has[10] or '', has[11] or ''}
 end
 
 if held_generation > asked then return {'STALE', held_generation} end
