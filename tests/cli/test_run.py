@@ -164,3 +164,19 @@ def test_run_with_the_live_view_stops_its_worker_when_it_is_left(
     assert "worker_left" in (shop / "streamworker.log").read_text("utf-8")
     assert "worker_started" not in view.text
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
+
+
+@pytest.mark.full("starts processes")
+@pytest.mark.parametrize(("command", "code"), [("run", 0), ("spark", 0), ("spark --once", 1)])
+def test_a_signal_before_the_app_is_there_is_success_only_where_nothing_was_to_be_done(
+    spawn: SpawnWorker, shop: Path, command: str, code: int
+) -> None:
+    """A scheduled job that is stopped while its program is imported has read nothing."""
+    (shop / "slow.py").write_text(
+        "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(600)\n", "utf-8"
+    )
+    name, *options = command.split()
+    worker = spawn(name, "slow:app", *options)
+    wait_for((shop / "begun").exists, "the program is imported")
+    worker.terminate()
+    assert worker.wait(30) == code
