@@ -15,8 +15,8 @@ def main() -> None:
     """Run the command line; the process exits with one of ``cli.exit_codes``."""
     _open_closed_streams()
     if sys.argv[1:2] in (["run"], ["spark"]):
-        # Until it knows its app it owns nothing that it had to finish. With these options it was to do something,
-        # and has not done it.
+        # Until it knows its app it owns nothing that it had to finish. With these options it was to do
+        # something, and has not done it.
         code = int(any(each.startswith(("--once", "--forget")) for each in sys.argv))
         handle([signal.SIGTERM], lambda *_: os._exit(code))
     from streamworker.cli.root import app
