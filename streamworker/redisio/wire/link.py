@@ -125,20 +125,20 @@ class Endpoint:
         """Log in and set the client's name in one round trip; redis-py takes one for each of three steps."""
         login = self.login if self.credentials is None else await self._asked_for(self.credentials)
         needed: list[Sequence[Argument]] = [("AUTH", *login)] if login else []
-        needed.append(("CLIENT", "SETNAME", self._name))
         if self.database:
             needed.append(("SELECT", self.database))
-        library = ("CLIENT", "SETINFO", "LIB-NAME", "redis-py")
+        # These two only decorate CLIENT LIST: a managed server may lack CLIENT, and a user the right.
+        names = (("CLIENT", "SETNAME", self._name), ("CLIENT", "SETINFO", "LIB-NAME", "redis-py"))
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.sleep(0)
                 if await socket.can_read():
                     # A server at its client limit sends an error and closes; a write would lose that error.
                     await socket.reply()
-                await socket.write(pack_all([*needed, library]))
+                await socket.write(pack_all([*needed, *names]))
                 for _ in needed:
                     await socket.reply()
-                await socket.replies(1)  # An error if the server is older, or the user lacks the right.
+                await socket.replies(len(names))
         except TimeoutError:
             raise RedisTimeoutError(f"it did not let us in within {CONNECT_TIMEOUT_S:.0f} s") from None
 
