@@ -24,19 +24,35 @@ class Layer:
         return self.function(context) if self.parameters.context else self.function()
 
 
-async def around(layers: Sequence[Layer], context: Context, attempt: Callable[[], Awaitable[T]]) -> T:
+Naming = Callable[[str], Awaitable[None]]
+"""Is told which layer runs next, and an empty name where the attempt does."""
+
+
+async def around(
+    layers: Sequence[Layer],
+    context: Context,
+    attempt: Callable[[], Awaitable[T]],
+    naming: Naming | None = None,
+) -> T:
     """Make an attempt between the two halves of each layer, the first outermost; return what it returned.
 
     A layer sees neither the result nor can it hide an error. What it raises takes the place of both.
+    ``naming`` is awaited before each half and before the attempt, and at the end.
     """
     if not layers:
+        if naming is not None:
+            await naming("")
         return await attempt()
     layer, *inner = layers
     steps = layer.begin(context)
+    if naming is not None:
+        await naming(layer.name)
     if not await _goes_on(steps):
         raise ProcessingError(f"Middleware {layer.name!r} ended without a yield.", remedy=_REMEDY)
     try:
-        result = await around(inner, context, attempt)
+        result = await around(inner, context, attempt, naming)
+        if naming is not None:
+            await naming(layer.name)
     except BaseException as error:
         await _goes_on(steps, error)
         await steps.aclose()

@@ -33,6 +33,7 @@ from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
 from streamworker.runtime.resources import Resources
+from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
@@ -227,10 +228,12 @@ class Partitions:
         if effect.lock.reason:  # An earlier runner of this worker wrote it, or a rollback restored it.
             self._show(effect, "")
         await self.witness.acquired(partition, effect.lock)
+        risks = Risks(self.backend, self.keys, partition, effect.owner)
         async with AsyncExitStack() as stack:
 
             async def open_resources() -> Resources:
-                return await stack.enter_async_context(self.resources.opened([self.spec], "partition"))
+                opened = self.resources.opened([self.spec], "partition", risks)
+                return await stack.enter_async_context(opened)
 
             async def read_state() -> dict[str, bytes]:
                 async with self._state_reads:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from streamworker.declaring.parameters import Resource, Scope
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import ProcessingError
 from streamworker.log import get_logger
+from streamworker.runtime.risks import Risks
 
 CLOSE_S = 10
 """How long a resource may take to close. It is closed after a drain, and should only close connections."""
@@ -29,10 +30,13 @@ class Resources:
     values: Mapping[Resource[..., Any], Any] = field(default_factory=dict)
 
     @asynccontextmanager
-    async def opened(self, specs: Iterable[ProcessorSpec], each: Scope) -> "AsyncIterator[Resources]":
+    async def opened(
+        self, specs: Iterable[ProcessorSpec], each: Scope, risks: Risks | None = None
+    ) -> "AsyncIterator[Resources]":
         """Make what some processors and the middleware need, once in a worker or for a partition.
 
-        Raise ProcessingError if one cannot be made; those before it are closed then.
+        Raise ProcessingError if one cannot be made; those before it are closed then. ``risks`` are those of
+        the partition: a resource that kills its process is not made again and again.
         """
         values = dict(self.values)
         calls = [call for spec in specs for call in (spec, *(timer.call for timer in spec.timers))]
@@ -44,7 +48,8 @@ class Resources:
                     if resource in values or (each == "worker" and resource.each != each):
                         continue
                     await make(resource.parameters.resources.values())
-                    values[resource] = await stack.enter_async_context(_made(resource, values))
+                    async with risks.taken("resource", resource.name) if risks else nullcontext():
+                        values[resource] = await stack.enter_async_context(_made(resource, values))
 
             for parameters in wanted:
                 await make(parameters.resources.values())

@@ -46,6 +46,10 @@ def turns() -> ProcessTurns:
     return found
 
 
+class HeldBack(ProcessDied):
+    """Worker after worker died in something that is no record, so it is not run."""
+
+
 class _Other:
     """Something that runs and is no partition."""
 
@@ -63,45 +67,51 @@ class Risks:
 
     @asynccontextmanager
     async def taken(self, kind: str, name: str, who: Runs | None = None) -> AsyncIterator[None]:
-        """Name a timer, a resource or middleware while the block runs it; ``who`` is the partition that does.
+        """Name a timer or a resource while the block runs it; ``who`` is the partition that runs a timer.
 
-        Raise ProcessDied if it is held back, since several workers in a row have died in it; and BackendError
-        if it cannot be named, since then nobody would know what a death was about.
+        Raise HeldBack if several workers in a row have died in it; and BackendError if it cannot be named,
+        since then nobody would know what a death was about.
         """
-        risk, its, by = Risk(kind, name, self.partition), turns(), who or _Other()
+        its, by = turns(), who or _Other()
         try:
             if who is None:
                 while not its.may_start(by, monotonic_ms()):
                     await its.ended.wait(TURN_LOOK_S)
                 its.join(by)
-            await self._begin(risk, its, by)
+            # A resource is made beside records that are named: each of many partitions has its own.
+            is_alone = who is not None and its.is_careful
+            while True:
+                while is_alone and not its.ask(by, monotonic_ms()):
+                    await its.ended.wait(TURN_LOOK_S)
+                if await self.begin(kind, name, is_alone=is_alone):
+                    break
+                is_alone = True
             try:
                 yield
             finally:
-                await self._end(risk)
+                await self.end(kind, name)
         finally:
             if who is None:
                 its.leave(by, monotonic_ms())
             else:
                 its.end(by, monotonic_ms())
 
-    async def _begin(self, risk: Risk, its: ProcessTurns, by: Runs) -> None:
-        is_alone = its.is_careful
-        while True:
-            while is_alone and not its.ask(by, monotonic_ms()):
-                await its.ended.wait(TURN_LOOK_S)
-            most = DEATHS_MIN - 1 if is_alone else 0
-            is_named, deaths = await risks.step(self.backend, self.keys, risk, self.owner, "begin", most)
-            if deaths >= DEATHS_MIN:
-                raise ProcessDied(f"{deaths_in_words(risk.what, deaths)}.", remedy=remedy_for(risk.what))
-            if is_named:
-                if deaths:
-                    _log.warning("workers_died_in_call", deaths=deaths, of=risk.what, partition=risk.place)
-                return
-            is_alone = True  # A death counted against it: it is run while nothing else is.
+    async def begin(self, kind: str, name: str, *, is_alone: bool) -> bool:
+        """Name something that runs next; raise HeldBack if several workers in a row have died in it.
 
-    async def _end(self, risk: Risk) -> None:
+        Return False, and name nothing, if a worker has died in it and other calls may run beside it.
+        """
+        risk, most = Risk(kind, name, self.partition), DEATHS_MIN - 1 if is_alone else 0
+        is_named, deaths = await risks.step(self.backend, self.keys, risk, self.owner, "begin", most)
+        if deaths >= DEATHS_MIN:
+            raise HeldBack(f"{deaths_in_words(risk.what, deaths)}.", remedy=remedy_for(risk.what))
+        if is_named and deaths:
+            _log.warning("workers_died_in_call", deaths=deaths, of=risk.what, partition=risk.place)
+        return is_named
+
+    async def end(self, kind: str, name: str) -> None:
         """Take the name back: it did not end the process. Also for a worker that is cancelled."""
+        risk = Risk(kind, name, self.partition)
         with anyio.move_on_after(END_S, shield=True):
             try:
                 await risks.step(self.backend, self.keys, risk, self.owner, "end")

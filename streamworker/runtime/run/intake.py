@@ -1,15 +1,16 @@
 """What one partition takes, and when it stops: its entries, the gate, pauses and the drain."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.tries import Tries
+from streamworker.declaring.middleware import Naming
 from streamworker.records.entries import origin_at
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.risks import TURN_LOOK_S, turns
+from streamworker.runtime.risks import TURN_LOOK_S, HeldBack, turns
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.timers import Timers
@@ -32,6 +33,10 @@ class Intake:
     def __post_init__(self) -> None:
         self._taken: EntryId | None = None
         """The entry that was taken alone, until it is committed."""
+        self._named: Mapping[EntryId, int] = {}
+        """What the lock holds to name it."""
+        self._layer = ""
+        """The middleware that is named in its place."""
         self._turns = turns()
         self._turns.join(self)
         self.timers.taken_by = self
@@ -159,14 +164,40 @@ class Intake:
         if isinstance(found, Exception):
             self.aside.setdefault(entry.id, found)  # An operator's request comes first.
         else:
+            self._named = found
             await self.commits.store_tries(found, alone=True)
+
+    def naming(self) -> Naming | None:
+        """Return what names the middleware around a call, if the record of the call is named."""
+        return self._name_layer if self._taken is not None else None
+
+    async def _name_layer(self, layer: str) -> None:
+        """Name middleware that runs next in place of the record; or the record again, by an empty text.
+
+        Neither is named while the other is, so a death accuses one. A layer in which three workers have died
+        in a row is not run: the partition halts, since each of its records would be accused in turn.
+        """
+        risks = self.timers.risks
+        if self._layer:
+            await risks.end("middleware", self._layer)
+        self._layer = ""
+        await self.commits.store_tries(self._named, alone=not layer)
+        if layer:
+            try:
+                await risks.begin("middleware", layer, is_alone=True)
+            except HeldBack:
+                self._named = {}  # The record is not called, so a worker that dies has not died in it.
+                raise
+            self._layer = layer
 
     def end_turn(self) -> None:
         """Let others be called: what was named is committed, or is called no more."""
-        self._taken = None
+        self._taken, self._named = None, {}
         self._turns.end(self, monotonic_ms())
 
     async def retry(self, entry: Entry, attempt: int) -> None:
         """Store that a call begins that is not the first with a record."""
         begun = self.tries.begin(entry.id, attempt, self.commits.committed.checkpoint)
+        if entry.id == self._taken:
+            self._named = begun
         await self.commits.store_tries(begun, alone=entry.id == self._taken)

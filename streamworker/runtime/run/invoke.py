@@ -23,7 +23,7 @@ from streamworker.context import Call, Carried, Context, IdsOf, OwnedPartition, 
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.policies import Policy
 from streamworker.declaring.callables import NOT_RUN
-from streamworker.declaring.middleware import around
+from streamworker.declaring.middleware import Naming, around
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.errors import DecodeError, ProcessingError, RecordError, StreamworkerError
 from streamworker.records.codecs import short
@@ -262,6 +262,8 @@ class Invoker(Results):
         """The records that no call may have, and why."""
         self.ids_of: IdsOf | None = None
         """Returns the ids of an entry's rows; None if each entry is one record."""
+        self.naming: Callable[[], Naming | None] | None = None
+        """Returns what names the middleware that runs, while a record is called alone."""
         self.has_view = spec.takes_context or bool(spec.layers or spec.tables)
         """Whether a call has a context, or changes tables."""
         is_plain = spec.options.timeout_ms is None and not self.has_view
@@ -389,7 +391,7 @@ class Invoker(Results):
         view = self.state.view()
         call = Call(entries, view, attempt, self.ids_of, records)
         call.named = self._named(records)
-        context = Context(self.owned, call)
+        context, naming = Context(self.owned, call), self.naming and self.naming()
         arguments = (argument, context) if spec.takes_context else (argument,)
         if not spec.is_async:
             function = partial(self.in_thread, entries, function, timeout_ms=spec.options.timeout_ms)
@@ -402,12 +404,14 @@ class Invoker(Results):
                     except StopAsyncIteration as raised:
                         raise as_error(raised) from raised
 
-                result = await around(spec.layers, context, one_attempt)
+                result = await around(spec.layers, context, one_attempt, naming)
             else:
                 result = self.taken(await function(*arguments))
         finally:
             call.is_over = True
             view.close()
+            if naming and spec.layers:
+                await naming("")
         effects = self._effects_of_call(result, call, view.settled(), records)
         return self.carried(effects, entries, call.carried)
 

@@ -19,13 +19,13 @@ from streamworker.core.ownership.risks import Runs
 from streamworker.core.pauses import Pauses
 from streamworker.core.policies import Skip
 from streamworker.declaring.specs import TimerSpec
-from streamworker.errors import BackendError, ProcessDied
+from streamworker.errors import BackendError
 from streamworker.redisio.data.state import RAN, RUN, Ran
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.keys import TICK
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
-from streamworker.runtime.risks import Risks
+from streamworker.runtime.risks import HeldBack, Risks
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
 from streamworker.runtime.run.invoke import Invoker
@@ -106,7 +106,7 @@ class Timers:
 
     def __post_init__(self) -> None:
         self.log, committer, start = self.commits.log, self.commits.committer, self.commits.start
-        self._risks = Risks(committer.backend, committer.keys, start.partition, start.owner)
+        self.risks = Risks(committer.backend, committer.keys, start.partition, start.owner)
         self.taken_by: Runs | None = None
         """The partition, which asks for a turn for a timer in which a worker has died."""
         self._timers = [_Timer(spec, invoker, self.stored, self.rng) for spec, invoker in self.calls]
@@ -206,7 +206,7 @@ class Timers:
             if observer is not None and timer.attempts > 1:
                 observer.retried(self.commits.spec)
             try:
-                async with self._risks.taken("timer", name, self.taken_by):
+                async with self.risks.taken("timer", name, self.taken_by):
                     try:
                         with Left(timer.invoker.spec.function):
                             effects = await timer.invoker.call_timer(at, timer.attempts)
@@ -216,7 +216,7 @@ class Timers:
                             self._failed(timer, error)
                             return None
                         self.log.info("timer_skipped", timer=name, at=str(at), reason=str(error))
-            except (BackendError, ProcessDied) as refused:  # It was not called.
+            except (BackendError, HeldBack) as refused:  # It was not called.
                 self._held_back(timer, refused)
                 return None
             if observer is not None:
@@ -235,7 +235,7 @@ class Timers:
         before, timer.done = timer.done, done
         return Tick(TICK + name, before, fields, changes, sends)
 
-    def _held_back(self, timer: _Timer, error: BackendError | ProcessDied) -> None:
+    def _held_back(self, timer: _Timer, error: BackendError | HeldBack) -> None:
         """Note that a timer was not called: too many workers died in it, or it could not be named."""
         timer.attempts -= 1
         timer.not_before_ms = self._now_ms() + (

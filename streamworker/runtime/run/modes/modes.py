@@ -29,6 +29,7 @@ from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.errors import ProcessingError
 from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
+from streamworker.runtime.risks import HeldBack
 from streamworker.runtime.run.commits import Work, ids_of, span
 from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
 from streamworker.runtime.run.intake import Intake
@@ -63,6 +64,7 @@ class Mode(ABC):
     def __init__(self, invoker: Invoker, intake: Intake, rng: random.Random) -> None:
         self.spec = invoker.spec
         self.invoker = invoker
+        invoker.naming = intake.naming
         self.state = invoker.state
         self.log = invoker.owned.log
         self.intake = intake
@@ -125,6 +127,8 @@ class Mode(ABC):
             return Skip()
         if isinstance(failed.error, SetAside):
             return DeadLetter()
+        if isinstance(failed.error, HeldBack):
+            return Halt()  # Middleware ends its process, whichever the record.
         return self.spec.options.policies.after(failed.error, failed.attempts)
 
     def halts(self, failed: Failed) -> bool:
