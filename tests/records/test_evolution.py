@@ -33,6 +33,9 @@ def _struct(*fields: tuple[str, Any] | tuple[str, Any, Any]) -> Any:
     return msgspec.defstruct("Order", fields)
 
 
+ONE: Any
+TWO: Any
+OTHER: Any
 ONE, TWO, OTHER = (
     enum.Enum("Colour", {"RED": "red"}),
     enum.Enum("Colour", {"RED": "red", "BLUE": "blue"}),
