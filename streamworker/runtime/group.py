@@ -19,13 +19,14 @@ from anyio.abc import TaskGroup
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.load import LoadMeter
+from streamworker.core.ownership.locks import Refused
 from streamworker.core.ownership.merging import merged
 from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.transcript import is_news, step_in_words
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import BackendError, BackendUnavailable, InternalError
+from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, InternalError
 from streamworker.log import get_logger
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.loads import read_lags
@@ -245,6 +246,9 @@ class Group:
         except BackendError as error:
             warn(self._log, "call_unanswered", error, call=type(effect).__name__)
             event = ev.Unanswered(effect)
+            if isinstance(error, BackendRefused) and isinstance(effect, ev.AcquireLocks):
+                replies = dict.fromkeys(effect.partitions, Refused())
+                event = ev.LocksAnswered(effect.owner, effect.partitions, replies)
         trail.locks_answered(effect, event)
         self.deliver(event)
 

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from streamworker.core import events as ev
 from streamworker.core.control import PartitionsAcquired, PartitionsReleased, RequestMade
 from streamworker.core.ownership.lifecycle import HANDLING, State
-from streamworker.core.ownership.locks import AcquireReply, Held, Stale
+from streamworker.core.ownership.locks import AcquireReply, Held, Refused, Stale
 from streamworker.core.ownership.partitions import Ownership
 from tests.core.workbench import lock
 
@@ -118,6 +118,20 @@ def test_a_lock_that_was_not_granted_is_asked_for_after_a_pause_with_jitter(
     assert desk.advance(1) == [ask(1)]
     assert desk.ownership.next_deadline_ms() is None
     assert ev.StartRunner(1, OWNER, lock(101)) in desk.answer((1,), {1: lock(101)})
+
+
+def test_a_question_that_redis_refuses_is_asked_ever_more_seldom_and_ends_when_it_is_taken_away() -> None:
+    """A person gives the right that is missing; and a worker that leaves does not wait for that."""
+    desk, once_ms = Desk().asking(1), RETRY_MS + RETRY_MS // 4
+    for pause in (2, 4, 8, 16, 32, 32):
+        assert desk.answer((1,), {1: Refused()}) == []
+        assert desk.advance(pause * once_ms - 1) == []
+        assert desk.advance(1) == [ask(1)]
+    desk.answer((1,), {1: HELD})
+    assert desk.advance(once_ms) == [ask(1)]
+    assert desk.assign() == []
+    assert desk.answer((1,), {1: Refused()}) == []
+    assert desk.ownership.is_idle
 
 
 def test_only_a_stale_answer_says_that_the_view_is_old() -> None:
@@ -481,7 +495,11 @@ class EveryOrder(RuleBasedStateMachine):
         self.generation += 1
         self.do(self.desk.assign(*desired, generation=self.generation))
 
-    @rule(replies=st.lists(st.sampled_from(["granted", "held", "stale", "lost"]), min_size=4, max_size=4))
+    @rule(
+        replies=st.lists(
+            st.sampled_from(["granted", "held", "stale", "refused", "lost"]), min_size=4, max_size=4
+        )
+    )
     def answer_acquire(self, replies: list[str]) -> None:
         if not self.acquiring:
             return
@@ -490,10 +508,10 @@ class EveryOrder(RuleBasedStateMachine):
         for partition, reply in zip(asked, replies, strict=False):
             self.epoch += 1
             if reply != "lost":
-                refusal = HELD if reply == "held" else Stale(99)
+                refusals: dict[str, AcquireReply] = {"held": HELD, "refused": Refused(), "stale": Stale(99)}
                 order = self.requested.get(partition, 0)
                 granted = lock(self.epoch, requested=order, is_paused=order % 2 == 1)
-                answers[partition] = granted if reply == "granted" else refusal
+                answers[partition] = granted if reply == "granted" else refusals[reply]
         self.calling -= set(asked)
         self.do(self.desk.answer(asked, answers))
 

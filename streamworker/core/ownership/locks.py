@@ -74,4 +74,16 @@ class Stale:
         return f"stale, generation {self.generation}"
 
 
-AcquireReply = Acquired | Held | Stale
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Redis refused the question, for a right that is missing or a command that was removed.
+
+    The script may have written the lock before it was refused. Its owner is this worker then, which runs
+    nothing for it; the lock is free once this worker has left.
+    """
+
+    def __str__(self) -> str:
+        return "refused"
+
+
+AcquireReply = Acquired | Held | Stale | Refused

@@ -10,7 +10,11 @@ from dataclasses import dataclass
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased, RequestMade
 from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
-from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Stale
+from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Refused, Stale
+
+DOUBLINGS_MAX = 5
+"""A question that Redis refuses is asked again after a pause that doubles so often: a right that is missing
+is given by a person, and not within a second."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class _Partition:
     """Another member released the lock while this member's question was under way."""
     requested: int = 0
     """The version of the operators' requests that this member obeys."""
+    refusals: int = 0
+    """How often in a row Redis has refused the question for the lock."""
     is_overtaken: bool = False
     """An operator made a request while this member's question was under way."""
 
@@ -151,6 +157,7 @@ class Ownership:
             entry = self._partitions[partition]
             entry.calling = False
             reply = replies.get(partition)
+            entry.refusals = entry.refusals + 1 if isinstance(reply, Refused) else 0
             match reply:
                 case Acquired():
                     entry.state = step(entry.state, Trigger.PAUSED if reply.is_paused else Trigger.GRANTED)
@@ -163,7 +170,7 @@ class Ownership:
                         effects.append(ev.StartRunner(partition, self.owner, reply))
                     if entry.is_overtaken:
                         effects += self._requested([partition], now_ms)
-                case Held() | Stale():
+                case Held() | Stale() | Refused():
                     entry.state = step(entry.state, Trigger.REFUSED)
                     self._retry_later(entry, now_ms)
                     if entry.told:
@@ -322,7 +329,7 @@ class Ownership:
         return self._next_ms
 
     def _retry_later(self, entry: _Partition, now_ms: int) -> None:
-        entry.retry_at_ms = now_ms + self._retry_ms()
+        entry.retry_at_ms = now_ms + self._retry_ms() * 2 ** min(entry.refusals, DOUBLINGS_MAX)
 
     def _settle(self, partition: int, now_ms: int) -> None:
         """Forget a partition that became idle, unless it is assigned to this member again."""
