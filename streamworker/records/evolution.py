@@ -120,7 +120,9 @@ class _Comparison:
             words = f"{name} is stored as {before['type']}, and read as {after['type']}"
             return [FieldChange(words, "breaks: no stored value can be read", True)]
         if "properties" not in before or "properties" not in after:
-            return self._types(name, before, after)
+            # The members of a union are told by their names, which what they refer to does not have.
+            is_union = len(_alternatives(before)) > 1 or len(_alternatives(after)) > 1
+            return self._types(name, *((old, new) if is_union else (before, after)))
         found = self._rules(name, before, after)
         had, has = before["properties"], after["properties"]
         for field in had:

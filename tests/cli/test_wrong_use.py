@@ -44,7 +44,6 @@ NOBODY = {"STREAMWORKER_REDIS_URL": REFUSED}
             {"STREAMWORKER_GRACE_PERIOD_MS": "soon"},
             "STREAMWORKER_GRACE_PERIOD_MS is 'soon'",
         ),
-        (ExitCode.REDIS, "run shop:app", NOBODY, "127.0.0.1:1"),
         # Sending waits for a server that is away for a moment, and gives up in the end.
         (ExitCode.REDIS, "send shop:orders orders.jsonl", NOBODY, "127.0.0.1:1"),
     ],
