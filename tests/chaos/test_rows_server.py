@@ -339,7 +339,9 @@ async def test_a_server_without_room_for_connections_keeps_who_is_in_and_is_not_
             await team.raw.config_set("maxclients", (await team.raw.info("clients"))["connected_clients"])
             team.hire("late")
             late = team.workers.pop("late")
-            assert await team.ended(late) != 0, "it says so and ends, for a supervisor to start it again"
+            await team.until("the late one says for what it waits", lambda: "start_delayed" in late.log())
+            late.terminate()
+            assert await team.ended(late) == 0, "it owns nothing yet"
             await team.resumed_ms(now_ms())
             # Now w0 is thrown out, and others are in before it is back.
             await team.raw.config_set("maxclients", 10_000)
