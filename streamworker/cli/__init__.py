@@ -10,9 +10,17 @@ from pathlib import Path
 
 from streamworker.handlers import handle
 
+SERVICES = {"run", "spark", "dev", "web", "exporter"}
+"""Commands that do their work although nobody reads what they print."""
+
 
 def main() -> None:
     """Run the command line; the process exits with one of ``cli.exit_codes``."""
+    if sys.stdout is None and SERVICES.isdisjoint(sys.argv[1:2]):
+        # What others print is their work, and a script would take 0 for "nothing is wrong".
+        print("Error: Standard output is closed, and nobody would see what this prints.", file=sys.stderr)
+        print("Leave it open, or write > /dev/null.", file=sys.stderr)
+        sys.exit(1)
     _open_closed_streams()
     if sys.argv[1:2] in (["run"], ["spark"]):
         # Until it knows its app it owns nothing that it had to finish. With these options it was to do

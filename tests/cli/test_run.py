@@ -74,6 +74,14 @@ def test_a_worker_runs_where_the_standard_streams_are_closed(streamworker: Invok
     assert "No worker runs." in streamworker("status", "shop:audit").stdout
 
 
+def test_a_command_whose_output_is_closed_does_not_end_as_if_it_had_shown_something(shop: Path) -> None:
+    """A script that reads an empty answer and 0 would take it for all is well."""
+    command = f"exec {sys.executable} -m streamworker lag shop:app >&-"
+    done = subprocess.run(["bash", "-c", command], cwd=shop, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.FAILED
+    assert done.stderr.startswith("Error: Standard output is closed")
+
+
 def test_a_worker_that_is_told_twice_ends_with_5(
     streamworker: Invoke, spawn: SpawnWorker, shop: Path
 ) -> None:

@@ -41,6 +41,10 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
     same = streamworker("schema", "check", "shop:app")
     assert (same.exit_code, same.output) == (0, "Every record type is the one that is stored.\n")
 
+    _deploy(shop, "amount: float", "amount: float", "\n\nnewest = app.stream('newest', Order)\n")
+    partly = streamworker("schema", "check", "shop:app")
+    assert (partly.exit_code, "no worker has stored that of newest yet" in partly.output) == (0, True)
+
     _deploy(shop, "amount: float", "amount: float\n    coupon: str | None = None")
     gained = streamworker("schema", "check", "shop:app")
     assert gained.exit_code == 0, gained.output

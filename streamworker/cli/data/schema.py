@@ -61,11 +61,14 @@ def check(path: AppPath, json: AsJson = False) -> None:
       streamworker schema check shop:app
     """
     app = with_pipelines(resolve_app(path))
-    found, compared = ask(app, _check, app)
+    found, unknown = ask(app, _check, app)
     nothing = "Every record type is the one that is stored."
-    if not compared:
+    if len(unknown) == len(app.registry.streams):
         nothing = f"No worker of {app.name} has stored its record types here yet: "
         nothing += "there is nothing to compare with."
+    elif unknown:
+        nothing = "Every record type that is stored is the same; no worker has stored that of "
+        nothing += f"{', '.join(unknown)} yet."
     facts, rows = [each._asdict() for each in found], [each[:3] for each in found]
     print_found(json, facts, nothing, ("where", "change", "effect"), rows)
     if broken := [each for each in found if each.breaks]:
@@ -76,13 +79,13 @@ def check(path: AppPath, json: AsJson = False) -> None:
         )
 
 
-async def _check(backend: Backend, app: App) -> tuple[list[Finding], bool]:
-    """Return what has changed, and whether there was anything to compare with."""
+async def _check(backend: Backend, app: App) -> tuple[list[Finding], list[str]]:
+    """Return what has changed, and the streams of which there is nothing to compare with."""
     found: list[Finding] = []
-    compared = False
+    unknown: list[str] = []
     for stream in app.registry.streams.values():
         stored = await streams.stored_schema(backend, StreamKeys(app.name, stream.spec.name))
-        compared |= bool(stored)
+        unknown += [] if stored else [stream.spec.name]
         found += await _stream(backend, stream.spec, stored)
     for spec in app.registry.processors.values():
         if spec.forward and spec.output is not None:
@@ -90,7 +93,7 @@ async def _check(backend: Backend, app: App) -> tuple[list[Finding], bool]:
             found += await _log(backend, spec, reading)
         for table in spec.tables:
             found += await _table(backend, table)
-    return found, compared
+    return found, unknown
 
 
 async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any]) -> Iterable[Finding]:
