@@ -161,6 +161,13 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
             "Define the types of its fields at module level, before they are used."
         ),
     ),
+    "a type that only type checkers import": (
+        lambda: RecordType.of(Unresolved).decoder("json"),
+        (
+            "Records of type Unresolved cannot be decoded: NameError: name 'Nowhere' is not defined. Define "
+            "or import that type at the top of the module, not under TYPE_CHECKING alone."
+        ),
+    ),
     "None where a missing field is a text": (
         lambda: RecordType.of(Order).encoder("fields")(Order(1, None)),
         (

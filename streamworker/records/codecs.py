@@ -466,9 +466,11 @@ def _decoder(record_type: Declared, codec: Codec, wanted: Any) -> Callable[[byte
     try:
         decoder: Any = (msgspec.json if codec == "json" else msgspec.msgpack).Decoder(wanted)
     except (TypeError, NameError) as error:
+        remedy = "Change the type of that field to one that msgspec supports."
+        if isinstance(error, NameError):
+            remedy = "Define or import that type at the top of the module, not under TYPE_CHECKING alone."
         raise ConfigurationError(
-            f"Records of type {record_type.name} cannot be decoded: {one_line(error)}.",
-            remedy="Change the type of that field to one that msgspec supports.",
+            f"Records of type {record_type.name} cannot be decoded: {one_line(error)}.", remedy=remedy
         ) from None
     decode: Callable[[bytes], Any] = decoder.decode
     return decode
