@@ -63,6 +63,8 @@ MEANINGS = {
     "acked_log_full": "A commit waits until a reader has read rows of the acked log.",
     "attempts_not_stored": "The number of attempts at failing records could not be stored; the next owner counts from the "
     "last stored number.",
+    "call_cancelled": "A call was cancelled, and not by its worker: perhaps an earlier call has left what did so. It is made "
+    "again at once, and does not count.",
     "call_unanswered": "A call about members or locks had no answer from Redis; it is made again.",
     "claim_lost": 'Another worker owns the partition now (coordination="claim").',
     "commit_answered": "Redis has answered a commit.",

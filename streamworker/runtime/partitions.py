@@ -36,11 +36,10 @@ from streamworker.runtime.resources import Resources
 from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
-from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import Left, cancelled_by, describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
 from streamworker.runtime.run.statetables import TableCache
-from streamworker.runtime.run.threads import name_of
 from streamworker.runtime.run.trims import Trimmer, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
 from streamworker.runtime.send.due import send_due
@@ -185,7 +184,7 @@ class Partitions:
             except BaseException as raised:  # noqa: BLE001 - a bug must not take the other partitions down
                 error = failure(raised)
                 if isinstance(raised, asyncio.CancelledError):
-                    reason = _left_behind(self.spec)
+                    reason = cancelled_by(self.spec.function)
                     if self._cancelled.get(partition) != effect.lock.checkpoint:
                         self._cancelled[partition] = effect.lock.checkpoint
                         ends = StopReason.DRAINED if running.drained.is_set() else StopReason.FENCED
@@ -355,11 +354,3 @@ class Partitions:
                     await schemas.provision_schema(self.backend, self.keys, log_schema(self.spec), again=True)
                 except StreamworkerError as error:
                     warn(self.log, "schema_unreadable", error)
-
-
-def _left_behind(spec: ProcessorSpec) -> str:
-    """Return why a partition was cancelled between its calls, and not by this worker."""
-    return (
-        f"{name_of(spec.function)}, or a resource or middleware, has left something that cancels its task "
-        "between two calls, such as an asyncio.timeout that was entered and not left"
-    )

@@ -193,6 +193,158 @@ async def test_a_timer_that_leaves_a_scope_fails_and_its_partition_goes_on() -> 
     assert said == {"ProcessingError: tidy", "ProcessingError: report"}
 
 
+async def _timeout(stack: contextlib.AsyncExitStack) -> Callable[[], None]:
+    kept = await stack.enter_async_context(asyncio.timeout(None))
+    return lambda: kept.reschedule(asyncio.get_running_loop().time())
+
+
+async def _group(stack: contextlib.AsyncExitStack) -> Callable[[], None]:
+    group, fails = await stack.enter_async_context(asyncio.TaskGroup()), asyncio.Event()
+
+    async def child() -> None:
+        await fails.wait()
+        raise ValueError("no connection")
+
+    group.create_task(child())
+    return fails.set
+
+
+async def _cancel(_: contextlib.AsyncExitStack) -> Callable[[], None]:
+    task = asyncio.current_task()
+    assert task is not None
+
+    def fire() -> None:
+        asyncio.get_running_loop().call_soon(task.cancel)
+
+    return fire
+
+
+KEPT = {"timeout": _timeout, "group": _group, "cancel": _cancel}
+"""Ways to keep something that cancels the task when the function that is returned is called."""
+
+
+def _each(mode: str, act: Callable[[int], Awaitable[None]]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return a function that has one record in each call, and changes it."""
+
+    async def record(item: Item) -> Item:
+        number, item.number = item.number, -1
+        await act(number)
+        return Item(number)
+
+    async def context(item: Item, ctx: Context) -> Item | None:
+        number, item.number = item.number, -1
+        ctx.forward(Item(number))
+        assert ctx.attempt == 1
+        await act(number)
+        return None
+
+    async def batch(items: list[Item]) -> list[Item]:
+        return [await record(item) for item in items]
+
+    async def columns(items: pa.RecordBatch) -> pa.RecordBatch:
+        await act(items.column("number")[0].as_py())
+        return items
+
+    async def stream(items: Records[Item], ctx: Context) -> Item | None:
+        async for item in items:
+            number, item.number = item.number, -1
+            ctx.forward(Item(number))
+            await act(number)
+        return None
+
+    chosen: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+        "record": (record, {}),
+        "timeout": (record, {"timeout": 30}),
+        "context": (context, {}),
+        "concurrent": (record, {"concurrency": 3}),
+        "batch": (batch, {"batch": 1}),
+        "columns": (columns, {"batch": 1}),
+        "stream": (stream, {}),
+    }
+    return chosen[mode]
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("mode", [*MODES, "stream"])
+async def test_a_record_is_not_charged_for_what_an_earlier_call_has_left(mode: str, kept: str) -> None:
+    """Its call is made again, with the record as it was sent, and nothing else of the first one stays."""
+    app, stack = App("shop"), contextlib.AsyncExitStack()
+    items = app.stream("items", Item, partitions=1, key=lambda _: "one")
+    seen: list[int] = []
+    fire: list[Callable[[], None]] = []
+
+    async def act(number: int) -> None:
+        seen.append(number)
+        if number == BAD - 1:
+            fire.append(await KEPT[kept](stack))
+        if number == BAD and seen.count(BAD) == 1:
+            fire[0]()
+            await anyio.sleep_forever()
+
+    function, options = _each(mode, act)
+    app.processor(items, name="handle", errors=DeadLetter(), **options)(function)
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await items.send_many([Item(number) for number in range(5)])
+            await worker.until_drained()
+            assert await worker.dead_letters("handle") == []
+            assert [row["number"] for row in await worker.rows("handle")] == [0, 1, 2, 3, 4]
+    assert seen == [0, 1, 2, 2, 3, 4]
+    [told] = [log for log in logs if log["event"] == "call_cancelled"]
+    assert f"{function.__name__} in test_left.py has cancelled its own task, or" in told["reason"]
+    assert not [log for log in logs if log["event"] in {"handler_failed", "runner_cancelled"}]
+
+
+@pytest.mark.parametrize("mode", [*MODES, "stream"])
+async def test_a_function_that_cancels_itself_fails_at_the_second_time(mode: str) -> None:
+    app = App("shop")
+    items = app.stream("items", Item, partitions=1, key=lambda _: "one")
+    seen: list[int] = []
+
+    async def act(number: int) -> None:
+        seen.append(number)
+        if number == BAD:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await anyio.sleep_forever()
+
+    function, options = _each(mode, act)
+    app.processor(items, name="handle", errors=DeadLetter(), **options)(function)
+    async with local_worker(app) as worker:
+        await items.send_many([Item(number) for number in range(5)])
+        await worker.until_drained()
+        [letter] = await worker.dead_letters("handle")
+    assert (seen, letter.attempts) == ([0, 1, 2, 2, 3, 4], 1)
+    assert "the function raised CancelledError" in letter.error
+
+
+@pytest.mark.parametrize("mode", [*MODES, "stream"])
+async def test_a_function_that_cancels_its_task_and_returns_ends_no_worker(mode: str) -> None:
+    """The cancel comes at a line of ours: the partition starts anew, also where the call had its own task."""
+    app = App("shop")
+    items = app.stream("items", Item, partitions=1, key=lambda item: str(item.number))
+    seen: list[int] = []
+
+    async def act(number: int) -> None:
+        seen.append(number)
+        if number == BAD and seen.count(BAD) == 1:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+
+    function, options = _each(mode, act)
+    app.processor(items, name="handle", errors=DeadLetter(), **options)(function)
+    with capture_logs() as logs:
+        async with local_worker(app) as worker:
+            await items.send_many([Item(number) for number in range(5)])
+            await worker.until_drained()
+            assert await worker.dead_letters("handle") == []
+            assert [row["number"] for row in await worker.rows("handle")] == [0, 1, 2, 3, 4]
+            assert (await worker.snapshot()).processors["handle"].partitions[0].state == "running"
+    assert [log["halts"] for log in logs if log["event"] == "runner_cancelled"] == [False]
+
+
 @pytest.mark.parametrize("way", ["resource", "asyncio.timeout"])
 async def test_a_cancel_that_comes_between_two_calls_lets_the_partition_start_anew(way: str) -> None:
     """All records are handled, and no other partition or worker notices."""
@@ -207,7 +359,7 @@ async def test_a_cancel_that_comes_between_two_calls_lets_the_partition_start_an
             await by_break(stack)
         yield len(made)
 
-    @app.processor(items)
+    @app.processor(items, errors=DeadLetter())
     async def handle(item: Item, pages: int) -> None:
         seen.add(item.number)
         if way == "asyncio.timeout" and item.number == BAD and pages == 1:
@@ -221,9 +373,10 @@ async def test_a_cancel_that_comes_between_two_calls_lets_the_partition_start_an
             await worker.until_drained()
             [view] = (await worker.snapshot()).processors["handle"].partitions
             assert view.state == "running"
+            assert await worker.dead_letters("handle") == []
     assert seen == {0, 1, 2, 3, 4, 9}
     [cancelled] = [log for log in logs if log["event"] == "runner_cancelled"]
-    assert "handle in test_left.py, or a resource or middleware, has left something" in cancelled["reason"]
+    assert "handle in test_left.py has cancelled its own task, or it, a resource" in cancelled["reason"]
 
 
 async def test_a_partition_that_is_cancelled_before_it_commits_anything_halts_and_says_why() -> None:
@@ -241,4 +394,4 @@ async def test_a_partition_that_is_cancelled_before_it_commits_anything_halts_an
 
     async with local_worker(app) as worker:
         view = await until_shown(worker, is_halted)
-        assert "handle in test_left.py, or a resource or middleware, has left something" in view.reason
+        assert "handle in test_left.py has cancelled its own task, or it, a resource" in view.reason

@@ -48,6 +48,25 @@ def failure(raised: BaseException) -> Exception:
     return as_error(raised)
 
 
+def was_cancelled(raised: BaseException) -> bool:
+    """Return whether a call has ended by a cancel of its task; ask before :func:`failure`, which resets that.
+
+    It returns False if the function itself has raised CancelledError. If it returns True, nothing tells who
+    has cancelled the task: this call, or an ``asyncio.timeout`` or ``asyncio.TaskGroup`` that an earlier one
+    has left entered. So the record is not charged at once, see ``modes.Mode.failed``.
+    """
+    task = asyncio.current_task()
+    return isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def cancelled_by(function: Callable[..., Any]) -> str:
+    """Return who may have cancelled the task in which a function is called, if the worker has not."""
+    return (
+        f"{name_of(function)} has cancelled its own task, or it, a resource or middleware has left something "
+        "entered that does so later, such as an asyncio.timeout or an asyncio.TaskGroup"
+    )
+
+
 def as_error(raised: BaseException) -> Exception:
     """Return an error that is safe to raise anywhere: SystemExit would end the worker.
 

@@ -16,6 +16,7 @@ from functools import partial
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 from structlog.stdlib import BoundLogger
 
 from streamworker.context import OwnedPartition
@@ -121,6 +122,8 @@ class PartitionRunner:
 
         A cancel acks nothing: commits stay, and the next owner handles all other records again. A function
         in a thread cannot be interrupted. The runner abandons it, and its results are discarded.
+
+        A cancel of one of its tasks by code of the user ends the others, too, and is raised from here.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -140,7 +143,12 @@ class PartitionRunner:
             self.activity.hide_trouble()
             self.activity.stops()
             self.commits.withdraw()
+            drains = self.intake.draining
             self.intake.end()
+        if self.ending.stopped is None and not drains:
+            # The task group has taken the cancel for its own; the worker's comes again here.
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            raise asyncio.CancelledError
         return self.ending.stopped or Stopped(StopReason.DRAINED)
 
     def drain(self) -> None:

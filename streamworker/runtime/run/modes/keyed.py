@@ -55,6 +55,8 @@ class _InHand:
     error: Exception | None
     """Why the entry has no record or no key; the function is not called for it then."""
     attempt: int = 0
+    failed: Failed | None = None
+    """How its last call has failed."""
     outputs: Sequence[Any] = ()
     dead: Sequence[DeadEntry] = ()
 
@@ -193,7 +195,7 @@ class KeyedMode(GroupingMode):
         hand.attempt += 1
         self.activity.begins(index)
         try:
-            record = hand.record if hand.attempt == 1 else self.invoker.again([hand.entry])[0]
+            record = hand.record if hand.failed is None else self.invoker.again([hand.entry])[0]
             with Left(self.spec.function):
                 effects = await self.invoker.call_record(hand.entry, record, hand.attempt)
             if effects.outputs:
@@ -201,13 +203,14 @@ class KeyedMode(GroupingMode):
                 # be too late: other records of the key would be done already.
                 self.invoker.convert(effects.outputs)
         except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-            failed = self.failed(raised, hand.attempt)
+            failed = hand.failed = self.failed(raised, hand.attempt, hand.failed)
+            hand.attempt = failed.attempts
             self._ends(index)
             self.note_failure([hand.entry], failed)
             self._failed(index, hand, failed)
             return
         self._ends(index)
-        if hand.attempt > 1:
+        if hand.failed is not None:
             self.activity.recovers(index)
         hand.outputs = effects.outputs
         if effects.removed:

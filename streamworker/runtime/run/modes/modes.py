@@ -9,6 +9,8 @@ The rules for errors are the same in all modes:
   follows applies to each of them alone. ``DeadLetter`` and ``Skip`` remove it in the commit of the rest,
   which stays in order. ``Halt``: the mode commits what came before the record, and stops the partition.
 - A policy that the function raises about its one record decides about that record.
+- A call that ends by a cancel of its task, and not by this worker, is made again at once and does not count:
+  an earlier call may have left what has cancelled it. If the next call ends so, too, it fails.
 - An entry that cannot be decoded is not tried again: it would fail each time.
 - An entry that is replayed for another group counts as done without a call.
 - On a cancel, and on a drain during a backoff, the mode gives up the call: nothing is acked.
@@ -31,7 +33,14 @@ from streamworker.records.entries import REPLAYED_FOR
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.risks import HeldBack
 from streamworker.runtime.run.commits import Work, ids_of, span
-from streamworker.runtime.run.failures import Left, describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import (
+    Left,
+    cancelled_by,
+    describe_error,
+    failure,
+    traceback_of,
+    was_cancelled,
+)
 from streamworker.runtime.run.intake import Intake
 from streamworker.runtime.run.invoke import NOT_OURS, Effects, Invoker, SetAside
 from streamworker.runtime.tracing.ids import noted_trace_ids
@@ -45,6 +54,8 @@ HALTED_AT_BYTES = 64 * 1024
 
 TRACEBACK_MAX = 4_000
 """Characters of a traceback that a dead letter keeps: its end, which names the user's code and the error."""
+AGAIN = Retry(backoff=0)
+"""What is done about a call that does not count."""
 DEAD_FIELDS_MAX = 1_000
 """Maximum fields of a dead letter. A script can pass on a few thousand fields at most. An entry of
 streamworker has one field and its headers."""
@@ -56,6 +67,8 @@ class Failed:
 
     error: Exception
     attempts: int
+    is_free: bool = False
+    """Whether the last call does not count among them, and is made again whatever the policy."""
 
 
 class Mode(ABC):
@@ -123,6 +136,8 @@ class Mode(ABC):
 
     def policy(self, failed: Failed) -> Policy:
         """Return what to do about a failed call, or about an entry without a record."""
+        if failed.is_free:
+            return AGAIN
         if failed.error is NOT_OURS:
             return Skip()
         if isinstance(failed.error, SetAside):
@@ -168,20 +183,30 @@ class Mode(ABC):
                 with Left(self.spec.function):
                     effects = await call(attempt)
             except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                failed = self.failed(raised, attempt)
+                failed = self.failed(raised, attempt, failed)
             else:
                 self.activity.recovers()
                 return effects
             finally:
                 self.activity.ends()
 
-    def failed(self, raised: BaseException, attempt: int, *, is_one: bool | None = None) -> Failed:
-        """Return the failure of a call from what it raised.
+    def failed(
+        self,
+        raised: BaseException,
+        attempt: int,
+        before: Failed | None = None,
+        *,
+        is_one: bool | None = None,
+    ) -> Failed:
+        """Return the failure of a call from what it raised; ``before`` is that of the same records' last one.
 
         ``is_one`` tells whether the call had one record by its kind, which a policy may be raised about; if
         None, the function's mode tells.
         """
+        is_free = was_cancelled(raised) and not (before is not None and before.is_free)
         error = failure(raised)
+        if is_free:
+            return Failed(error, attempt - 1, is_free=True)
         if self.observer is not None and not isinstance(error, CHOICES):
             self.observer.failed(self.spec, error)
         if is_one is None:
@@ -215,6 +240,10 @@ class Mode(ABC):
         """Log a failed call, with the traceback of the first attempt only: the others are similar."""
         if isinstance(failed.error, Skip | DeadLetter):
             return  # The function has decided so; `removed` logs it.
+        if failed.is_free:
+            reason = cancelled_by(self.spec.function)
+            self.log.warning("call_cancelled", entries=span(entries) if entries else "none", reason=reason)
+            return
         details = noted_trace_ids(failed.error)
         if failed.attempts == 1:
             # As text: a renderer that gets the exception itself may show records from its local variables.

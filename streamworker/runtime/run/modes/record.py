@@ -8,7 +8,7 @@ from streamworker.core.data.entries import Entry
 from streamworker.records.entries import may_have_headers
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.failures import Left, as_error, failure
+from streamworker.runtime.run.failures import Left, as_error
 from streamworker.runtime.run.invoke import NOTHING, Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
@@ -70,7 +70,7 @@ class RecordMode(GroupingMode):
                         await self.turn()
                         continue
                     failed = self.failed(error, 1)
-                outcome = await self._again(entries[index], records[index], failed)
+                outcome = await self._again(entries[index], failed)
                 if outcome is None:
                     return ""
                 failed = outcome if isinstance(outcome, Failed) else None
@@ -84,12 +84,11 @@ class RecordMode(GroupingMode):
             await self.turn()
         return ""
 
-    async def _again(self, entry: Entry, record: Any, failed: Failed | None) -> Effects | Failed | None:
+    async def _again(self, entry: Entry, failed: Failed | None) -> Effects | Failed | None:
         """Make the other attempts for a record whose first call failed, or all if ``failed`` is None."""
 
         async def call(attempt: int) -> Effects:
-            given = record if attempt == 1 else self.invoker.again([entry])[0]
-            effects = await self.invoker.call_record(entry, given, attempt)
+            effects = await self.invoker.call_record(entry, self.invoker.again([entry])[0], attempt)
             self.invoker.convert(effects.outputs)
             return effects
 
@@ -107,22 +106,22 @@ class RecordMode(GroupingMode):
 
     async def _slice(
         self, entries: Sequence[Entry], records: list[Any], start: int, end: int
-    ) -> tuple[int, Exception | None]:
+    ) -> tuple[int, BaseException | None]:
         """Handle records for one time slice; return the next index, and what its call raised."""
         if self.invoker.needs_loop:
             return await self._calls(entries, records, start, end)
-        here: tuple[int, Exception | None] = await self.invoker.in_thread(
+        here: tuple[int, BaseException | None] = await self.invoker.in_thread(
             entries[start:end], self._calls_here, entries, records, start, end
         )
         return here
 
-    def _calls_here(self, *given: Any) -> tuple[int, Exception | None]:
+    def _calls_here(self, *given: Any) -> tuple[int, BaseException | None]:
         """Make the calls of a slice in a worker thread, while the partition's task waits."""
         return in_one_step(self._calls(*given))
 
     async def _calls(
         self, entries: Sequence[Entry], records: list[Any], start: int, end: int
-    ) -> tuple[int, Exception | None]:
+    ) -> tuple[int, BaseException | None]:
         invoker, intake, gate = self.invoker, self.intake, self.intake.gate
         in_thread = not invoker.needs_loop
         until_ms = monotonic_ms() + (THREAD_SLICE_MS if in_thread else SLICE_MS)
@@ -158,7 +157,7 @@ class RecordMode(GroupingMode):
                         if left is not None and state.cancel_scope is not before:
                             raise left.judged()
                     except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
-                        return index, as_error(raised) if left is None else failure(left.judged(raised))
+                        return index, as_error(raised) if left is None else left.judged(raised)
                     index += 1
                     if effects is NOTHING:
                         self.handled = begins_at + index

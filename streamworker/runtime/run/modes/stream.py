@@ -14,7 +14,7 @@ from streamworker.errors import RecordError
 from streamworker.feed import Records
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
-from streamworker.runtime.run.failures import Left, failure, untaken
+from streamworker.runtime.run.failures import Left, untaken, was_cancelled
 from streamworker.runtime.run.invoke import Effects
 from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
@@ -48,6 +48,8 @@ class StreamMode(GroupingMode):
         self._failures = 0
         self._failing: EntryId | None = None
         """First unacked record when the function failed last."""
+        self._last: Failed | None = None
+        """How the function has failed last, if no record is acked since then."""
         self._is_one = False
         """Whether the function asked for one record."""
         self._halted = ""
@@ -59,12 +61,12 @@ class StreamMode(GroupingMode):
     async def handle_all(self) -> str:
         """Call the function until draining; return why the partition halts, or an empty text."""
         while await self.intake.wait_may_start() and not self._halted:
-            error = await self._call()
-            if error is not None and not await self._failed(error):
+            failed = await self._call()
+            if failed is not None and not await self._failed(failed):
                 break
         return self._halted
 
-    async def _call(self) -> Exception | None:
+    async def _call(self) -> Failed | None:
         """Run the function until it returns, raises or this mode interrupts it."""
         self._asked = False
         self._show([])
@@ -81,9 +83,13 @@ class StreamMode(GroupingMode):
                 self._ack()
                 if not self._asked and not self.intake.draining:
                     raise RuntimeError("the function returned without asking for a record")
-            except BaseException as raised:  # noqa: BLE001 - whatever a user function raises
+            except BaseException as raised:
                 self._end_span(raised)
-                return failure(raised)
+                if self._asked and not self._hand and was_cancelled(raised):
+                    raise  # It waits for a record, so this comes between two calls.
+                before = self._last if self._failing == self._first else None
+                is_one = self._is_one and bool(self._hand)
+                return self.failed(raised, self._attempts + 1, before, is_one=is_one)
             finally:
                 self.activity.ends()
                 self._close()
@@ -171,9 +177,9 @@ class StreamMode(GroupingMode):
         self.add_done([entry for entry, _, _ in self._hand], effects, self._attempts + 1)
         self.poke()
         self._hand = []
-        if self._failures:
+        if self._last is not None:
             self.activity.recovers()
-        self._failing, self._failures = None, 0
+        self._failing, self._failures, self._last = None, 0, None
         if self._search is not None:
             self._search.succeeded()
             self._slice = None
@@ -190,9 +196,13 @@ class StreamMode(GroupingMode):
         self._seen.renew(entries, self._view, self._attempts + 1, records)
 
     @property
+    def _first(self) -> EntryId | None:
+        return self._hand[0][0].id if self._hand else None
+
+    @property
     def _attempts(self) -> int:
         """Attempts at the records in hand that have failed."""
-        again = bool(self._hand) and self._failing == self._hand[0][0].id
+        again = bool(self._hand) and self._failing == self._first
         whole = self._tried if self._search is not None and len(self._hand) > 1 else 0
         return whole + (self._failures if again else 0)
 
@@ -226,17 +236,16 @@ class StreamMode(GroupingMode):
             await self._interrupt()
         self.add(1, dead=self.removed(entry, failed))
 
-    async def _failed(self, raised: Exception) -> bool:
+    async def _failed(self, failed: Failed) -> bool:
         """Apply the policy of an error to the records in hand; return False to end."""
-        failed = self.failed(raised, self._attempts + 1, is_one=self._is_one and bool(self._hand))
-        hand, self._hand = self._hand, []
+        first, hand, self._hand = self._first, self._hand, []
         entries = [entry for entry, _, _ in hand]
         again = self._items(entries)
-        first = entries[0].id if hand else None
-        self._failures = self._failures + 1 if self._failing == first and self._failures else 1
+        self._failures = (self._failures if self._failing == first else 0) + (not failed.is_free)
         self._failing = first
-        if not hand:
+        if not (hand or failed.is_free):
             failed = Failed(failed.error, self._failures)
+        self._last = failed
         self.note_failure(entries, failed)
         if self._halted or self.intake.draining:
             return False
