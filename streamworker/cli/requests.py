@@ -85,9 +85,12 @@ async def _give(
     keys, name = group_keys(spec), spec.name
     check_holds_keys(await backend.info())  # One node of a Cluster would obey for its own partitions alone.
     before = await read_locks(backend, keys, wanted)
-    if request == "retry":
-        await forget_deaths(backend, keys)
+    again = await forget_deaths(backend, keys) if request == "retry" else []
+    if again:
+        say(f"Workers run it again: {', '.join(again)}.")
     given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
+    if not given and again:
+        return  # Workers have died before they ran any partition.
     if not given:
         raise StreamworkerError(
             f"{name} has never run in these partitions, so there is nothing to {request}.",

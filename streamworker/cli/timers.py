@@ -80,6 +80,8 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
     keys, partitions = group_keys(group), range(group.stream.partitions)
     at_ms = await backend.time_ms()
     await forget_deaths(backend, keys, f"timer {timer.name}")
+    if not group.stream.has_records:  # There is no processor to retry.
+        await forget_deaths(backend, keys, "resource")
     await ask_for_calls(backend, keys, partitions, timer.name, at_ms)
     why = f"run timer {timer.name}"
     if not await make_request(backend, keys, partitions, "retry", who=operator(), why=why):

@@ -14,7 +14,7 @@ from streamworker.declaring.parameters import Resource, Scope
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import ProcessingError
 from streamworker.log import get_logger
-from streamworker.runtime.risks import Risks
+from streamworker.runtime.risks import Namer
 
 CLOSE_S = 10
 """How long a resource may take to close. It is closed after a drain, and should only close connections."""
@@ -31,12 +31,12 @@ class Resources:
 
     @asynccontextmanager
     async def opened(
-        self, specs: Iterable[ProcessorSpec], each: Scope, risks: Risks | None = None
+        self, specs: Iterable[ProcessorSpec], each: Scope, risks: Namer | None = None
     ) -> "AsyncIterator[Resources]":
         """Make what some processors and the middleware need, once in a worker or for a partition.
 
         Raise ProcessingError if one cannot be made; those before it are closed then. ``risks`` are those of
-        the partition: a resource that kills its process is not made again and again.
+        the worker or the partition: a resource that kills its process is not made again and again.
         """
         values = dict(self.values)
         calls = [call for spec in specs for call in (spec, *(timer.call for timer in spec.timers))]

@@ -1,13 +1,14 @@
 """Runs what may end the process: in its turn, and named before; ``core.ownership.risks`` has the rules."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import anyio
 import anyio.lowlevel
 
-from streamworker.core.ownership.risks import Risk, Runs, Turns, deaths_in_words, remedy_for
+from streamworker.core.ownership.risks import TURN_MAX_MS, Risk, Runs, Turns, deaths_in_words, remedy_for
 from streamworker.core.ownership.tries import DEATHS_MIN
 from streamworker.errors import BackendError, ProcessDied
 from streamworker.log import get_logger
@@ -20,6 +21,8 @@ from streamworker.runtime.telling import warn
 
 TURN_LOOK_S = 0.05
 """Interval of looks whether it is a suspect's turn."""
+START_LOOK_S = 0.5
+"""The same at the start of workers, which look in Redis."""
 END_S = 1.0
 """How long a worker that is cancelled takes back a name at most; a name that stays counts as a death."""
 
@@ -48,6 +51,17 @@ def turns() -> ProcessTurns:
 
 class HeldBack(ProcessDied):
     """Worker after worker died in something that is no record, so it is not run."""
+
+
+class StoppedAtStart(Exception):
+    """The worker was told to stop while it waited for what it runs at its start."""
+
+
+class Namer(Protocol):
+    """Names a resource while it is made."""
+
+    def taken(self, kind: str, name: str) -> AbstractAsyncContextManager[None]:
+        """Name it while the block runs it."""
 
 
 class _Other:
@@ -117,3 +131,58 @@ class Risks:
                 await risks.step(self.backend, self.keys, risk, self.owner, "end")
             except BackendError as error:
                 warn(_log, "risk_not_taken_back", error, of=risk.what, partition=risk.place)
+
+
+@dataclass(frozen=True, slots=True)
+class StartRisks:
+    """What a worker runs before it joins its groups.
+
+    It owns nothing yet, and many workers start at the same time. So each names it for itself, and has died if
+    its connection is closed. After a death one worker at a time goes on, and the others wait.
+    """
+
+    backend: Backend
+    keys: GroupKeys
+    """Of one of its groups."""
+    patiently: Callable[[Callable[[], Awaitable[None]]], Awaitable[bool]]
+    """Repeats a call that fails, or raises its error; returns False if the worker was told to stop."""
+
+    @asynccontextmanager
+    async def taken(self, kind: str, name: str) -> AsyncIterator[None]:
+        """Name a resource while the block makes it, once that may begin.
+
+        Raise HeldBack if several workers in a row have died in it, and StoppedAtStart if the worker was told
+        to stop while it waited.
+        """
+        what, mine = f"{kind} {name}", ""
+
+        async def name_it() -> None:
+            nonlocal mine
+            mine = await self.begin(what)
+
+        if not await self.patiently(name_it):
+            raise StoppedAtStart
+        try:
+            yield
+        finally:
+            with anyio.move_on_after(END_S, shield=True):
+                try:
+                    await risks.end_start(self.backend, self.keys, what, mine)
+                except BackendError as error:
+                    warn(_log, "risk_not_taken_back", error, of=what)
+
+    async def begin(self, what: str) -> str:
+        """Name it once that may begin, and return where; raise HeldBack if several workers died in it."""
+        until_ms = monotonic_ms() + TURN_MAX_MS
+        while True:
+            starts = await risks.read_starts(self.backend, self.keys, what)
+            if starts.deaths >= DEATHS_MIN:
+                raise HeldBack(f"{deaths_in_words(what, starts.deaths)}.", remedy=remedy_for(what))
+            is_alone = starts.deaths > 0 and monotonic_ms() < until_ms
+            if not (is_alone and starts.others) and (
+                mine := await risks.begin_start(self.backend, self.keys, what, starts, is_alone=is_alone)
+            ):
+                if starts.deaths:
+                    _log.warning("workers_died_in_call", deaths=starts.deaths, of=what)
+                return mine
+            await anyio.sleep(START_LOOK_S)

@@ -7,7 +7,7 @@ alerts reads no log.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from streamworker.errors import BackendError, BackendUnavailable, StreamworkerError
+from streamworker.errors import BackendError, BackendUnavailable, ProcessDied, StreamworkerError
 from streamworker.runtime.clock import monotonic_s
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ def warn(
 ) -> None:
     """Log a failed call. One without an answer stands for all of its kind: each partition makes them.
 
-    So does one that is refused, for all with its cause: it is asked again until somebody mends that.
+    So does one that is refused, or held back, for all with its cause: it is asked again until somebody mends
+    that.
     """
-    if isinstance(error, BackendError):
+    if isinstance(error, BackendError | ProcessDied):
         what, now_s = (event, "" if isinstance(error, BackendUnavailable) else str(error)), monotonic_s()
         if what in _told_s and 0 <= now_s - _told_s[what] < TELL_EVERY_S:  # A test's clock may go back.
             return

@@ -10,8 +10,9 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
@@ -28,7 +29,7 @@ from streamworker.declaring.parameters import Override
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError
 from streamworker.log import get_logger
-from streamworker.redisio.keys import check_name
+from streamworker.redisio.keys import GroupKeys, check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_wrong_tls
 from streamworker.redisio.wire.info import check_server
@@ -41,6 +42,7 @@ from streamworker.runtime.observing import Observer
 from streamworker.runtime.provisioning import provision, provision_retention
 from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
+from streamworker.runtime.risks import HeldBack, StartRisks, StoppedAtStart
 from streamworker.runtime.run.failures import describe_error
 from streamworker.runtime.run.trims import keep_unread
 from streamworker.runtime.telling import warn
@@ -118,6 +120,7 @@ class Worker:
         self._health = health or Health()
         self._waits = waits
         self._preparing: anyio.CancelScope | None = None
+        self._reached = False
         self.name = check_name("worker", name) if name else _new_name()
         self._app = app
         self._settings: Settings = app.settings
@@ -153,9 +156,13 @@ class Worker:
         rng = random.Random()
         connections = OTHER_CALLS + pipelines_of(settings) * len(self._specs)
         async with connected(settings, self.name, connections) as backend, AsyncExitStack() as closing:
-            if not await self._prepare(backend):
+            if not await self._patiently(partial(self._prepare, backend)):
                 return True
-            resources = await closing.enter_async_context(self._resources.opened(self._specs, "worker"))
+            try:
+                opened = self._resources.opened(self._specs, "worker", self._start_risks(backend))
+                resources = await closing.enter_async_context(opened)
+            except StoppedAtStart:
+                return True
             keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
             watchdog = Watchdog(settings, self.name)
             for spec in self._specs:
@@ -215,39 +222,49 @@ class Worker:
             remedy = "If its processors send more than they take, it fills up and stands still."
             log.warning("streams_form_a_cycle", streams=ring, remedy=remedy)
 
-    async def _prepare(self, backend: Backend) -> bool:
+    async def _prepare(self, backend: Backend) -> None:
         """Check the server or the Cluster, and provision streams, groups and schemas, before joining.
 
-        Returns False if ``stop`` was called meanwhile.
-
         The worker also registers the groups of processors that it does not run, so that nobody trims
-        records that they have not read. It retries while Redis is away, or cannot do a call for the moment,
-        for example while a slot moves or a replica takes over. A supervisor that started it again would wait
-        longer each time. What waiting cannot mend ends it: a refusal, a password, a certificate.
+        records that they have not read.
+        """
+        check_server(await backend.info())
+        self._reached = True
+        await check_durability(backend, self._settings)
+        for spec in self._app.registry.groups:
+            await provision(backend, spec, log)
+        for its in self._unread:
+            await provision_retention(backend, its, its.name, None, log, again=False)
+
+    async def _patiently(self, call: Callable[[], Awaitable[None]]) -> bool:
+        """Make a call of the start; return False if ``stop`` was called meanwhile.
+
+        It is repeated while Redis is away, or cannot do a call for the moment, for example while a slot moves
+        or a replica takes over; and while a resource is held back. A supervisor that started the worker again
+        would wait longer each time. What waiting cannot mend ends it: a refusal, a password, a certificate.
         """
         pauses, until = Pauses(random.Random().random), anyio.current_time() + START_PATIENCE_S
-        reached = False
         with anyio.CancelScope() as self._preparing:
             while not self._stopping:
                 try:
-                    check_server(await backend.info())
-                    reached = True
-                    await check_durability(backend, self._settings)
-                    for spec in self._app.registry.groups:
-                        await provision(backend, spec, log)
-                    for its in self._unread:
-                        await provision_retention(backend, its, its.name, None, log, again=False)
-                except BackendUnavailable as error:
-                    is_patient = self._waits or (reached and anyio.current_time() <= until)
-                    if is_wrong_tls(error) or not is_patient:
+                    await call()
+                except (BackendUnavailable, HeldBack) as error:
+                    is_away = isinstance(error, BackendUnavailable)
+                    is_patient = is_away and self._reached and anyio.current_time() <= until
+                    if is_wrong_tls(error) or not (self._waits or is_patient):
                         raise
-                    self._health.waits_for_redis = True
+                    self._health.waits = "Redis is away" if is_away else error.message.rstrip(".")
                     warn(log, "start_delayed", error, level="error", worker=self.name)
                     await anyio.sleep(pauses.next_ms() / 1000)
                 else:
-                    self._health.waits_for_redis = False
+                    self._health.waits = ""
                     return True
         return False
+
+    def _start_risks(self, backend: Backend) -> StartRisks:
+        """Name what it runs now in the group of its first processor, which an operator can `retry`."""
+        spec = self._specs[0]
+        return StartRisks(backend, GroupKeys(spec.stream.app, spec.stream.name, spec.name), self._patiently)
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings, host = self._settings, storable(socket.gethostname())

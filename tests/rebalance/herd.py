@@ -52,11 +52,10 @@ class Herd:
 class _Waiting(Worker):
     """A worker that joins when it is let go."""
 
-    async def _prepare(self, backend: Backend) -> bool:
-        goes_on = await super()._prepare(backend)
+    async def _prepare(self, backend: Backend) -> None:
+        await super()._prepare(backend)
         assert isinstance(self._app, App)
         await wait_at_the_gate(self._app, self.name)
-        return goes_on
 
 
 async def run_herd(forge: Forge, *, workers: int, partitions: int) -> Herd:

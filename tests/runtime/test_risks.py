@@ -3,7 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,9 @@ import redis
 from streamworker import App, DeadLetter
 from streamworker.core.ownership.risks import Risk
 from streamworker.redisio.group import risks
-from streamworker.runtime.risks import HeldBack, Risks
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.risks import HeldBack, Risks, StartRisks
 from tests.chaos.forked import Forked
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for, wait_for_async
@@ -66,6 +69,17 @@ async def sweep(ctx: Context) -> None:
     dies()
 """
 OF_PARTITION = OF_APP.replace("@app.timer", "@one.timer")
+OF_WORKER = """
+@app.resource
+async def prices() -> AsyncIterator[dict[str, int]]:
+    dies()
+    yield {}
+
+
+@app.processor(lines, name="priced", **ARGUMENTS)
+async def priced(line: Line, prices: dict[str, int]) -> None:
+    await asyncio.sleep(0)
+"""
 RECORDS = 60
 WORKERS_MAX = 14
 
@@ -101,9 +115,10 @@ class Supervisor:
             wait_for(look, what, timeout_s=200)
             assert client.keys("*:dead:*") == [], "no record is blamed"
 
-    def until_handled(self) -> None:
+    def until_handled(self, processors: int = 2) -> None:
         self.until(
-            lambda locks: sum(int(lock["entries"]) for lock in locks) == 2 * RECORDS, "all are handled"
+            lambda locks: sum(int(lock["entries"]) for lock in locks) == processors * RECORDS,
+            "all are handled",
         )
 
 
@@ -148,6 +163,27 @@ def test_a_timer_that_kills_its_process_is_held_back_and_records_go_on(
     assert "held back: " in supervisor.tells(*command, "timers", "risky:app")
     (tmp_path / "deadly").unlink()
     assert "Timer sweep ran" in supervisor.tells(*command, "timers", "run-now", "risky:sweep")
+    assert "held back" not in supervisor.tells(*command, "doctor", "risky:app")
+
+
+@pytest.mark.full("starts a worker after each death")
+@pytest.mark.timeout(300)
+def test_a_resource_that_kills_each_worker_at_its_start_is_held_back_until_it_is_retried(
+    begin: Callable[..., Supervisor], tmp_path: Path
+) -> None:
+    """A supervisor starts workers at once: the fourth one waits, and goes on without a restart."""
+    supervisor = begin(behind=OF_WORKER)
+    supervisor.until(lambda _: "start_delayed" in supervisor.workers[-1].log(), "a worker waits")
+    assert deaths(tmp_path) == len(supervisor.workers) - 1 == 3
+    held, waiting = "resource prices is held back: 3 workers died in a row in it", supervisor.workers[-1]
+    assert held in waiting.log()
+    command = ("-m", "streamworker")
+    for said in ("doctor", "status"):
+        assert held in supervisor.tells(*command, said, "risky:app"), said
+    (tmp_path / "deadly").unlink()
+    assert "Workers run it again: resource prices." in supervisor.tells(*command, "retry", "risky:one")
+    supervisor.until_handled(processors=3)
+    assert supervisor.workers[-1] is waiting and waiting.running
     assert "held back" not in supervisor.tells(*command, "doctor", "risky:app")
 
 
@@ -217,3 +253,84 @@ async def test_a_resource_in_which_owners_died_is_not_made_until_somebody_has_pu
         await risks.forget_deaths(desk.backend, desk.keys, "resource connection")
         await make("w4")
         assert made == [0] and await risks.read_deaths(desk.backend, desk.keys) == {}
+
+
+@dataclass
+class Starting:
+    """A worker that makes a resource at its start, with a connection of its own."""
+
+    risks: StartRisks
+    _dying: AsyncExitStack
+
+    @classmethod
+    async def of(cls, url: str) -> "Starting":
+        async with AsyncExitStack() as stack:
+            opened = Backend.open(url, name="starting", call_timeout_ms=60_000)
+            backend = await stack.enter_async_context(opened)
+            return cls(StartRisks(backend, KEYS, at_once), stack.pop_all())
+
+    async def begins(self) -> bool:
+        """Begin to make it, and go on; return whether it may now."""
+        with anyio.move_on_after(0.3):
+            return bool(await self.risks.begin("resource prices"))
+        return False
+
+    async def dies(self) -> None:
+        await self._dying.aclose()
+
+
+KEYS = GroupKeys("shop", "orders", "price")
+
+
+async def at_once(call: Callable[[], Awaitable[None]]) -> bool:
+    await call()
+    return True
+
+
+async def test_workers_that_start_side_by_side_and_are_lost_with_their_machine_accuse_nothing(
+    redis_url: str,
+) -> None:
+    """They count as one death. Then one makes the resource at a time, and when it is made all do again."""
+    lost = [await Starting.of(redis_url) for _ in range(5)]
+    assert [await each.begins() for each in lost] == [True] * 5
+    for each in lost:
+        await each.dies()
+    first, second = await Starting.of(redis_url), await Starting.of(redis_url)
+    async with first.risks.taken("resource", "prices"):
+        assert await risks.read_deaths(first.risks.backend, KEYS) == {"resource prices": 1}
+        assert not await second.begins()
+    assert await first.risks.backend.execute("HLEN", KEYS.risks) == 0
+    many = [await Starting.of(redis_url) for _ in range(5)]
+    assert [await each.begins() for each in many] == [True] * 5
+    for each in (first, second, *many):
+        await each.dies()
+
+
+async def test_workers_that_die_one_after_the_other_at_their_start_hold_the_resource_back(
+    redis_url: str,
+) -> None:
+    """It is made again when an operator has put it right."""
+    for _ in range(3):
+        one = await Starting.of(redis_url)
+        assert await one.begins()
+        await one.dies()
+    last = await Starting.of(redis_url)
+    with pytest.raises(HeldBack, match="resource prices is held back: 3 workers died in a row"):
+        await last.begins()
+    assert await risks.read_deaths(last.risks.backend, KEYS) == {"resource prices": 3}
+    assert await risks.forget_deaths(last.risks.backend, KEYS) == ["resource prices"]
+    assert await last.begins()
+    await last.dies()
+
+
+async def test_a_worker_that_makes_its_resource_ends_the_deaths_of_others(redis_url: str) -> None:
+    """It lives, however long it takes; so those beside it that died show that they died of something else."""
+    lives = await Starting.of(redis_url)
+    async with lives.risks.taken("resource", "prices"):
+        beside, after = await Starting.of(redis_url), await Starting.of(redis_url)
+        assert await beside.begins()
+        await beside.dies()
+        assert not await after.begins()
+    assert await after.begins()
+    await after.dies()
+    await lives.dies()

@@ -59,7 +59,7 @@ async def test_a_worker_that_starts_while_redis_is_away_joins_when_it_is_there(
     with capture_logs() as logs:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run)
-            await wait_for_async(lambda: health.waits_for_redis, "it waits")
+            await wait_for_async(lambda: bool(health.waits), "it waits")
             assert (health.live(), health.started()) == ("", "")
             assert health.ready() == "the worker starts, and Redis is away"
             with server:
@@ -81,7 +81,7 @@ async def test_a_worker_that_waits_at_its_start_leaves_when_it_is_told_to(port: 
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
-        await wait_for_async(lambda: health.waits_for_redis, "it waits")
+        await wait_for_async(lambda: bool(health.waits), "it waits")
         worker.stop()
     assert left == [True]
 

@@ -1,16 +1,21 @@
 """What a worker runs beside records, named while it runs: a name that a dead owner left is a death in it."""
 
+import secrets
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from streamworker.core.ownership.risks import Risk
 from streamworker.errors import BackendRefused
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.group.membership import connected
+from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import RISK, checked
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.info import pairs_of
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import ms_of, pairs_of
 
-_DIED = b"died"
+_AT, _DIED = b"at", b"died"
+UNKNOWN_MAX_MS = 60_000
+"""A worker counts as dead after this long if the server cannot tell whether its connection lives."""
 
 
 async def step(
@@ -53,9 +58,72 @@ def deaths_in(fields: Mapping[bytes, bytes]) -> dict[str, int]:
     return found
 
 
-async def forget_deaths(backend: Backend, keys: GroupKeys, what: str = "") -> None:
-    """Begin the count of deaths anew, for one kind and name or for all."""
+async def forget_deaths(backend: Backend, keys: GroupKeys, what: str = "") -> list[str]:
+    """Begin the count anew, for one kind and name, a kind or all; return those in which workers died."""
     stored = pairs_of(await backend.execute("HGETALL", keys.risks))
-    names = [field for field in stored if not what or field.split()[1:3] == what.encode().split()]
-    if names:
+    if names := [field for field in stored if not what or _is_of(field, what)]:
         await backend.execute("HDEL", keys.risks, *names)
+    return sorted(deaths_in({field: stored[field] for field in names}))
+
+
+class Starts(NamedTuple):
+    """Workers that make a resource while they start, or have died in it."""
+
+    deaths: int
+    """How many died in it one after the other. Those that died side by side count as one death: a lost
+    machine takes many along."""
+    left: tuple[bytes, ...]
+    """The fields of the dead ones."""
+    others: bool
+    """Whether one that lives makes it now."""
+    me: str
+    """What tells the others whether this worker lives: its connection, the server's run and the time."""
+
+
+async def read_starts(backend: Backend, keys: GroupKeys, what: str, mine: str = "") -> Starts:
+    """Look who makes a resource of a worker, besides the one with the field ``mine``; store the deaths.
+
+    Use it on a backend with one call at a time, since a worker is dead if its connection is closed. Where the
+    server cannot tell, as after its own restart, a worker counts as dead after ``UNKNOWN_MAX_MS``.
+    """
+    replies = await backend.pipeline([("HGETALL", keys.risks), ("TIME",)])
+    (stored, time), (client_id, run_id) = all_answered(replies), await backend.identity(keys.risks)
+    fields, now_ms = pairs_of(stored), ms_of(time)
+    begun: dict[bytes, tuple[int, str, int, int]] = {}
+    for field, value in fields.items():
+        words = value.decode("utf-8", "replace").split()
+        if field.startswith(_AT) and _is_of(field, what) and field != mine.encode() and len(words) == 4:
+            begun[field] = (whole(words[0]) or 0, words[1], whole(words[2]) or 0, whole(words[3]) or 0)
+    known = {its for its, run, _, _ in begun.values() if its and run == run_id}
+    living = await connected(backend, sorted(known), keys.risks)
+    left, deaths = list[bytes](), 0
+    for field, (its, run, since_ms, before) in begun.items():
+        can_tell = living is not None and its and run == run_id
+        if its not in (living or ()) if can_tell else now_ms - since_ms > UNKNOWN_MAX_MS:
+            left.append(field)
+            deaths = max(deaths, before + 1)
+    died = _DIED + b" " + what.encode()
+    if deaths > len(fields.get(died, b"").split()):
+        await backend.execute("HSET", keys.risks, died, " ".join(["start"] * deaths))
+    return Starts(deaths, tuple(left), len(begun) > len(left), f"{client_id} {run_id or '-'} {now_ms}")
+
+
+async def begin_start(backend: Backend, keys: GroupKeys, what: str, starts: Starts, *, is_alone: bool) -> str:
+    """Name a resource that this worker makes next; return the field, or nothing if another one was faster.
+
+    ``is_alone`` lets one worker make it after each death.
+    """
+    field = f"at {what} {starts.deaths if is_alone else secrets.token_hex(4)}"
+    is_new = await backend.execute("HSETNX", keys.risks, field, f"{starts.me} {starts.deaths}")
+    return field if is_new else ""
+
+
+async def end_start(backend: Backend, keys: GroupKeys, what: str, mine: str) -> None:
+    """Take the name back: the resource is made, and deaths before that count no more."""
+    left = (await read_starts(backend, keys, what, mine)).left
+    await backend.execute("HDEL", keys.risks, mine, f"died {what}", *left)
+
+
+def _is_of(field: bytes, what: str) -> bool:
+    words = what.encode().split()
+    return field.split()[1 : 1 + len(words)] == words

@@ -18,7 +18,13 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from streamworker.errors import AuthenticationFailed, BackendError, BackendRefused, BackendUnavailable
+from streamworker.errors import (
+    AuthenticationFailed,
+    BackendError,
+    BackendRefused,
+    BackendUnavailable,
+    StreamworkerError,
+)
 
 SERVER_TEXT_MAX = 300
 _OPENSSL_PLACE = re.compile(r" ?\(_ssl\.c:\d+\)")
@@ -97,7 +103,7 @@ def has_no_room(error: BackendError) -> bool:
     return _NO_ROOM in error.message
 
 
-def is_wrong_tls(error: BackendError) -> bool:
+def is_wrong_tls(error: StreamworkerError) -> bool:
     """Whether certificates, or a port without TLS, keep a connection from being made: it will not heal."""
     return any(error.remedy == remedy for _, remedy in _TLS_ALERTS)
 

@@ -27,8 +27,8 @@ class Health:
     groups: Sequence[Joining] = ()
     watched: tuple[Keeper, Watchdog] | None = None
     stopping: bool = False
-    waits_for_redis: bool = False
-    """Whether the worker cannot start yet because Redis is away: another process could not, either."""
+    waits: str = ""
+    """Why the worker cannot start yet, such as ``Redis is away``: another process could not, either."""
     _has_joined: bool = field(default=False, init=False)
 
     def live(self) -> str:
@@ -49,13 +49,13 @@ class Health:
         if self.stopping:
             return "the worker drains and leaves"
         if not self.groups:
-            return "the worker starts" + (", and Redis is away" if self.waits_for_redis else "")
+            return "the worker starts" + (f", and {self.waits}" if self.waits else "")
         missing = [group.keys.group for group in self.groups if not group.joined]
         return f"the worker has not joined: {', '.join(missing)}" if missing else ""
 
     def started(self) -> str:
-        """Check that the worker was ready once, or waits for Redis."""
-        if self._has_joined or self.waits_for_redis:
+        """Check that the worker was ready once, or waits for what no other process could have."""
+        if self._has_joined or self.waits:
             return ""
         problem = self.ready()
         self._has_joined = not problem
