@@ -1,22 +1,23 @@
 """``streamworker timers``: when the timers of an app ran last, and when they run next."""
 
+from collections.abc import Sequence
 from datetime import tzinfo
 from typing import Annotated, Any
 
-import anyio
 import typer
 
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson, argument, seconds_of
 from streamworker.cli.output import print_found, say
-from streamworker.cli.requests import POLL_S, Wait, operator
+from streamworker.cli.requests import Wait, last_look, operator
 from streamworker.cli.support import Commands, ask, give_up, group_keys
 from streamworker.core.ownership.risks import deaths_in_words
+from streamworker.core.snapshot import PauseView
 from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec, TimerSpec
-from streamworker.errors import StreamworkerError
+from streamworker.errors import BackendError, StreamworkerError
 from streamworker.importing import resolve_app, resolve_timer
-from streamworker.redisio.data.state import ask_for_calls, calls_asked_for, read_calls
+from streamworker.redisio.data.state import Calls, ask_for_calls, calls_asked_for, read_calls
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.group.risks import forget_deaths, read_deaths
@@ -89,21 +90,45 @@ async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wai
             f"No worker has run {timer.name!r} yet.",
             remedy="The first worker that starts will run it at once.",
         )
-    still = list(partitions)
-    with anyio.move_on_after(wait_s):
-        while still:
-            still = await calls_asked_for(backend, keys, partitions, timer.name, at_ms)
-            await anyio.sleep(POLL_S if still else 0)
-    done, is_of_app = len(partitions) - len(still), not group.stream.has_records
-    if done:
-        where = "" if is_of_app else f" in {counted(done, 'partition')} of {group.stream.name}"
-        say(f"Timer {timer.name} ran{where}.")
-    if still:
-        where = "" if is_of_app else f" in {counted(len(still), 'partition')}"
-        give_up(
-            f"It has not run{where} within {wait_s:g} s: a call runs or "
-            "fails, or no worker is there. The request stands; `streamworker timers` shows when it ran."
+
+    async def look() -> Calls:
+        return await calls_asked_for(backend, keys, partitions, timer.name, at_ms)
+
+    def where(found: Sequence[int], of: str = "") -> str:
+        return f" in {counted(len(found), 'partition')}{of}" if group.stream.has_records else ""
+
+    seen = await last_look(look, lambda calls: not calls.waiting, wait_s)
+    if seen.made:
+        say(f"Timer {timer.name} ran{where(seen.made, f' of {group.stream.name}')}.")
+    failed = []
+    if seen.waiting:
+        locks = await read_locks(backend, keys, seen.waiting)
+        causes = dict.fromkeys(_why_not(locks.get(p), timer) for p in seen.waiting)
+        failed.append(
+            f"It has not run{where(seen.waiting)} within {wait_s:g} s: {'; '.join(causes)}. "
+            "The request stands; `streamworker timers` shows when it ran."
         )
+    if seen.gone:
+        failed.append(
+            f"No call is known{where(seen.gone)}, and the request is gone: the state was deleted. Ask again."
+        )
+    if failed:
+        give_up(*failed)
+
+
+def _why_not(lock: LockView | BackendError | None, timer: TimerSpec) -> str:
+    """Say why a call that was asked for is not done, by what the lock of its partition says."""
+    match lock:
+        case LockView(owner=""):
+            return "no worker is there"
+        case LockView(pause=PauseView()):
+            return "an operator has paused the partition"
+        case LockView(reason=reason) if reason.startswith(f"timer {timer.name} "):
+            return reason.rstrip(".")
+        case LockView(owner=owner):
+            return f"a call of {name_of(owner)} runs, or it is away"
+        case _:
+            return "the partition's lock cannot be read"
 
 
 async def timers_of(

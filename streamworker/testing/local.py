@@ -287,7 +287,7 @@ class LocalWorker(Stored):
 
         async def has_run(_: int) -> bool:
             nonlocal seen
-            waits = await calls_asked_for(self._backend, keys, partitions, timer.name, at_ms)
+            waits = (await calls_asked_for(self._backend, keys, partitions, timer.name, at_ms)).waiting
             snapshot = await take_snapshot(self._backend, keys.app, keys.stream, keys.group)
             seen = _in_words(snapshot)
             return not waits and not snapshot.outbox

@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any, cast
 
@@ -187,7 +188,7 @@ def test_what_cannot_be_ordered_or_is_not_confirmed_is_not_said_to_be_done(
 ) -> None:
     """An order that stands is obeyed once the worker is back."""
     for arguments, code, text in (
-        (("resume", "shop:price"), ExitCode.FAILED, "No partition of price is paused."),
+        (("resume", "shop:price"), ExitCode.FAILED, "Not paused: 4 partitions of price: 0-3."),
         (("pause", "shop:price", "--partition", "9"), ExitCode.USAGE, "has partitions 0 to 3, and not 9"),
         (("pause", "shop:price", "--wait", "soon"), ExitCode.USAGE, "--wait"),
         (("wait", "shop:price", "--timeout", "3"), ExitCode.USAGE, "is no duration"),
@@ -205,6 +206,28 @@ def test_what_cannot_be_ordered_or_is_not_confirmed_is_not_said_to_be_done(
     finally:
         worker.resume()
     wait_for(lambda: states(streamworker, "price") == {"paused"}, "the worker has obeyed")
+
+
+def test_a_request_is_told_by_a_look_at_the_partitions_that_it_names(
+    worker: Forked, streamworker: Invoke, spawn: SpawnWorker
+) -> None:
+    """Of others it says nothing. A look is made whatever the time to wait; one that is cut short says so."""
+    streamworker.does("pause", "shop:price", "--partition", "2")
+    other = streamworker("resume", "shop:price", "--partition", "3")
+    assert (other.exit_code, other.output) == (ExitCode.FAILED, "Not paused: 1 partition of price: 3.\n")
+    streamworker.does("resume", "shop:price")
+    worker.pause()
+    asking = spawn("pause", "shop:price", "--wait", "1 minute")
+    wait_for(lambda: states(streamworker, "price") == {"pausing"}, "it waits")
+    asking.signal(signal.SIGINT)
+    assert asking.wait() == ExitCode.INTERRUPTED
+    assert "The request was written, and stands; whether it is obeyed by now is not known." in asking.log()
+    worker.resume()
+    worker.terminate()
+    assert worker.wait() == 0
+    assert streamworker.does("resume", "shop:price", "--wait", "0 seconds").startswith("Resumed 4 partitions")
+    free = streamworker.does("retry", "shop:price")
+    assert free == "Nobody owns 0-3 now; it holds for the worker that takes them.\n"
 
 
 POISON = """

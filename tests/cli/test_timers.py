@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import redis
+
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.redisio.keys import GroupKeys
 from tests.cli.conftest import SHOP, Invoke
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for
@@ -57,7 +60,31 @@ def test_timers_are_shown_with_their_last_and_next_time_and_run_on_demand(
     assert worker.wait() == 0
     alone = streamworker("timers", "run-now", "shop:greet", "--wait", "100 milliseconds")
     assert alone.exit_code == ExitCode.FAILED
-    assert "It has not run within 0.1 s" in alone.output
+    assert "It has not run within 0.1 s: no worker is there. The request stands" in alone.output
+
+
+def test_run_now_says_why_a_timer_has_not_run_and_takes_no_lost_request_for_a_call(
+    shop: Path, streamworker: Invoke, spawn: SpawnWorker, redis_url: str
+) -> None:
+    """It ran where Redis holds its call; that nobody waits for one any more is no call."""
+    (shop / "shop.py").write_text(TIMED, "utf-8")
+    worker = spawn("run", "shop:price", "--name", "w1")
+    wait_for(lambda: "Timer flush ran in 4" in streamworker("timers", "run-now", "shop:flush").output, "runs")
+    streamworker.does("pause", "shop:price", "--partition", "3")
+    paused = streamworker("timers", "run-now", "shop:flush", "--wait", "2 seconds")
+    assert "Timer flush ran in 3 partitions of orders." in paused.stdout
+    assert "not run in 1 partition within 2 s: an operator has paused the partition. The" in paused.stderr
+    streamworker.does("pause", "shop:price")
+    asking = spawn("timers", "run-now", "shop:flush", "--wait", "1 minute")
+    keys = GroupKeys("shop", "orders", "price")
+    with redis.Redis.from_url(redis_url) as raw:
+        requests = [keys.state(p) for p in range(4)]
+        wait_for(lambda: all(any(b"run:flush" in f for f in raw.hkeys(k)) for k in requests), "asked")
+        raw.delete(*requests)
+    assert asking.wait() == ExitCode.FAILED
+    assert "No call is known in 4 partitions, and the request is gone" in asking.log()
+    assert "ran in" not in asking.log()
+    assert worker.running
 
 
 def test_a_timer_that_fails_is_shown_with_its_error(

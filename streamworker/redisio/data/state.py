@@ -1,6 +1,7 @@
 """Reads a partition's keyed state; ``commit`` writes it atomically with the checkpoint."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -45,13 +46,24 @@ async def ask_for_calls(
     all_answered(await backend.pipeline(asked))
 
 
+class Calls(NamedTuple):
+    """Partitions by what became of a call that was asked for."""
+
+    waiting: list[int]
+    made: list[int]
+    gone: list[int]
+    """Nobody waits for it any more, and no call is known: the state was deleted, and the request with it."""
+
+
 async def calls_asked_for(
     backend: Backend, keys: GroupKeys, partitions: Sequence[int], timer: str, at_ms: int
-) -> list[int]:
-    """Return the partitions where the call of a timer that was asked for at a time is not done."""
-    asked = [("HEXISTS", keys.state(p), f"{RUN}{timer}/{at_ms}") for p in partitions]
-    replies = all_answered(await backend.pipeline(asked))
-    return [p for p, is_open in zip(partitions, replies, strict=True) if is_open]
+) -> Calls:
+    """Return what became of the call of a timer that was asked for at a time."""
+    asked = [("HMGET", keys.state(p), f"{RUN}{timer}/{at_ms}", RAN + timer) for p in partitions]
+    found = Calls([], [], [])
+    for p, (waits, ran) in zip(partitions, all_answered(await backend.pipeline(asked)), strict=True):
+        (found.waiting if waits else found.made if ran else found.gone).append(p)
+    return found
 
 
 async def read_state(backend: Backend, keys: GroupKeys, partition: int) -> dict[str, bytes]:
