@@ -92,7 +92,7 @@ async def _give(
     before = await read_locks(backend, keys, wanted)
     again = await forget_deaths(backend, keys) if request == "retry" else []
     if again:
-        say(f"Workers run it again: {', '.join(again)}.")
+        say(f"Held back no more: {', '.join(again)}.")
     given = await make_request(backend, keys, wanted, request, who=operator(), why=why)
     if not given and again:
         return  # Workers have died before they ran any partition.

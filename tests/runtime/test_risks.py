@@ -181,7 +181,7 @@ def test_a_resource_that_kills_each_worker_at_its_start_is_held_back_until_it_is
     for said in ("doctor", "status"):
         assert held in supervisor.tells(*command, said, "risky:app"), said
     (tmp_path / "deadly").unlink()
-    assert "Workers run it again: resource prices." in supervisor.tells(*command, "retry", "risky:one")
+    assert "Held back no more: resource prices." in supervisor.tells(*command, "retry", "risky:one")
     supervisor.until_handled(processors=3)
     assert supervisor.workers[-1] is waiting and waiting.running
     assert "held back" not in supervisor.tells(*command, "doctor", "risky:app")
