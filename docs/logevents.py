@@ -129,6 +129,8 @@ MEANINGS = {
     "record_dead": "A record became a dead letter.",
     "record_skipped": "A record was skipped, as its policy says.",
     "replicas_missing": "Too few replicas are connected: nothing is confirmed until they are.",
+    "resource_ended": "The generator of a resource of a partition has ended; the partition starts anew from its last commit, "
+    "and makes it again.",
     "resource_not_closed": "Closing a resource failed or took too long.",
     "retention_changed": "This worker's retention replaced another one that was stored.",
     "retention_differs": "Another program stored another retention than this worker's, and it is followed.",
@@ -136,7 +138,7 @@ MEANINGS = {
     "dies, that counts as a death in it.",
     "rollback_unknown": "Locks cannot be read, so nobody knows whether commits were lost; it is tried again.",
     "rows_refused": "A row cannot be stored; its records are handled again.",
-    "runner_cancelled": "A function, a resource or middleware has left something that cancelled a partition between "
+    "runner_cancelled": "A function or middleware has left something that cancelled a partition between "
     "two calls; it starts anew from its last commit, or halts.",
     "runner_failed": "A partition halts by a bug in streamworker: please report it.",
     "scheduled_not_sent": "Records that are due were not sent; it is tried again.",

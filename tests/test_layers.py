@@ -63,7 +63,7 @@ INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
         "clock", "telling", "signals", "meters", "observing", "connecting", "durability", "provisioning",
-        "risks", "resources", "read", "send", "tracing", "forward", "run", "watch", "listener", "partitions",
+        "risks", "read", "send", "tracing", "forward", "run", "resources", "watch", "listener", "partitions",
         "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),

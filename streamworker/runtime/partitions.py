@@ -32,11 +32,11 @@ from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
-from streamworker.runtime.resources import Resources
+from streamworker.runtime.resources import ResourceEnded, Resources
 from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
-from streamworker.runtime.run.failures import Left, cancelled_by, describe_error, failure, traceback_of
+from streamworker.runtime.run.failures import cancelled_by, describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
 from streamworker.runtime.run.statetables import TableCache
@@ -175,12 +175,11 @@ class Partitions:
         log.debug("partition_started", checkpoint=str(effect.lock.checkpoint))
         stopped: Stopped | None = None
         with running.scope:
-            left = Left(self.spec.function)  # A resource may leave something, too.
             try:
-                try:
-                    stopped = await self._handle_records(effect, running, log)
-                finally:
-                    left.leave()
+                stopped = await self._handle_records(effect, running, log)
+            except ResourceEnded as ended:
+                log.warning("resource_ended", error=str(ended))
+                stopped = Stopped(StopReason.DRAINED if running.drained.is_set() else StopReason.FENCED, "")
             except BaseException as raised:  # noqa: BLE001 - a bug must not take the other partitions down
                 error = failure(raised)
                 if isinstance(raised, asyncio.CancelledError):

@@ -62,8 +62,8 @@ def was_cancelled(raised: BaseException) -> bool:
 def cancelled_by(function: Callable[..., Any]) -> str:
     """Return who may have cancelled the task in which a function is called, if the worker has not."""
     return (
-        f"{name_of(function)} has cancelled its own task, or it, a resource or middleware has left something "
-        "entered that does so later, such as an asyncio.timeout or an asyncio.TaskGroup"
+        f"{name_of(function)} has cancelled its own task, or it or middleware has left something entered "
+        "that does so later, such as an asyncio.timeout or an asyncio.TaskGroup"
     )
 
 
