@@ -144,6 +144,7 @@ MEANINGS = {
     "scheduled_not_sent": "Records that are due were not sent; it is tried again.",
     "scheduled_sent": "Records that were due were sent.",
     "schema_unreadable": "The schema of the rows could not be compared or stored; it is tried again.",
+    "scrape_failed": "Redis did not answer the exporter, whole or for the partitions in the line; `streamworker_up` is 0.",
     "send_not_confirmed": "Too few disks or replicas have confirmed a send; it is sent again.",
     "send_unanswered": "A send had no answer; it is sent again, and written once.",
     "sends_lost": "Redis lost records whose sends had been confirmed.",

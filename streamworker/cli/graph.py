@@ -18,6 +18,7 @@ from streamworker.declaring.specs import PipelineSpec, ProcessorSpec
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.outbox import read_heads
 from streamworker.redisio.wire.client import Backend
+from streamworker.tui import model
 from streamworker.tui.figures import duration, failure
 from streamworker.tui.overview import lagging, table_line
 
@@ -30,7 +31,8 @@ class Edge:
     end: str
     kind: str
     """``reads``: stream to processor. ``sends``: processor to stream. ``spark``: processor to pipeline."""
-    per_second: float
+    per_second: float | None
+    """None if two looks do not tell, as after a `reset`."""
     waiting: int
     """Records or rows that have not gone this way yet; for ``sends`` messages, to all streams together."""
     age_ms: int | None = None
@@ -39,6 +41,8 @@ class Edge:
     """Where a pipeline of the app writes: format and path."""
     failed: str = ""
     """When a pipeline's query failed, and why; empty if it has read since."""
+    is_known: bool = True
+    """Whether the position of a pipeline could be read; if not, nothing of it is known."""
     has_worker: bool = True
     """Whether a worker of the processor that reads a stream is alive; of other edges nothing."""
 
@@ -58,12 +62,12 @@ def graph(app: AppPath, declared: Declared = False, json: AsJson = False) -> Non
       streamworker graph shop:app --declared
     """
     found = with_pipelines(resolve_app(app))
-    edges, tables = (_declared(found), None) if declared else ask(found, _edges, found)
+    edges, tables, problems = (_declared(found), None, []) if declared else ask(found, _edges, found)
     rings = cycles((edge.start, edge.end) for edge in edges)
     if json:
-        print_json({**_as_json(found, edges, tables), "cycles": rings})
+        print_json({**_as_json(found, edges, tables), "cycles": rings, "problems": problems})
         return
-    say(*_lines(found, edges, tables))
+    say(*problems, *_lines(found, edges, tables))
     for ring in rings:
         say(f"cycle: {' → '.join(_short(node) for node in (*ring, ring[0]))}")
 
@@ -100,11 +104,15 @@ def _declared(app: App) -> list[Edge]:
     return edges
 
 
-async def _edges(backend: Backend, app: App) -> tuple[list[Edge], dict[str, tuple[TableView, ...]]]:
+async def _edges(
+    backend: Backend, app: App
+) -> tuple[list[Edge], dict[str, tuple[TableView, ...]], list[str]]:
     before = await look(backend, app)
     await anyio.sleep(LOOK_S)
     after = await look(backend, app)
-    return edges_of(app, before, after), {name: group.tables for name, (group, _) in after.items()}
+    tables = {name: group.tables for name, (group, _) in after.items()}
+    problems = [line for group, _ in after.values() for line in (*group.problems, *group.unknown)]
+    return edges_of(app, before, after), tables, problems
 
 
 Look = dict[str, tuple[GroupSnapshot, Counter[str]]]
@@ -112,24 +120,25 @@ Look = dict[str, tuple[GroupSnapshot, Counter[str]]]
 
 
 def edges_of(app: App, before: Look, after: Look) -> list[Edge]:
-    """Return the edges of an app, with the rates between two looks; those of one and the same look are 0."""
+    """Return the edges of an app, with the rates between two looks."""
     edges: list[Edge] = []
     for spec in app.registry.processors.values():
         (then, sent_then), (group, sent) = before[spec.name], after[spec.name]
-        took_s = max(1, group.taken_ms - then.taken_ms) / 1000
-        name, rate = _node(spec.name), (group.committed - then.committed) / took_s
-        read = Edge(spec.stream.name, name, "reads", rate, group.lag, has_worker=bool(group.alive))
+        took_s, name = (group.taken_ms - then.taken_ms) / 1000, _node(spec.name)
+        per_s = model.rows(then, group).committed_per_s
+        read = Edge(spec.stream.name, name, "reads", per_s, group.lag, has_worker=bool(group.alive))
         edges.append(read)
         for stream in sorted({target.name for target in spec.targets} | sent.keys()):
-            per_s = (sent[stream] - sent_then[stream]) / took_s
-            edges.append(Edge(name, stream, "sends", per_s, group.outbox))
+            sends = model.rate(sent_then[stream], sent[stream], took_s)
+            edges.append(Edge(name, stream, "sends", sends, group.outbox))
         for each in group.readers:
             age_ms, failed = max(0, group.taken_ms - each.updated_ms), failure(each, group.taken_ms)
             to = _table_of(app.registry.pipelines.get(each.name))
-            edges.append(Edge(name, _node(each.name), "spark", rate, each.lag_rows, age_ms, to, failed))
+            edges.append(Edge(name, _node(each.name), "spark", per_s, each.lag_rows, age_ms, to, failed))
         known, rows = {each.name for each in group.readers}, sum(view.rows for view in group.partitions)
+        is_read = not any(group_keys(spec).readers in problem for problem in group.problems)
         edges += [
-            Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_table_of(pipeline))
+            Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_table_of(pipeline), is_known=is_read)
             for pipeline in app.registry.pipelines.values()
             if spec.name in pipeline.reads and pipeline.name not in known
         ]
@@ -193,10 +202,16 @@ def _lines(app: App, edges: list[Edge], tables: Mapping[str, Sequence[TableView]
 def _figures(edge: Edge) -> str:
     """Return how much goes along an edge, and what waits."""
     if edge.kind == "reads":
-        rate = f"{edge.per_second:,.0f}/s" if edge.has_worker else "no worker"
+        rate = _rate(edge) if edge.has_worker else "no worker"
         return f"  {rate}, lag {lagging(edge.waiting, edge.per_second)}"
     if edge.kind == "sends":
         waits = f", {counted(edge.waiting, 'message')} in the outbox" if edge.waiting else ""
-        return f"  {edge.per_second:,.0f}/s{waits}"
+        return f"  {_rate(edge)}{waits}"
+    if not edge.is_known:
+        return "  its position cannot be read"
     last = "has never read" if edge.age_ms is None else f"read {duration(edge.age_ms)} ago"
     return f"  {counted(edge.waiting, 'row')} behind, {edge.failed or last}"
+
+
+def _rate(edge: Edge) -> str:
+    return "-/s" if edge.per_second is None else f"{edge.per_second:,.0f}/s"

@@ -100,7 +100,7 @@ def memory_forecast(holdings: Holdings) -> str:
     """Return in words when the memory is full."""
     if not holdings.limit:
         used = f"{memory(holdings.used)} of memory are used; " if holdings.used else ""
-        return f"{used}the server has no maxmemory, or this user may not ask for it."
+        return f"{used}the server has no maxmemory, or did not tell it."
     used = f"{memory(holdings.used)} of {memory(holdings.limit)} are used"
     if holdings.full_in_s == 0:
         return f"{used}: the memory is full, and Redis refuses to write."
@@ -143,7 +143,7 @@ def lag(app: GroupPath, processor: Processors = None, json: AsJson = False) -> N
         print_json(facts)
         return
     for snapshot in taken:
-        say(*snapshot.problems)
+        say(*snapshot.problems, *snapshot.unknown)
     rows = []
     for each in facts:
         largest = max(each["partitions"].values(), default=0)
@@ -220,7 +220,7 @@ def _lag_of(snapshot: GroupSnapshot) -> dict[str, Any]:
         "readers": {reader.name: reader.lag_rows for reader in snapshot.readers},
         "trimmed_before": {reader.name: reader.late_rows for reader in snapshot.readers if reader.late_rows},
         "dropped": {reader.name: reader.dropped_rows for reader in snapshot.readers if reader.dropped_rows},
-        "problems": snapshot.problems,
+        "problems": (*snapshot.problems, *snapshot.unknown),
     }
 
 
@@ -229,6 +229,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
         f"{snapshot.app}: {snapshot.stream} -> {snapshot.processor}, generation {snapshot.generation}, "
         f"lag {snapshot.lag}",
         *snapshot.problems,
+        *snapshot.unknown,
         *snapshot.deaths,
     )
     if snapshot.members:
@@ -241,7 +242,7 @@ def _print_status(snapshot: GroupSnapshot) -> None:
         names = ["member", "id", "host", "pid", "state", "partitions", "heartbeat"]
         print_table([*names, *(["load", "capacity"] if is_weighted else [])], rows)
     else:
-        say("No worker runs.")
+        say("No worker is known." if snapshot.unknown else "No worker runs.")
     say("")
     sends = any(view.outbox for view in snapshot.partitions)
     rows = []

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from streamworker.core.ownership.risks import deaths_in_words, remedy_for
+from streamworker.core.words import counted, ranges
 
 MemberState = Literal["active", "standby", "leaving", "silent", "held"]
 PartitionState = Literal[
-    "running", "retrying", "draining", "acquiring", "halted", "paused", "pausing", "unowned"
+    "running", "retrying", "draining", "acquiring", "halted", "paused", "pausing", "unowned", "unknown"
 ]
 
 
@@ -76,9 +77,10 @@ class PartitionView:
     epoch: int
     """The number of this ownership, which grows with each new owner."""
     state: PartitionState
-    """What its owner does with it; ``unowned`` if nobody holds its lock."""
+    """What its owner does with it; ``unowned`` if nobody holds its lock. ``unknown``: Redis did not tell, as
+    its node of a Cluster is away; all figures are 0, and none of them was read."""
     reason: str
-    """Why the partition is halted or held up; the error, while a record is tried again."""
+    """Why the partition is halted, held up or unknown; the error, while a record is tried again."""
     checkpoint: str
     """The id of the last entry that the group has committed."""
     records: int
@@ -202,8 +204,17 @@ class GroupSnapshot:
         return tuple(member for member in self.members if member.state not in ("silent", "held"))
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """Which partitions no figure counts, since Redis did not tell of them, and why; nothing if it did."""
+        views = [view for view in self.partitions if view.state == "unknown"]
+        if not views:
+            return ()
+        which = f"{counted(len(views), 'partition')} of {self.processor}"
+        return (f"Not in the figures: {which}: {ranges(v.partition for v in views)}. {views[0].reason}",)
+
+    @property
     def lag(self) -> int:
-        """Source records that the group has not committed yet, over all partitions."""
+        """Source records that the group has not committed yet, over the partitions that are known."""
         return sum(view.lag for view in self.partitions)
 
     @property

@@ -74,9 +74,15 @@ class Trends:
         self._rebalances = Counter(dict.fromkeys(CAUSES, 0))
         self._until_ms: int | None = None
         self._scale = Scale()
+        self._last = Trend(0, {}, dict(self._rebalances), self._scale.desired)
 
     def follow(self, snapshot: GroupSnapshot) -> Trend:
-        """Take the next snapshot; return what is known now."""
+        """Take the next snapshot; return what is known now.
+
+        Partitions that Redis did not tell of look like a group that began anew: such a snapshot adds nothing.
+        """
+        if snapshot.unknown:
+            return self._last
         now_ms, views = snapshot.taken_ms, snapshot.partitions
         self._records.note(now_ms, tuple(view.records + view.gone + view.lag for view in views))
         self._rows.note(now_ms, tuple(view.rows for view in views))
@@ -90,7 +96,9 @@ class Trends:
             reader.name: self._rows.waits_ms(now_ms, [reader.positions.get(v.partition, 0) for v in views])[0]
             for reader in snapshot.readers
         }
-        return Trend(self._oldest_ms(snapshot), readers, dict(self._rebalances), self._scale.desired)
+        oldest_ms, desired = self._oldest_ms(snapshot), self._scale.desired
+        self._last = Trend(oldest_ms, readers, dict(self._rebalances), desired)
+        return self._last
 
     def _oldest_ms(self, snapshot: GroupSnapshot) -> int:
         now_ms, views = snapshot.taken_ms, snapshot.partitions

@@ -64,7 +64,8 @@ async def take_snapshot(
 
     It has those of the processor's tables that the caller names.
 
-    If another program wrote to a key of a partition, the partition is shown as halted, with the reason.
+    If another program wrote to a key of a partition, the partition is shown as halted, with the reason. If
+    Redis does not answer for one, as its node of a Cluster is away, it is shown as unknown.
     If another program wrote to a key of the group, ``problems`` names the key, and its content is
     missing.
     """
@@ -168,7 +169,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             owner=held.owner or None,
             assigned=None,
             epoch=held.epoch,
-            state="halted" if broken else "running",
+            state=_state_unread(broken[0]) if broken else "running",
             reason=str(broken[0]) if broken else "",
             checkpoint=str(held.checkpoint),
             records=held.entries - held.gone,
@@ -187,6 +188,10 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
         )
         looks.append((held, known))
     return await _with_counted_lags(backend, keys, looks, uncounted) if uncounted else looks
+
+
+def _state_unread(error: BackendError) -> PartitionState:
+    return "halted" if isinstance(error, BackendRefused) else "unknown"
 
 
 def _number(reply: Any) -> int:
@@ -251,8 +256,8 @@ def _judged(look: _Look, membership: Membership, group: str) -> PartitionView:
 def _state(
     lock: LockView, view: PartitionView, assigned: str | None, membership: Membership
 ) -> tuple[PartitionState, str]:
-    if view.state == "halted":
-        return "halted", view.reason
+    if view.state in ("halted", "unknown"):
+        return view.state, view.reason
     owner = membership.get(view.owner) if view.owner is not None else None
     if owner is None:
         # A lock whose owner was removed counts as free.

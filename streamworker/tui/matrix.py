@@ -27,6 +27,7 @@ PALETTE = (
     *("#5fd7d7", "#ff87af", "#afafff", "#d7af87", "#87afaf"),
 )
 DRAINING, ACQUIRING, HALTED, PAUSED, RETRYING, UNOWNED, OTHER = "◐", "○", "✖", "‖", "↻", "-", "·"
+UNKNOWN = "?"
 MARKS = {
     "halted": HALTED,
     "retrying": RETRYING,
@@ -35,8 +36,11 @@ MARKS = {
     "unowned": UNOWNED,
     "paused": PAUSED,
     "pausing": PAUSED,
+    "unknown": UNKNOWN,
 }
-_WORST_FIRST = ("halted", "unowned", "acquiring", "paused", "pausing", "retrying", "draining", "running")
+_WORST_FIRST = (
+    *("halted", "unknown", "unowned", "acquiring", "paused", "pausing", "retrying", "draining", "running"),
+)
 
 
 def colour(letter: str) -> str:
@@ -201,7 +205,8 @@ def _worker_line(worker: WorkerRow, band: Sequence[PartitionCell], shape: Shape)
 def _nobody_line(band: Sequence[PartitionCell], shape: Shape) -> Text:
     line = _label("  nobody")
     for cell in band:
-        text = OTHER if not _orphan(cell) else cell.owner or UNOWNED
+        free = UNKNOWN if cell.view.state == "unknown" else UNOWNED
+        text = OTHER if not _orphan(cell) else cell.owner or free
         style = "dim" if text == OTHER else "bold yellow"
         line.append(shape.padded(text), style=style)
     return line
@@ -231,7 +236,8 @@ def _below(band: Sequence[PartitionCell], every: Sequence[PartitionCell], shape:
     write = compact if shape.cell > 4 else tight
     for cell in band:
         if shape.figures:
-            lag.append(f"{write(cell.view.lag):>{shape.cell - 1}} ", style=_lag_style(cell, lags))
+            waits = UNKNOWN if cell.view.state == "unknown" else write(cell.view.lag)
+            lag.append(f"{waits:>{shape.cell - 1}} ", style=_lag_style(cell, lags))
             rate.append(f"{write(cell.per_s):>{shape.cell - 1}} ")
         else:
             lag.append(f"{bar(cell.view.lag, lags):<{shape.cell}}", style=_lag_style(cell, lags))

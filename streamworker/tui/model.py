@@ -106,12 +106,13 @@ def rows(
     members = sorted(current.members, key=lambda member: (member.joined_ms, member.id))
     named = _letters(members, letters or {})
     views = sorted(current.partitions, key=lambda view: view.partition)
-    committed = {view.partition: view.records for view in previous.partitions}
+    known = [view for view in previous.partitions if view.state != "unknown"]
+    committed = {view.partition: view.records for view in known}
     # Only a send increases the sum of committed records and lag.
-    arrived = {view.partition: view.records + view.lag for view in previous.partitions}
+    arrived = {view.partition: view.records + view.lag for view in known}
     read_before = {view.name: sum(view.positions.values()) for view in previous.readers}
     read = {view.name: sum(view.positions.values()) for view in current.readers}
-    per_s = {view.partition: _rate(committed.get(view.partition), view.records, elapsed_s) for view in views}
+    per_s = {view.partition: rate(committed.get(view.partition), view.records, elapsed_s) for view in views}
     return Model(
         snapshot=current,
         workers=tuple(
@@ -129,12 +130,12 @@ def rows(
             for view in views
         ),
         readers=tuple(
-            ReaderRow(view, read[view.name], _rate(read_before.get(view.name), read[view.name], elapsed_s))
+            ReaderRow(view, read[view.name], rate(read_before.get(view.name), read[view.name], elapsed_s))
             for view in sorted(current.readers, key=lambda view: view.name)
         ),
         committed_per_s=_total(per_s.values()),
         arrived_per_s=_total(
-            _rate(arrived.get(view.partition), view.records + view.lag, elapsed_s) for view in views
+            rate(arrived.get(view.partition), view.records + view.lag, elapsed_s) for view in views
         ),
         outage=outage,
         letters=named,
@@ -148,7 +149,8 @@ def _letters(members: list[MemberView], known: Mapping[str, str]) -> dict[str, s
     return {member.id: kept.get(member.id) or next(free, SURPLUS) for member in members}
 
 
-def _rate(before: int | None, now: int, elapsed_s: float) -> float | None:
+def rate(before: int | None, now: int, elapsed_s: float) -> float | None:
+    """Return by how much a counter grew in a second; None if two values do not tell."""
     # A counter that fell belongs to a key that was deleted and created again: there is no rate then.
     if before is None or elapsed_s <= 0 or now < before:
         return None

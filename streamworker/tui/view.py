@@ -137,7 +137,7 @@ def _notices(model: Model, width: int) -> list[Text]:
     notices = _outage(model, width)
     notices += [
         _fit(Text(f" {problem}", style="bold red"), width)
-        for problem in (*model.snapshot.problems, *model.snapshot.deaths)
+        for problem in (*model.snapshot.problems, *model.snapshot.unknown, *model.snapshot.deaths)
     ]
     if model.halted:
         text = f" halted: partition {_few(model.halted)}: {model.halted[0].reason}"
@@ -166,7 +166,7 @@ def _footer(tabs: Tabs, width: int) -> Text:
     gap = "   "
     for state, mark in matrix.MARKS.items():  # As many as there is room for.
         legend = f"{gap}{mark} {state}"
-        if state != "pausing" and len(line) + len(legend) <= width:
+        if state not in ("pausing", "unknown") and len(line) + len(legend) <= width:
             line.append(legend, style="dim")
             gap = "  "
     return _fit(line, width)
@@ -193,7 +193,7 @@ def _lower(model: Model, width: int, height: int) -> RenderableType:
 
 def _members(model: Model, width: int, lines: int) -> list[Text]:
     if not model.workers:
-        return [Text("no worker runs", style="dim")]
+        return [Text("no worker is known" if model.snapshot.unknown else "no worker runs", style="dim")]
     name = max(6, width - 29)
     heading = Text(f"  {'':<{name}} {'owns':>4} {'rate':>6} {'beat':>6} state", style="dim")
     lines -= 1

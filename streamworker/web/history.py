@@ -28,6 +28,7 @@ HELD_MAX = 200
 LETTERS = {
     "running": ".", "retrying": "R", "draining": "D", "acquiring": "A", "halted": "H",
     "paused": "P", "pausing": "p", "unowned": "U",
+    "unknown": "?",
 }  # fmt: skip
 """The letter of each state in a frame."""
 POINTS = ("t", "lag", "arrived", "committed", "age")
@@ -108,7 +109,8 @@ def _frame(rows: model.Model, age_ms: int) -> dict[str, Any]:
     ]
     dead = {view.partition: view.dead for view in group.partitions if view.dead}
     return {
-        **{name: getattr(group, name) for name in ("stream", "processor", "generation", "problems")},
+        **{name: getattr(group, name) for name in ("stream", "processor", "generation")},
+        "problems": [*group.problems, *group.unknown],
         "t": group.taken_ms,
         "lag": group.lag,
         "arrived": _rounded(rows.arrived_per_s),

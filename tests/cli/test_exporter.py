@@ -6,14 +6,17 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.support import take
 from streamworker.cli.workers import exporter
-from streamworker.core.snapshot import PartitionState
+from streamworker.core.snapshot import GroupSnapshot, PartitionState
 from streamworker.dev.server import free_port
 from streamworker.importing import resolve_processors
 from tests.cli.conftest import Invoke
@@ -59,6 +62,31 @@ def test_the_exporter_needs_no_worker(streamworker: Invoke, shop: Path, spawn: S
         scrape(port, "/livez")
     process.signal(signal.SIGTERM)
     assert process.wait() == ExitCode.OK
+
+
+def test_a_partition_of_which_redis_does_not_tell_has_no_figures(
+    streamworker: Invoke, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lag of 0 would end an alarm, and a counter that comes back from 0 is a rate. `up` is 0 meanwhile."""
+    whole = group(partitions=2, workers=1, lag=5)
+    away = replace(whole.partitions[1], state="unknown", reason="It is away.", records=0, lag=0, owner=None)
+    partial = replace(whole, partitions=(whole.partitions[0], away))
+    told = {(name, labels.get("partition")): value for name, labels, value in exporter.samples_of(partial)}
+    assert told["streamworker_lag_records", "0"] == 5
+    assert not [name for name, partition in told if partition == "1"]
+    assert not [name for name, _ in told if name == "streamworker_outbox_messages"]
+    groups = exporter.Groups(resolve_processors("shop:app", ["price"]))
+
+    async def take_partial(*given: Any) -> GroupSnapshot:
+        await take(*given)
+        return partial
+
+    monkeypatch.setattr(exporter, "take", take_partial)
+    with capture_logs() as lines:
+        up, *others = groups.collect()
+    assert up.samples[0].value == 0
+    assert not {"streamworker_desired_workers", "streamworker_memory_bytes"} & {each.name for each in others}
+    assert "Not in the figures: 1 partition of price: 1. It is away." in lines[0]["error"]
 
 
 def test_a_scrape_costs_few_round_trips(streamworker: Invoke, redis_url: str) -> None:

@@ -7,7 +7,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.graph import Look, edges_of, look
+from streamworker.cli.support import ask
+from streamworker.core.data.entries import ZERO
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.importing import resolve_app
+from streamworker.redisio.group.locks import move_checkpoint
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 from tests.cli.conftest import Invoke, work_off
 from tests.raw import opened
 
@@ -111,3 +118,29 @@ def test_graph_names_each_edge_and_the_cycles(streamworker: Invoke, redis_url: s
     assert re.search(rf"fail .*{said}", (checked := streamworker("doctor", "loop:app")).stdout)
     assert checked.exit_code == ExitCode.FAILED
     assert re.search(f"^Spark reader {said}$", streamworker("status", "loop:app").stdout, re.MULTILINE)
+
+
+@pytest.mark.usefixtures("loop")
+def test_graph_tells_no_rate_and_no_reader_that_it_has_not_seen(streamworker: Invoke, redis_url: str) -> None:
+    """A reset between two looks is no rate below zero; readers that cannot be read may have read."""
+    streamworker.does("send", "loop:second", "-", input="\n".join('{"n": 0}' for _ in range(5)))
+    work_off(redis_url, "loop:app")
+    app = resolve_app("loop:app")
+
+    async def looks(backend: Backend) -> tuple[Look, Look]:
+        before = await look(backend, app)
+        for p in range(3):
+            await move_checkpoint(backend, GroupKeys("loop", "second", "two"), p, ZERO, entries=0)
+        return before, await look(backend, app)
+
+    before, after = ask(app, looks)
+    edges = {(edge.start, edge.end): edge.per_second for edge in edges_of(app, before, after)}
+    assert edges["second", "two()"] is None
+    assert edges["first", "one()"] == 0
+    assert {edge.per_second for edge in edges_of(app, after, after) if edge.kind != "spark"} == {None}
+    with opened(redis_url) as raw:
+        raw.set("sw:{loop.first:one}:readers", "mine")
+    shown = streamworker.does("graph", "loop:app")
+    assert shown.startswith("sw:{loop.first:one}:readers cannot be read: ")
+    assert "to_lake (Spark)  its position cannot be read  parquet lake" in shown
+    assert "has never read" not in shown

@@ -17,9 +17,11 @@ from structlog.stdlib import BoundLogger
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.membership.events import HeartbeatDone
+from streamworker.core.words import ranges
 from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.fetcher import fetcher_for
@@ -27,6 +29,7 @@ from streamworker.runtime.read.reads import Reads
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
+from streamworker.tui import model
 from tests.cluster.stub import StubNode, url_of
 from tests.cluster.support import client_of, primary_of
 from tests.helpers import PATIENCE_S, wait_for_async
@@ -121,6 +124,30 @@ async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer
     assert 1 <= len(unknown) <= 2, "once for each reason"
     told = [line["partition"] for line in lines if line["event"] == "partition_rolled_back"]
     assert sorted(told) == list(PARTITIONS)
+
+
+async def test_partitions_of_a_node_that_gives_no_answer_are_unknown_and_not_empty(
+    nodes: EmbeddedCluster, raw: RawCluster
+) -> None:
+    """Their lag is not 0, nor are they halted: the snapshot says which partitions it does not count."""
+    raw.hset(KEYS.meta, mapping={"partitions": len(PARTITIONS)})
+    for p in PARTITIONS:
+        raw.xadd(STREAM.events(p), {"d": "{}"})
+    others = [p for p in PARTITIONS if primary_of(nodes, KEYS.lock(p)) is not primary_of(nodes, KEYS.members)]
+    hung = primary_of(nodes, KEYS.lock(others[0]))
+    away = [p for p in PARTITIONS if primary_of(nodes, KEYS.lock(p)) is hung]
+    async with Backend.open(nodes.url, name="t", call_timeout_ms=1_000) as backend:
+        assert (await take_snapshot(backend, "shop", "orders", "price")).lag == len(PARTITIONS)
+        with stopped(hung):
+            seen = await take_snapshot(backend, "shop", "orders", "price")
+        assert [view.partition for view in seen.partitions if view.state == "unknown"] == away
+        assert seen.lag == len(PARTITIONS) - len(away)
+        (line,) = seen.unknown
+        assert line.startswith(
+            f"Not in the figures: {len(away)} partitions of price: {ranges(away)}. Redis at"
+        )
+        whole = await take_snapshot(backend, "shop", "orders", "price")
+    assert model.rows(seen, whole).cells[away[0]].per_s is None
 
 
 async def test_a_comparison_that_is_overtaken_by_another_stops_what_it_finds(

@@ -14,6 +14,18 @@ FIRST_MS = 1_763_700_000_000
 """The time of the checkpoints of these groups."""
 
 
+def test_a_look_that_lacks_a_partition_changes_nothing() -> None:
+    """Its figures are 0 since nobody told them, and not since the group began anew."""
+    trends = Trends()
+    for at_ms in (FIRST_MS, FIRST_MS + 900_000):
+        known = trends.follow(group(partitions=2, workers=1, at_ms=at_ms, lag=5))
+    whole = group(partitions=2, workers=1, at_ms=FIRST_MS + 960_000, lag=5)
+    away = replace(whole.partitions[1], state="unknown", records=0, lag=0, checkpoint="0-0", owner=None)
+    assert known.oldest_ms == 900_000
+    assert trends.follow(replace(whole, partitions=(whole.partitions[0], away))) == known
+    assert trends.follow(whole).oldest_ms == 960_000
+
+
 def test_nothing_waits_where_all_is_committed() -> None:
     """However old the last record is."""
     trends = Trends()

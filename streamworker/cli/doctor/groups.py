@@ -151,6 +151,13 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     if snapshot.problems:
         # The checks below need the keys that could not be read.
         return [*(fail(name, problem, OVERWRITTEN) for problem in snapshot.problems), *damaged]
+    if snapshot.unknown:
+        remedy = "See the nodes of the Cluster, and look again: of these partitions nothing is known."
+        return [
+            *(fail(name, text, remedy) for text in snapshot.unknown),
+            *damaged,
+            *_troubles(name, snapshot),
+        ]
     checks = [*damaged, _members(snapshot, path), _locks(snapshot, path), *of_partitions(snapshot)]
     for what, deaths in snapshot.died.items():
         verdict = fail if deaths >= DEATHS_MIN else warn
@@ -267,7 +274,7 @@ def _troubles(name: str, snapshot: GroupSnapshot) -> Iterator[Check]:
             f"{len(failing)} retrying: {first}",
             "What heals goes on by itself; `streamworker retry` tries now (docs: errors).",
         )
-    told = ("halted", "retrying", "unowned")
+    told = ("halted", "retrying", "unowned", "unknown")
     slow = [view for view in snapshot.partitions if view.reason and view.state not in told]
     if slow:
         yield warn(

@@ -23,17 +23,22 @@ from streamworker.core.holdings import Holdings
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.trends import Trend, Trends
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import StreamworkerError
+from streamworker.errors import BackendUnavailable, StreamworkerError
 from streamworker.importing import Selection, resolve_processors
+from streamworker.log import get_logger
+from streamworker.runtime.telling import warn
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+
+log = get_logger(__name__)
 
 Sample = tuple[str, dict[str, str], float]
 """A name, labels and a value."""
 
 METRICS = {
-    "streamworker_up": "1 if Redis answered this scrape.",
+    "streamworker_up": "1 if Redis answered this scrape; 0 also if it did not for some partitions, "
+    "which have no figures then.",
     "streamworker_generation": "Version of the list of members.",
     "streamworker_members": "Members by state.",
     "streamworker_lag_records": "Records of a partition that are not committed.",
@@ -116,6 +121,8 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         count = sum(member.state == state for member in snapshot.members)
         yield "streamworker_members", {**group, "state": state}, count
     for view in snapshot.partitions:
+        if view.state == "unknown":
+            continue  # A counter that falls to 0 and comes back would be a rate.
         one = {**group, "partition": str(view.partition)}
         yield "streamworker_lag_records", one, view.lag
         yield "streamworker_committed_records_total", one, view.records
@@ -131,14 +138,16 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for reader in snapshot.readers:
         its = {**group, "reader": reader.name}
-        yield "streamworker_reader_lag_rows", its, reader.lag_rows
+        if not snapshot.unknown:
+            yield "streamworker_reader_lag_rows", its, reader.lag_rows
         yield "streamworker_reader_dropped_rows_total", its, reader.dropped_rows
         yield "streamworker_reader_failed", its, int(bool(reader.failed))
         if reader.batch_ms:
             yield "streamworker_reader_batch_seconds", its, reader.batch_ms / 1000
     for table in snapshot.tables:
         yield "streamworker_table_keys", {**group, "table": table.name}, table.keys
-    yield "streamworker_outbox_messages", group, snapshot.outbox
+    if not snapshot.unknown:
+        yield "streamworker_outbox_messages", group, snapshot.outbox
 
 
 def _of_trend(snapshot: GroupSnapshot, trend: Trend) -> Iterator[Sample]:
@@ -185,10 +194,11 @@ class Groups:
         self._trends = [Trends() for _ in self._specs]
 
     def collect(self) -> "Iterator[Metric]":
-        """Look at each group; if Redis does not answer, return only ``streamworker_up 0``."""
+        """Look at each group; if Redis does not answer, return only ``streamworker_up 0``, and log why."""
         try:
             yield from families(self._samples(*anyio.run(self._look)))
-        except StreamworkerError:
+        except StreamworkerError as error:
+            warn(log, "scrape_failed", error)
             yield from families([("streamworker_up", {"app": self._selection.app.name}, 0)])
 
     async def _look(self) -> tuple[list[GroupSnapshot], Holdings]:
@@ -197,13 +207,19 @@ class Groups:
             return groups, await holdings_of(backend, self._selection)
 
     def _samples(self, groups: list[GroupSnapshot], holdings: Holdings) -> Iterator[Sample]:
-        yield "streamworker_up", {"app": self._selection.app.name}, 1
+        unknown = [each for group in groups for each in group.unknown]
+        if unknown:
+            warn(log, "scrape_failed", BackendUnavailable(unknown[0]))
+        yield "streamworker_up", {"app": self._selection.app.name}, int(not unknown)
         for spec, snapshot, trends in zip(self._specs, groups, self._trends, strict=True):
             if spec.stream.has_records:
                 yield from samples_of(snapshot)
-                yield from _of_trend(snapshot, trends.follow(snapshot))
-            yield from _of_timers(snapshot, spec)
-        yield from _of_holdings(self._selection.app.name, groups, holdings)
+                if not snapshot.unknown:
+                    yield from _of_trend(snapshot, trends.follow(snapshot))
+            if not snapshot.unknown:
+                yield from _of_timers(snapshot, spec)
+        if not unknown:
+            yield from _of_holdings(self._selection.app.name, groups, holdings)
 
 
 def families(samples: Iterable[Sample]) -> "Iterator[Metric]":

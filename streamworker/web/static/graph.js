@@ -33,7 +33,8 @@ function parts(edges, streams) {
       if (!log.in.length) link(start, log, [rate, ""]);
       const read = edge.age_ms == null ? "has never read" : `read ${duration(edge.age_ms)} ago`;
       const pipeline = known(`spark ${edge.end}`, "pipeline", name(edge.end));
-      link(log, pipeline, [`${compact(edge.waiting)} rows behind`, edge.failed || read], Boolean(edge.failed));
+      const words = edge.is_known ? [`${compact(edge.waiting)} rows behind`, edge.failed || read] : ["", "position not read"];
+      link(log, pipeline, words, Boolean(edge.failed) || !edge.is_known);
       pipeline.to = edge.to;
     }
   }

@@ -4,6 +4,7 @@ import { compact, duration, make, put, whole } from "./words.js";
 
 export const STATES = {
   ".": "running", R: "retrying", D: "draining", A: "acquiring", H: "halted", P: "paused", p: "pausing", U: "unowned",
+  "?": "unknown",
 };
 const NOBODY = "\0nobody", COLUMN_MIN = 22, LABEL = 190, NUMBERED_MAX = 256;
 
@@ -117,8 +118,9 @@ function wanted(ids) {
 
 function words(p) {
   const name = (at) => (at >= 0 ? frame.workers[at].name : at === -1 ? "nobody" : "a worker that is gone");
-  const said = [`Partition ${p}`, `${STATES[frame.state[p]]}, owned by ${name(frame.owner[p])}`];
-  if (frame.lags) said.push(`lag ${whole(frame.lags[p])}`, `${compact(frame.rates[p])}/s`);
+  const known = frame.state[p] !== "?";
+  const said = [`Partition ${p}`, STATES[frame.state[p]] + (known ? `, owned by ${name(frame.owner[p])}` : "")];
+  if (frame.lags && known) said.push(`lag ${whole(frame.lags[p])}`, `${compact(frame.rates[p])}/s`);
   if (frame.wanted && frame.wanted[p] !== frame.owner[p]) said.push(`goes to ${name(frame.wanted[p])}`);
   if (frame.dead?.[p]) said.push(`${whole(frame.dead[p])} dead`);
   const why = frame.held?.find(([partition]) => partition === p)?.[2];

@@ -86,7 +86,7 @@ function tabs(every, selected) {
     if (!tab.firstChild) tab.append(make("b"), make("span"));
     tab.type = "button";
     tab.dataset.name = processor;
-    const is = processor === selected, bad = /[HU]/.test(state) ? "bad" : /[RPp]/.test(state) ? "odd" : "";
+    const is = processor === selected, bad = /[HU?]/.test(state) ? "bad" : /[RPp]/.test(state) ? "odd" : "";
     tab.setAttribute("aria-selected", is);
     tab.setAttribute("aria-controls", "panel");
     tab.tabIndex = is ? 0 : -1;
@@ -235,7 +235,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => them
 theme(localStorage.getItem("theme"));
 
 for (const [letter, state] of Object.entries(matrix.STATES)) {
-  if (letter === "p") continue;
+  if ("p?".includes(letter)) continue;
   const item = make("li"), mark = make("i", "cell", letter === "." ? "" : letter);
   mark.dataset.s = letter;
   item.append(mark, state);
