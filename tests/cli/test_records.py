@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.cli.conftest import Invoke, OpenTerminal, lines_of, work_off
+from streamworker.core.data.partitioner import partition_for
+from tests.cli.conftest import SHOP, Invoke, OpenTerminal, lines_of, rewrite, work_off
+from tests.contract.support import url_of_user
 from tests.helpers import wait_for
 from tests.raw import opened
 
@@ -48,22 +50,45 @@ def test_tail_follows_a_stream(sent: Invoke, terminal: OpenTerminal) -> None:
 
 
 def test_tail_says_why_there_is_nothing_to_show(sent: Invoke, redis_url: str) -> None:
-    """Nothing was sent, nothing has this key, or all was handled and dropped; the output stays empty."""
+    """Nothing was sent, nothing has this key, or all is gone, with its cause; the output stays empty."""
     nobody = sent("tail", "shop:orders", "--key", "nobody")
     assert (nobody.exit_code, nobody.stdout) == (0, "")
     assert nobody.stderr.startswith("No record of key 'nobody' is among the newest 1,000 entries")
-    work_off(redis_url)
+    taken = {partition_for(key, 4) for key in (b"ann", b"bob")}
+    key = next(key for key in map(str, range(100)) if partition_for(key.encode(), 4) not in taken)
+    there = f"partition {partition_for(key.encode(), 4)} of orders, that of '{key}'"
+    elsewhere = sent("tail", "shop:orders", "--key", key).stderr
+    assert elsewhere == f"Redis knows of no record that was sent to {there}.\n"
+    events = [f"sw:{{shop.orders.{p}}}:events" for p in range(4)]
     with opened(redis_url) as raw:
-        number = sum(raw.xlen(f"sw:{{shop.orders.{p}}}:events") for p in range(4))
-        for p in range(4):
-            raw.xtrim(f"sw:{{shop.orders.{p}}}:events", maxlen=0, approximate=False)
+        gone = {name: raw.xlen(name) for name in events}
+        for name in events:
+            raw.xtrim(name, maxlen=0, approximate=False)
     shown = sent("tail", "shop:orders")
     assert (shown.exit_code, shown.stdout) == (0, "")
-    assert f"{number} records of orders were here, and none is left" in shown.stderr
+    assert shown.stderr == (
+        "6 records of orders were here, and none is left: another program deleted 6 entries of its keys.\n"
+    )
+    with opened(redis_url) as raw:
+        for name, count in gone.items():  # A worker that trims counts what it drops.
+            raw.hset(name.replace(":events", ":groups"), "#trimmed", count)
+    shown = sent("tail", "shop:orders")
+    assert "none is left: they were trimmed, since all groups had committed them." in shown.stderr
     assert "app.stream(..., retention=...)" in shown.stderr
     with opened(redis_url) as raw:
         raw.flushall()
-    assert sent("tail", "shop:orders").stderr == "No record was sent to orders yet.\n"
+    assert sent("tail", "shop:orders").stderr == "Redis knows of no record that was sent to orders.\n"
+
+
+def test_tail_takes_no_refusal_for_an_empty_stream(sent: Invoke, shop: Path, redis_url: str) -> None:
+    """A user who may read entries, and not what Redis counts, is told of the right that is missing."""
+    with opened(redis_url) as raw:
+        raw.execute_command("ACL", "SETUSER", "reads", "on", "nopass", "~*", "+@all", "-xinfo")
+    as_reader = {"STREAMWORKER_REDIS_URL": url_of_user(redis_url, "reads", "any")}
+    rewrite(shop, SHOP)
+    refused = sent("tail", "shop:orders", "--key", "nobody", env=as_reader)
+    assert refused.exit_code == ExitCode.REDIS
+    assert "xinfo" in refused.stderr and "No record" not in refused.stderr
 
 
 def test_peek_shows_the_rows_that_were_committed_last(sent: Invoke, redis_url: str) -> None:
@@ -88,6 +113,26 @@ def test_peek_shows_the_rows_that_were_committed_last(sent: Invoke, redis_url: s
     refused = sent("peek", "shop:price", "9")
     assert refused.exit_code == ExitCode.USAGE
     assert "partitions 0 to 3" in refused.output
+
+
+def test_peek_says_why_there_are_no_rows(sent: Invoke, redis_url: str) -> None:
+    """No log, no worker yet, no row yet, or rows that are gone: the output is an empty list each time."""
+
+    def why(*arguments: str) -> str:
+        shown = sent("peek", *arguments)
+        assert (shown.exit_code, json.loads(shown.stdout)) == (0, [])
+        return shown.stderr
+
+    assert why("shop:audit") == "audit forwards no rows, so it has no acked log.\n"
+    assert why("shop:price").startswith("price has never run there")
+    work_off(redis_url)
+    with opened(redis_url) as raw:
+        rows = {p: int(raw.hget(f"sw:{{shop.orders.{p}}}:lock:price", "rows") or 0) for p in range(4)}
+        for p in range(4):
+            raw.xtrim(f"sw:{{shop.orders.{p}}}:acked:price", maxlen=0, approximate=False)
+    assert why("shop:price").startswith("6 rows were in the acked log of price, and none is left.")
+    without = next(p for p, count in rows.items() if not count)
+    assert why("shop:price", str(without)) == "price has forwarded no rows yet.\n"
 
 
 HEAD = b"order_id,customer,amount\n"

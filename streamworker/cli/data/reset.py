@@ -269,7 +269,7 @@ async def _plan(
                 f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
                 remedy="It will start where it says: @app.processor(..., start=...).",
             )
-        last, oldest, sent, held = await retention.edges(backend, keys, partition)
+        last, oldest, sent, held, _ = await retention.edges(backend, keys, partition)
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
         entries = await entries_up_to(backend, keys, partition, after)

@@ -1,6 +1,6 @@
 """``streamworker tail`` and ``peek``: show records of a stream, and rows of an acked log."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import anyio
@@ -14,12 +14,14 @@ from streamworker.cli.support import ask, check_partitions, group_keys
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.partitioner import canonical_key, partition_for
 from streamworker.core.words import counted
+from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
 from streamworker.errors import RecordError
 from streamworker.importing import resolve_processor, resolve_stream
 from streamworker.records.entries import Entries
 from streamworker.records.rows import ids_of_rows
 from streamworker.redisio.data import retention
+from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys, whole
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
@@ -70,7 +72,11 @@ def peek(
     """
     app, spec = resolve_processor(processor)
     check_partitions(spec.stream, [] if partition is None else [partition], "PARTITION")
-    print_json(ask(app, _peek, group_keys(spec), partition, spec.stream.partitions, last))
+    asked = range(spec.stream.partitions) if partition is None else [partition]
+    rows, none = ask(app, _peek, spec, asked, last, partition is None)
+    if none:
+        say(none, error=True)
+    print_json(rows)
 
 
 class _Lines:
@@ -128,19 +134,27 @@ async def _tail(
 
 
 async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key: str | None) -> str:
-    """Say why there is nothing to show."""
+    """Say why there is nothing to show, as far as Redis has counted it."""
     keys = GroupKeys(stream.app.name, stream.name, stream.name)
     parts = [await retention.edges(backend, keys, p) for p in lines.partitions]
     sent, held = sum(each.sent for each in parts), sum(each.held for each in parts)
+    where = (
+        stream.name if key is None else f"partition {lines.partitions[0]} of {stream.name}, that of {key!r}"
+    )
     if not sent:
-        return f"No record was sent to {stream.name} yet."
+        return f"Redis knows of no record that was sent to {where}."
+    if held and key is None:
+        return f"{counted(held, 'record')} came to {stream.name} meanwhile: look again."
     if held:
         return f"No record of key {key!r} is among the newest {LOOKED_AT:,} entries of its partition."
+    told = f"{counted(sent, 'record')} of {where} were here, and none is left:"
+    if others := sum(each.deleted for each in parts):
+        return f"{told} another program deleted {counted(others, 'entry', 'entries')} of its keys."
     declared = (await retention.read(backend, keys)).stream
     older = f", and passed its retention of {declared}" if declared else ""
     return (
-        f"{counted(sent, 'record')} of {stream.name} were here, and none is left: all groups have committed "
-        f"them{older}. app.stream(..., retention=...) says what is kept longer."
+        f"{told} they were trimmed, since all groups had committed them{older}. "
+        "app.stream(..., retention=...) says what is kept longer."
     )
 
 
@@ -152,13 +166,14 @@ async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int)
 
 
 async def _peek(
-    backend: Backend, keys: GroupKeys, partition: int | None, partitions: int, last: int
-) -> list[dict[str, Any]]:
+    backend: Backend, spec: ProcessorSpec, asked: Sequence[int], last: int, names_them: bool
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the newest rows of some partitions, and why there are none."""
     from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
     from streamworker.redisio.data.schemas import stored_schemas
 
+    keys = group_keys(spec)
     schemas = await stored_schemas(backend, keys)
-    asked = range(partitions) if partition is None else [partition]
     replies = await backend.pipeline([("XREVRANGE", keys.acked(p), "+", "-", "COUNT", last) for p in asked])
     entries = [
         (whole(entry.fields.get(b"at", b"")) or 0, p, entry)
@@ -169,8 +184,23 @@ async def _peek(
     # Newest first; the entries of one partition in their order.
     for _, p, entry in sorted(entries, key=lambda each: (each[0], each[1], each[2].id), reverse=True):
         found = without_metadata(decode_entry(entry.id, entry.fields, schemas)).to_pylist()
-        which = {"partition": p} if partition is None else {}
+        which = {"partition": p} if names_them else {}
         rows += [{**which, "row": entry.id.ms - len(found) + at, **row} for at, row in enumerate(found)][::-1]
         if len(rows) >= last:
             break
-    return rows[:last][::-1]
+    return rows[:last][::-1], "" if rows else await _why_no_rows(backend, spec, asked)
+
+
+async def _why_no_rows(backend: Backend, spec: ProcessorSpec, asked: Sequence[int]) -> str:
+    locks = (await read_locks(backend, group_keys(spec), asked)).values()
+    there = [lock for lock in locks if isinstance(lock, LockView)]
+    if not spec.forward:
+        return f"{spec.name} forwards no rows, so it has no acked log."
+    if not there:
+        return f"{spec.name} has never run there, so its acked log has no rows."
+    if not (had := sum(lock.rows for lock in there)):
+        return f"{spec.name} has forwarded no rows yet."
+    return (
+        f"{counted(had, 'row')} were in the acked log of {spec.name}, and none is left. Rows go when all "
+        "readers have read them, or without a reader after a day; log_retention= keeps them longer."
+    )

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
 from streamworker.errors import BackendRefused, ConfigurationError
-from streamworker.redisio.keys import GroupKeys, StreamKeys, number
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import STORE, Call, checked
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.failures import all_answered, is_missing_key
 from streamworker.redisio.wire.info import RecordCounts, pairs_of
 from streamworker.redisio.wire.link import Argument
 
@@ -81,20 +81,26 @@ class Edges(NamedTuple):
     """How many records it ever had."""
     held: int
     """How many of them are there."""
+    deleted: int
+    """How many entries are gone that no trim of ours dropped; parts/groups.lua counts them so."""
 
 
 async def edges(backend: Backend, keys: StreamKeys, partition: int) -> Edges:
-    """Return where a partition begins and ends; all zero if no record was ever sent."""
+    """Return where a partition begins and ends; all zero if there is no such stream."""
     try:
         info = pairs_of(await backend.execute("XINFO", "STREAM", keys.events(partition)))
-    except BackendRefused:
-        return Edges(ZERO, None, 0, 0)
+    except BackendRefused as error:
+        if not is_missing_key(error):
+            raise
+        return Edges(ZERO, None, 0, 0, 0)
     counts = RecordCounts.of(await backend.execute(*RecordCounts.command(keys.counts(partition))))
+    trimmed = number(await backend.execute("HGET", keys.groups(partition), TRIMMED))
     held = info[b"length"] + counts.extra - counts.before if info[b"length"] else 0
     first = info[b"first-entry"]
     oldest = EntryId.parse(first[0]) if first else None
     sent = info[b"entries-added"] + counts.extra - counts.folded
-    return Edges(EntryId.parse(info[b"last-generated-id"]), oldest, sent, held)
+    deleted = max(0, info[b"entries-added"] - counts.folded - info[b"length"] - trimmed)
+    return Edges(EntryId.parse(info[b"last-generated-id"]), oldest, sent, held, deleted)
 
 
 async def measure_stream(backend: Backend, keys: StreamKeys, partitions: int, *, size: bool) -> list[Amount]:

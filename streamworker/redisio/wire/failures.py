@@ -113,6 +113,11 @@ def is_wrong_type(error: object) -> bool:
     return isinstance(error, BackendRefused) and "WRONGTYPE" in error.message
 
 
+def is_missing_key(error: object) -> bool:
+    """Whether a server refused a command because there is no such key: no other refusal says that."""
+    return isinstance(error, Exception) and "no such key" in str(error).lower()
+
+
 def all_answered(replies: Sequence[Any]) -> Sequence[Any]:
     """Return replies; raise the first error among them."""
     for reply in replies:

@@ -21,6 +21,7 @@ from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.log import get_logger
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import is_missing_key
 from streamworker.redisio.wire.info import pairs_of
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.signals import Signal
@@ -95,7 +96,7 @@ class StreamWatch:
     def _judge(self, buffer: PartitionBuffer, answer: Any) -> None:
         """Resume reads of a partition if its key holds its stream again."""
         partition = buffer.partition
-        is_missing = _is_missing(answer)
+        is_missing = is_missing_key(answer)
         if isinstance(answer, Exception) and not is_missing:
             if not isinstance(answer, BackendUnavailable):
                 self._unreadable[partition] = False  # It still holds another type; its node has answered.
@@ -176,13 +177,9 @@ class StreamWatch:
 def regression(position: EntryId, answer: Any) -> str:
     """Return what the answer to ``XINFO STREAM``, or its error, shows to be wrong; empty if nothing is."""
     if isinstance(answer, Exception):
-        is_deleted = _is_missing(answer) and position > ZERO
+        is_deleted = is_missing_key(answer) and position > ZERO
         return f"was deleted; we had read up to {position}" if is_deleted else ""
     last = EntryId.parse(pairs_of(answer)[b"last-generated-id"])
     if last < position:
         return f"was recreated: its last id is {last}, and we had read up to {position}"
     return ""
-
-
-def _is_missing(answer: object) -> bool:
-    return isinstance(answer, Exception) and "no such key" in str(answer).lower()
