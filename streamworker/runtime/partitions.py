@@ -23,6 +23,7 @@ from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.statetables import expire_many
+from streamworker.redisio.group.risks import count_left
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
@@ -63,6 +64,8 @@ class _Running:
     runner: PartitionRunner | None = None
     drained: anyio.Event = field(default_factory=anyio.Event)
     dropped: bool = False
+    counted: bool = False
+    """Whether it is known what killed its last owner, of what is named."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -93,6 +96,7 @@ class Partitions:
         """Partitions that have started or stopped, by the event of the log."""
         self.gate = Gate()
         """Closed while no batch may start."""
+        self._counting = anyio.Lock()
         self._state_reads = anyio.Semaphore(STATE_READS_MAX)
         self._cache = TableCache(self.settings.table_cache_bytes)
         self._committer = Committer(self.backend, self.keys, self.settings, self.rng)
@@ -237,6 +241,7 @@ class Partitions:
                 async with self._state_reads:
                     return await state.read_state(self.backend, self.keys, partition)
 
+            await self._patiently(effect, log, "deaths_uncounted", partial(self._count_left, effect.owner))
             resources = await self._patiently(effect, log, "resource_not_made", open_resources)
             stored = await self._patiently(effect, log, "state_unreadable", read_state)
             outbox = await self._opened_outbox(effect, log, stack) if self.spec.may_send else None
@@ -265,6 +270,14 @@ class Partitions:
                 return stopped
             finally:
                 self.witness.note(partition, running.runner.commits.committed)
+
+    async def _count_left(self, owner: str) -> None:
+        """Count what the last owners of new partitions have died in, before one of them runs that."""
+        async with self._counting:
+            if new := {p: each for p, each in self._running.items() if not each.counted}:
+                await count_left(self.backend, self.keys, owner, new)
+                for each in new.values():
+                    each.counted = True
 
     def _show(self, effect: StartRunner, reason: str, retry: tuple[int, ...] = ()) -> None:
         """Write to the lock what holds up the partition; an empty reason clears it."""

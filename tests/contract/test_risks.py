@@ -20,6 +20,12 @@ async def ends(group: Group, owner: str, place: int = 0) -> None:
     await risks.step(group.backend, group.keys, Risk("timer", "sweep", place), owner, "end")
 
 
+async def counts(group: Group, owner: str, place: int) -> int:
+    """Let an owner take a place over, and return the deaths."""
+    _, deaths = await risks.step(group.backend, group.keys, Risk("timer", "sweep", place), owner, "count")
+    return deaths
+
+
 async def test_each_owner_that_left_its_name_is_a_death_until_a_call_ends(group: Group) -> None:
     """A call of an owner that lives is none, however often it is begun."""
     for deaths, owner in enumerate(("w1", "w2", "w3")):
@@ -50,10 +56,30 @@ async def test_one_death_in_many_partitions_counts_once(group: Group) -> None:
     assert [await dies(group, "w2", place) for place in range(4)] == [(True, 1)] * 4
 
 
-async def test_what_kills_in_every_partition_is_found_after_a_few(group: Group) -> None:
+async def test_what_kills_in_every_partition_is_found_after_three(group: Group) -> None:
+    """Each worker counts what the one before it has left, wherever that was, and begins in another place."""
+    for deaths, owner in enumerate(("w1", "w2", "w3")):
+        if deaths:
+            assert await counts(group, NOW, deaths - 1) == deaths
+        assert await dies(group, owner, deaths) == (True, deaths)
+    assert await counts(group, NOW, 2) == 3
+    assert [await dies(group, NOW, place) for place in range(4)] == [(False, 3)] * 4
+
+
+async def test_workers_that_died_side_by_side_in_several_partitions_count_once(group: Group) -> None:
+    """A lost machine takes along many that run the same timer; so what is taken over runs again."""
     for place, owner in enumerate(("w1", "w2", "w3")):
         await dies(group, owner, place)
-    assert [await dies(group, NOW, place) for place in range(3)] == [(True, 1), (True, 2), (False, 3)]
+    assert [await counts(group, NOW, place) for place in range(3)] == [1, 1, 1]
+    assert [await dies(group, NOW, place) for place in range(3)] == [(True, 1)] * 3
+
+
+async def test_an_owner_that_only_seemed_dead_ends_the_count(group: Group) -> None:
+    await dies(group, "w1")
+    await risks.step(group.backend, group.keys, Risk("timer", "sweep", 0), NOW, "look")
+    assert await risks.read_deaths(group.backend, group.keys) == {"timer sweep": 1}
+    await ends(group, "w1")
+    assert await risks.read_deaths(group.backend, group.keys) == {}
 
 
 async def test_what_kills_in_one_partition_is_found_though_it_ends_in_others(group: Group) -> None:

@@ -1,8 +1,12 @@
 """What may end a process, and whose turn it is to be run.
 
 After a death, at most one thing of a process is at risk at a time, and it is named in Redis before. A worker
-names a timer and a resource whenever it runs one, and a record or middleware once an owner has died. The next
-owner counts a name that a dead owner has left as a death of that thing, and of nothing else.
+names a timer and a resource whenever it runs one, and a record once an owner has died. Middleware is named
+with each record that is named, and with the first one of each owner. The next owner counts a name that a dead
+owner has left as a death of that thing, and of nothing else.
+
+A death counts as one more in a row only if its worker knew of the others when it began. So workers that are
+lost together, each in a call of the same timer, accuse it once.
 
 So what was named at a death is run while nothing else of the process is. It asks for a turn; until the turn
 ends, no other call begins, and the turn begins when those that run have ended. A timer or a resource also

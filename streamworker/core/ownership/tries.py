@@ -24,9 +24,13 @@ STORED_MAX = 100
 
 
 class Tries:
-    """The attempts at records of one partition; ``window`` is how many an owner may have had in work."""
+    """The attempts at records of one partition; ``window`` is how many an owner may have had in work.
 
-    def __init__(self, lock: Acquired, errors: Policies, window: int) -> None:
+    Each owner takes its first record alone if there are ``layers`` of middleware, which are named with it.
+    Otherwise an owner of each partition would die in them before they are named.
+    """
+
+    def __init__(self, lock: Acquired, errors: Policies, window: int, layers: bool = False) -> None:
         self._deaths, self._epoch = lock.deaths or 0, lock.epoch
         self._limit = errors.attempts_of(ProcessDied)
         self.begun = {each: count for each, count in lock.tries if each > lock.checkpoint}
@@ -38,7 +42,7 @@ class Tries:
             each: count if each == accused else max(0, count - unknown) for each, count in self.begun.items()
         }
         """Calls that earlier owners have made, by record."""
-        self.alone = 0 if lock.deaths is None or self._limit is None else window
+        self.alone = 0 if self._limit is None else int(layers) if lock.deaths is None else window
         """How many of the next records are taken one by one: one of them may have killed the last owner."""
 
     @property

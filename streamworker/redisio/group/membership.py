@@ -23,6 +23,7 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import ms_of, pairs_of
 
 _CLIENT = re.compile(rb"(?:^|\n)id=(\d+) ")
+_CLIENT_NAME = re.compile(rb" name=(\S+) ")
 
 
 async def read_members(backend: Backend, keys: GroupKeys) -> DocumentRead:
@@ -176,3 +177,12 @@ async def connected(backend: Backend, client_ids: Sequence[int], near: str = "")
     except BackendRefused:
         return None
     return frozenset(int(number) for number in _CLIENT.findall(listed))
+
+
+async def names_connected(backend: Backend, near: str = "") -> frozenset[str]:
+    """Return the names of all connections at the server that has a key; none if this user may not ask."""
+    try:
+        listed: bytes = await backend.execute("CLIENT", "LIST", near=near)
+    except BackendRefused:
+        return frozenset()
+    return frozenset(name.decode("utf-8", "replace") for name in _CLIENT_NAME.findall(listed))

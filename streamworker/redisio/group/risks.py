@@ -1,12 +1,13 @@
 """What a worker runs beside records, named while it runs: a name that a dead owner left is a death in it."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 from streamworker.core.ownership.risks import Risk
+from streamworker.core.words import name_of
 from streamworker.errors import BackendRefused
-from streamworker.redisio.group.membership import connected
+from streamworker.redisio.group.membership import connected, names_connected
 from streamworker.redisio.keys import GroupKeys, whole
 from streamworker.redisio.scripts import RISK, checked
 from streamworker.redisio.wire.client import Backend
@@ -19,7 +20,12 @@ UNKNOWN_MAX_MS = 60_000
 
 
 async def step(
-    backend: Backend, keys: GroupKeys, risk: Risk, owner: str, to: Literal["begin", "end"], most: int = 0
+    backend: Backend,
+    keys: GroupKeys,
+    risk: Risk,
+    owner: str,
+    to: Literal["begin", "end", "count", "look"],
+    most: int = 0,
 ) -> tuple[bool, int]:
     """Name a risk before it is taken, or take the name back; return whether that is done, and its deaths.
 
@@ -28,6 +34,35 @@ async def step(
     call = RISK.at(keys, what=risk.what, place=risk.place, owner=owner, step=to, most=most)
     code, deaths = checked(await backend.run(RISK, call))
     return code == b"OK", int(deaths)
+
+
+async def count_left(backend: Backend, keys: GroupKeys, owner: str, partitions: Collection[int]) -> None:
+    """Count what other owners were running when they died.
+
+    These are the owners of some partitions, which ``owner`` has now, and those whose worker has no connection
+    any more, or was this one before it was started again.
+
+    A user that was made for an earlier release may not; each death is counted then when the same is next run.
+    """
+    left = dict[Risk, str]()
+    try:
+        fields = pairs_of(await backend.execute("HGETALL", keys.risks))
+    except BackendRefused:
+        return
+    for field, value in fields.items():
+        match field.decode("utf-8", "replace").split(), value.decode("utf-8", "replace").split():
+            case ["at", kind, name, place], [its, *_] if its != owner and whole(place) is not None:
+                left[Risk(kind, name, int(place))] = its
+            case _:
+                pass
+    taken = {risk for risk in left if risk.place in partitions}
+    me, living = name_of(owner), frozenset[str]()
+    if len(left) > len(taken):
+        named = await names_connected(backend, keys.risks)
+        living = frozenset(each.partition(":")[0] for each in named)  # There is one for heartbeats, too.
+    for risk, name in ((risk, name_of(its)) for risk, its in left.items()):
+        if risk in taken or name == me or (me in living and name not in living):
+            await step(backend, keys, risk, owner, "count" if risk in taken else "look")
 
 
 async def read_deaths(backend: Backend, keys: GroupKeys) -> dict[str, int]:
@@ -113,7 +148,7 @@ async def begin_start(backend: Backend, keys: GroupKeys, what: str, starts: Star
 
     ``is_alone`` lets one worker make it after each death.
     """
-    field = f"at {what} {starts.deaths if is_alone else secrets.token_hex(4)}"
+    field = f"at {what} start-{starts.deaths if is_alone else secrets.token_hex(4)}"
     is_new = await backend.execute("HSETNX", keys.risks, field, f"{starts.me} {starts.deaths}")
     return field if is_new else ""
 

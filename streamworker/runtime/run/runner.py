@@ -253,7 +253,7 @@ def build_runner(
         for timer in spec.timers
     ]
     timers = Timers(calls, state, commits, rng)
-    tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec))
+    tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), bool(spec.layers))
     intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)

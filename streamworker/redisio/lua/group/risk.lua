@@ -4,36 +4,43 @@
 -- what does so in every partition, are both found after a few. Each worker counts once. The end of a call ends
 -- the counts of its place and of all places.
 --
+-- A name says how many deaths in all places its owner knew of. One that knew of fewer has died side by side with
+-- those, as with a lost machine, so both count as one.
+--
 -- KEYS  risks (hash)
 -- ARGV  what: kind and name, such as 'timer sweep'  place: a partition  owner: who runs it
---       step: begin or end  most (number): it is named if no more workers than this have died in it
+--       step: begin or end; or, of a place that is not run yet, count: its last owner has it no more; or look: its
+--         owner seems dead, and ends the count if it is not
+--       most (number): it is named if no more workers than this have died in it
 -- reply [OK, deaths] | [KEPT, deaths] if more have died in it, and nothing was named | [BADTYPE, key]
 local WORKERS = 10
 
 local at, here, all = 'at ' .. what .. ' ' .. place, 'died ' .. what .. ' ' .. place, 'died ' .. what
 local held = redis.call('HMGET', risks, at, here, all)
-local left = held[1]
+local left, knew = string.match(held[1] or '', '^(%S+) ?(%d*)$')
 if step == 'end' then
   if left == owner then redis.call('HDEL', risks, at, here, all) end
   return {'OK', 0}
 end
 begin_writes(risks)
 
-local function died_in(name, workers)
+local function died_in(name, workers, most)
   local count, is_new = 0, left and left ~= owner
   for each in string.gmatch(workers or '', '%S+') do
     count = count + 1
     if each == left then is_new = false end
   end
-  if not is_new or count == WORKERS then return count end
+  if not is_new or count > most or count == WORKERS then return count end
   redis.call('HSET', risks, name, (workers and workers .. ' ' or '') .. left)
   return count + 1
 end
 
-local deaths = math.max(died_in(here, held[2]), died_in(all, held[3]))
-if deaths > most then
+local everywhere = died_in(all, held[3], tonumber(knew or '') or WORKERS)
+local deaths = math.max(died_in(here, held[2], WORKERS), everywhere)
+if step == 'look' then return {'OK', deaths} end
+if deaths > most or step == 'count' then
   redis.call('HDEL', risks, at)
   return {'KEPT', deaths}
 end
-redis.call('HSET', risks, at, owner)
+redis.call('HSET', risks, at, owner .. ' ' .. everywhere)
 return {'OK', deaths}
