@@ -1,7 +1,7 @@
 """Runs what may end the process: in its turn, and named before; ``core.ownership.risks`` has the rules."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,13 +146,15 @@ class StartRisks:
     """Of one of its groups."""
     patiently: Callable[[Callable[[], Awaitable[None]]], Awaitable[bool]]
     """Repeats a call that fails, or raises its error; returns False if the worker was told to stop."""
+    until_stopped: Callable[[], AbstractContextManager[None]]
+    """Cancels its block if the worker is told to stop, and raises StoppedAtStart then."""
 
     @asynccontextmanager
     async def taken(self, kind: str, name: str) -> AsyncIterator[None]:
         """Name a resource while the block makes it, once that may begin.
 
         Raise HeldBack if several workers in a row have died in it, and StoppedAtStart if the worker was told
-        to stop while it waited.
+        to stop meanwhile.
         """
         what, mine = f"{kind} {name}", ""
 
@@ -163,7 +165,8 @@ class StartRisks:
         if not await self.patiently(name_it):
             raise StoppedAtStart
         try:
-            yield
+            with self.until_stopped():
+                yield
         finally:
             with anyio.move_on_after(END_S, shield=True):
                 try:

@@ -10,8 +10,8 @@ import random
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from streamworker.core.text import storable
 from streamworker.declaring.middleware import Layer
 from streamworker.declaring.parameters import Override
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
-from streamworker.errors import BackendUnavailable, ConfigurationError
+from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.log import get_logger
 from streamworker.redisio.keys import GroupKeys, check_name
 from streamworker.redisio.wire.client import Backend
@@ -261,10 +261,22 @@ class Worker:
                     return True
         return False
 
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        with anyio.CancelScope() as self._preparing:
+            try:
+                yield
+            except ProcessingError:
+                if not self._stopping:  # Else the cancel may have become an error.
+                    raise
+        if self._stopping:
+            raise StoppedAtStart
+
     def _start_risks(self, backend: Backend) -> StartRisks:
         """Name what it runs now in the group of its first processor, which an operator can `retry`."""
         spec = self._specs[0]
-        return StartRisks(backend, GroupKeys(spec.stream.app, spec.stream.name, spec.name), self._patiently)
+        keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
+        return StartRisks(backend, keys, self._patiently, self._until_stopped)
 
     def _core(self, spec: ProcessorSpec, rng: random.Random) -> Coordinator:
         settings, host = self._settings, storable(socket.gethostname())

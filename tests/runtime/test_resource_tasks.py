@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from streamworker import App, DeadLetter
 from streamworker.errors import ProcessingError
 from streamworker.runtime import resources
+from streamworker.runtime.worker import Worker
 from streamworker.testing import local_worker
 from tests.helpers import PATIENCE_S, wait_for_async
 
@@ -132,9 +133,9 @@ ENDS = {
 }
 
 
-def _app(make: Callable[[], AsyncIterator[Link]], each: Any) -> tuple[App, Any, list[int]]:
+def _app(make: Callable[[], AsyncIterator[Link]], each: Any, **settings: Any) -> tuple[App, Any, list[int]]:
     """Return an app whose function uses such a resource through another one, its stream, and what it sees."""
-    app = App("shop")
+    app = App("shop", **settings)
     items = app.stream("items", Item, partitions=1)
     seen: list[int] = []
     app.resource(each=each)(make)
@@ -232,9 +233,13 @@ async def test_a_resource_that_takes_too_long_to_close_is_cancelled(
     assert (said["resource"], said["error"]) == ("slow", "it takes too long")
 
 
-async def test_a_resource_that_is_being_made_ends_with_its_worker() -> None:
-    """Where a block is cancelled whose worker still waits for it."""
-    steps, hanging = [], anyio.Event()
+@pytest.mark.parametrize("ends_by", ["stop", "cancel"])
+async def test_a_resource_that_is_being_made_keeps_no_worker_from_its_end(
+    ends_by: str, redis_url: str
+) -> None:
+    """It is cancelled; a worker that is told to stop then has nothing to drain."""
+    steps: list[object] = []
+    hanging = anyio.Event()
 
     async def hangs() -> AsyncIterator[Link]:
         try:
@@ -244,17 +249,20 @@ async def test_a_resource_that_is_being_made_ends_with_its_worker() -> None:
         finally:
             steps.append("closed")
 
-    app, _, _ = _app(hangs, "worker")
+    app, _, _ = _app(hangs, "worker", redis_url=redis_url, durability="memory")
+    worker = Worker(app)
 
     async def run() -> None:
-        async with local_worker(app):
-            steps.append("runs")
+        steps.append(await worker.run())
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(run)
         await hanging.wait()
-        tasks.cancel_scope.cancel()
-    assert steps == ["closed"]
+        if ends_by == "cancel":
+            tasks.cancel_scope.cancel()
+        else:
+            worker.stop()
+    assert steps == (["closed", True] if ends_by == "stop" else ["closed"])
 
 
 async def test_whatever_a_resource_raises_while_it_is_made_is_told_with_its_name() -> None:

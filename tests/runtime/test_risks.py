@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -267,7 +267,7 @@ class Starting:
         async with AsyncExitStack() as stack:
             opened = Backend.open(url, name="starting", call_timeout_ms=60_000)
             backend = await stack.enter_async_context(opened)
-            return cls(StartRisks(backend, KEYS, at_once), stack.pop_all())
+            return cls(StartRisks(backend, KEYS, at_once, nullcontext), stack.pop_all())
 
     async def begins(self) -> bool:
         """Begin to make it, and go on; return whether it may now."""
