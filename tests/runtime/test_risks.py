@@ -19,6 +19,8 @@ from streamworker.redisio.group import risks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.risks import HeldBack, Risks, StartRisks
+from streamworker.runtime.watch.health import Health
+from streamworker.runtime.worker import Worker
 from tests.chaos.forked import Forked
 from tests.conftest import SpawnWorker
 from tests.helpers import wait_for, wait_for_async
@@ -360,3 +362,51 @@ async def test_a_worker_that_makes_its_resource_ends_the_deaths_of_others(redis_
     assert await after.begins()
     await after.dies()
     await lives.dies()
+
+
+async def test_a_worker_is_no_other_one_though_it_was_not_told_that_it_had_named_its_resource(
+    redis_url: str,
+) -> None:
+    one = await Starting.of(redis_url)
+    assert await one.begins()
+    assert not (await risks.read_starts(one.risks.backend, KEYS, "resource prices")).others
+    async with one.risks.taken("resource", "prices"):
+        assert await risks.read_deaths(one.risks.backend, KEYS) == {}
+    assert await one.risks.backend.execute("HLEN", KEYS.risks) == 0
+    await one.dies()
+
+
+@pytest.mark.usefixtures("streamworker_real_server")
+async def test_a_worker_whose_resource_is_held_back_waits_and_leaves_when_it_is_told_to(
+    redis_url: str,
+) -> None:
+    """Probes start no other process. Beside a block it raises, since that would stand still."""
+    app, health, made = App("shop", redis_url=redis_url), Health(), list[str]()
+
+    @app.resource
+    async def prices() -> AsyncIterator[dict[str, int]]:
+        made.append("made")
+        yield {}
+
+    @app.processor(app.stream("orders", Order, key="customer", partitions=1), name="price")
+    async def price(order: Order, prices: dict[str, int]) -> None: ...
+
+    one = await Starting.of(redis_url)
+    # The third of three that died before the server was started again.
+    await one.risks.backend.execute("HSET", KEYS.risks, "at resource prices start-2", "7 before 0 2")
+    worker, left = Worker(app, health=health, waits=True), list[bool]()
+
+    async def run() -> None:
+        left.append(await worker.run())
+
+    with pytest.raises(HeldBack, match="resource prices is held back: 3 workers died in a row"):
+        async with app.worker():
+            pytest.fail("it does not begin")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await wait_for_async(lambda: bool(health.waits), "it waits")
+        assert health.ready().startswith("the worker starts, and resource prices is held back: 3 workers")
+        assert (health.live(), health.started()) == ("", "")
+        worker.stop()
+    assert (left, made) == ([True], [])
+    await one.dies()

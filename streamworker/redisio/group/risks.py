@@ -108,7 +108,7 @@ class Starts(NamedTuple):
     """How many died in it one after the other. Those that died side by side count as one death: a lost
     machine takes many along."""
     left: tuple[bytes, ...]
-    """The fields of the dead ones."""
+    """The fields of the dead ones, and of this worker if it was not told that it had stored one."""
     others: bool
     """Whether one that lives makes it now."""
     me: str
@@ -134,7 +134,9 @@ async def read_starts(backend: Backend, keys: GroupKeys, what: str, mine: str = 
     left, deaths = list[bytes](), 0
     for field, (its, run, since_ms, before) in begun.items():
         can_tell = living is not None and its and run == run_id
-        if its not in (living or ()) if can_tell else now_ms - since_ms > UNKNOWN_MAX_MS:
+        if can_tell and its == client_id:
+            left.append(field)
+        elif its not in (living or ()) if can_tell else now_ms - since_ms > UNKNOWN_MAX_MS:
             left.append(field)
             deaths = max(deaths, before + 1)
     died = _DIED + b" " + what.encode()
