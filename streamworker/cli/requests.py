@@ -80,7 +80,7 @@ def _order(path: str, request: Request, partitions: list[int] | None, why: str, 
     app, spec = resolve_processor(path)
     wanted = sorted(set(partitions or range(spec.stream.partitions)))
     check_partitions(spec.stream, wanted, "--partition")
-    ask(app, _give, spec, request, wanted, why, seconds_of(wait, "--wait"))
+    ask(app, _give, spec, request, wanted, why, seconds_of(wait, "--wait"), of=spec.stream)
 
 
 async def _give(

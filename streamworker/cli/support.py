@@ -19,7 +19,8 @@ from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.data.streams import check_made
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import SILENT_AFTER_MS, take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
 from streamworker.runtime.connecting import connected as opened
@@ -85,14 +86,34 @@ def run_async(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     return anyio.run(function, *arguments)
 
 
-def ask(app: StreamApp, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-    """Run an async function to its end, with a connection to the app's Redis as its first argument."""
+def ask(
+    app: StreamApp, function: Callable[..., Awaitable[T]], *arguments: Any, of: StreamSpec | None = None
+) -> T:
+    """Run an async function to its end, with a connection to the app's Redis as its first argument.
+
+    ``of`` is the stream whose declared partitions the function goes through. If the stream has others, it
+    would take some of them for all.
+    """
 
     async def asking() -> T:
         async with connected(app) as backend:
+            if of is not None:
+                await check_made(backend, StreamKeys(of.app, of.name), of.partitions)
             return await function(backend, *arguments)
 
     return run_async(asking)
+
+
+@contextmanager
+def halves_told(told: Callable[[], str]) -> Iterator[None]:
+    """Say what is done already if an error or Ctrl-C ends the block before all is; of nothing, nothing."""
+    is_whole = False
+    try:
+        yield
+        is_whole = True
+    finally:
+        if not is_whole and (line := told()):
+            say(line, error=True)
 
 
 def connected(app: StreamApp) -> Backend:

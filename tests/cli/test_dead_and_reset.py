@@ -11,8 +11,9 @@ import pytest
 from streamworker.cli.data.reset import parse_target
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
-from tests.cli.conftest import Invoke, rewrite, work_off
+from tests.cli.conftest import SHOP, Invoke, rewrite, work_off
 from tests.conftest import SpawnWorker
+from tests.contract.support import url_of_user
 from tests.helpers import wait_for
 from tests.raw import opened
 
@@ -105,7 +106,7 @@ def test_exported_letters_are_replayed_as_edited(
     (tmp_path / "one.jsonl").write_text(json.dumps(mended[0]), "utf-8")
     replay = ("dead", "replay", "shop:price", "--from")
     (tmp_path / "empty.jsonl").touch()
-    assert "no such dead letters. Nothing was changed." in streamworker(*replay, "empty.jsonl").output
+    assert streamworker(*replay, "empty.jsonl").stderr == "empty.jsonl has no letter. Nothing was changed.\n"
     assert "Replayed 3 of 3" in streamworker(*replay, str(file)).stdout
     again = streamworker(*replay, str(file))
     assert again.exit_code == ExitCode.FAILED
@@ -267,7 +268,61 @@ def test_dropping_asks_first(stopped: None, streamworker: Invoke) -> None:
     dropped = streamworker("dead", "drop", "shop:price", "--all", "--yes")
     assert "Dropped 3 of 3 dead letters." in dropped.stdout
     assert streamworker("dead", "list", "shop:price").stdout == "price has no dead letters.\n"
+    none = streamworker("dead", "export", "shop:price")
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "There are no such dead letters.\n")
     assert streamworker("dead", "drop", "shop:price", "--all", "--yes").exit_code == ExitCode.FAILED
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("dead replay shop:price --all", r"Replayed [1-9]\d* dead letters?, and perhaps some of the next"),
+        ("dead drop shop:price --all --yes", r"Dropped [1-9]\d* dead letters?, and perhaps some of the next"),
+        ("reset shop:price --to earliest --yes", r"Moved [1-3] partitions? back by \d+ records?"),
+    ],
+)
+def test_what_fails_in_the_middle_says_what_is_done(
+    stopped: None, streamworker: Invoke, shop: Path, redis_url: str, command: str, said: str
+) -> None:
+    """Redis refuses the lock and the letters of the last partition: those before are done already."""
+    last = max(each["partition"] for each in letters(streamworker))
+    rest = [f"~sw:{{shop.orders.{p}}}:*" for p in range(last)]
+    rest.append(f"~sw:{{shop.orders.{last}}}:[ec]*")  # the events and their counts, by a script that reads
+    assert any(each["partition"] < last for each in letters(streamworker))
+    with opened(redis_url) as raw:
+        rules = ["on", ">any", "%R~*", "~sw:{shop.orders}:*", "~sw:{shop.orders:price}:*", *rest, "+@all"]
+        raw.execute_command("ACL", "SETUSER", "some", *rules)
+    rewrite(shop, SHOP)
+    as_some = {"STREAMWORKER_REDIS_URL": url_of_user(redis_url, "some", "any")}
+    result = streamworker(*command.split(), env=as_some)
+    assert result.exit_code == ExitCode.REDIS, result.output
+    assert re.search(said, result.stderr) and "Error: " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tail shop:orders",
+        "peek shop:price",
+        "later list shop:orders",
+        "dead list shop:price",
+        "dead export shop:price",
+        "dead replay shop:price --all",
+        "dead drop shop:price --all --yes",
+        "reset shop:price --to earliest --yes",
+        "pause shop:price",
+    ],
+)
+def test_some_partitions_are_not_taken_for_all(
+    stopped: None, streamworker: Invoke, shop: Path, command: str
+) -> None:
+    """A program that declares fewer than the stream has would do a part, and call it the whole."""
+    rewrite(shop, SHOP.replace("partitions=4", "partitions=2"))
+    refused = streamworker(*command.split())
+    assert (refused.exit_code, refused.stdout) == (ExitCode.CONFIGURATION, "")
+    assert "has partitions=4 in Redis and 2 in the app" in refused.stderr
+    rewrite(shop, SHOP)
+    assert len(letters(streamworker)) == 3
 
 
 @pytest.mark.parametrize(

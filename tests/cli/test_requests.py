@@ -286,6 +286,11 @@ def test_dead_put_does_not_say_what_did_not_happen(
     late = streamworker("dead", "put", "shop:price", place, "--yes")
     assert late.exit_code == ExitCode.FAILED
     assert "the group has committed it already" in late.output
+    streamworker("pause", "shop:price")
+    send(streamworker, 9)
+    place = place_of(redis_url, 9)
+    at_once = streamworker("dead", "put", "shop:price", place, "--yes", "--wait", "0 seconds")
+    assert "an operator has paused the partition. The request stands" in at_once.output
     del worker
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from streamworker.cli.exit_codes import ExitCode
 from tests.cli.conftest import Invoke, rewrite, work_off
+from tests.raw import opened
 
 COUNTED = """
 totals = app.table("totals", dict[str, float], ttl="400 days")
@@ -48,8 +49,10 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     assert "has no value for nobody" in missing.stderr
     assert counted("table", "get", "shop:by_order", "c1").exit_code == ExitCode.CONFIGURATION
     assert "has 1 part." in counted("table", "get", "shop:totals", "c1", "4").stderr
-    lines = counted("table", "scan", "shop:by_order", "--limit", "5").stdout.splitlines()
-    assert len(lines) == 5
+    some = counted("table", "scan", "shop:by_order", "--limit", "5")
+    assert len(some.stdout.splitlines()) == 5
+    assert some.stderr == "The first 5; --limit shows more.\n"
+    assert counted("table", "scan", "shop:by_order", "--limit", "12").stderr == "", "these are all"
     exported = counted("table", "export", "shop:by_order", "--to", "out.jsonl")
     assert exported.stdout == "Wrote 12 keys of by_order to out.jsonl.\n"
     parts = [word for p in (0, 1, 2, 3, 0) for word in ("--partition", str(p))]
@@ -63,6 +66,23 @@ def test_tables_are_listed_and_their_values_shown(counted: Invoke) -> None:
     assert "is a directory" in counted("table", "export", "shop:by_order", "--to", ".").output
     keys = sorted(json.loads(line)["key"] for line in Path("out.jsonl").read_text("utf-8").splitlines())
     assert keys == sorted([order["customer"], order["order_id"]] for order in ORDERS)
+
+
+def test_a_table_that_cannot_be_read_whole_is_not_said_to_be_empty(
+    counted: Invoke, shop: Path, redis_url: str
+) -> None:
+    """No key at all is said; a program with other partitions than the stream has is refused."""
+    declared = (shop / "shop.py").read_text("utf-8")
+    rewrite(shop, declared.replace("partitions=4", "partitions=2"))
+    for command in ("scan shop:totals", "get shop:totals c1", "export shop:totals --to part.jsonl"):
+        refused = counted("table", *command.split())
+        assert (refused.exit_code, refused.stdout) == (ExitCode.CONFIGURATION, "")
+    assert not Path("part.jsonl").exists()
+    rewrite(shop, declared)
+    with opened(redis_url) as raw:
+        raw.flushall()
+    empty = counted("table", "scan", "shop:totals")
+    assert (empty.exit_code, empty.stdout, empty.stderr) == (0, "", "Table totals has no keys.\n")
 
 
 def test_status_doctor_and_graph_tell_of_tables(counted: Invoke) -> None:

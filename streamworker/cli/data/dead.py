@@ -4,7 +4,8 @@ A dead letter is named ``PARTITION/ID``, as ``dead list`` prints it, or by the r
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -32,22 +33,23 @@ from streamworker.cli.data.wording import as_written, letter_decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option, seconds_of
 from streamworker.cli.output import confirm, console, print_found, print_json, progress_bar, say
 from streamworker.cli.requests import POLL_S, Wait, Why, operator
-from streamworker.cli.support import ask, give_up, group_keys
+from streamworker.cli.support import ask, give_up, group_keys, halves_told
 from streamworker.core.data.entries import EntryId
 from streamworker.core.text import printable_lines
 from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
-from streamworker.redisio.data.dead import StoredLetter, drop_dead, list_dead, replay_dead, show_dead
+from streamworker.redisio.data.dead import StoredLetter, drop_dead, replay_dead, show_dead
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.group.control import newest_id
-from streamworker.redisio.group.locks import LockView, read_lock
+from streamworker.redisio.group.locks import read_lock
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import local_time
 
+_NONE = "There are no such dead letters."
 ROWS_SHOWN = 20
 """Rows of an entry that ``show`` prints; an entry may have ten thousand."""
 
@@ -82,7 +84,7 @@ def list_letters(
       streamworker dead list shop:price --json --limit 1000
     """
     app, spec = resolve_processor(processor)
-    letters, such = ask(app, surveyed, spec, error, since, by or By.ERROR, 0 if by else limit)
+    letters, such = ask(app, surveyed, spec, error, since, by or By.ERROR, 0 if by else limit, of=spec.stream)
     counts = [(each.what, each.letters, local_time(each.first_ms), local_time(each.last_ms)) for each in such]
     nothing = f"{spec.name} has no{' such' if error or since else ''} dead letters."
     if by or (such and not json):
@@ -113,7 +115,7 @@ def show_letter(
     """
     app, spec = resolve_processor(processor)
     partition, letter_id = parse_name(letter, spec.stream)
-    found = ask(app, _one_letter, spec, partition, letter_id)
+    found = ask(app, _one_letter, spec, partition, letter_id, of=spec.stream)
     if found is None:
         raise StreamworkerError(
             f"There is no dead letter {letter} of {spec.name}.",
@@ -153,12 +155,17 @@ def export_letters(processor: ProcessorPath, error: ErrorClass = None, since: Si
       streamworker dead export shop:price --error ValueError | jq -c '.record.amount = 0' > letters.jsonl
     """
     app, spec = resolve_processor(processor)
-    ask(app, _export, spec, error, since)
+    if not ask(app, _export, spec, error, since, of=spec.stream):
+        say(_NONE, error=True)
 
 
-async def _export(backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None) -> None:
+async def _export(backend: Backend, spec: ProcessorSpec, error: str | None, since: str | None) -> int:
+    """Print letters; return how many."""
+    exported = 0
     async for letter in matching(backend, spec, error, since):
         say(msgspec.json.encode(as_json(spec.stream, letter)).decode())
+        exported += 1
+    return exported
 
 
 @app.command("replay")
@@ -191,9 +198,11 @@ def replay_letters(
     if sum(map(bool, (letters, every, error or since, file))) != 1:
         raise typer.BadParameter("Give letters, --all, --from, or --error and --since.", param_hint="LETTER")
     if file:
-        chosen = ask(app, edits_in, spec, file, app.settings)
+        chosen = ask(app, edits_in, spec, file, app.settings, of=spec.stream)
     else:
-        chosen = ask(app, _chosen, spec, letters, error, since)
+        chosen = ask(app, _chosen, spec, letters, error, since, of=spec.stream)
+    if not chosen:
+        give_up(f"{file} has no letter. Nothing was changed." if file else f"{_NONE} Nothing was changed.")
     began_s = monotonic()
     missing = ask(app, _replay, spec, chosen)
     asked = _count(chosen)
@@ -218,7 +227,9 @@ def drop_letters(
     app, spec = resolve_processor(processor)
     if every == bool(letters):
         raise typer.BadParameter("Give the letters, or --all.", param_hint="LETTER")
-    chosen = ask(app, _chosen, spec, letters)
+    chosen = ask(app, _chosen, spec, letters, of=spec.stream)
+    if not chosen:
+        give_up(f"{_NONE} Nothing was changed.")
     if not yes:
         what = "all dead letters" if every else counted(_count(chosen), "dead letter")
         confirm(f"Delete {what} of {spec.name} for good?")
@@ -249,7 +260,7 @@ def put_record(
     """
     app, spec = resolve_processor(processor)
     partition, record_id = parse_name(record, spec.stream, "RECORD")
-    text = ask(app, _text_of, spec, partition, record_id)
+    text = ask(app, _text_of, spec, partition, record_id, of=spec.stream)
     if not yes:
         confirm(f"Sets record {record_id} of partition {partition} aside ({text}), and no other. Go on?")
     letter, problem = ask(app, _put, group_keys(spec), partition, record_id, why, wait)
@@ -290,17 +301,19 @@ async def _put(
     if partition not in given:
         return None, "the group has never run in this partition."
     if not given[partition].is_new:
-        return None, "the group has committed it already."
-    lock: LockView | None = None
-    with anyio.move_on_after(wait_s):
-        while lock := await read_lock(backend, keys, partition):
-            if record_id not in lock.aside or not lock.owner or lock.pause is not None:
-                break
-            await anyio.sleep(POLL_S)
-    letters = await list_dead(backend, keys, [partition], after=newest, count=PAGE)
-    letter = next((each for each in letters if each.entry_id == record_id), None)
-    if letter is not None or lock is None or record_id not in lock.aside:
-        return letter, "its worker committed it before it knew of the request."
+        return None, "the group has committed it already, or a reset has skipped it."
+    until_s = monotonic() + wait_s
+    while lock := await read_lock(backend, keys, partition):
+        if record_id not in lock.aside or not lock.owner or lock.pause is not None or monotonic() > until_s:
+            break
+        await anyio.sleep(POLL_S)
+    async for page in stored(backend, keys, partition, newest):
+        if letter := next((each for each in page if each.entry_id == record_id), None):
+            return letter, ""
+    if lock is None:
+        return None, "the group was removed meanwhile, and the request with it."
+    if record_id not in lock.aside:
+        return None, "its worker committed it before it knew of the request."
     if lock.pause is not None:
         holds = "an operator has paused the partition"
     elif not lock.owner:
@@ -355,18 +368,34 @@ async def _one_letter(
 async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen) -> list[str]:
     """Replay letters; return the names of those that did not exist."""
     missing: list[str] = []
-    with progress_bar() as progress:
+    passed = 0
+    with _halves_told("Replayed", lambda: passed - len(missing)), progress_bar() as progress:
         task = progress.add_task("replaying", total=_count(chosen))
         for partition, page in _pages(chosen):
             replayed = await replay_dead(backend, group_keys(spec), partition, list(page), page)
             missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
             progress.advance(task, len(page))
+            passed += len(page)
     return missing
 
 
 async def _drop(backend: Backend, spec: ProcessorSpec, chosen: Chosen) -> int:
     """Delete letters; return how many existed."""
-    return sum([await drop_dead(backend, group_keys(spec), p, list(page)) for p, page in _pages(chosen)])
+    done = 0
+    with _halves_told("Dropped", lambda: done):
+        for partition, page in _pages(chosen):
+            done += await drop_dead(backend, group_keys(spec), partition, list(page))
+    return done
+
+
+def _halves_told(verb: str, done: Callable[[], int]) -> AbstractContextManager[None]:
+    """Say how many letters are done if not all are; of the page that failed Redis may have done some."""
+
+    def told() -> str:
+        more = f"and perhaps some of the next {PAGE}. The same command goes on with the others."
+        return f"{verb} {counted(done(), 'dead letter')}, {more}" if done() else ""
+
+    return halves_told(told)
 
 
 def _pages(chosen: Chosen) -> Iterator[tuple[int, dict[EntryId, Fields | None]]]:
@@ -377,9 +406,7 @@ def _pages(chosen: Chosen) -> Iterator[tuple[int, dict[EntryId, Fields | None]]]
 
 
 def _summarise(verb: str, done: int, asked: int, missing: Sequence[str] = (), where: str = "") -> None:
-    """Say what was done, and fail if not everything was, or nothing."""
-    if not asked:
-        give_up("There are no such dead letters. Nothing was changed.")
+    """Say what was done, and fail if not everything was."""
     say(f"{verb} {done:,} of {counted(asked, 'dead letter')}{where}.")
     if done < asked:
         more = " and others" if missing[5:] else ""

@@ -34,7 +34,7 @@ def list_scheduled(
       streamworker later list shop:orders --key ann --json
     """
     looked_at = resolve_stream(stream)
-    found = ask(looked_at.app, _waiting, looked_at)
+    found = ask(looked_at.app, _waiting, looked_at, of=looked_at.spec)
     wanted = sorted((each for each in found if key in (None, each.key)), key=lambda each: each.due_ms)
     names = ("id", "key", "partition", "due_ms")
     facts = [{name: getattr(each, name) for name in names} for each in wanted[:limit]]

@@ -11,7 +11,7 @@ from streamworker.app import App
 from streamworker.cli.options import Partitions, ProcessorPath, Yes, option
 from streamworker.cli.output import confirm, print_table, say
 from streamworker.cli.requests import operator
-from streamworker.cli.support import ask, check_partitions, give_up, group_keys, take
+from streamworker.cli.support import ask, check_partitions, give_up, group_keys, halves_told, take
 from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
@@ -106,7 +106,7 @@ def reset(
     app, spec = resolve_processor(processor)
     wanted = sorted(set(partition or range(spec.stream.partitions)))
     check_partitions(spec.stream, wanted, "--partition")
-    ask(app, _reset, app, spec, to, wanted, dry_run, clear_tables, yes)
+    ask(app, _reset, app, spec, to, wanted, dry_run, clear_tables, yes, of=spec.stream)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -162,16 +162,18 @@ async def _reset(
         confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
         # A worker may have started while the command waited for the answer.
         is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
-    moved: list[int] = []
-    try:
-        for move in moves:
-            owner = "" if is_run else move.owner
-            await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
-            moved.append(move.partition)
-    finally:
-        if moved:
-            told = RequestMade("reset", tuple(moved), (), storable(operator()), f"to {to}")
-            await post(backend, group_keys(spec), [told.fields()])
+    moved: list[Move] = []
+    with halves_told(lambda: " ".join(_told("Moved", moved))):
+        try:
+            for move in moves:
+                owner = "" if is_run else move.owner
+                await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
+                moved.append(move)
+        finally:
+            if moved:
+                parts = tuple(move.partition for move in moved)
+                told = RequestMade("reset", parts, (), storable(operator()), f"to {to}")
+                await post(backend, group_keys(spec), [told.fields()])
     say(*_told("Moved", moves))
     if is_run:
         say(f"Paused: `streamworker resume MODULE:{spec.name}` lets it go on.")
@@ -266,7 +268,8 @@ async def _plan(
         lock = await read_lock(backend, keys, partition)
         if lock is None:
             raise StreamworkerError(
-                f"Processor {spec.name!r} has never run: it has no checkpoint to move.",
+                f"Processor {spec.name!r} has no checkpoint in partition {partition}: it has never run "
+                "there.",
                 remedy="It will start where it says: @app.processor(..., start=...).",
             )
         last, oldest, sent, held, _ = await retention.edges(backend, keys, partition)
@@ -283,6 +286,10 @@ async def _move(backend: Backend, keys: GroupKeys, move: Move, owner: str, clear
     done = await move_checkpoint(
         backend, keys, move.partition, move.after, entries=move.entries, owner=owner, clear=clear
     )
+    if done is None:
+        raise CoordinationError(
+            f"The group was removed from partition {move.partition} meanwhile: there is nothing to move."
+        )
     if isinstance(done, Held):
         raise CoordinationError(
             f"Partition {move.partition} was taken or resumed by {done.owner} meanwhile, and was not moved.",

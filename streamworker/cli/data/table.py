@@ -1,7 +1,7 @@
 """``streamworker table``: lists tables, and shows or exports what they hold."""
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from streamworker.core.words import counted
 from streamworker.declaring.table import Table
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.statetables import view_table
+from streamworker.redisio.data.streams import check_made
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, memory
@@ -73,15 +74,17 @@ def scan(path: TablePath, limit: Limit = 50, partition: Partitions = None) -> No
     """
     table = _found(path, partition)
 
-    async def show() -> None:
+    async def show() -> str:
         shown = 0
         async for line in _lines(table, partition):
+            if shown == limit:
+                return f"The first {limit:,}; --limit shows more."
             say(line)
             shown += 1
-            if shown == limit:
-                return
+        return "" if shown else f"Table {table.name} has no keys{' there' if partition else ''}."
 
-    run_async(show)
+    if told := run_async(show):
+        say(told, error=True)
 
 
 @app.command()
@@ -128,8 +131,17 @@ async def _views(backend: Backend, app: App) -> list[TableView]:
 
 
 async def _get(table: Table[Any, Any], key: Any) -> Any:
-    async with table.app:
+    async with _opened(table):
         return await table.get(key)
+
+
+@asynccontextmanager
+async def _opened(table: Table[Any, Any]) -> AsyncIterator[None]:
+    """Open the app of a table whose stream has as many partitions as it declares."""
+    of = table.spec.stream
+    async with table.app:
+        await check_made(table.app.backend(), StreamKeys(of.app, of.name), of.partitions)
+        yield
 
 
 def _found(path: str, partitions: list[int] | None) -> Table[Any, Any]:
@@ -139,7 +151,7 @@ def _found(path: str, partitions: list[int] | None) -> Table[Any, Any]:
 
 
 async def _lines(table: Table[Any, Any], partitions: list[int] | None) -> AsyncIterator[str]:
-    async with table.app:
+    async with _opened(table):
         for partition in sorted(set(partitions)) if partitions else [None]:
             async for key, value in table.scan(partition=partition):
                 yield msgspec.json.encode({"key": key, "value": plain(value)}).decode()

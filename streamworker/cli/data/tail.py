@@ -55,7 +55,7 @@ def tail(
       streamworker tail shop:orders --key bob --follow
     """
     shown = resolve_stream(stream)
-    ask(shown.app, _tail, shown, key, last, follow, json)
+    ask(shown.app, _tail, shown, key, last, follow, json, of=shown.spec)
 
 
 def peek(
@@ -73,7 +73,7 @@ def peek(
     app, spec = resolve_processor(processor)
     check_partitions(spec.stream, [] if partition is None else [partition], "PARTITION")
     asked = range(spec.stream.partitions) if partition is None else [partition]
-    rows, none = ask(app, _peek, spec, asked, last, partition is None)
+    rows, none = ask(app, _peek, spec, asked, last, partition is None, of=spec.stream)
     if none:
         say(none, error=True)
     print_json(rows)

@@ -108,12 +108,7 @@ async def provision(
             f"{app!r}.",
             remedy="Give one of them a name without a dot.",
         )
-    if count != mine[2]:
-        raise ConfigurationError(
-            f"Stream {keys.stream!r} has partitions={count} in Redis and {partitions} in the app.",
-            remedy=f"Declare it with partitions={count}. Another number would send the records of a key to "
-            "another partition; for that, move to a new stream (docs: recipes/more-partitions).",
-        )
+    _check_partitions(keys, count, partitions)
     if used_codec != codec:
         raise ConfigurationError(
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
@@ -121,6 +116,21 @@ async def provision(
         )
     if schema and (text := msgspec.json.encode(schema)) != found[-1]:
         await store_fields(backend, keys.meta, {"schema": text})
+
+
+async def check_made(backend: Backend, keys: StreamKeys, partitions: int) -> None:
+    """Refuse to go through the partitions of a stream that has another number of them, some as if all."""
+    if (count := await backend.execute("HGET", keys.meta, "partitions")) is not None:
+        _check_partitions(keys, count.decode("utf-8", "replace"), partitions)
+
+
+def _check_partitions(keys: StreamKeys, stored: str, declared: int) -> None:
+    if stored != str(declared):
+        raise ConfigurationError(
+            f"Stream {keys.stream!r} has partitions={stored} in Redis and {declared} in the app.",
+            remedy=f"Declare it with partitions={stored}. Another number would send the records of a key to "
+            "another partition; for that, move to a new stream (docs: recipes/more-partitions).",
+        )
 
 
 async def store_fields(
