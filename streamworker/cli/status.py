@@ -198,7 +198,12 @@ def history(app: GroupPath, processor: Processors = None, limit: Limit = 50, jso
         return
     if not changes:
         if not problems:
-            say("Nothing has changed yet: no worker has joined.")
+            has_run = any(view.epoch for snapshot in taken for view in snapshot.partitions)
+            say(
+                "No change is known any more."
+                if has_run
+                else "Nothing has changed yet: no worker has joined."
+            )
         return
     rows = []
     for snapshot, change in changes:

@@ -261,16 +261,23 @@ def _state(
     owner = membership.get(view.owner) if view.owner is not None else None
     if owner is None:
         # A lock whose owner was removed counts as free.
+        heir = membership.get(assigned) if assigned is not None else None
+        if heir is not None and heir.state == "held":
+            return "unowned", _kept_for(heir)
         return ("acquiring" if assigned else "unowned"), ""
     if lock.pause is not None:
         return "paused" if lock.obeyed >= lock.requested else "pausing", ""
     if owner.state == "held" and lock.state != "halted":
-        return "unowned", f"{owner.name} is away, and its static id keeps the partition for it"
+        return "unowned", _kept_for(owner)
     match lock.state:
         case "halted" | "retrying" | "draining" as state:
             return state, lock.reason
         case _:
             return "running", lock.reason
+
+
+def _kept_for(member: Member) -> str:
+    return f"{member.name} is away, and its static id keeps the partition for it"
 
 
 async def _silent(
@@ -284,7 +291,7 @@ async def _silent(
     reason = "no member is alive" if is_written else "Redis cannot write to its disk, and refuses all writes"
     return tuple(
         replace(view, state="unowned" if is_written else view.state, reason=view.reason or reason, retry=None)
-        if view.state in ("running", "retrying", "draining")
+        if view.state in ("running", "retrying", "draining", "acquiring")
         else view
         for view in views
     )

@@ -1,7 +1,7 @@
 """The loop around the live view: terminal, keys and the clock.
 
 The loop takes one snapshot a second of each processor on the screen, and never writes to Redis. While
-Redis does not answer, the last frame stays, under a banner with its age.
+Redis does not answer, or refuses, the last frame stays, under a banner with its age and the cause.
 
 :class:`Viewer` holds all state and does no I/O; :func:`watch` connects it to a terminal.
 """

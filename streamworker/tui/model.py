@@ -19,7 +19,7 @@ RATE_WINDOW = 6
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Redis does not answer: why, and how old the data on the screen is by the viewer's own clock."""
+    """The last look failed: why, and how old the data on the screen is by the viewer's own clock."""
 
     problem: str
     data_age_ms: int
@@ -69,7 +69,7 @@ class Model:
     committed_per_s: float | None
     arrived_per_s: float | None
     outage: Outage | None
-    """None while Redis answers."""
+    """None while looks succeed."""
     letters: Mapping[str, str]
     """Letter of each member id: pass it to the next call of :func:`rows`."""
 

@@ -128,7 +128,7 @@ def _outage(model: Model, width: int) -> list[Text]:
     if model.outage is None:
         return []
     age = duration(model.outage.data_age_ms)
-    text = f" Redis does not answer. What you see is {age} old. {model.outage.problem}"
+    text = f" What you see is {age} old. {model.outage.problem}"
     return [_fit(Text(text, style="bold white on red"), width, fill=True)]
 
 
@@ -219,7 +219,7 @@ def _member(worker: WorkerRow, name: int) -> Text:
 
 def _rebalances(model: Model, lines: int) -> list[Text]:
     if not model.rebalances:
-        return [Text("none yet", style="dim")]
+        return [Text("none known", style="dim")]
     drawn = [Text(f"{'ago':>8} {'cause':<7}{'member':<9}{'moved':>5} took", style="dim")]
     for change in model.rebalances[: lines - 1]:
         ago_ms = max(0, model.snapshot.taken_ms - change.at_ms)

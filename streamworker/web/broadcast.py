@@ -15,6 +15,8 @@ from streamworker.web.history import History
 LOOK_EVERY_S = 1.0
 LOOKING_SHARE = 0.2
 """The share of the time that looking may take: if a look takes long, there are fewer."""
+BEAT_EVERY_S = 5.0
+"""How often a tab hears something at least: one that does not knows that the server, or the way, is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Broadcast:
         self._rung = anyio.Event()
 
     async def run(self) -> None:
-        """Look again and again; while Redis does not answer, the frames say so."""
+        """Look again and again; while looks fail, the tabs are told why."""
         while True:
             began_s = time.monotonic()
             try:
@@ -71,7 +73,7 @@ class Broadcast:
         self._ring()
 
     def failed(self, problem: str) -> None:
-        """Pass on that Redis does not answer; the last frame stays."""
+        """Pass on why a look failed; the last frame stays."""
         self._problem = _event("problem", problem)
         self._ring()
 
@@ -84,7 +86,7 @@ class Broadcast:
         """Yield the last hour, and then each frame and what else has changed, until the tab goes."""
         while not self._histories:
             yield self._problem or _event("problem", "Waiting for Redis to answer.")
-            await self._rung.wait()
+            await _within_beat(self._rung)
         if processor not in self._histories:
             processor = next(iter(self._histories))
         hello = {"app": self.app, "processor": processor, "points": self._histories[processor].points}
@@ -96,7 +98,8 @@ class Broadcast:
                 if event and event not in known:
                     yield event
             known = newest
-            await rung.wait()
+            while not await _within_beat(rung):
+                yield BEAT
 
     def _ring(self) -> None:
         self._rung.set()
@@ -105,3 +108,14 @@ class Broadcast:
 
 def _event(name: str, data: object) -> bytes:
     return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(data) + b"\n\n"
+
+
+BEAT = _event("beat", None)
+
+
+async def _within_beat(rung: anyio.Event) -> bool:
+    """Wait until there is news, and at most until the next beat; return whether there is news."""
+    with anyio.move_on_after(BEAT_EVERY_S):
+        await rung.wait()
+        return True
+    return False

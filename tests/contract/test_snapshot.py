@@ -33,7 +33,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     )
     await register_reader(group.backend, GROUP, "spark", ReaderPosition({0: 25}, {0: lock.log}, 99))
 
-    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    view = await take_snapshot(group.backend, "shop", "orders", "price", silent_after_ms=600_000)
     assert (view.app, view.stream, view.processor) == ("shop", "orders", "price")
     assert view.generation == changed.generation
     assert view.taken_ms >= changed.generation
@@ -56,7 +56,7 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
         ("d", "active", ()),  # Assigned partition 3, and on its way to it.
         ("e", "standby", ()),
     ]
-    assert all(m.beat_age_ms is not None and 0 <= m.beat_age_ms < 10_000 for m in view.members)
+    assert all(m.beat_age_ms is not None and 0 <= m.beat_age_ms < 600_000 for m in view.members)
     (reader,) = view.readers
     assert (reader.name, reader.positions, reader.lag_rows, reader.updated_ms) == ("spark", {0: 25}, 15, 99)
     assert view.lag == 6
@@ -87,15 +87,22 @@ async def test_a_silent_and_a_leaving_member_are_told_apart(group: Group, raw: R
 
 async def test_partitions_of_which_no_member_is_alive_have_no_owner(group: Group, raw: Raw) -> None:
     """They were shown as running for as long as nobody came to remove the dead."""
-    _, changed = await group.join("a", "b", partitions=2)
+    document, changed = await group.join("a", "b", partitions=3)
     for partition, owner in enumerate(("a.1", "b.1")):
         await group.own(owner, partition, generation=changed.generation)
     raw.hset(GROUP.beats, "a.1", f"{changed.generation - 60_000}|1|run|0")
     view = await take_snapshot(group.backend, "shop", "orders", "price")
-    assert [each.state for each in view.partitions] == ["running", "running"], "the other takes it over"
+    states = [each.state for each in view.partitions]
+    assert states == ["running", "running", "acquiring"], "the other takes it over"
     raw.hset(GROUP.beats, "b.1", f"{changed.generation - 60_000}|1|run|0")
     view = await take_snapshot(group.backend, "shop", "orders", "price")
-    assert [(each.state, each.reason) for each in view.partitions] == 2 * [("unowned", "no member is alive")]
+    assert [(each.state, each.reason) for each in view.partitions] == 3 * [("unowned", "no member is alive")]
+    held = structs.replace(document.members[1], state="held", static_id="b")
+    kept = replace(document, members=(document.members[0], held), owners=("a.1", "a.1", "b.1"))
+    await group.do(ChangeDocument(changed.generation, kept, GroupChanged(0, "leave", "b", ()), (), ()))
+    view = await take_snapshot(group.backend, "shop", "orders", "price")
+    last = view.partitions[2]
+    assert (last.state, "b is away, and its static id keeps" in last.reason) == ("unowned", True)
 
 
 async def test_owners_under_a_protocol_without_heartbeats_have_none(group: Group, raw: Raw) -> None:

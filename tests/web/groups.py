@@ -26,7 +26,7 @@ def fed(*groups: GroupSnapshot, app: str = "shop") -> Broadcast:
 
 def seen(groups: Sequence[GroupSnapshot]) -> Seen:
     facts = {"streams": {each.stream: len(each.partitions) for each in groups}, "letters": [], "timers": []}
-    return Seen(groups, edges(groups[0]), {**facts, "hidden": []})
+    return Seen(groups, edges(groups[0]), {**facts, "hidden": {}})
 
 
 def edges(group: GroupSnapshot) -> list[dict[str, Any]]:

@@ -57,10 +57,14 @@ def open_page(browser: Browser) -> Iterator[Open]:
     """Open the page in a browser of its own; at the end no error may stand in its console."""
     said: list[str] = []
 
-    def open_at(site: Site, width: int = 1280, height: int = 900, scheme: Any = "light") -> Page:
+    def open_at(
+        site: Site, width: int = 1280, height: int = 900, scheme: Any = "light", clock: bool = False
+    ) -> Page:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         site.before_end.append(context.close)
         page = context.new_page()
+        if clock:
+            page.clock.install()
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.goto(site.url)
@@ -108,7 +112,7 @@ def hostile(second: int) -> Seen:
     }
     failing = {"processor": "price", "partition": 5, "entry": "1795766400000-0", "value": f"value {text}"}
     timer = dict.fromkeys(("timer", "runs", "on", "last", "next", "took", "failing"), text)
-    facts = {"streams": {text: 8}, "letters": [letter], "failing": [failing], "timers": [timer], "hidden": []}
+    facts = {"streams": {text: 8}, "letters": [letter], "failing": [failing], "timers": [timer], "hidden": {}}
     return Seen([found], [{**edge, "end": f"{text}()", "failed": text} for edge in edges(found)], facts)
 
 
@@ -187,8 +191,20 @@ def test_an_outage_is_told_and_the_last_frame_stays(open_page: Open) -> None:
         page = open_page(site)
         for _ in range(3):
             site.fail("Cannot connect.")
-            page.wait_for_selector("#banner >> text=Redis does not answer. Cannot connect.")
+            page.wait_for_selector("#banner >> text=Cannot connect.")
         assert page.locator(".cell[data-s]").count() >= 8
+        go_on(site, [page])
+        page.wait_for_selector("#banner", state="hidden")
+
+
+def test_a_page_that_hears_nothing_any_more_says_so(open_page: Open) -> None:
+    """A server that hangs closes no connection, and neither does a network that is gone."""
+    with Site(of(8, 3)).served() as site:
+        page = open_page(site, clock=True)
+        page.clock.run_for(14_000)
+        assert not page.is_visible("#banner")
+        page.clock.run_for(3_000)
+        page.wait_for_selector("#banner >> text=The server of this page has sent nothing for 1")
         go_on(site, [page])
         page.wait_for_selector("#banner", state="hidden")
 

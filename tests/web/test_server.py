@@ -9,6 +9,7 @@ import httpx
 import msgspec
 import pytest
 
+from streamworker.web import broadcast
 from streamworker.web.broadcast import Broadcast
 from streamworker.web.server import HEADERS, STATIC, page
 from tests.helpers import exchanged
@@ -175,6 +176,18 @@ def test_a_tab_learns_that_redis_does_not_answer_and_that_it_does_again() -> Non
     young = Broadcast("shop", nothing)
     events = taken(young, [lambda: young.failed("gone"), lambda: young.arrived(seen([at(1, 8, 3)]))])
     assert [name for name, _ in events] == ["problem", "problem", "hello", "facts", "frame"]
+
+
+def test_a_tab_hears_something_while_there_is_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or it could not tell a quiet server from one that hangs."""
+    monkeypatch.setattr(broadcast, "BEAT_EVERY_S", 0.001)
+    events = fed(at(0, 8, 3)).events("price")
+
+    async def listening() -> list[bytes]:
+        return [(await anext(events)).partition(b"\n")[0] for _ in range(5)]
+
+    beat = b"event: beat"
+    assert anyio.run(listening) == [b"event: hello", b"event: facts", b"event: frame", beat, beat]
 
 
 def test_the_page_makes_elements_of_no_text() -> None:

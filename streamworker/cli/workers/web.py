@@ -28,6 +28,7 @@ from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import is_forbidden
 from streamworker.tui.model import RATE_WINDOW
 from streamworker.variables import ENV_PREFIX
 from streamworker.web.broadcast import Broadcast, Seen
@@ -114,7 +115,7 @@ async def _serve(backend: Backend, app: App, listening: socket.socket, token: st
     try:
         await backend.time_ms()
     except StreamworkerError as error:
-        say(f"Warning: {error}", "The page shows the app once it answers.", error=True)
+        say(f"Warning: {error}", "The page says so until it can read.", error=True)
     await serve(Broadcast(app.name, _Looks(backend, app, show_values).look), [listening], token)
 
 
@@ -127,7 +128,9 @@ class _Looks:
         self._show_values = show_values
         self._recent: deque[Look] = deque(maxlen=RATE_WINDOW)
         self._facts: dict[str, Any] = {}
-        self._hidden = set[str]()
+        self._hidden: dict[str, str] = {}
+        """What could not be read at the last look for it, and why."""
+        self._forbidden = set[str]()
         self._looks = 0
 
     async def look(self) -> Seen:
@@ -141,7 +144,7 @@ class _Looks:
         return Seen(groups, edges_of(self._app, self._recent[0], now), self._facts)
 
     async def _seldom(self, groups: list[GroupSnapshot]) -> dict[str, Any]:
-        """Return what changes seldom; ``hidden`` names what this user of Redis may not read."""
+        """Return what changes seldom; ``hidden`` says of what Redis refused to read why it did."""
         specs = self._app.registry.processors
         timers = await self._unless_hidden("timers", partial(timers_of, self._backend, self._app, zone=UTC))
         if timers is None:
@@ -149,25 +152,34 @@ class _Looks:
         letters, failing = [], []
         for group in groups:
             spec = specs[group.processor]
-            letters += await self._unless_hidden("letters", partial(self._letters, spec, group)) or []
+            letters += await self._unless_hidden("letters", partial(self._letters, spec, group), spec) or []
             if self._show_values:
-                failing += await self._unless_hidden("records", partial(self._failing, spec, group)) or []
+                read = partial(self._failing, spec, group)
+                failing += await self._unless_hidden("records", read, spec) or []
         streams = {stream.name: stream.spec.partitions for stream in self._app.registry.streams.values()}
         return {
             "streams": streams,
             "timers": timers,
             "letters": letters,
             "failing": failing,
-            "hidden": sorted(self._hidden),
+            "hidden": self._hidden,
         }
 
-    async def _unless_hidden(self, what: str, read: Callable[[], Awaitable[list[Any]]]) -> list[Any] | None:
-        """Return what is read; None if this user may not read it, which is asked once."""
-        if what not in self._hidden:
+    async def _unless_hidden(
+        self, what: str, read: Callable[[], Awaitable[list[Any]]], of: ProcessorSpec | None = None
+    ) -> list[Any] | None:
+        """Return what is read; None if Redis refuses. What this user may not read is asked for once."""
+        what = f"{what} {of.name}" if of is not None else what
+        if what not in self._forbidden:
             try:
-                return await read()
-            except BackendRefused:
-                self._hidden.add(what)
+                found = await read()
+            except BackendRefused as error:
+                self._hidden[what] = error.message
+                if is_forbidden(error):
+                    self._forbidden.add(what)
+            else:
+                self._hidden.pop(what, None)
+                return found
         return None
 
     async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:

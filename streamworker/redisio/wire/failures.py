@@ -118,6 +118,11 @@ def is_missing_key(error: object) -> bool:
     return isinstance(error, Exception) and "no such key" in str(error).lower()
 
 
+def is_forbidden(error: BackendRefused) -> bool:
+    """Whether a server refused a command because its user has no right to it."""
+    return error.remedy == _REFUSALS["NOPERM"]
+
+
 def all_answered(replies: Sequence[Any]) -> Sequence[Any]:
     """Return replies; raise the first error among them."""
     for reply in replies:

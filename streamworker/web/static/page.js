@@ -6,7 +6,9 @@ import { bytes, clock, compact, day, duration, make, put, table, whole } from ".
 
 const $ = (id) => document.getElementById(id);
 const RETRY_FIRST_MS = 1000, RETRY_MAX_MS = 8000;
-let source = null, frame = null, facts = {}, shownAt = null, retry = 0, retryMs = RETRY_FIRST_MS, today = day();
+// The server sends something every 5 s. Nobody closes a connection whose server hangs, or whose way is gone.
+const QUIET_MS = 15_000;
+let source = null, frame = null, facts = {}, shownAt = null, retry = 0, retryMs = RETRY_FIRST_MS, today = day(), heardAt = null;
 // What a test measures: how many frames were drawn, and the milliseconds of script that the last ones took.
 const frames = (window.framesDrawn = { count: 0, took: [] });
 
@@ -16,6 +18,7 @@ function listen() {
   stop();
   source = new EventSource(`events?processor=${encodeURIComponent(wanted())}`);
   const on = (name, act) => source.addEventListener(name, ({ data }) => {
+    heardAt = Date.now();
     const began = performance.now();
     act(JSON.parse(data));
     if (name !== "frame") return;
@@ -25,7 +28,8 @@ function listen() {
   on("hello", hello);
   on("facts", (news) => drawFacts((facts = news)));
   on("frame", arrived);
-  on("problem", (problem) => banner(`Redis does not answer. ${problem}`));
+  on("problem", banner);
+  on("beat", () => {});
   source.onopen = () => (retryMs = RETRY_FIRST_MS);
   source.onerror = lost;
 }
@@ -33,12 +37,19 @@ function listen() {
 function stop() {
   clearTimeout(retry);
   source?.close();
+  heardAt = null;
 }
+
+setInterval(() => {
+  if (heardAt === null || Date.now() - heardAt < QUIET_MS) return;
+  banner(`The server of this page has sent nothing for ${duration(Date.now() - heardAt)}.`);
+}, 1000);
 
 // A browser listens again by itself if a connection breaks, but not after an answer that is no stream: the 502 of a
 // proxy whose server restarts, or the 401 of a server that has another token.
 async function lost() {
   const its = source;
+  heardAt = null;
   if (its.readyState === EventSource.CLOSED) {
     retry = setTimeout(listen, retryMs);
     retryMs = Math.min(2 * retryMs, RETRY_MAX_MS);
@@ -127,7 +138,11 @@ function held(group) {
   const rows = group.held.map(([p, state, why]) => [p, state, why, ...(known.length ? [value(p, why)] : [])]);
   if (group.held_count > rows.length) rows.push(["", "", `and ${group.held_count - rows.length} more partitions`]);
   for (const problem of group.problems) rows.unshift(["", "problem", problem]);
-  table($("held"), [">partition", "state", "why", ...(known.length ? ["record"] : [])], rows, "No partition is held up.");
+  const free = group.state.split("U").length - 1, hidden = facts.hidden?.[`records ${group.processor}`];
+  if (hidden) rows.push(["", "", `What the records hold is not shown: ${hidden}`]);
+  const nothing = free ? `No worker runs ${free} of ${group.state.length} partitions.`
+    : group.state ? "No partition is held up." : "The stream has not been made yet.";
+  table($("held"), [">partition", "state", "why", ...(known.length ? ["record"] : [])], rows, nothing);
 }
 
 function readers(group) {
@@ -149,16 +164,16 @@ function drawFacts({ record, letters, timers, hidden }) {
   };
   table($("record"), ["time", "cause", "who", ">moved", ">took"], changes.slice(0, 100).map((change) =>
     [button(change), change.cause, change.member, whole(change.moved), change.superseded ? "superseded" : change.ms === null ? "moving" : duration(change.ms)]),
-    "Nothing has changed yet: no worker has joined.", [today, changes]);
+    "No rebalance and no order is known.", [today, changes]);
   marks(changes);
   const values = letters.some((letter) => letter.value !== null);
   table($("letters"), ["letter", "time", ">attempts", "error", ...(values ? ["record"] : [])],
     letters.filter(own).map((each) =>
       [each.letter, clock(each.at_ms), whole(each.attempts), each.error, ...(values ? [each.value] : [])]),
-    hidden.includes("letters") ? "This user of Redis may not read dead letters; their number is above." : "There is no dead letter.");
+    hidden[`letters ${wanted()}`] ?? "No dead letter was found.");
   $("timers").hidden = !timers.length;
   table($("timers"), ["timer", "runs", "on", "last", "next", "took", "failing"],
-    timers.map((each) => [each.timer, each.runs, each.on, hidden.includes("timers") ? "may not be read" : each.last, each.next, each.took, each.failing]));
+    timers.map((each) => [each.timer, each.runs, each.on, hidden.timers ?? each.last, each.next, each.took, each.failing]));
 }
 
 // The marks stand at their times; which part of the time is seen moves with each frame.
@@ -184,8 +199,8 @@ async function show(ms) {
   shownAt = ms;
   $("scrub").value = ms;
   $("now").disabled = false;
-  const answer = await fetch(`at?processor=${encodeURIComponent(wanted())}&ms=${Math.round(ms)}`);
-  const then = await answer.json();
+  const asked = `at?processor=${encodeURIComponent(wanted())}&ms=${Math.round(ms)}`;
+  const then = await fetch(asked).then((answer) => answer.json()).catch(() => null);
   if (shownAt !== ms) return;
   if (then) matrix.draw(then);
   put($("live-title"), then ? `Workers and partitions at ${clock(ms)}` : `Nothing is known of ${clock(ms)}`);
