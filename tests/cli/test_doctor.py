@@ -28,7 +28,7 @@ from streamworker.redisio.scripts import wrong_type
 from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.spark.source.logs import INSPECT_REMEDY, LOSS_REMEDY
 from streamworker.tui.figures import memory
-from tests.cli.conftest import Invoke, work_off
+from tests.cli.conftest import SHOP, Invoke, rewrite, work_off
 from tests.conftest import SpawnWorker
 from tests.contract.support import everything, url_of_user
 from tests.helpers import wait_for
@@ -90,6 +90,9 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     worker.signal(signal.SIGSTOP)
     wait_for(lambda: silent(raw), "it is silent")
     assert plan(streamworker) == []
+    doubtful = streamworker("repair", "shop:app", "--yes")
+    assert (doubtful.exit_code, doubtful.stdout) == (ExitCode.OK, "Nothing else is to repair.\n")
+    assert doubtful.stderr == "Member w1 of price is silent, and is connected: it may live, and stays.\n"
     worker.signal(signal.SIGCONT)
     wait_for(lambda: not silent(raw), "it is back")
     assert raw.get("sw:{shop.orders:price}:members") == before
@@ -221,7 +224,11 @@ def test_doctor_names_what_was_left_behind_and_repair_takes_it_away_when_it_is_n
     newest: Any = raw.xrevrange("sw:{shop.orders:price}:control", count=1)
     assert newest[0][1][b"by"].startswith(b"uid %d@" % os.getuid())
     again = streamworker("repair", "shop:app", "--yes", "--trim-log", "price")
-    assert again.stdout == "There is nothing to repair.\n"
+    assert (again.exit_code, again.stdout) == (ExitCode.FAILED, "")
+    assert "The log of 'price' has no rows to drop.\nNothing was changed." in again.stderr
+    for option in ("--drop-damaged", "--accept-targets"):
+        none = streamworker("repair", "shop:app", "--yes", option, "price")
+        assert (none.exit_code, "Nothing was changed." in none.stderr) == (ExitCode.FAILED, True)
     gone = streamworker("repair", "shop:app", "--yes", "--forget-group", "old")
     assert (gone.exit_code, "has a group 'old'" in gone.stderr) == (ExitCode.FAILED, True)
 
@@ -320,6 +327,26 @@ def test_a_repair_goes_on_where_the_history_cannot_be_written_and_says_so(
     assert f"trim log of price: done; 8 entries dropped; {missing}" in done.stdout
     assert raw.hget("sw:{shop.orders.2}:lock:price", "owner") == b""
     assert trouble != "no history" or raw.get(control) == b"mine"
+
+
+@pytest.mark.parametrize("form", ["lines", "json"])
+def test_a_repair_that_fails_in_the_middle_says_what_is_done(
+    streamworker: Invoke, raw: "redis.Redis", shop: Path, redis_url: str, form: str
+) -> None:
+    """Redis refuses the dead letters of a group to forget; the locks of another are released before."""
+    unwell(raw)
+    rules = ["on", ">any", "%R~*", "~sw:{shop.orders*}:[^d]*", "~sw:{shop.orders*}:damaged*", "+@all"]
+    raw.execute_command("ACL", "SETUSER", "some", *rules)
+    rewrite(shop, SHOP)
+    as_some = {"STREAMWORKER_REDIS_URL": url_of_user(redis_url, "some", "any")}
+    arguments = ("repair", "shop:app", "--yes", "--forget-group", "old")
+    result = streamworker(*arguments, *(["--json"] if form == "json" else []), env=as_some)
+    assert (result.exit_code, "NOPERM" in result.stderr) == (ExitCode.REDIS, True), result.output
+    if form == "lines":
+        assert result.stdout.endswith("release locks of price: done\n")
+    else:
+        outcomes = [step["outcome"] for step in json.loads(result.stdout)]
+        assert outcomes == ["done", "not tried, or not known to be done"]
 
 
 def test_a_reader_that_rests_is_named_and_forgotten_only_when_it_is_gone(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from streamworker.cli.doctor.repair_plan import plan_group, plan_undeclared
+from streamworker.cli.doctor.repair_plan import in_doubt, plan_group, plan_undeclared
 from streamworker.core.data.entries import ZERO
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.errors import CoordinationError
@@ -75,7 +75,16 @@ ALIVE = {
 @pytest.mark.parametrize("case", ALIVE)
 def test_a_group_of_which_one_lives_is_left_alone(case: str) -> None:
     """Its members tidy up by themselves; also behind the one that is dead."""
-    assert actions(replace(dead(), **ALIVE[case])) == []  # type: ignore[arg-type]
+    facts = replace(dead(), **ALIVE[case])  # type: ignore[arg-type]
+    assert actions(facts) == []
+    told = in_doubt(facts, SETTINGS)
+    match case:
+        case "one is silent and connected":
+            assert told == ["Member w2 of price is silent, and is connected: it may live, and stays."]
+        case "nobody tells who is connected, and they may be slow":
+            assert "Member w1, w2 of price is silent, and may be connected, which the server hides" in told[0]
+        case _:
+            assert told == []
 
 
 def test_a_connection_of_a_server_that_has_started_anew_says_nothing() -> None:
@@ -94,7 +103,10 @@ def test_without_a_list_of_connections_patience_is_longer_and_no_lock_is_release
 def test_a_lock_stays_while_a_connection_bears_its_owners_name(name: str) -> None:
     """It may have been removed by its peers, and not know that yet."""
     without = Membership(8, 1, "range", (), (None,))
-    assert actions(replace(dead(), membership=without, names=frozenset({name}))) == []
+    facts = replace(dead(), membership=without, names=frozenset({name}))
+    assert actions(facts) == []
+    (told,) = in_doubt(facts, SETTINGS)
+    assert told == "price has no member w1.a, which holds partitions 0, and may live."
     assert actions(replace(dead(), membership=without)) == ["release locks"]
 
 

@@ -148,7 +148,7 @@ def test_a_halted_partition_is_retried_without_a_restart(
             "It will start where it says: @app.processor(",
         ),
         ("timers run-now shop:flush", "No worker has run 'flush' yet."),
-        ("repair shop:app --forget-group old --yes", "No stream of 'shop' has a group 'old'."),
+        ("repair shop:app --forget-group old --yes", "No stream that 'shop' declares has a group 'old'."),
         ("repair shop:app --forget-reader old --yes", "No acked log of 'shop' has a reader 'old'."),
         ("spark shop:app --forget old", "No processor of app 'shop' has a reader 'old'."),
         ("later cancel shop:orders one", "Nothing was cancelled"),

@@ -7,6 +7,7 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.doctor.repair_plan import (
+    in_doubt,
     plan_damaged,
     plan_group,
     plan_log,
@@ -76,7 +77,7 @@ def repair(
     another program wrote to them, even while workers run. In groups without a living worker it
     removes dead members and releases their locks. Each step is done only if its keys have not
     changed since the plan was made, and is recorded in `history`; the command exits with 1 if one
-    was not done.
+    was not done, or if an option finds nothing.
 
     \b
     Examples:
@@ -126,9 +127,11 @@ class _Wanted(NamedTuple):
 
 async def _repair(backend: Backend, app: App, wanted: _Wanted, dry_run: bool, yes: bool, json: bool) -> int:
     """Plan, show, ask and do; return how many steps were not done."""
-    steps = [*await _plan(backend, app, wanted), *await _plan_undeclared(backend, app, wanted.groups)]
+    steps, doubts = await _plan(backend, app, wanted)
+    steps += await _plan_undeclared(backend, app, wanted.groups)
+    say(*doubts, error=True)
     if not json:
-        _show(steps)
+        _show(steps, doubts)
     if not steps or dry_run:
         if json:
             print_json([_as_json(step, "planned") for step in steps])
@@ -136,17 +139,22 @@ async def _repair(backend: Backend, app: App, wanted: _Wanted, dry_run: bool, ye
     if not yes:
         confirm(f"Do these {len(steps)} steps?" if len(steps) > 1 else "Do this?")
     by = f"{operator()}@{socket.gethostname()}"
-    outcomes = [(step, await do_step(backend, step, by)) for step in steps]
-    if json:
-        print_json([_as_json(step, outcome) for step, outcome in outcomes])
-    else:
-        say(*(f"{step.action} of {step.facts.keys.group}: {outcome}" for step, outcome in outcomes))
+    outcomes: list[tuple[Step, str]] = []
+    try:
+        for step in steps:
+            outcomes.append((step, await do_step(backend, step, by)))
+            if not json:
+                say(f"{step.action} of {step.facts.keys.group}: {outcomes[-1][1]}")
+    finally:  # An error, or Ctrl-C, does not undo what was done.
+        if json:
+            undone = [(step, "not tried, or not known to be done") for step in steps[len(outcomes) :]]
+            print_json([_as_json(step, outcome) for step, outcome in (*outcomes, *undone)])
     return sum(outcome.startswith(CHANGED) for _, outcome in outcomes)
 
 
-def _show(steps: list[Step]) -> None:
+def _show(steps: list[Step], doubts: list[str]) -> None:
     if not steps:
-        say("There is nothing to repair.")
+        say("Nothing else is to repair." if doubts else "There is nothing to repair.")
         return
     print_table(
         ("action", "group", "what", "why"),
@@ -167,13 +175,15 @@ def _as_json(step: Step, outcome: str) -> dict[str, object]:
     }
 
 
-async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
-    steps: list[Step] = []
+async def _plan(backend: Backend, app: App, wanted: _Wanted) -> tuple[list[Step], list[str]]:
+    """Return the steps, and what is left alone because it may live."""
+    steps, doubts = list[Step](), list[str]()
     unknown = set(wanted.readers)
     for spec in app.registry.processors.values():
         keys, partitions = group_keys(spec), spec.stream.partitions
         facts = await look(backend, keys, partitions)
         steps += plan_group(facts, app.settings)
+        doubts += in_doubt(facts, app.settings)
         steps += [plan_reader(facts, name) for name in wanted.readers if name in facts.readers]
         unknown -= facts.readers.keys()
         if spec.name in wanted.logs:
@@ -187,7 +197,7 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> list[Step]:
             f"No acked log of {app.name!r} has a reader {min(unknown)!r}.",
             remedy="`streamworker lag` lists them. It may have been forgotten already.",
         )
-    return steps
+    return steps, doubts
 
 
 async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> list[Step]:
@@ -204,7 +214,8 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
                 steps.append(plan_undeclared(facts, app.settings))
         if len(steps) == before:
             raise StreamworkerError(
-                f"No stream of {app.name!r} has a group {name!r}.",
-                remedy="`streamworker doctor APP` lists those that it does not declare.",
+                f"No stream that {app.name!r} declares has a group {name!r}.",
+                remedy="`streamworker doctor APP` lists the groups that it does not declare. Declare another "
+                "stream to have its groups looked at.",
             )
     return steps

@@ -1,7 +1,8 @@
 """Plans the steps of ``repair`` from facts that were read before: nothing here reads or writes.
 
-Two rules prevent harm. No member or lock of a group with a living member is removed: living members
-do this themselves, and sooner. And a step that drops unread or uncommitted data is planned only if an
+A step that an option names and that finds nothing is an error: it would else be taken for done. Two rules
+prevent harm. No member or lock of a group with a living member is removed: living members do this
+themselves, and sooner. And a step that drops unread or uncommitted data is planned only if an
 option names it.
 """
 
@@ -9,8 +10,8 @@ from collections.abc import Sequence
 
 from streamworker.core.data.readers import read_position
 from streamworker.core.protocols.membership.document import Member
-from streamworker.core.words import counted
-from streamworker.errors import CoordinationError
+from streamworker.core.words import counted, ranges
+from streamworker.errors import CoordinationError, StreamworkerError
 from streamworker.redisio.admin.outboxes import Diverged
 from streamworker.redisio.admin.repair import Facts, Step
 from streamworker.redisio.group.locks import LockView
@@ -22,6 +23,8 @@ READER_RESTS_MS = 60_000
 
 def plan_targets(facts: Facts, found: Sequence[Diverged]) -> list[Step]:
     """Plan that targets go on which have records that their source has lost."""
+    if not found:
+        raise _nothing(f"No stream has taken records from {facts.keys.group!r} that were lost here.")
     return [
         Step(
             "accept target",
@@ -61,6 +64,24 @@ def plan_group(facts: Facts, settings: Settings) -> list[Step]:
     return steps
 
 
+def in_doubt(facts: Facts, settings: Settings) -> list[str]:
+    """Say what ``plan_group`` leaves although it looks dead: in doubt its owner lives."""
+    group, told = facts.keys.group, []
+    members = [each for each in facts.membership.members if each.state != "held"] if facts.membership else []
+    silent = [each for each in members if _silent_ms(facts, each) > settings.session_timeout_ms]
+    if names := [each.name for each in silent if not _is_dead(facts, each, settings)]:
+        why = "is connected" if facts.connections is not None else "may be connected, which the server hides"
+        told.append(f"Member {', '.join(names)} of {group} is silent, and {why}: it may live, and stays.")
+    if facts.membership is not None and not living(facts, settings):
+        known = {each.id for each in facts.membership.members}
+        orphans = {p: lock for p, lock in facts.locks.items() if lock.owner and lock.owner not in known}
+        if held := [p for p, lock in orphans.items() if not _is_gone(facts, lock, settings)]:
+            why = "may be connected, which the server hides" if facts.names is None else "may live"
+            owners = ", ".join(sorted({orphans[p].owner for p in held}))
+            told.append(f"{group} has no member {owners}, which holds partitions {ranges(held)}, and {why}.")
+    return told
+
+
 def plan_reader(facts: Facts, name: str) -> Step:
     """Plan to forget a reader; refuse one that has moved within ``READER_RESTS_MS``."""
     position = read_position(facts.readers[name])
@@ -85,7 +106,7 @@ def plan_log(facts: Facts) -> list[Step]:
     full = tuple(p for p, length in facts.log_lengths.items() if length and p in facts.locks)
     entries = sum(facts.log_lengths[p] for p in full)
     if not full:
-        return []
+        raise _nothing(f"The log of {facts.keys.group!r} has no rows to drop.")
     what = counted(entries, "entry", "entries")
     return [Step("trim log", facts, what, "no reader has registered", partitions=full)]
 
@@ -93,9 +114,13 @@ def plan_log(facts: Facts) -> list[Step]:
 def plan_damaged(facts: Facts) -> list[Step]:
     """Plan to delete the damaged membership document or heartbeats that workers replaced and kept."""
     if not facts.damaged:
-        return []
+        raise _nothing(f"No damaged value of {facts.keys.group!r} is kept.")
     why = "workers replaced it and kept the old value for inspection"
     return [Step("drop damaged", facts, kind_of(facts.damaged), why)]
+
+
+def _nothing(why: str) -> StreamworkerError:
+    return StreamworkerError(why, remedy="Nothing was changed. Leave out this option.")
 
 
 def kind_of(fingerprint: str) -> str:
