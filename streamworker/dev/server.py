@@ -174,6 +174,11 @@ class EmbeddedServer:
         return self._process is not None and self._process.running
 
     @property
+    def exit_code(self) -> int | None:
+        """How the server process has ended by itself; None while it runs, and where it was stopped."""
+        return None if self._process is None else self._process.exit_code
+
+    @property
     def log_path(self) -> Path:
         """The server's log; :meth:`stop` removes it."""
         return self._home / "server.log"

@@ -79,6 +79,14 @@ def test_dev_runs_an_app_on_a_server_of_its_own_and_ends_with_all_of_it(
 
 
 @full
+def test_dev_says_that_its_server_has_died(dev: Forked) -> None:
+    """Or all that is seen is that workers cannot reach it."""
+    children = psutil.Process(dev.pid).children()
+    next(child for child in children if "server" in child.name()).kill()
+    wait_for(lambda: "the server was ended by signal 9" in dev.log(), "its end is reported")
+
+
+@full
 def test_dev_ends_when_no_worker_can_run(dev: Forked, spawn: SpawnWorker, shop: Path) -> None:
     """With the code of the worker, and its message: the data that was kept has other partitions."""
     dev.terminate()

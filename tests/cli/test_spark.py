@@ -12,10 +12,13 @@ import pytest
 import redis
 
 from streamworker.cli.exit_codes import ExitCode
+from streamworker.cli.workers.spark import _told_why
+from streamworker.importing import resolve_app
+from streamworker.spark.driver.progress import PipelineProgress
 from tests.cli.conftest import SHOP, Invoke, work_off
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.helpers import logging_set_back, wait_for
 
 pytestmark = pytest.mark.spark("runs pipelines")
 
@@ -147,6 +150,19 @@ def test_a_run_over_what_is_there_that_is_stopped_says_what_waits(
     assert ("Pipeline both was stopped before it had read all: up to 80 rows" in once.log()) == (
         len(named) > 2
     )
+
+
+def test_once_without_rows_tells_which_records_have_none_yet(
+    shop: Path, streamworker: Invoke, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All that was committed is nothing, where no worker has ever run."""
+    (shop / "shop.py").write_text(SHOP + PIPELINE, "utf-8")
+    streamworker.does("send", "shop:orders", "-", input="\n".join(orders(40)))
+    app, done = resolve_app("shop:app"), {"table": PipelineProgress("table", "done")}
+    with logging_set_back():
+        assert _told_why(app, None, done, has_read=False) == ExitCode.OK
+    told = capsys.readouterr().out
+    assert told.endswith("\n40 records wait for price, without rows yet: see `streamworker status`.\n")
 
 
 def test_a_reader_that_will_not_come_back_can_be_forgotten(

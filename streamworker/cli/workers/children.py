@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Protocol, Self
 
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.output import say
@@ -22,6 +22,14 @@ KILL_AFTER_S = 5.0
 """How long a child may run after the second signal before it is killed."""
 
 
+class Ends(Protocol):
+    """A process, as far as its end is concerned."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code; negative for a signal, None while it runs."""
+
+
 class Children:
     """The children of this process; a context manager that kills those still running at its end.
 
@@ -32,6 +40,7 @@ class Children:
         self._log_file = log_file
         self._children: dict[str, Child] = {}
         self._workers: list[Child] = []
+        self._beside: dict[str, Ends] = {}
         self._reported: set[str] = set()
         self._failures: dict[str, str] = {}
         self._stopping = False
@@ -61,6 +70,10 @@ class Children:
         if self._stopping:
             child.terminate()
         return child
+
+    def watch(self, name: str, process: "Ends") -> None:
+        """Report the end of a process that somebody else starts and stops; it is a failure."""
+        self._beside[name] = process
 
     def stop(self) -> None:
         """Send SIGTERM to all children, once: they finish their batches and end."""
@@ -95,7 +108,7 @@ class Children:
 
     def report(self) -> None:
         """Print each child that has failed since the last call."""
-        for name, child in self._children.items():
+        for name, child in self._all.items():
             code = self._code(child)
             if code and name not in self._reported:
                 self._reported.add(name)
@@ -104,7 +117,7 @@ class Children:
 
     def failures(self) -> Sequence[str]:
         """Return a text for each child that has failed, with the last error in the log at that time."""
-        for name, child in self._children.items():
+        for name, child in self._all.items():
             if name not in self._failures and (code := self._code(child)):
                 self._failures[name] = f"{name} {_ended(code)}. {self._last_error()}"
         return list(self._failures.values())
@@ -122,7 +135,11 @@ class Children:
     @property
     def failed(self) -> bool:
         """Whether a child has ended with a code other than 0."""
-        return any(self._code(child) for child in self._children.values())
+        return any(self._code(child) for child in self._all.values())
+
+    @property
+    def _all(self) -> dict[str, "Ends"]:
+        return {**self._children, **self._beside}
 
     @property
     def _forced(self) -> bool:
@@ -138,10 +155,10 @@ class Children:
         workers = [self._code(child) for child in self._workers]
         if failed := [code for code in workers if code is not None and code > 0]:
             return failed[0]
-        others = [self._code(child) for child in self._children.values() if child not in self._workers]
+        others = [self._code(child) for child in self._all.values() if child not in self._workers]
         return ExitCode.OK if 0 in workers and not any(others) else ExitCode.FAILED
 
-    def _code(self, child: Child) -> int | None:
+    def _code(self, child: "Ends") -> int | None:
         """Return a child's exit code; None while it runs."""
         code = child.exit_code
         # The child got SIGTERM before it had its signal handler: it had no batch yet.

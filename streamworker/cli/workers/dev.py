@@ -14,7 +14,7 @@ from streamworker.app import App
 from streamworker.cli.options import AppPath, Yes, argument, option
 from streamworker.cli.output import confirm, say
 from streamworker.cli.top import show
-from streamworker.cli.workers.children import Children, two_stages
+from streamworker.cli.workers.children import Children, Ends, two_stages
 from streamworker.cli.workers.run import Format, Level, LogFormat, LogLevel
 from streamworker.cli.workers.serving import LOOPBACK, url_of
 from streamworker.core.text import printable_lines
@@ -96,6 +96,7 @@ def dev(
             _run_all(
                 app,
                 selection,
+                server,
                 options,
                 program or [],
                 workers=workers,
@@ -109,6 +110,7 @@ def dev(
 def _run_all(
     path: str,
     selection: Selection,
+    server: Ends,
     options: list[str],
     program: list[str],
     *,
@@ -118,6 +120,7 @@ def _run_all(
     log_file: Path | None,
 ) -> int:
     with Children(log_file=log_file) as children, two_stages(children.stop, children.force):
+        children.watch("the server", server)
         for number in range(1, workers + 1):
             children.start(f"worker w{number}", ["run", path, "--name", f"w{number}", *options])
         if spark:
@@ -138,7 +141,8 @@ def _run_all(
                 stopped=lambda: not children.running,
                 notices=lambda: [*shown, *children.failures()],
             )
-            say("Stopping: workers finish their batches.", error=True)
+            if children.running:
+                say("Stopping: workers finish their batches.", error=True)
             children.stop()
         code = children.wait()
         if children.failed and log_file is not None:

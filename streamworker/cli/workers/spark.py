@@ -153,6 +153,7 @@ def _told_why(
     except BackendRefused as refused:  # The rights of a reader are enough to read, and not for this look.
         snapshots = {}
         say(f"Whether partitions stand still is not known. {refused}", error=True)
+    say(*(line for each in snapshots.values() for line in each.unknown), error=True)
     for spec in chosen:
         if ends[spec.name] not in ENDED:
             waiting = _waiting(spec, told.get(spec.name), snapshots)
@@ -170,6 +171,10 @@ def _told_why(
         return ExitCode.FAILED
     if not has_read:
         say("There were no new rows: the pipelines have read all that was committed.")
+        for snapshot in snapshots.values():
+            if snapshot.lag:
+                waits = counted(snapshot.lag, "record waits", "records wait")
+                say(f"{waits} for {snapshot.processor}, without rows yet: see `streamworker status`.")
     return ExitCode.OK
 
 
@@ -181,7 +186,7 @@ def _waiting(
     A position in Redis may be one micro-batch behind what the pipeline has written.
     """
     views = [snapshots[each] for each in spec.reads if each in snapshots]
-    if len(views) < len(spec.reads):
+    if len(views) < len(spec.reads) or any(view.unknown for view in views):
         return "how many rows wait is not known"
     committed = sum(part.rows for view in views for part in view.partitions)
     if last is not None and last.positions:
@@ -210,4 +215,4 @@ async def _forget(backend: Backend, app: App, names: list[str]) -> None:
         for spec in of:
             await readers.forget(backend, group_keys(spec), name)
         logs = ", ".join(spec.name for spec in of)
-        say(f"Forgot {name}: the acked logs of {logs} keep no rows for it any more.")
+        say(f"Forgot {name}: the acked logs of {logs} keep no rows for it, unless it reads again.")
