@@ -10,6 +10,7 @@ from streamworker.redisio.data import retention
 from streamworker.redisio.data.retention import Amount
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import is_missing_key
 
 
 async def take_holdings(
@@ -27,7 +28,7 @@ async def take_holdings(
         holding = _sum("stream", stream, here, str((await retention.read(backend, keys)).stream or ""))
         events = [keys.events(p) for p in range(partitions)]
         asked = [] if stream in read else await backend.pipeline([("XINFO", "GROUPS", key) for key in events])
-        if asked and not any(isinstance(each, list) and each for each in asked):
+        if asked and all(each == [] or is_missing_key(each) for each in asked):
             # No trim has noted the time of the oldest entry, so the first entries tell it.
             firsts = await backend.pipeline([("XRANGE", key, "-", "+", "COUNT", 1) for key in events])
             times = [EntryId.parse(each[0][0]).ms for each in firsts if isinstance(each, list) and each]

@@ -453,6 +453,8 @@ def info(**fields: object) -> ServerInfo:
         (info(aof_enabled=0), {"save": "3600 1 300 100"}, "warn", "last snapshot, up to 3,600 s"),
         (info(aof_enabled=0), {"save": ""}, "warn", "everything: neither"),
         (info(aof_enabled=0), None, "warn", "if it makes any"),
+        (info(aof_enabled=0), {"appendonly": "no"}, "warn", "if it makes any"),
+        (info(aof_enabled=1, connected_slaves=2), None, "ok", "replicas, what that had not received."),
         (info(aof_enabled=1), {"appendfsync": "always"}, "ok", "it has no replica"),
         (
             info(aof_enabled=1, connected_slaves=2),
@@ -475,6 +477,23 @@ def test_what_the_server_can_lose_is_said_in_words(
     check = persistence(server, settings)
     assert check.verdict == verdict
     assert found in check.found
+
+
+@pytest.mark.parametrize("command", ["type", "xinfo"])
+def test_doctor_takes_no_refusal_for_a_key_that_is_well(
+    streamworker: Invoke, raw: "redis.Redis", redis_url: str, shop: Path, command: str
+) -> None:
+    """What the user may not look at is named as a failure, and not as well, or as no group at all."""
+    unwell(raw)
+    raw.execute_command("ACL", "SETUSER", "some", "on", ">any", "~*", "+@all", f"-{command}")
+    rewrite(shop, SHOP)
+    as_some = {"STREAMWORKER_REDIS_URL": url_of_user(redis_url, "some", "any")}
+    found = json.loads(streamworker("doctor", "shop:app", "--json", env=as_some).stdout)
+    (check,) = [each for each in found if each["name"] == ("keys" if command == "type" else "stream orders")]
+    assert (check["verdict"], "NOPERM" in check["found"]) == ("fail", True)
+    if command == "xinfo":
+        forget = streamworker("repair", "shop:app", "--yes", "--forget-group", "nobody", env=as_some)
+        assert (forget.exit_code, "has a group" in forget.stderr) == (ExitCode.REDIS, False)
 
 
 def test_every_command_of_a_role_is_asked_about() -> None:

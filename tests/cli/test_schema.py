@@ -43,11 +43,16 @@ def test_a_check_says_what_breaks_and_ends_with_an_error_only_then(
 
     _deploy(shop, "amount: float", "amount: float", "\n\nnewest = app.stream('newest', Order)\n")
     partly = streamworker("schema", "check", "shop:app")
-    assert (partly.exit_code, "no worker has stored that of newest yet" in partly.output) == (0, True)
+    assert (partly.exit_code, "No worker has stored those of newest yet" in partly.output) == (0, True)
 
     _deploy(shop, "amount: float", "amount: float\n    coupon: str | None = None")
     gained = streamworker("schema", "check", "shop:app")
     assert gained.exit_code == 0, gained.output
+    newer = "\n\nnewest = app.stream('newest', Order)\n"
+    _deploy(shop, "amount: float", "amount: float\n    coupon: str | None = None", newer)
+    for form in ((), ("--json",)):
+        both = streamworker("schema", "check", "shop:app", *form)
+        assert both.stderr == "No worker has stored those of newest yet.\n", "also where others have changed"
     assert "Order gains `coupon: str | None = None`  fine: old entries read as None" in gained.output
 
     _deploy(shop, "partitions=4", "partitions=8")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import Invoke, lines_of, work_off
+from tests.cli.conftest import Invoke, lines_of, rewrite, work_off
+from tests.contract.support import url_of_user
 from tests.raw import opened
 
 KEPT = """
@@ -97,6 +98,26 @@ def test_a_rate_tells_at_how_much_memory_each_thing_stays(
     shown = streamworker("size", "shop:app", "--rate", "10").stdout
     assert "What has a limit stays at" in shown and "acked log" in shown
     assert "orders has only 513 records, so what an empty stream takes counts much" in shown
+
+
+def test_what_nothing_tells_the_size_of_is_not_counted_as_nothing(
+    streamworker: Invoke, kept: Path, redis_url: str
+) -> None:
+    """An empty stream, and one whose memory this user may not ask for."""
+    empty = streamworker.does("size", "shop:app", "--rate", "10")
+    assert "Nothing here has a limit; ids" in empty and "stays at 0" not in empty
+    assert "Not counted, since nothing tells its size: stream orders, stream others." in empty
+    streamworker.does("send", "shop:orders", "sample.jsonl")
+    with opened(redis_url) as raw:
+        raw.execute_command("ACL", "SETUSER", "some", "on", ">any", "~*", "+@all", "-memory")
+    rewrite(kept, KEPT)
+    as_some = {"STREAMWORKER_REDIS_URL": url_of_user(redis_url, "some", "any")}
+    (line,) = [
+        each
+        for each in streamworker.tells("size", "shop:app", "--rate", "10", env=as_some)
+        if (each["kind"], each["name"]) == ("stream", "orders")
+    ]
+    assert (line["why"], line["bytes_each"]) == ("Redis does not tell its memory", None)
 
 
 @pytest.mark.parametrize(

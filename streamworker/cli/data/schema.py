@@ -8,7 +8,7 @@ import typer
 
 from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson
-from streamworker.cli.output import print_found
+from streamworker.cli.output import print_found, say
 from streamworker.cli.support import ask, group_keys
 from streamworker.core.text import in_words
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TableSpec
@@ -62,13 +62,15 @@ def check(path: AppPath, json: AsJson = False) -> None:
     """
     app = with_pipelines(resolve_app(path))
     found, unknown = ask(app, _check, app)
-    nothing = "Every record type is the one that is stored."
-    if len(unknown) == len(app.registry.streams):
-        nothing = f"No worker of {app.name} has stored its record types here yet: "
-        nothing += "there is nothing to compare with."
+    nothing, missing = "Every record type is the one that is stored.", ""
+    if unknown.issuperset(app.registry.streams):
+        missing = f"No worker of {app.name} has stored its record types here yet: "
+        nothing = missing = missing + "there is nothing to compare with."
     elif unknown:
-        nothing = "Every record type that is stored is the same; no worker has stored that of "
-        nothing += f"{', '.join(unknown)} yet."
+        missing = f"No worker has stored those of {', '.join(sorted(unknown))} yet."
+        nothing = f"Every record type that is stored is the same. {missing}"
+    if missing and (found or json):
+        say(missing, error=True)
     facts, rows = [each._asdict() for each in found], [each[:3] for each in found]
     print_found(json, facts, nothing, ("where", "change", "effect"), rows)
     if broken := [each for each in found if each.breaks]:
@@ -79,18 +81,20 @@ def check(path: AppPath, json: AsJson = False) -> None:
         )
 
 
-async def _check(backend: Backend, app: App) -> tuple[list[Finding], list[str]]:
-    """Return what has changed, and the streams of which there is nothing to compare with."""
+async def _check(backend: Backend, app: App) -> tuple[list[Finding], set[str]]:
+    """Return what has changed, and the streams and rows of which there is nothing to compare with."""
     found: list[Finding] = []
-    unknown: list[str] = []
+    unknown: set[str] = set()
     for stream in app.registry.streams.values():
         stored = await streams.stored_schema(backend, StreamKeys(app.name, stream.spec.name))
-        unknown += [] if stored else [stream.spec.name]
+        unknown |= set() if stored else {stream.spec.name}
         found += await _stream(backend, stream.spec, stored)
     for spec in app.registry.processors.values():
         if spec.forward and spec.output is not None:
             reading = [each.name for each in app.registry.pipelines.values() if spec.name in each.reads]
             found += await _log(backend, spec, reading)
+            if await backend.execute("HGET", group_keys(spec).schemas, schemas.CURRENT) is None:
+                unknown.add(f"{spec.name} (rows)")
         for table in spec.tables:
             found += await _table(backend, table)
     return found, unknown

@@ -111,8 +111,11 @@ def size(
                 f"{each.name} has only {counted(each.records, 'record')}, so what an empty stream takes "
                 "counts much in the bytes of each. A --sample tells better.",
             )
-    total = sum(each.stays_at or 0 for each in lines if each.kind != "ids")
-    say("", f"What has a limit stays at {memory(total)} together; ids are extra, if each send has one.")
+    limited = [each.stays_at for each in lines if each.kind != "ids" and each.stays_at is not None]
+    together = f"What has a limit stays at {memory(sum(limited))} together"
+    say("", f"{together if limited else 'Nothing here has a limit'}; ids are extra, if each send has one.")
+    if unknown := [f"{each.kind} {each.name}" for each in lines if each.why and each.bytes_each is None]:
+        say(f"Not counted, since nothing tells its size: {', '.join(unknown)}.")
 
 
 def _rates(given: Sequence[str], specs: Mapping[str, StreamSpec]) -> dict[str, float]:
@@ -175,6 +178,8 @@ def _line(held: Holding, rate: float | None, ends: str) -> Line:
             else "no row is there"
         )
         return Line(held.kind, held.name, None, None, None, why)
+    if not held.size:
+        return Line(held.kind, held.name, None, None, None, "Redis does not tell its memory")
     each = held.size / held.records
     if rate is None:
         return Line(held.kind, held.name, each, None, None, "no --rate is given")

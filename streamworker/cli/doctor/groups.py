@@ -68,7 +68,10 @@ async def _key_types(backend: Backend, app: App) -> Check:
         expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.partitions, spec.name)
         for p, table in product(range(spec.stream.partitions), spec.tables):
             expected |= zip(group_keys(spec).tables(p, [table.name]), ("hash", "zset"), strict=True)
-    wrong = await health.wrong_types(backend, expected)
+    try:
+        wrong = await health.wrong_types(backend, expected)
+    except StreamworkerError as error:
+        return fail("keys", error.message, error.remedy or "Try again.")
     if not wrong:
         return ok("keys", f"{len(expected):,} keys hold what they should, or nothing")
     shown = [f"{key} holds a {kind}, not a {expected[key]}" for key, kind in wrong.items()]

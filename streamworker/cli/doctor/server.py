@@ -120,6 +120,8 @@ def _memory(info: ServerInfo) -> Check:
 def _role(info: ServerInfo) -> Check:
     if info.role == "slave":
         return fail("role", "a replica, which refuses writes", "Give the address of the primary.")
+    if not info.role:
+        return warn("role", "The server does not report its role.", "Make sure that it is the primary.")
     return ok("role", f"primary, followed by {counted(info.replicas, 'replica')}")
 
 
@@ -144,8 +146,10 @@ def persistence(info: ServerInfo, settings: Mapping[str, str] | None, *, loaded:
             "Valkey 9.1.2 does not (docs: durability).",
         )
     lost, remedy = _lost_in_a_crash(info, settings)
-    writes = (settings or {}).get("min-replicas-to-write", "0")
-    if info.replicas and writes == "0":
+    writes = (settings or {}).get("min-replicas-to-write")
+    if info.replicas and writes is None:
+        lost += f"; a failover to one of {info.replicas} replicas, what that had not received"
+    elif info.replicas and writes == "0":
         lost += (
             f"; a failover to one of {info.replicas} replicas, what that had not received "
             "(min-replicas-to-write is 0, so writes go on without a connected replica)"
@@ -169,9 +173,9 @@ def _lost_in_a_crash(info: ServerInfo, settings: Mapping[str, str] | None) -> tu
                 return "about the last half minute (appendfsync no)", remedy
         return "what came since the append-only file was last written; this user may not read appendfsync", ""
     remedy = "Set appendonly yes."
-    if settings is None:
+    if (save := (settings or {}).get("save")) is None:
         return "what came after its last snapshot, if it makes any: no append-only file", remedy
-    points = re.findall(r"(\d+) (\d+)", settings.get("save", ""))
+    points = re.findall(r"(\d+) (\d+)", save)
     if not points:
         return "everything: neither an append-only file nor snapshots", remedy
     every = max(int(seconds) for seconds, _ in points)

@@ -15,6 +15,7 @@ from streamworker.redisio.admin.rights import ROLES, Grant, Role
 from streamworker.redisio.group.operations import KEY_TABLE, SCRIPTS
 from streamworker.redisio.keys import TRIMMED, StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered, is_missing_key, is_wrong_type
 from streamworker.redisio.wire.info import groups_by_name, pairs_of
 from streamworker.redisio.wire.link import Argument
 
@@ -55,13 +56,13 @@ def types_of_keys(app: str, stream: str, partitions: int, group: str = "") -> di
 
 
 async def wrong_types(backend: Backend, expected: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys that hold another type than expected, with that type."""
+    """Return the keys that hold another type than expected, with that type; raise if one is not told."""
     names = list(expected)
-    found = await in_pieces(backend, [("TYPE", name) for name in names])
+    found = all_answered(await in_pieces(backend, [("TYPE", name) for name in names]))
     return {
         name: kind.decode()
         for name, kind in zip(names, found, strict=True)
-        if isinstance(kind, bytes) and kind.decode() not in ("none", expected[name])
+        if kind.decode() not in ("none", expected[name])
     }
 
 
@@ -77,10 +78,14 @@ class Holder:
 
 
 async def holders(backend: Backend, keys: StreamKeys, partitions: int) -> list[Holder]:
-    """Return all groups of a stream: all Redis consumer groups, and listed groups that are not among them."""
+    """Return all groups of a stream: all Redis consumer groups, and listed groups that are not among them.
+
+    A key that another program wrote over has none; it raises if Redis does not answer, or may not be asked.
+    """
     shown = await in_pieces(backend, [("XINFO", "GROUPS", keys.events(p)) for p in range(partitions)])
     listed = await in_pieces(backend, [("HGETALL", keys.groups(p)) for p in range(partitions)])
     found: dict[str, Holder] = {}
+    all_answered([each for each in (*shown, *listed) if not is_missing_key(each) and not is_wrong_type(each)])
     for partition, (groups, names) in enumerate(zip(shown, listed, strict=True)):
         ours: dict[bytes, dict[bytes, Any]] = {}
         if not isinstance(names, BackendError):
