@@ -150,7 +150,12 @@ def test_a_file_of_columns_that_does_not_fit_is_refused_by_name(streamworker: In
     parquet.write_table(table(3).drop_columns("customer"), shop / "orders.parquet")
     result = streamworker("send", "shop:orders", "orders.parquet")
     assert result.exit_code != ExitCode.OK
-    assert "no column 'customer'" in result.stderr
+    assert "no column 'customer'" in result.stderr and "Sent" not in result.output
+    late = table(12_000).set_column(2, "order_id", pa.array([*range(11_999), None], pa.int32()))
+    parquet.write_table(late, shop / "late.parquet", row_group_size=10_000)
+    some = streamworker("send", "shop:orders", "late.parquet")
+    assert (some.exit_code, some.stdout) == (ExitCode.FAILED, "")
+    assert "Sent 10,000 records of late.parquet, from its beginning." in some.stderr
     assert streamworker("send", "shop:orders", "orders.parquet", "--on-error", "skip").exit_code == 2
     (shop / "orders.arrow").write_text("number\n1\n")
     assert "orders.arrow" in streamworker("send", "shop:orders", "orders.arrow").stderr

@@ -16,7 +16,7 @@ from streamworker.cli.data.lines import Lines, OnError
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.cli.options import argument, option
 from streamworker.cli.output import progress_bar, say
-from streamworker.cli.support import connected, give_up, run_async
+from streamworker.cli.support import connected, give_up, halves_told, run_async
 from streamworker.core.words import counted
 from streamworker.declaring.stream import Stream, StreamApp
 from streamworker.importing import resolve_stream
@@ -169,7 +169,10 @@ async def _send_table(stream: Stream[Any], path: Path) -> int:
         total, parts = _open(path)
     except (OSError, pa.ArrowException) as error:
         raise typer.BadParameter(f"{path}: {error}", param_hint="FILE") from None
-    with progress_bar(total > 0, note="rows") as progress:
+    done = halves_told(
+        lambda: f"Sent {counted(sent, 'record')} of {path}, from its beginning." if sent else ""
+    )
+    with done, progress_bar(total > 0, note="rows") as progress:
         task = progress.add_task("sending", total=total, note="0")
         await _answers(stream.app)
         async with stream.app:

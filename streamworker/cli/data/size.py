@@ -112,8 +112,8 @@ def size(
                 "counts much in the bytes of each. A --sample tells better.",
             )
     limited = [each.stays_at for each in lines if each.kind != "ids" and each.stays_at is not None]
-    together = f"What has a limit stays at {memory(sum(limited))} together"
-    say("", f"{together if limited else 'Nothing here has a limit'}; ids are extra, if each send has one.")
+    told = f"What has a limit stays at {memory(sum(limited))} together"
+    say("", f"{told if limited else 'Nothing here has a limit'}; ids are extra, if each send has one.")
     if unknown := [f"{each.kind} {each.name}" for each in lines if each.why and each.bytes_each is None]:
         say(f"Not counted, since nothing tells its size: {', '.join(unknown)}.")
 
