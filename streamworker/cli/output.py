@@ -2,12 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from errno import EPIPE
 from typing import TYPE_CHECKING
 
 import msgspec
 import typer
 
 from streamworker.core.text import printable
+from streamworker.errors import StreamworkerError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,9 +21,21 @@ WRAPPED_OVER = 30
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Print lines without markup or wrapping. Control characters are escaped, so each stays one line."""
+    """Print lines without markup or wrapping. Control characters are escaped, so each stays one line.
+
+    Where stdout takes none, as its disk is full, the command says so on stderr and fails.
+    """
     for line in lines:
-        typer.echo(printable(line), err=error)
+        try:
+            typer.echo(printable(line), err=error)
+        except OSError as problem:
+            if error or problem.errno == EPIPE:  # Who reads a pipe may stop; then there is nothing to say.
+                raise
+            untold = f" It was to print: {line}" if len(lines) == 1 else ""
+            raise StreamworkerError(
+                f"Standard output cannot be written: {problem.strerror}.",
+                remedy=f"What the command has changed stands.{untold}",
+            ) from None
 
 
 def confirm(question: str) -> None:

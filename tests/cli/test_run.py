@@ -1,6 +1,7 @@
 """`streamworker run` as a real process: how it ends, and what else it can do."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.dev.server import free_port
 from tests.chaos.forked import Forked
-from tests.cli.conftest import SHOP, Invoke, OpenTerminal
+from tests.cli.conftest import SHOP, Invoke, OpenTerminal, work_off
 from tests.cli.test_send import orders
 from tests.conftest import SpawnWorker
 from tests.helpers import process_is_gone, wait_for
@@ -80,6 +81,23 @@ def test_a_command_whose_output_is_closed_does_not_end_as_if_it_had_shown_someth
     done = subprocess.run(["bash", "-c", command], cwd=shop, capture_output=True, text=True, check=False)
     assert done.returncode == ExitCode.FAILED
     assert done.stderr.startswith("Error: Standard output is closed")
+
+
+def test_a_command_whose_output_finds_no_room_says_that_what_it_did_stands(
+    shop: Path, redis_url: str
+) -> None:
+    """It has done its work, and only the word of it is lost: no traceback."""
+    work_off(redis_url)
+    command = f"exec {sys.executable} -m streamworker pause shop:price > /dev/full"
+    environ = os.environ | {"STREAMWORKER_REDIS_URL": redis_url}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=shop, env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == ExitCode.FAILED
+    assert done.stderr == (
+        "Error: Standard output cannot be written: No space left on device.\n"
+        "What the command has changed stands. It was to print: Paused 4 partitions of price: 0-3.\n"
+    )
 
 
 def test_a_worker_that_is_told_twice_ends_with_5(
