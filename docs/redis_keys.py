@@ -50,7 +50,7 @@ HOLDS = {
     "sw:{app.stream:GROUP}:risks": "timers, resources and middleware: `at KIND NAME P`: the member that runs it in "
     "a partition, and of how many deaths it knew; `died KIND NAME` and `died KIND NAME P`: the members that died in "
     "it in a row. For a resource of a worker `at KIND NAME start-ID`: connection, run of the server, time (ms) and "
-    "deaths before",
+    "deaths before. `turn KIND NAME`: who runs it after how many deaths, and since when (ms)",
     "sw:{app.stream:GROUP}:schemas": (
         "Arrow schemas of the acked logs by fingerprint; `current` names the newest"
     ),

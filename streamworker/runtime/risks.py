@@ -53,6 +53,10 @@ class HeldBack(ProcessDied):
     """Worker after worker died in something that is no record, so it is not run."""
 
 
+class OthersTurn(BackendError):
+    """Another worker runs something in which a worker has died; this one may a little later."""
+
+
 class StoppedAtStart(Exception):
     """The worker was told to stop while it waited for what it runs at its start."""
 
@@ -113,12 +117,15 @@ class Risks:
     async def begin(self, kind: str, name: str, *, is_alone: bool) -> bool:
         """Name something that runs next; raise HeldBack if several workers in a row have died in it.
 
-        Return False, and name nothing, if a worker has died in it and other calls may run beside it.
+        Return False, and name nothing, if a worker has died in it and other calls may run beside it. Raise
+        OthersTurn if another worker runs it after a death.
         """
         risk, most = Risk(kind, name, self.partition), DEATHS_MIN - 1 if is_alone else 0
         is_named, deaths = await risks.step(self.backend, self.keys, risk, self.owner, "begin", most)
         if deaths >= DEATHS_MIN:
             raise HeldBack(f"{deaths_in_words(risk.what, deaths)}.", remedy=remedy_for(risk.what))
+        if is_alone and not is_named:
+            raise OthersTurn(f"After a death one worker at a time runs {risk.what}, and another one does.")
         if is_named and deaths:
             _log.warning("workers_died_in_call", deaths=deaths, of=risk.what, partition=risk.place)
         return is_named

@@ -74,6 +74,18 @@ async def test_workers_that_died_side_by_side_in_several_partitions_count_once(g
     assert [await dies(group, NOW, place) for place in range(3)] == [(True, 1)] * 3
 
 
+async def test_after_a_death_one_owner_at_a_time_has_its_turn(group: Group) -> None:
+    """Until its call ends, or its death is counted. Otherwise each death would take all along that run it."""
+    await dies(group, "w1")
+    assert await dies(group, "w2") == (True, 1)
+    assert await dies(group, "w3", 1) == (False, 1)
+    assert await counts(group, "w3", 0) == 2
+    assert await dies(group, "w3", 1) == (True, 2)
+    assert await dies(group, "w4", 2) == (False, 2)
+    await ends(group, "w3", 1)
+    assert await dies(group, "w4", 2) == (True, 0)
+
+
 async def test_an_owner_that_only_seemed_dead_ends_the_count(group: Group) -> None:
     await dies(group, "w1")
     await risks.step(group.backend, group.keys, Risk("timer", "sweep", 0), NOW, "look")

@@ -6,7 +6,8 @@ with each record that is named, and with the first one of each owner. The next o
 owner has left as a death of that thing, and of nothing else.
 
 A death counts as one more in a row only if its worker knew of the others when it began. So workers that are
-lost together, each in a call of the same timer, accuse it once.
+lost together, each in a call of the same timer, accuse it once. After a death one worker at a time runs it in
+a group, so that the next death takes one along.
 
 So what was named at a death is run while nothing else of the process is. It asks for a turn; until the turn
 ends, no other call begins, and the turn begins when those that run have ended. A timer or a resource also

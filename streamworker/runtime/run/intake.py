@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import anyio
+
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.ownership.tries import Tries
@@ -10,7 +12,7 @@ from streamworker.declaring.middleware import Naming
 from streamworker.records.entries import origin_at
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.risks import TURN_LOOK_S, HeldBack, turns
+from streamworker.runtime.risks import START_LOOK_S, TURN_LOOK_S, HeldBack, OthersTurn, turns
 from streamworker.runtime.run.activity import Activity
 from streamworker.runtime.run.commits import Commits
 from streamworker.runtime.run.timers import Timers
@@ -183,12 +185,16 @@ class Intake:
         self._layer = ""
         await self.commits.store_tries(self._named, alone=not layer)
         if layer:
-            try:
-                await risks.begin("middleware", layer, is_alone=True)
-            except HeldBack:
-                self._named = {}  # The record is not called, so a worker that dies has not died in it.
-                raise
-            self._layer = layer
+            while not self._layer:
+                try:
+                    await risks.begin("middleware", layer, is_alone=True)
+                except HeldBack:
+                    self._named = {}  # The record is not called, so a worker that dies has not died in it.
+                    raise
+                except OthersTurn:
+                    await anyio.sleep(START_LOOK_S)
+                else:
+                    self._layer = layer
 
     def end_turn(self) -> None:
         """Let others be called: what was named is committed, or is called no more."""
