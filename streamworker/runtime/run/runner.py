@@ -207,7 +207,9 @@ def build_runner(
     """
     app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
     log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
-    spec, spans = traced(spec, partition, settings)
+    invoker_type, mode_type = _types_for(spec)
+    tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), bool(spec.layers))
+    spec, spans = traced(spec, partition, settings)  # Its layer is no middleware of the user.
     own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
     kept = PartitionState(own)
     if spec.options.concurrency > 1:
@@ -246,14 +248,12 @@ def build_runner(
     aside: dict[EntryId, Exception] = {
         record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()
     }
-    invoker_type, mode_type = _types_for(spec)
     invoker = invoker_type(spec, owned, kept, settings.handler_threads, routes, aside)
     calls = [
         (timer, Invoker(timer.call, owned, kept, settings.handler_threads, routes.also(timer.call.into), {}))
         for timer in spec.timers
     ]
     timers = Timers(calls, state, commits, rng)
-    tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), bool(spec.layers))
     intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)
