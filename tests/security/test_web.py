@@ -152,7 +152,8 @@ def test_a_viewers_rights_suffice(
     served(spawn, port, STREAMWORKER_REDIS_URL=url_of("viewer"))
     seen = events(port)
     facts = next(data for name, data in seen if name == "facts")
-    assert (facts["hidden"], facts["letters"]) == (["letters"], [])
+    assert ([*facts["hidden"]], facts["letters"]) == (["letters"], [])
+    assert "NOPERM" in facts["hidden"]["letters"]
     frames = [next(data for name, data in seen if name == "frame") for _ in range(7)]
     assert sum(frames[-1]["group"]["dead"].values()) == 1
     assert [each["cause"] for each in facts["record"]] == ["left", "leave", "join"]

@@ -146,16 +146,17 @@ class _Looks:
     async def _seldom(self, groups: list[GroupSnapshot]) -> dict[str, Any]:
         """Return what changes seldom; ``hidden`` says of what Redis refused to read why it did."""
         specs = self._app.registry.processors
+        self._hidden = {what: why for what, why in self._hidden.items() if what in self._forbidden}
         timers = await self._unless_hidden("timers", partial(timers_of, self._backend, self._app, zone=UTC))
         if timers is None:
             timers = await timers_of(self._backend, self._app, with_calls=False, zone=UTC)
         letters, failing = [], []
         for group in groups:
             spec = specs[group.processor]
-            letters += await self._unless_hidden("letters", partial(self._letters, spec, group), spec) or []
+            letters += await self._unless_hidden("letters", partial(self._letters, spec, group)) or []
             if self._show_values:
                 read = partial(self._failing, spec, group)
-                failing += await self._unless_hidden("records", read, spec) or []
+                failing += await self._unless_hidden("records", read) or []
         streams = {stream.name: stream.spec.partitions for stream in self._app.registry.streams.values()}
         return {
             "streams": streams,
@@ -165,21 +166,15 @@ class _Looks:
             "hidden": self._hidden,
         }
 
-    async def _unless_hidden(
-        self, what: str, read: Callable[[], Awaitable[list[Any]]], of: ProcessorSpec | None = None
-    ) -> list[Any] | None:
+    async def _unless_hidden(self, what: str, read: Callable[[], Awaitable[list[Any]]]) -> list[Any] | None:
         """Return what is read; None if Redis refuses. What this user may not read is asked for once."""
-        what = f"{what} {of.name}" if of is not None else what
         if what not in self._forbidden:
             try:
-                found = await read()
+                return await read()
             except BackendRefused as error:
                 self._hidden[what] = error.message
                 if is_forbidden(error):
                     self._forbidden.add(what)
-            else:
-                self._hidden.pop(what, None)
-                return found
         return None
 
     async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:

@@ -138,7 +138,7 @@ function held(group) {
   const rows = group.held.map(([p, state, why]) => [p, state, why, ...(known.length ? [value(p, why)] : [])]);
   if (group.held_count > rows.length) rows.push(["", "", `and ${group.held_count - rows.length} more partitions`]);
   for (const problem of group.problems) rows.unshift(["", "problem", problem]);
-  const free = group.state.split("U").length - 1, hidden = facts.hidden?.[`records ${group.processor}`];
+  const free = group.state.split("U").length - 1, hidden = facts.hidden?.records;
   if (hidden) rows.push(["", "", `What the records hold is not shown: ${hidden}`]);
   const nothing = free ? `No worker runs ${free} of ${group.state.length} partitions.`
     : group.state ? "No partition is held up." : "The stream has not been made yet.";
@@ -170,7 +170,7 @@ function drawFacts({ record, letters, timers, hidden }) {
   table($("letters"), ["letter", "time", ">attempts", "error", ...(values ? ["record"] : [])],
     letters.filter(own).map((each) =>
       [each.letter, clock(each.at_ms), whole(each.attempts), each.error, ...(values ? [each.value] : [])]),
-    hidden[`letters ${wanted()}`] ?? "No dead letter was found.");
+    hidden.letters ?? "No dead letter was found.");
   $("timers").hidden = !timers.length;
   table($("timers"), ["timer", "runs", "on", "last", "next", "took", "failing"],
     timers.map((each) => [each.timer, each.runs, each.on, hidden.timers ?? each.last, each.next, each.took, each.failing]));
