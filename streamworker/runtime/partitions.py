@@ -60,6 +60,8 @@ that waits here has not started its deadline yet, and leaves the connections to 
 @dataclass(slots=True)
 class _Running:
     epoch: int
+    has_died: bool = False
+    """Whether its last owner died."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     runner: PartitionRunner | None = None
     drained: anyio.Event = field(default_factory=anyio.Event)
@@ -145,7 +147,9 @@ class Partitions:
 
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""
-        running = self._running[effect.partition] = _Running(effect.lock.epoch)
+        running = self._running[effect.partition] = _Running(
+            effect.lock.epoch, effect.lock.deaths is not None
+        )
         self.spawn(self._run, effect, running)
 
     def drain(self, partition: int, epoch: int) -> None:
@@ -250,6 +254,7 @@ class Partitions:
             running.runner = build_runner(
                 spec=resources.bound(self.spec),
                 start=effect,
+                is_careful=any(each.has_died for each in self._running.values()),
                 state=stored,
                 buffer=self.fetcher.add(partition, effect.lock.checkpoint),
                 committer=self._committer,

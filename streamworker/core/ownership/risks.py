@@ -2,8 +2,8 @@
 
 After a death, at most one thing of a process is at risk at a time, and it is named in Redis before. A worker
 names a timer and a resource whenever it runs one, and a record once an owner has died. Middleware is named
-with each record that is named, and with the first one of each owner. The next owner counts a name that a dead
-owner has left as a death of that thing, and of nothing else.
+with each record that is named. The next owner counts a name that a dead owner has left as a death of that
+thing, and of nothing else.
 
 A death counts as one more in a row only if its worker knew of the others when it began. So workers that are
 lost together, each in a call of the same timer, accuse it once. After a death one worker at a time runs it in

@@ -26,8 +26,8 @@ STORED_MAX = 100
 class Tries:
     """The attempts at records of one partition; ``window`` is how many an owner may have had in work.
 
-    Each owner takes its first record alone if there are ``layers`` of middleware, which are named with it.
-    Otherwise an owner of each partition would die in them before they are named.
+    With ``layers`` the first record is taken alone at least, and names the middleware: an owner of another
+    partition has died, perhaps in it. Otherwise one owner of each partition would die in it unnamed.
     """
 
     def __init__(self, lock: Acquired, errors: Policies, window: int, layers: bool = False) -> None:

@@ -196,6 +196,7 @@ def build_runner(
     cache: TableCache,
     outbox: OutboxWriter | None = None,
     observer: Observer | None = None,
+    is_careful: bool = False,
 ) -> PartitionRunner:
     """Return the runner of a partition with all that it works with.
 
@@ -203,12 +204,15 @@ def build_runner(
     ``buffer``, which the runner closes when it ends; the committer's ``run()`` must be running. ``on_halted``
     is called once with the reason when the error policy stops the partition, and ``on_state`` with what
     holds it up, see ``Activity``. ``cache`` has values of the tables, for all partitions of this worker.
-    ``outbox`` takes messages for other streams, if the function can send any.
+    ``outbox`` takes messages for other streams, if the function can send any. ``is_careful`` tells whether
+    the owner of this or another partition that the worker has now has died.
     """
     app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
     log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
     invoker_type, mode_type = _types_for(spec)
-    tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), bool(spec.layers))
+    tries = Tries(
+        start.lock, spec.options.policies, mode_type.in_work_max(spec), is_careful and bool(spec.layers)
+    )
     spec, spans = traced(spec, partition, settings)  # Its layer is no middleware of the user.
     own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
     kept = PartitionState(own)
