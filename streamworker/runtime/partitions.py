@@ -254,7 +254,7 @@ class Partitions:
             running.runner = build_runner(
                 spec=resources.bound(self.spec),
                 start=effect,
-                is_careful=any(each.has_died for each in self._running.values()),
+                names_layers=bool(resources.layers) and any(each.has_died for each in self._running.values()),
                 state=stored,
                 buffer=self.fetcher.add(partition, effect.lock.checkpoint),
                 committer=self._committer,

@@ -196,23 +196,20 @@ def build_runner(
     cache: TableCache,
     outbox: OutboxWriter | None = None,
     observer: Observer | None = None,
-    is_careful: bool = False,
+    names_layers: bool = False,
 ) -> PartitionRunner:
     """Return the runner of a partition with all that it works with.
 
     ``state`` is the partition's stored state at the time of the acquire, encoded. The fetcher fills
     ``buffer``, which the runner closes when it ends; the committer's ``run()`` must be running. ``on_halted``
     is called once with the reason when the error policy stops the partition, and ``on_state`` with what
-    holds it up, see ``Activity``. ``cache`` has values of the tables, for all partitions of this worker.
-    ``outbox`` takes messages for other streams, if the function can send any. ``is_careful`` tells whether
-    the owner of this or another partition that the worker has now has died.
+    holds it up. ``cache`` has values of the tables of this worker. ``outbox`` takes messages for other
+    streams. With ``names_layers`` the first record names the middleware, see ``Tries``.
     """
     app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
     log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
     invoker_type, mode_type = _types_for(spec)
-    tries = Tries(
-        start.lock, spec.options.policies, mode_type.in_work_max(spec), is_careful and bool(spec.layers)
-    )
+    tries = Tries(start.lock, spec.options.policies, mode_type.in_work_max(spec), names_layers)
     spec, spans = traced(spec, partition, settings)  # Its layer is no middleware of the user.
     own = {name: value for name, value in state.items() if not name.startswith(TIMERS)}
     kept = PartitionState(own)
@@ -249,9 +246,8 @@ def build_runner(
         key_of=spec.stream.key if spec.takes == "records" else None,
     )
     routes = outbox.routes if outbox else Routes(spec.into, settings.entry_bytes_max)
-    aside: dict[EntryId, Exception] = {
-        record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()
-    }
+    aside: dict[EntryId, Exception] = {}
+    aside.update({record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()})
     invoker = invoker_type(spec, owned, kept, settings.handler_threads, routes, aside)
     calls = [
         (timer, Invoker(timer.call, owned, kept, settings.handler_threads, routes.also(timer.call.into), {}))
