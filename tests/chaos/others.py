@@ -1,8 +1,8 @@
 """The table of what kills and is no record: timers, resources and middleware, while records flow.
 
 One worker at a time runs, and another one begins at once when it has died. A cell holds if four workers die
-at most, or six of middleware with claim and lease, and then what kills is held back, the commands name it,
-no record is accused, and each is handled once an operator has put it right.
+at most, and then what kills is held back, the commands name it, no record is accused, and each is handled
+once an operator has put it right.
 """
 
 import asyncio
@@ -62,10 +62,7 @@ class Row:
     @property
     def holds(self) -> bool:
         wrong = self.letters or self.accused or self.unnamed or self.held_up or self.lag or self.code != 0
-        # These protocols take partitions over one after the other, and the first ones begin without care.
-        one_by_one = self.cell.kind == "middleware" and self.cell.protocol != "membership"
-        most = DEATHS_MAX + 2 if one_by_one else DEATHS_MAX
-        return DEATHS_MIN <= self.deaths <= most and not wrong
+        return DEATHS_MIN <= self.deaths <= DEATHS_MAX and not wrong
 
     def __str__(self) -> str:
         cell, unnamed = self.cell, " ".join(self.unnamed) or "none"
