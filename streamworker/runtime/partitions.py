@@ -61,7 +61,7 @@ that waits here has not started its deadline yet, and leaves the connections to 
 class _Running:
     epoch: int
     has_died: bool = False
-    """Whether its last owner died."""
+    """Whether its last owner died, or one that still had another partition's lock when this worker began."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     runner: PartitionRunner | None = None
     drained: anyio.Event = field(default_factory=anyio.Event)
@@ -147,15 +147,13 @@ class Partitions:
 
     def start(self, effect: StartRunner) -> None:
         """Run an acquired partition."""
-        running = self._running[effect.partition] = _Running(
-            effect.lock.epoch, effect.lock.deaths is not None
-        )
+        running = _Running(effect.lock.epoch, effect.lock.deaths is not None)
+        self._running[effect.partition] = running
         self.spawn(self._run, effect, running)
 
     def drain(self, partition: int, epoch: int) -> None:
         """Let a partition finish its running call, commit it and stop; ignored if it has another epoch."""
-        running = self._running.get(partition)
-        if running is None or running.epoch != epoch:
+        if (running := self._running.get(partition)) is None or running.epoch != epoch:
             return
         running.drained.set()
         if running.runner is not None:
@@ -163,8 +161,7 @@ class Partitions:
 
     def cancel(self, partition: int, epoch: int, *, dropped: bool) -> None:
         """Stop a partition at once, and forget it if it was dropped; ignored if it has another epoch."""
-        running = self._running.get(partition)
-        if running is None or running.epoch != epoch:
+        if (running := self._running.get(partition)) is None or running.epoch != epoch:
             return
         if not dropped:
             self.log.warning("grace_period_over", partition=partition, epoch=epoch)
@@ -280,9 +277,11 @@ class Partitions:
         """Count what the last owners of new partitions have died in, before one of them runs that."""
         async with self._counting:
             if new := {p: each for p, each in self._running.items() if not each.counted}:
-                await count_left(self.backend, self.keys, owner, new)
+                begins = self.resources.layers and len(new) == len(self._running)
+                locks = range(self.spec.stream.partitions if begins else 0)
+                has_died = await count_left(self.backend, self.keys, owner, new, locks)
                 for each in new.values():
-                    each.counted = True
+                    each.counted, each.has_died = True, each.has_died or has_died
 
     def _show(self, effect: StartRunner, reason: str, retry: tuple[int, ...] = ()) -> None:
         """Write to the lock what holds up the partition; an empty reason clears it."""

@@ -8,11 +8,11 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import redis
 
@@ -34,6 +34,17 @@ SIDE_BY_SIDE = 5
 """Cells that run at a time; nearly all their time they wait until a dead worker is taken for dead."""
 IN_FRONT, BEHIND = 2, 3
 """Innocent records before and after the killers."""
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+class Holds(Protocol):
+    """A row of a table."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it came out as it should."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +114,19 @@ def cells(protocol: str, mode: str) -> list[Cell]:
 
 def run_all(them: Sequence[Cell], forge: Forge, url: str, folder: Path) -> list[Row]:
     """Run cells side by side."""
+    return side_by_side(lambda cell: run(cell, forge, url, folder), them)
+
+
+def side_by_side(run_one: Callable[[C], R], them: Sequence[C]) -> list[R]:
+    """Run cells of a table some at a time."""
     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return list(pool.map(lambda cell: run(cell, forge, url, folder), them))
+        return list(pool.map(run_one, them))
+
+
+def assert_all_hold(rows: Sequence[Holds]) -> None:
+    """Print the rows of a table, and fail if one does not hold."""
+    print(*rows, sep="\n")
+    assert all(row.holds for row in rows), [row for row in rows if not row.holds]
 
 
 def run(cell: Cell, forge: Forge, url: str, folder: Path) -> Row:
@@ -122,7 +144,7 @@ class _Run:
             **PROTOCOLS[cell.protocol],
             "WORKER_APP": "tests.chaos.killers_app",
             "STREAMWORKER_REDIS_URL": url,
-            "KILLERS_APP": cell.name,
+            "CELL": cell.name,
             "KILLERS_MODE": cell.mode,
             "KILLERS_POLICY": cell.policy,
             "KILLERS_SINGLE": "yes" if is_single else "no",

@@ -47,12 +47,14 @@ def make_app(environ: Mapping[str, str]) -> App:
     return app
 
 
+def app_of(environ: Mapping[str, str]) -> App:
+    """Return the app of a cell, with its protocol."""
+    coordination = environ.get("COORDINATION", "membership")
+    return App(environ["CELL"], redis_url=environ["STREAMWORKER_REDIS_URL"], coordination=coordination)
+
+
 def declare(environ: Mapping[str, str]) -> tuple[App, Any]:
-    app = App(
-        environ["KILLERS_APP"],
-        redis_url=environ["STREAMWORKER_REDIS_URL"],
-        coordination=environ.get("COORDINATION", "membership"),
-    )
+    app = app_of(environ)
     is_single = environ["KILLERS_SINGLE"] == "yes"
     return app, app.stream(STREAM, Item, key="key", partitions=1, single_entries=is_single)
 

@@ -9,7 +9,6 @@ import asyncio
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ import redis
 from streamworker.core.ownership.tries import DEATHS_MIN
 from streamworker.redisio.group.risks import deaths_in
 from tests.chaos.forked import Forge, Forked
-from tests.chaos.killers import CELL_S, DEATHS_MAX, PROTOCOLS, SIDE_BY_SIDE
+from tests.chaos.killers import CELL_S, DEATHS_MAX, PROTOCOLS, side_by_side
 from tests.chaos.others_app import KINDS, STREAM, Item, declare
 from tests.helpers import wait_for, whole_lines
 
@@ -84,8 +83,7 @@ def cells() -> list[Cell]:
 
 def run_all(them: Sequence[Cell], forge: Forge, url: str, folder: Path) -> list[Row]:
     """Run cells side by side."""
-    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-        return list(pool.map(lambda cell: _Run(cell, forge, url, folder).row(), them))
+    return side_by_side(lambda cell: _Run(cell, forge, url, folder).row(), them)
 
 
 class _Run:
@@ -101,7 +99,7 @@ class _Run:
             "WORKER_APP": "tests.chaos.others_app",
             "STREAMWORKER_REDIS_URL": url,
             "COLUMNS": "400",
-            "OTHERS_APP": cell.name,
+            "CELL": cell.name,
             "OTHERS_KIND": cell.kind,
             "OTHERS_DEATHS": str(self.deaths),
             **({"STREAMWORKER_STATIC_ID": "seat-1"} if cell.variant == "static" else {}),

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from streamworker import App, Context, DeadLetter
+from tests.chaos.killers_app import app_of
 
 STREAM, PARTITIONS = "items", 3
 KINDS = {
@@ -76,9 +77,5 @@ def make_app(environ: Mapping[str, str]) -> App:
 
 
 def declare(environ: Mapping[str, str]) -> tuple[App, Any]:
-    app = App(
-        environ["OTHERS_APP"],
-        redis_url=environ["STREAMWORKER_REDIS_URL"],
-        coordination=environ.get("COORDINATION", "membership"),
-    )
+    app = app_of(environ)
     return app, app.stream(STREAM, Item, key="key", partitions=PARTITIONS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.forked import Forge
-from tests.chaos.killers import PROTOCOLS, Cell, cells, run_all
+from tests.chaos.killers import PROTOCOLS, Cell, assert_all_hold, cells, run_all
 from tests.chaos.killers_app import MODES
 
 KINDS = [
@@ -26,9 +26,7 @@ def test_of_records_that_kill_each_ends_four_workers_at_most(
     crew: Forge, redis_url: str, tmp_path: Path
 ) -> None:
     """A cell for each kind of protocol, of mode, of policy, and of what an operator does."""
-    rows = run_all(KINDS, crew, redis_url, tmp_path)
-    print(*rows, sep="\n")
-    assert all(row.holds for row in rows), [row for row in rows if not row.holds]
+    assert_all_hold(run_all(KINDS, crew, redis_url, tmp_path))
 
 
 @pytest.mark.soak
@@ -39,6 +37,4 @@ def test_of_records_that_kill_each_ends_four_workers_at_most_in_each_protocol_an
     crew: Forge, redis_url: str, tmp_path: Path, protocol: str, mode: str
 ) -> None:
     """One to four in a row; set aside or halting; static ids; called again by an operator."""
-    rows = run_all(cells(protocol, mode), crew, redis_url, tmp_path)
-    print(*rows, sep="\n")
-    assert all(row.holds for row in rows), [row for row in rows if not row.holds]
+    assert_all_hold(run_all(cells(protocol, mode), crew, redis_url, tmp_path))

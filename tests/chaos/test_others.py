@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.forked import Forge
-from tests.chaos.killers import PROTOCOLS
+from tests.chaos.killers import PROTOCOLS, assert_all_hold
 from tests.chaos.others import Cell, cells, run_all
 
 SOME = [
@@ -16,18 +16,17 @@ SOME = [
     Cell("claim", "resource of a worker"),
     Cell("lease", "resource of a partition"),
     Cell("membership", "middleware", "static"),
+    Cell("claim", "middleware"),
 ]
 
 
-@pytest.mark.full("some fifteen workers die, and each is taken for dead after a second")
+@pytest.mark.full("some twenty workers die, and each is taken for dead after a second")
 @pytest.mark.timeout(900)
 def test_what_kills_beside_records_is_held_back_after_four_deaths_at_most(
     crew: Forge, redis_url: str, tmp_path: Path
 ) -> None:
     """A cell for each kind and protocol."""
-    rows = run_all(SOME, crew, redis_url, tmp_path)
-    print(*rows, sep="\n")
-    assert all(row.holds for row in rows), [row for row in rows if not row.holds]
+    assert_all_hold(run_all(SOME, crew, redis_url, tmp_path))
 
 
 @pytest.mark.soak
@@ -37,6 +36,5 @@ def test_what_kills_beside_records_is_held_back_in_each_protocol(
     crew: Forge, redis_url: str, tmp_path: Path, protocol: str
 ) -> None:
     """Each kind, and with static ids."""
-    rows = run_all([cell for cell in cells() if cell.protocol == protocol], crew, redis_url, tmp_path)
-    print(*rows, sep="\n")
-    assert all(row.holds for row in rows), [row for row in rows if not row.holds]
+    its = [cell for cell in cells() if cell.protocol == protocol]
+    assert_all_hold(run_all(its, crew, redis_url, tmp_path))

@@ -13,7 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, Records
-from streamworker.testing import local_worker
+from streamworker.declaring.stream import Stream
+from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import is_halted, until_shown, wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -209,6 +210,12 @@ async def _group(stack: contextlib.AsyncExitStack) -> Callable[[], None]:
     return fails.set
 
 
+def _cancel_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
 async def _cancel(_: contextlib.AsyncExitStack) -> Callable[[], None]:
     task = asyncio.current_task()
     assert task is not None
@@ -221,6 +228,13 @@ async def _cancel(_: contextlib.AsyncExitStack) -> Callable[[], None]:
 
 KEPT = {"timeout": _timeout, "group": _group, "cancel": _cancel}
 """Ways to keep something that cancels the task when the function that is returned is called."""
+
+
+async def _handles_five(items: Stream[Item], worker: LocalWorker) -> None:
+    await items.send_many([Item(number) for number in range(5)])
+    await worker.until_drained()
+    assert await worker.dead_letters("handle") == []
+    assert [row["number"] for row in await worker.rows("handle")] == [0, 1, 2, 3, 4]
 
 
 def _each(mode: str, act: Callable[[int], Awaitable[None]]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -285,10 +299,7 @@ async def test_a_record_is_not_charged_for_what_an_earlier_call_has_left(mode: s
     app.processor(items, name="handle", errors=DeadLetter(), **options)(function)
     with capture_logs() as logs:
         async with local_worker(app) as worker:
-            await items.send_many([Item(number) for number in range(5)])
-            await worker.until_drained()
-            assert await worker.dead_letters("handle") == []
-            assert [row["number"] for row in await worker.rows("handle")] == [0, 1, 2, 3, 4]
+            await _handles_five(items, worker)
     assert seen == [0, 1, 2, 2, 3, 4]
     [told] = [log for log in logs if log["event"] == "call_cancelled"]
     assert f"{function.__name__} in test_left.py has cancelled its own task, or it" in told["reason"]
@@ -304,9 +315,7 @@ async def test_a_function_that_cancels_itself_fails_at_the_second_time(mode: str
     async def act(number: int) -> None:
         seen.append(number)
         if number == BAD:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
+            _cancel_own_task()
             await anyio.sleep_forever()
 
     function, options = _each(mode, act)
@@ -329,18 +338,13 @@ async def test_a_function_that_cancels_its_task_and_returns_ends_no_worker(mode:
     async def act(number: int) -> None:
         seen.append(number)
         if number == BAD and seen.count(BAD) == 1:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
+            _cancel_own_task()
 
     function, options = _each(mode, act)
     app.processor(items, name="handle", errors=DeadLetter(), **options)(function)
     with capture_logs() as logs:
         async with local_worker(app) as worker:
-            await items.send_many([Item(number) for number in range(5)])
-            await worker.until_drained()
-            assert await worker.dead_letters("handle") == []
-            assert [row["number"] for row in await worker.rows("handle")] == [0, 1, 2, 3, 4]
+            await _handles_five(items, worker)
             assert (await worker.snapshot()).processors["handle"].partitions[0].state == "running"
     assert [log["halts"] for log in logs if log["event"] == "runner_cancelled"] == [False]
 
@@ -384,9 +388,7 @@ async def test_a_partition_that_is_cancelled_before_it_commits_anything_halts_an
 
     @app.processor(items)
     async def handle(item: Item) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
+        _cancel_own_task()
         raise ValueError("no page")
 
     async with local_worker(app) as worker:

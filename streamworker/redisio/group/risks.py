@@ -1,7 +1,7 @@
 """What a worker runs beside records, named while it runs: a name that a dead owner left is a death in it."""
 
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from streamworker.core.ownership.risks import Risk
@@ -36,11 +36,14 @@ async def step(
     return code == b"OK", int(deaths)
 
 
-async def count_left(backend: Backend, keys: GroupKeys, owner: str, partitions: Collection[int]) -> None:
+async def count_left(
+    backend: Backend, keys: GroupKeys, owner: str, partitions: Collection[int], locks: Sequence[int] = ()
+) -> bool:
     """Count what other owners were running when they died.
 
     These are the owners of some partitions, which ``owner`` has now, and those whose worker has no connection
-    any more, or was this one before it was started again.
+    any more, or was this one before it was started again. Return whether such an owner still has one of some
+    ``locks``: it has died in something that nobody may have named.
 
     A user that was made for an earlier release may not; each death is counted then when the same is next run.
     """
@@ -48,7 +51,7 @@ async def count_left(backend: Backend, keys: GroupKeys, owner: str, partitions: 
     try:
         fields = pairs_of(await backend.execute("HGETALL", keys.risks))
     except BackendRefused:
-        return
+        return False
     for field, value in fields.items():
         match field.decode("utf-8", "replace").split(), value.decode("utf-8", "replace").split():
             case ["at", kind, name, place], [its, *_] if its != owner and whole(place) is not None:
@@ -56,13 +59,27 @@ async def count_left(backend: Backend, keys: GroupKeys, owner: str, partitions: 
             case _:
                 pass
     taken = {risk for risk in left if risk.place in partitions}
-    me, living = name_of(owner), frozenset[str]()
-    if len(left) > len(taken):
-        named = await names_connected(backend, keys.risks)
-        living = frozenset(each.partition(":")[0] for each in named)  # There is one for heartbeats, too.
-    for risk, name in ((risk, name_of(its)) for risk, its in left.items()):
-        if risk in taken or name == me or (me in living and name not in living):
+    replies = await backend.pipeline([("HGET", keys.lock(p), "owner") for p in locks]) if locks else ()
+    holders = {its.decode("utf-8", "replace") for its in replies if isinstance(its, bytes)} - {owner, ""}
+    others = {its for risk, its in left.items() if risk not in taken}
+    dead = await _dead(backend, keys, owner, others | holders)
+    for risk, its in left.items():
+        if risk in taken or its in dead:
             await step(backend, keys, risk, owner, "count" if risk in taken else "look")
+    return not dead.isdisjoint(holders)
+
+
+async def _dead(backend: Backend, keys: GroupKeys, owner: str, others: Collection[str]) -> set[str]:
+    """Return which other owners have no connection any more, or were this worker before its last start.
+
+    None has died where this user may not ask for connections, but for those.
+    """
+    if not others:
+        return set()
+    named = await names_connected(backend, keys.risks)
+    living = {each.partition(":")[0] for each in named}  # There is one for heartbeats, too.
+    me, names = name_of(owner), {its: name_of(its) for its in others}
+    return {its for its, name in names.items() if name == me or (me in living and name not in living)}
 
 
 async def read_deaths(backend: Backend, keys: GroupKeys) -> dict[str, int]:
