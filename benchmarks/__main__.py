@@ -26,8 +26,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 What = StrEnum(
     "What",
-    "PRODUCE PROCESS BROKERS LIMITS COLUMNS LATENCY WAITING PARTITIONS IDLE MEMORY STORED REBALANCE "
-    "SPARK ALL",
+    "PRODUCE PROCESS BROKERS LIMITS COLUMNS LATENCY QUIET WAITING PARTITIONS IDLE MEMORY STORED "
+    "REBALANCE SPARK ALL",
 )
 """The scenes that can be measured."""
 
@@ -60,6 +60,12 @@ def main(
             "--profile", metavar="FILE", help="Run a worker once more under pyinstrument; .html or text."
         ),
     ] = None,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            "--before", metavar="DIR", help="Measure workers of another checkout, too; scene quiet does."
+        ),
+    ] = None,
     ratios: Annotated[
         Path | None, typer.Option("--ratios", metavar="FILE", help="Write the ratios to this file.")
     ] = None,
@@ -74,7 +80,7 @@ def main(
 ) -> None:
     """Measure streamworker and the programs of other libraries in turn, on the same records."""
     known = {} if check is None else _read_ratios(check)
-    report = _measure(what, redis_url, runs, records, partitions, profile)
+    report = _measure(what, redis_url, runs, records, partitions, profile, before and before.resolve())
     _show(report, as_json=json, as_markdown=markdown)
     if svg is not None:
         svg.write_text(pages.svg(report.rows), "utf-8")
@@ -82,14 +88,20 @@ def main(
     if ratios is not None and not report.failed:
         ratios.write_bytes(msgspec.json.format(msgspec.json.encode(report.ratios), indent=2) + b"\n")
     found = fallen(report.rows, known)
-    for row, before in found:
-        say(f"{row.scene}: the ratio is {row.ratio:.2f}, and was {before:.2f}: {row.what}", error=True)
+    for row, known_ratio in found:
+        say(f"{row.scene}: the ratio is {row.ratio:.2f}, and was {known_ratio:.2f}: {row.what}", error=True)
     if found or report.failed:
         raise typer.Exit(ExitCode.FAILED)
 
 
 def _measure(
-    what: What, redis_url: str | None, runs: int, records: int, partitions: int, profile: Path | None
+    what: What,
+    redis_url: str | None,
+    runs: int,
+    records: int,
+    partitions: int,
+    profile: Path | None,
+    before: Path | None,
 ) -> Report:
     """Measure one scene, or all, on the server of a URL, or on one that ends with the bench."""
     counts = f"--runs {runs} --records {records} --partitions {partitions}"
@@ -108,6 +120,7 @@ def _measure(
             say=lambda text: bar.update(task, description=text),
             warn=lambda text: say(f"Warning: {text}", error=True),
             profile=profile,
+            before=before,
         )
         return run_async(bench)
 

@@ -54,6 +54,8 @@ class Program:
     entries: str = "events"
     """Name of the stream that it reads or fills."""
     python: str = sys.executable
+    tree: Path | None = None
+    """The checkout that it is run from; None for this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Bench:
     """Records in a run."""
     partitions: int = 1
     """Partitions that hold the records, for all programs."""
+    before: Path | None = None
+    """Another checkout, whose workers are measured beside those of this one."""
     say: Callable[[str], None] = lambda _: None
 
     async def in_turn(
@@ -129,13 +133,21 @@ class Bench:
                 url=self.ground.url,
             )
             child = Child(
-                [program.python, *program.command], log_path=Path(folder) / "log", environ=task.environ
+                [program.python, *program.command],
+                log_path=Path(folder) / "log",
+                environ=task.environ if program.tree is None else _environ_in(program.tree, task),
+                cwd=program.tree,
             )
             try:
                 yield BenchProcess(program.name, task, child, self.ground)
             finally:
                 await asyncio.to_thread(child.stop, STOP_TIMEOUT_S)
                 await self.ground.forget(keys, group)
+
+
+def _environ_in(tree: Path, task: Task) -> dict[str, str]:
+    """Return the variables of a task whose program takes its modules from another checkout."""
+    return {**task.environ, "PYTHONPATH": str(tree)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,28 @@ def consume(task: Task, client: Any) -> None:
             client.xack(key, task.group, *[entry_id for entry_id, _ in entries])
 
 
+def consume_each(task: Task, client: Any) -> None:
+    """Read with XREADGROUP, call a function with each record, and acknowledge in one round trip."""
+    decode = msgspec.json.Decoder(BenchEvent).decode
+    delays = DelayTally(task.begun_path, task.records)
+    for key in task.keys:
+        client.xgroup_create(key, task.group, "0", mkstream=True)
+    wanted = dict.fromkeys(task.keys, ">")
+    while True:
+        found = client.xreadgroup(task.group, "bench", wanted, count=task.batch, block=BLOCK_MS)
+        for _, entries in found:
+            for _, fields in entries:
+                delays.add(decode(fields[b"v"]).sent_ns)
+        if len(found) == 1:
+            ((key, entries),) = found
+            client.xack(key, task.group, *[entry_id for entry_id, _ in entries])
+        elif found:
+            pipe = client.pipeline(transaction=False)
+            for key, entries in found:
+                pipe.xack(key, task.group, *[entry_id for entry_id, _ in entries])
+            pipe.execute()
+
+
 def send(task: Task, client: Any) -> None:
     """Send records with pipelines of XADD, one batch in each, and report the rate."""
     encode = msgspec.json.Encoder().encode
@@ -62,6 +84,24 @@ def send_evenly(task: Task, client: Any) -> None:
         client.xadd(task.keys[0], {"v": encode(event)})
 
 
+SLICES_PER_S = 2_000
+"""Round trips a second of a sender at a steady rate: one for each record, unless the rate is higher."""
+
+
+def send_slices(task: Task, client: Any) -> None:
+    """Send single entries at a steady rate, in turn to each stream."""
+    encode = msgspec.json.Encoder().encode
+    a_slice = max(1, task.per_s // SLICES_PER_S)
+    pace, keys, records = Pace(task.per_s // a_slice), cycle(task.keys), events(task.records)
+    while chunk := list(islice(records, a_slice)):
+        time.sleep(pace.pause_s())
+        pipe = client.pipeline(transaction=False)
+        for event in chunk:
+            event.sent_ns = time.monotonic_ns()
+            pipe.xadd(next(keys), {"v": encode(event)})
+        pipe.execute()
+
+
 def wait_for_each(task: Task, client: Any) -> None:
     """Read records with a blocking XREAD, and report their delays."""
     decode = msgspec.json.Decoder(BenchEvent).decode
@@ -74,7 +114,14 @@ def wait_for_each(task: Task, client: Any) -> None:
             last = entries[-1][0]
 
 
-MODES = {"batch": consume, "send": send, "send evenly": send_evenly, "latency": wait_for_each}
+MODES = {
+    "batch": consume,
+    "each": consume_each,
+    "send": send,
+    "send evenly": send_evenly,
+    "send slices": send_slices,
+    "latency": wait_for_each,
+}
 
 if __name__ == "__main__":
     mine = task_of_this_process()

@@ -14,6 +14,7 @@ from benchmarks.scenes.brokers import brokers
 from benchmarks.scenes.columns import columns
 from benchmarks.scenes.limits import limits
 from benchmarks.scenes.process import process
+from benchmarks.scenes.quiet import quiet
 from benchmarks.scenes.rebalance import rebalance
 from benchmarks.scenes.sending import latency, produce
 from benchmarks.scenes.spark import spark
@@ -31,6 +32,7 @@ SCENES: dict[str, Scene] = {
     "limits": limits,
     "columns": columns,
     "latency": latency,
+    "quiet": quiet,
     "waiting": waiting,
     "partitions": partitions,
     "idle": idle,
@@ -53,17 +55,19 @@ async def run_contests(
     say: Callable[[str], None] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
     profile: Path | None = None,
+    before: Path | None = None,
 ) -> Report:
     """Run some of ``SCENES`` on a server, and remove all keys of the bench.
 
     ``command`` is the command line that repeats the bench, for the report; ``say`` and ``warn`` take progress
-    messages, and warnings about the figures. ``profile`` profiles a worker in a separate run.
+    messages, and warnings about the figures. ``profile`` profiles a worker in a separate run. ``before`` is
+    another checkout, which some scenes measure, too.
     """
     rows: list[Row] = []
     left_out, failed = list[str](), list[str]()
     async with open_ground(url, warn=warn) as ground:
         for each in names:
-            contest = Contest(ground, runs, records, partitions, prefixed(say, each))
+            contest = Contest(ground, runs, records, partitions, before, prefixed(say, each))
             try:
                 rows += await SCENES[each](contest)
             except StreamworkerError as error:

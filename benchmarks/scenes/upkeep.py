@@ -94,9 +94,11 @@ async def _costs(contest: Contest, load: Load) -> tuple[BenchFigures, BenchFigur
 
 
 @asynccontextmanager
-async def settled(contest: Contest, program: Program, keys: list[str]) -> AsyncIterator[BenchProcess]:
-    """Start a worker, and yield when it owns all partitions and is idle."""
-    async with contest.started(program, keys) as process:
+async def settled(
+    contest: Contest, program: Program, keys: list[str], *, records: int = 0
+) -> AsyncIterator[BenchProcess]:
+    """Start a worker, and yield when it owns all partitions and is idle; its task has so many ``records``."""
+    async with contest.started(program, keys, records=records) as process:
         # When one record in each partition is done, the worker owns all partitions.
         await append(contest.ground, keys, payloads(len(keys)))
         await process.done()

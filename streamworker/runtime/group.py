@@ -47,8 +47,10 @@ from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 
 REQUESTS_LOOK_S = 5.0
-"""How often the worker looks for requests in its locks: the delay that a lost message causes. A look
-is one round trip, with one short command a partition."""
+"""How often the worker looks for requests in its locks: the delay that a lost message causes."""
+REQUESTS_LOOKS = 32
+"""In how many locks it looks each time, in turn. A look takes a command a lock: with a thousand
+partitions, looks into all locks were most of what an idle worker sent."""
 
 
 @dataclass(eq=False)
@@ -282,11 +284,15 @@ class Group:
 
     async def _look_at_requests(self) -> None:
         """Look at intervals for requests of which no message told."""
+        turn = 0
         while True:
             await anyio.sleep(REQUESTS_LOOK_S)
-            if held := self.core.held:
+            if held := sorted(self.core.held):
+                first = turn % len(held)
+                turn += REQUESTS_LOOKS
+                looked = [*held[first:], *held[:first]][:REQUESTS_LOOKS]
                 try:
-                    seen = await read_versions(self.backend, self.keys, held)
+                    seen = await read_versions(self.backend, self.keys, looked)
                 except BackendError as error:
                     self._log.debug("orders_unreadable", error=str(error))
                 else:

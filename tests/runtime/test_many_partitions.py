@@ -2,19 +2,27 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import pytest
 import redis
 from structlog.testing import capture_logs
 
+from benchmarks.rebalances.command_count import CommandCount
 from streamworker import App
 from streamworker.core.data.batching import BatchLimits, SizeEstimate
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import sizes_of
+from streamworker.redisio.group.requests import read_versions
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime import group
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
 from streamworker.runtime.read.fetcher import SPACING_US
 from streamworker.testing import local_worker
+from tests.conftest import SpawnWorker
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.workbench import bench
 
@@ -70,6 +78,74 @@ async def test_reads_that_ask_much_and_bring_little_are_spaced(redis_url: str) -
         await wait_for_async(lambda: sum(b.waiting for b in buffers) == wanted, "these were read too")
         spacing_s = count * SPACING_US / 1e6
         assert desk.fetcher.reads - reads <= (time.monotonic() - began) / spacing_s + 3
+
+
+async def test_requests_are_looked_for_in_a_few_locks_at_a_time_and_in_the_end_in_all(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message tells of each request at once; a look is for those that were lost."""
+    app = App("shop", redis_url=redis_url)
+    events = app.stream("events", Event, key="key", partitions=100)
+
+    @app.processor(events)
+    async def take(event: Event) -> None: ...
+
+    looks: list[list[int]] = []
+
+    async def seen(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:
+        looks.append(list(partitions))
+        return await read_versions(backend, keys, partitions)
+
+    monkeypatch.setattr(group, "REQUESTS_LOOK_S", 0.02)
+    monkeypatch.setattr(group, "read_versions", seen)
+    async with local_worker(app, url=redis_url) as worker:
+        await worker.until(lambda now: len(now.processors["take"].partitions) == 100)
+        await wait_for_async(
+            lambda: {p for look in looks for p in look} == set(range(100)), "it has looked into all"
+        )
+    assert max(map(len, looks)) <= group.REQUESTS_LOOKS
+
+
+IDLE = """
+import msgspec
+from streamworker import App
+
+class Event(msgspec.Struct):
+    key: str
+
+app = App("shop")
+events = app.stream("events", Event, key="key", partitions=1024)
+
+@app.processor(events)
+async def take(event: Event) -> None: ...
+"""
+
+
+@pytest.mark.full("counts commands for ten seconds")
+async def test_an_idle_worker_with_a_thousand_partitions_sends_twenty_commands_a_second_at_most(
+    redis_url: str, spawn: SpawnWorker, write_app: Callable[[str, str], Path]
+) -> None:
+    """What a client sends counts, for each second that passes: a busy machine makes it fewer."""
+    write_app("idle", IDLE)
+    spawn("run", "idle:app")
+    keys = [GroupKeys("shop", "events", "take").lock(p) for p in range(1024)]
+    with redis.Redis.from_url(redis_url) as client:
+
+        def owned() -> int:
+            pipe = client.pipeline(transaction=False)
+            for key in keys:
+                pipe.hexists(key, "owner")
+            return sum(pipe.execute())
+
+        await wait_for_async(lambda: owned() == len(keys), "it owns all partitions")
+    for _ in range(6):  # On a busy machine the start takes a while, and is followed by trims.
+        began = time.monotonic()
+        async with CommandCount(redis_url) as count:
+            await asyncio.sleep(10)
+        if count.total <= 20 * (time.monotonic() - began):
+            break
+    else:
+        pytest.fail(f"It never sends less than {count.by_name} in ten seconds.")
 
 
 @pytest.mark.parametrize("waiting", [0, 3])
