@@ -282,8 +282,7 @@ class GroupKeys(StreamKeys):
 
 
 TRIMMED = b"#trimmed"
-"""Field of ``groups``: the number of entries that trimming dropped from the partition. No group can have
-this name."""
+"""Field of ``groups`` in which earlier releases counted; no group can have this name."""
 TICK = "\0tick:"
 """Prefix of the fields of a partition's state and lock that say up to which planned time (ms) a timer is
 done. The commit of a timer's call is refused if the field of the state has changed since, and a repeat if it

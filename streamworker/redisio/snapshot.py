@@ -33,11 +33,10 @@ from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
 from streamworker.redisio.group.risks import deaths_in
-from streamworker.redisio.keys import TRIMMED, GroupKeys, number, partitions_in
-from streamworker.redisio.scripts import COUNT
+from streamworker.redisio.keys import GroupKeys, partitions_in
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
-from streamworker.redisio.wire.info import RecordCounts, groups_by_name, ms_of, pairs_of
+from streamworker.redisio.wire.info import RecordCounts, ms_of, pairs_of
 from streamworker.redisio.wire.link import Argument
 
 SILENT_AFTER_MS = 3_000
@@ -46,9 +45,6 @@ and a margin."""
 
 CONTROL_MESSAGES = 400
 """Control messages read for the last rebalances; each rebalance posts a few."""
-
-LAG_COUNTED_MAX = 10_000
-"""If another program deleted entries, the lag is counted exactly up to this number."""
 
 
 async def take_snapshot(
@@ -140,8 +136,6 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
         commands += [
             ("HGETALL", keys.lock(p)),
             ("XLEN", keys.events(p)),
-            ("XINFO", "GROUPS", keys.events(p)),
-            ("HGETALL", keys.groups(p)),
             ("XLEN", keys.acked(p)),
             ("XLEN", keys.dead(p)),
             ("XLEN", keys.outbox(p).messages),
@@ -149,20 +143,16 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
         ]
     replies = await backend.pipeline(commands)
     looks: list[_Look] = []
-    uncounted: list[tuple[int, EntryId]] = []
     for p in range(count):
-        lock, length, groups, settled, acked_length, dead, outbox, counts = replies[8 * p : 8 * p + 8]
+        lock, length, acked_length, dead, outbox, counts = replies[6 * p : 6 * p + 6]
         packed = RecordCounts.of(counts)
-        records = _number(length) + packed.extra - packed.before
+        records = packed.present(_number(length))
         broken = [r for r in (lock, length, acked_length, dead, outbox) if isinstance(r, BackendError)]
         view = None
         try:
             view = None if isinstance(lock, BackendError) else lock_view(lock, p)
         except BackendRefused as error:
             broken.append(error)
-        lag, is_sure = _lag(groups, settled, keys.group, (_number(length), records, packed), view)
-        if view is not None and not is_sure:
-            uncounted.append((p, view.checkpoint))
         held = view or _NO_LOCK
         known = PartitionView(
             partition=p,
@@ -174,7 +164,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             checkpoint=str(held.checkpoint),
             records=held.entries - held.gone,
             gone=held.gone,
-            lag=lag,
+            lag=records if view is None else packed.lag(_number(length), view.entries),
             length=records,
             rows=held.rows,
             acked_length=_number(acked_length),
@@ -187,7 +177,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             timers=held.timers,
         )
         looks.append((held, known))
-    return await _with_counted_lags(backend, keys, looks, uncounted) if uncounted else looks
+    return looks
 
 
 def _state_unread(error: BackendError) -> PartitionState:
@@ -196,45 +186,6 @@ def _state_unread(error: BackendError) -> PartitionState:
 
 def _number(reply: Any) -> int:
     return reply if isinstance(reply, int) else 0
-
-
-def _lag(
-    groups: Any, settled: Any, name: str, present: tuple[int, int, RecordCounts], lock: LockView | None
-) -> tuple[int, bool]:
-    """Return an upper bound of the lag, and whether it is exact.
-
-    ``present`` has the entries and the records that the stream holds, and the counts of entries of many.
-    It is exact if the Redis consumer group is as our last commit left it, which gives the number of
-    entries ever added, and no other program has deleted entries since our count was last compared with
-    the stream.
-    """
-    entries, records, packed = present
-    if isinstance(groups, BackendError) or lock is None:
-        return records, True  # There is no stream or no group yet: all records count as lag.
-    shown = groups_by_name(groups).get(name.encode(), {})
-    position, lag = (shown.get(b"last-delivered-id"), shown.get(b"entries-read")), shown.get(b"lag")
-    is_ours = position == (str(lock.checkpoint).encode(), lock.entries)
-    if not is_ours or lag is None or isinstance(settled, BackendError):
-        return records, False
-    told = pairs_of(settled)
-    deleted = lock.entries + lag - packed.folded - entries - number(told.get(TRIMMED))
-    return min(records, lag + packed.extra - packed.folded), told.get(name.encode()) == str(deleted).encode()
-
-
-async def _with_counted_lags(
-    backend: Backend, keys: GroupKeys, looks: list[_Look], uncounted: Sequence[tuple[int, EntryId]]
-) -> list[_Look]:
-    calls = [
-        COUNT.at(keys, p, after=str(checkpoint), since=str(checkpoint), most=LAG_COUNTED_MAX)
-        for p, checkpoint in uncounted
-    ]
-    counted = {
-        p: int(reply[1])
-        for (p, _), reply in zip(uncounted, await backend.run_many(COUNT, calls), strict=True)
-        # If the viewer's Redis user may not run scripts, the upper bound is shown.
-        if not isinstance(reply, BackendError) and reply[0] == b"OK" and not reply[4]
-    }
-    return [(lock, replace(view, lag=counted.get(view.partition, view.lag))) for lock, view in looks]
 
 
 def _judged(look: _Look, membership: Membership, group: str) -> PartitionView:

@@ -14,13 +14,10 @@ from typing import Any
 import hiredis
 import lupa  # noqa: F401 - without it fakeredis can be imported, and runs no scripts
 from fakeredis import FakeServer, _helpers
-from fakeredis._command_args_parsing import Int
-from fakeredis._commands import Key, command
-from fakeredis._helpers import OK, SimpleString
 from fakeredis._socket import _base
 from fakeredis.aioredis import AsyncFakeSocket
 from fakeredis.commands_mixins import scripting_mixin, server_mixin
-from fakeredis.model import StreamEntryKey, XStream, _stream
+from fakeredis.model import _stream
 
 from streamworker.redisio.scripts import HEARTBEAT
 from streamworker.runtime.clock import CLOCK
@@ -104,14 +101,6 @@ class FakeSocket(AsyncFakeSocket):
             "blocked_clients": sum(each._blocked for each in self._server.sockets),  # noqa: SLF001
         }
         self.put_response("".join(f"{name}:{value}\r\n" for name, value in told.items()).encode())
-
-    @command(name="XSETID", fixed=(Key(XStream), bytes, bytes, Int))
-    def xsetid(self, key: Any, last: bytes, _: bytes, added: int) -> SimpleString:
-        """Set a stream's last id and its number of entries ever added, which fakeredis does not know."""
-        key.value._last_id = StreamEntryKey.parse_str(last)  # noqa: SLF001
-        key.value._entries_added = added  # noqa: SLF001
-        key.updated()
-        return OK
 
     def _get_server_runtime(self, server: Any) -> Any:
         runtime = super()._get_server_runtime(server)

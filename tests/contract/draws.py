@@ -288,7 +288,6 @@ class Draws:
         return {
             "rows": self.number(0, 2, 100),
             "most": self.number(1, 3, 1_000),
-            "group": self.keys.group,
             "events_ms": self.number(-1, 0, 200, 5_000) if events else "",
             "events_max": self.dice.choice(("", 0, 1, 1_000)) if events else "",
             "acked_ms": self.number(-1, 0, 200, 2_000) if acked else "",

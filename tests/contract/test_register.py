@@ -11,6 +11,7 @@ from streamworker.log import get_logger
 from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -57,11 +58,12 @@ async def test_a_group_counts_what_was_trimmed_before_it_came_as_done(group: Gro
 
 
 async def test_a_lost_lock_resumes_where_its_group_stood(group: Group, raw: Raw) -> None:
-    """Without the lock hash the consumer group still knows the checkpoint; nothing is done twice."""
+    """Without the lock hash the consumer group still knows the checkpoint of the last trim."""
     entries = await group.send(4)
     await group.register()
     old = await group.own()
     await group.commit(request(old, entries[:3], rows=3))
+    await trim_many(group.backend, GROUP, {0: 0})
     raw.delete(GROUP.lock(0))
 
     new = await group.acquire()

@@ -153,7 +153,7 @@ CALLS = {
         ),
         in_partition(scripts.LATER_CANCEL, id="due", call="call", window_ms=1_000),
         in_partition(scripts.LATER_MOVE, most=10, limit=10, window_ms=1_000),
-        in_partition(scripts.TRIM, rows=5, most=100, group="price", **dict.fromkeys(Keep._fields, "")),
+        in_partition(scripts.TRIM, rows=5, most=100, **dict.fromkeys(Keep._fields, "")),
         in_group(
             scripts.CHANGE_MEMBERS,
             expected="",
@@ -345,7 +345,7 @@ LOCK_FIELDS = (
 FIELDS = {
     LOCK: LOCK_FIELDS,
     OTHER_GROUP.lock(0): ("checkpoint", "entries"),
-    COUNTS: ("extra", "before", "folded", "retained", "chosen", "oldest"),
+    COUNTS: ("extra", "before", "dropped", "folded", "retained", "chosen", "oldest"),
     GROUPS: ("price", "audit", "#trimmed"),
     OUTBOX.heads: ("#", "priced/0"),
     STREAM.taken(0): ("orders/0/audit",),
@@ -371,7 +371,7 @@ _COLUMNS: list[Argument] = ["sw:first", "", "extra", "", "n", 3, "crc", "", "v",
 VARIANTS = [
     *CALLS.values(),
     Call(scripts.COMMIT, *commit.commit_call(GROUP, _TRIMS)),
-    in_partition(scripts.TRIM, rows=5, most=100, group="price", **Keep(10, 1, 10, 1)._asdict()),
+    in_partition(scripts.TRIM, rows=5, most=100, **Keep(10, 1, 10, 1)._asdict()),
     in_partition(
         scripts.APPEND,
         sent=STREAM.producer(0, "p"),

@@ -88,7 +88,7 @@ WRITES_GROUPS = (
 )  # fmt: skip
 """What commits, owns, or moves a checkpoint."""
 
-TRIMS = (("XTRIM", EVENTS, "MAXLEN", 0), ("XTRIM", ACKED, "MAXLEN", 0), ("XSETID", EVENTS, "1-0"))
+TRIMS = (("XTRIM", EVENTS, "MAXLEN", 0), ("XTRIM", ACKED, "MAXLEN", 0))
 SCRIPTS = (("SCRIPT", "LOAD", "return 1"), ("EVALSHA", "0" * 40, 1, EVENTS))
 SEES_ALL_KEYS = (("SCAN", 0),)
 

@@ -272,7 +272,7 @@ async def _plan(
                 "there.",
                 remedy="It will start where it says: @app.processor(..., start=...).",
             )
-        last, oldest, sent, held, _ = await retention.edges(backend, keys, partition)
+        last, oldest, sent, held = await retention.edges(backend, keys, partition)
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
         entries = await entries_up_to(backend, keys, partition, after)

@@ -147,14 +147,12 @@ async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key:
         return f"{counted(held, 'record')} came to {stream.name} meanwhile: look again."
     if held:
         return f"No record of key {key!r} is among the newest {LOOKED_AT:,} entries of its partition."
-    told = f"{counted(sent, 'record')} of {where} were here, and none is left:"
-    if others := sum(each.deleted for each in parts):
-        return f"{told} another program deleted {counted(others, 'entry', 'entries')} of its keys."
+    told = f"{counted(sent, 'record')} of {where} were here, and none is left"
     declared = (await retention.read(backend, keys)).stream
     older = f", and passed its retention of {declared}" if declared else ""
     return (
-        f"{told} they were trimmed, since all groups had committed them{older}. "
-        "app.stream(..., retention=...) says what is kept longer."
+        f"{told}: all groups had committed them{older}, and they were trimmed; or another program deleted "
+        "them. app.stream(..., retention=...) says what is kept longer."
     )
 
 

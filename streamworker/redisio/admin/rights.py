@@ -63,7 +63,7 @@ _WORKER = Grant(
         *("client|id", "client|list", "client|unblock", "info"),
         *("hdel", "hexists", "hget", "hgetall", "hincrby", "hmget", "hscan", "hset", "hsetnx"),
         *("exists", "xadd", "xgroup|create", "xgroup|setid", "xinfo|groups", "xinfo|stream", "xlen"),
-        *("memory|usage", "xpending", "xrange", "xread", "xrevrange", "xsetid", "xtrim"),
+        *("memory|usage", "xpending", "xrange", "xread", "xrevrange", "xtrim"),
         *("hlen", "zadd", "zcard", "zcount", "zrange", "zrangebyscore", "zrem", "zscore"),
     )
 )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.retention import Retention
 from streamworker.errors import BackendRefused, ConfigurationError
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, number
+from streamworker.redisio.keys import GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import STORE, Call, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_missing_key
@@ -81,8 +81,6 @@ class Edges(NamedTuple):
     """How many records it ever had."""
     held: int
     """How many of them are there."""
-    deleted: int
-    """How many entries are gone that no trim of ours dropped; parts/groups.lua counts them so."""
 
 
 async def edges(backend: Backend, keys: StreamKeys, partition: int) -> Edges:
@@ -92,15 +90,13 @@ async def edges(backend: Backend, keys: StreamKeys, partition: int) -> Edges:
     except BackendRefused as error:
         if not is_missing_key(error):
             raise
-        return Edges(ZERO, None, 0, 0, 0)
+        return Edges(ZERO, None, 0, 0)
     counts = RecordCounts.of(await backend.execute(*RecordCounts.command(keys.counts(partition))))
-    trimmed = number(await backend.execute("HGET", keys.groups(partition), TRIMMED))
-    held = info[b"length"] + counts.extra - counts.before if info[b"length"] else 0
+    folded = number(await backend.execute("HGET", keys.counts(partition), "folded"))  # see parts/counts.lua
     first = info[b"first-entry"]
     oldest = EntryId.parse(first[0]) if first else None
-    sent = info[b"entries-added"] + counts.extra - counts.folded
-    deleted = max(0, info[b"entries-added"] - counts.folded - info[b"length"] - trimmed)
-    return Edges(EntryId.parse(info[b"last-generated-id"]), oldest, sent, held, deleted)
+    sent = info[b"entries-added"] + counts.extra - folded
+    return Edges(EntryId.parse(info[b"last-generated-id"]), oldest, sent, counts.present(info[b"length"]))
 
 
 async def measure_stream(backend: Backend, keys: StreamKeys, partitions: int, *, size: bool) -> list[Amount]:
@@ -139,8 +135,12 @@ def _split(replies: list[Any], partitions: int) -> list[list[Any]]:
 
 def _held(length: Any, counts: Any, usage: Any = None) -> Amount:
     entries, packed = length if isinstance(length, int) else 0, RecordCounts.of(counts)
-    records = entries + packed.extra - packed.before if entries else 0
-    return Amount(entries, records, usage if isinstance(usage, int) else 0, packed.oldest if entries else 0)
+    return Amount(
+        entries,
+        packed.present(entries),
+        usage if isinstance(usage, int) else 0,
+        packed.oldest if entries else 0,
+    )
 
 
 def _parsed(value: bytes | None) -> Retention | None:

@@ -32,7 +32,7 @@ from streamworker.records.packs import (
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
-from streamworker.redisio.keys import GroupKeys, StreamKeys, number
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -48,7 +48,6 @@ from streamworker.redisio.scripts import (
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
-from streamworker.redisio.wire.info import groups_by_name
 from streamworker.redisio.wire.link import Argument
 
 PAYLOAD = b"v"
@@ -461,6 +460,8 @@ async def entries_up_to(backend: Backend, keys: StreamKeys, partition: int, posi
 
 async def slowest_group(backend: Backend, keys: StreamKeys, partition: int) -> str:
     """Return the group that is furthest behind in a partition; empty if there is none."""
-    groups = groups_by_name(await backend.execute("XINFO", "GROUPS", keys.events(partition)))
-    lags = {name: group.get(b"lag") for name, group in groups.items()}
-    return max(lags, key=lambda name: lags[name] or 0).decode("utf-8", "replace") if lags else ""
+    listed = await backend.execute("HGETALL", keys.groups(partition))
+    names = [name.decode("utf-8", "replace") for name in listed[::2] if name != TRIMMED]
+    locks = [GroupKeys(keys.app, keys.stream, name).lock(partition) for name in names]
+    entries = await backend.pipeline([("HGET", lock, "entries") for lock in locks])
+    return min(zip(map(number, entries), names, strict=True), default=(0, ""))[1]

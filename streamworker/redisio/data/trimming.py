@@ -54,6 +54,6 @@ async def trim_many(
     calls: list[Call] = []
     for p, rows in acked_rows.items():
         kept = {name: "" if each is None else each for name, each in keep(p)._asdict().items()}
-        calls.append(TRIM.at(keys, p, rows=rows, most=TRIM_ENTRIES, group=keys.group, **kept))
+        calls.append(TRIM.at(keys, p, rows=rows, most=TRIM_ENTRIES, **kept))
     replies = await backend.run_many(TRIM, calls)
     return dict(answered(list(acked_rows), replies, lambda reply: Trimmed(*map(int, reply[1:]))))

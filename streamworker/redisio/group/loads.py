@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from streamworker.core.protocols.membership.events import LoadsRead
 from streamworker.errors import BackendRefused
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, number
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_wrong_type
-from streamworker.redisio.wire.info import RecordCounts, groups_by_name, pairs_of
+from streamworker.redisio.wire.info import RecordCounts, pairs_of
 
 _LOADS = re.compile(rb"-|\d{1,9}:\d{1,9}(?:,\d{1,9}:\d{1,9})*")
 
@@ -45,17 +45,19 @@ async def read_loads(backend: Backend, keys: GroupKeys) -> LoadsRead:
 
 
 async def read_lags(backend: Backend, keys: GroupKeys, partitions: Sequence[int]) -> dict[int, int]:
-    """Return the lags of some partitions; one that the server does not know, as after an XDEL, is missing."""
+    """Return the lags of some partitions; one whose keys cannot be read is missing."""
     asked = [
         each
         for p in partitions
-        for each in (("XINFO", "GROUPS", keys.events(p)), RecordCounts.command(keys.counts(p)))
+        for each in (
+            ("XLEN", keys.events(p)),
+            RecordCounts.command(keys.counts(p)),
+            ("HGET", keys.lock(p), "entries"),
+        )
     ]
     replies = await backend.pipeline(asked)
-    lags: dict[int, int] = {}
-    for p, groups, counts in zip(partitions, replies[::2], replies[1::2], strict=True):
-        lag = groups_by_name(groups).get(keys.group.encode(), {}).get(b"lag")
-        if lag is not None:
-            packed = RecordCounts.of(counts)
-            lags[p] = lag + packed.extra - packed.folded
-    return lags
+    return {
+        p: RecordCounts.of(counts).lag(length, number(entries))
+        for p, length, counts, entries in zip(partitions, *(replies[at::3] for at in range(3)), strict=True)
+        if isinstance(length, int) and isinstance(entries, bytes)
+    }

@@ -110,7 +110,8 @@ class RecordCounts(NamedTuple):
 
     extra: int = 0
     before: int = 0
-    folded: int = 0
+    dropped: int = -1
+    """Entries that are no longer there, as of the last trim; negative if that is not known."""
     retained: int = 0
     oldest: int = 0
     """The time of the oldest record, ms, of a stream with retention; 0 if it is not known."""
@@ -124,4 +125,25 @@ class RecordCounts(NamedTuple):
     def of(cls, reply: Any) -> "RecordCounts":
         """Read its reply; a refused command and a missing key count nothing."""
         known = reply if isinstance(reply, list) else ()
-        return cls(*(int(value) if value and value.isdigit() else 0 for value in known))
+        return cls(
+            **{
+                name: int(value)
+                for name, value in zip(cls._fields, known, strict=False)
+                if value and value.isdigit()
+            }
+        )
+
+    def present(self, length: int) -> int:
+        """Return how many records a stream with so many entries holds."""
+        return length + self.extra - self.before if length else 0
+
+    def lag(self, length: int, committed: int) -> int:
+        """Return how many records follow a group that has passed ``committed`` of those ever added.
+
+        >>> RecordCounts(dropped=5).lag(10, 12)
+        3
+        """
+        present = self.present(length)
+        if self.dropped < 0:
+            return present  # An earlier release wrote the counts: all that is there counts as lag.
+        return max(0, min(present, length + self.dropped + self.extra - committed))

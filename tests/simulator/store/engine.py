@@ -12,7 +12,7 @@ from tests.simulator.store.store import Store
 from tests.simulator.store.values import Refused, argument
 
 BRIDGE = Path(__file__).with_name("bridge.lua")
-STATUS = frozenset({"RENAME", "SET", "TYPE", "XGROUP", "XSETID"})
+STATUS = frozenset({"RENAME", "SET", "TYPE", "XGROUP"})
 """Commands that answer a status, or a number."""
 SHAPES = {
     **dict.fromkeys(STATUS, "status"),

@@ -98,21 +98,6 @@ class Streams(Keyspace):
                 count += 1
         return count
 
-    def do_xsetid(self, key: bytes, last: bytes, _: bytes, added: bytes) -> bytes:
-        at, total = parse_id(last), integer(added)
-        stream = self.find_as(key, Stream)
-        if stream is None:
-            raise Refused("ERR no such key")
-        if at < max(stream.ids, default=ZERO):
-            raise Refused("ERR The ID specified in XSETID is smaller than the target stream top item")
-        if total < len(stream.ids):
-            raise Refused(
-                "ERR The entries_added specified in XSETID is smaller than the target stream length"
-            )
-        stream = self.own(key, stream)
-        stream.last, stream.added = at, total
-        return b"OK"
-
     def do_xinfo(self, what: bytes, key: bytes) -> tuple[Any, ...]:
         """Return what the bridge makes the answer of: of each group, or of the stream and its first entry."""
         stream = self.find_as(key, Stream)

@@ -18,6 +18,7 @@ local PIECE, ID = 20, '^%d+%-%d+$'
 local held = redis.call('HMGET', lock, 'log', 'rows', 'checkpoint', 'epoch', 'tail')
 if held[1] and not (is_count(held[2]) and string.find(held[3] or '', ID)) then return {'BADTYPE', lock} end
 local row, last_id, _, _, first = tonumber(held[2] or ''), stream_position(acked)
+first = first and first[1]
 local is_ahead = row and id_less(text(row) .. '-0', last_id)
 if cursor == '?' then return {'OK', is_ahead and 'ahead' or 'done', last_id} end
 if held[1] ~= log then return {'CHANGED'} end
@@ -46,7 +47,7 @@ end
 local function was_in_source(id)
   local newest, _, _, oldest = stream_position(events)
   if id_less(newest, id) then return false end
-  return not oldest or id_less(id, oldest) or #redis.call('XRANGE', events, id, id) > 0
+  return not oldest or id_less(id, oldest[1]) or #redis.call('XRANGE', events, id, id) > 0
 end
 
 local function compare()

@@ -1,8 +1,7 @@
 -- uses: trim epoch tables outbox aside
--- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, tables, messages for other
--- streams, and the position of the Redis consumer group, which other tools show. Only the owner at its epoch
--- can commit, and only from the current checkpoint. The script recognises a repeated commit by its new
--- checkpoint.
+-- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, tables and messages for other
+-- streams. Only the owner at its epoch can commit, and only from the current checkpoint. The script recognises a
+-- repeated commit by its new checkpoint.
 --
 -- KEYS  lock (hash)  acked (stream)  events (stream)  state (hash)  dead (stream)  counts (hash)
 --       messages (stream)  heads (hash)
@@ -34,10 +33,11 @@ local TRIM_ACKED = 100
 -- reading a key of a wrong type returns an error, so the types are only checked where keys exist.
 local has_sends, has_tables = sends_at <= sends_end, tables_at <= #KEYS
 local wrong = has_sends and wrong_type(messages, 'stream', heads, 'hash')
-if not wrong and redis.call('EXISTS', acked, state, dead, counts, unpack(KEYS, tables_at)) > 0 then
-  wrong = wrong_type(lock, 'hash', acked, 'stream', events, 'stream', state, 'hash', dead, 'stream',
-    counts, 'hash') or wrong_table(tables_at)
+if not wrong and redis.call('EXISTS', acked, state, dead, unpack(KEYS, tables_at)) > 0 then
+  wrong = wrong_type(lock, 'hash', acked, 'stream', events, 'stream', state, 'hash', dead, 'stream')
+    or wrong_table(tables_at)
 end
+if not wrong and trim == '1' then wrong = wrong_type(counts, 'hash') end
 if wrong then return {'BADTYPE', wrong} end
 local function refused(key, answer)
   if string.find(tostring(answer.err), 'WRONGTYPE', 1, true) then return {'BADTYPE', key} end
@@ -143,19 +143,21 @@ in_chunks('HDEL', state, dels_at, dels_end)
 
 -- 6. The checkpoint moves.
 --
--- A commit without rows must succeed even when memory is full: only commits allow the source to be trimmed.
--- Redis allows XGROUP SETID even then, and HSET after it.
+-- The Redis consumer group stays where it is; the next trim moves it, since only other tools look at it.
 local entries = text(tonumber(held[5]) + records)
-fold_counts(events)
-local moved = redis.pcall('XGROUP', 'SETID', events, group, new, 'ENTRIESREAD', entries)
-if moved.err then
-  redis.call('HDEL', lock, '')  -- changes nothing, and allows HSET, too, if the user may not use XGROUP
-  -- Another client removed the group: create it at the checkpoint, for tools that show it.
-  redis.pcall('XGROUP', 'CREATE', events, group, new, 'MKSTREAM', 'ENTRIESREAD', entries)
-end
 -- Readers check later entries against the log's last entry, which may have been trimmed by then.
 local tail = rows > 0 and {'tail', text(total) .. ' ' .. new .. ' ' .. epoch} or {}
-redis.call('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total), unpack(tail))
+local function move()
+  return redis.pcall('HSET', lock, 'checkpoint', new, 'entries', entries, 'rows', text(total), unpack(tail))
+end
+local moved = move()
+if type(moved) == 'table' and moved.err then
+  -- Nothing was written yet, and memory is full. Only commits allow the source to be trimmed, so this one must
+  -- succeed: HDEL changes nothing, and Redis accepts HSET after it.
+  redis.call('HDEL', lock, '')
+  moved = move()
+  if type(moved) == 'table' then return moved end
+end
 -- A request to set a record aside ends with the commit that passes it: no later owner obeys it again.
 if held[6] then store_aside(lock, aside_after(held[6], new)) end
 if trim == '1' then trim_events(events, TRIM_EVENTS) end

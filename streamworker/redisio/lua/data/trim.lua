@@ -4,7 +4,7 @@
 --
 -- KEYS  events (stream)  acked (stream)  lock (hash)  groups (hash)  counts (hash)
 -- ARGV  rows (number): of the acked log that all readers have read; 0 for none
---       most (number): entries to drop of each  group
+--       most (number): entries to drop of each
 --       events_ms: retention of the source, ms; -1 for any time; '' for no retention
 --       events_max: source entries that may stay, however young they are; '' for any number
 --       acked_ms  acked_max: the same two for the acked log
@@ -68,7 +68,7 @@ if events_ms ~= '' then
   dropped = trim_retained(tonumber(events_ms), tonumber(events_max))
 else
   dropped = trim_events(events, most)
-  local _, _, _, retained = counts_of(events)
+  local _, _, retained = counts_of(events)
   if retained then redis.call('HDEL', counts, 'retained', 'oldest') end
 end
 
@@ -85,5 +85,5 @@ else
   if surplus > 0 then acked_dropped = acked_dropped + trim_acked(acked, passed, surplus) end
   if is_group then note_oldest() end
 end
-local gone = is_group and settle(lock, events, group) or 0
+local gone = is_group and count_deleted(lock, events) or 0
 return {'OK', dropped, acked_dropped, gone}

@@ -48,7 +48,7 @@ local wanted_in = tonumber(held[6] or '') or 0
 local now = server_ms()
 
 local function granted(epoch)
-  local gone = settle(lock, events, group)
+  local gone = count_deleted(lock, events)
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
     'aside', 'deaths', 'tries', 'reason')
   if has[6] then

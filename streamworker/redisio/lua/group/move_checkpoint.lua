@@ -19,6 +19,5 @@ if holder == owner or holder == '' then free(lock) end
 redis.call('HDEL', lock, 'tries', 'deaths')
 if cleared_at <= #KEYS then redis.call('UNLINK', unpack(KEYS, cleared_at)) end
 redis.call('HSET', lock, 'checkpoint', checkpoint, 'entries', entries, 'reset', raise_epoch(lock, held[3]))
-fold_counts(events)
-show_group(events, group, groups_at(events)[group], checkpoint, entries)
+show_group(events, group, groups_at(events)[group], checkpoint)
 return {'OK', held[2]}

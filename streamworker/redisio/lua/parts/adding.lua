@@ -12,7 +12,7 @@ local TRIM_MAX = 10000
 -- Returns how many records a partition holds that count against its limit, and whether it has retention.
 local function records_of(events)
   local entries = redis.call('XLEN', events)
-  local extra, before, _, retained = counts_of(events)
+  local extra, before, retained = counts_of(events)
   local present = entries == 0 and 0 or entries + extra - before
   return math.max(0, present - (retained or 0)), retained ~= nil
 end

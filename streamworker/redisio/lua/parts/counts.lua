@@ -1,13 +1,14 @@
--- A hash beside a partition counts the records of entries that hold many, beyond one an entry: `extra` those
--- ever added, `before` those of entries that were dropped from the front, `folded` those that the stream's own
--- entries-added includes; `chosen`, the last id that the append script chose itself; and `single`. A stream
--- without such entries and without retention has no hash.
+-- A hash beside a partition counts what XLEN does not say: `dropped` the entries that were added and are no
+-- longer there, as of the last trim; and of entries that hold many records, those beyond one an entry: `extra`
+-- those ever added, `before` those of entries that were dropped from the front; `chosen`, the last id that the
+-- append script chose itself; and `single`.
 --
 -- With retention, `retained` counts the records that stay although every group has passed them, as of the last
 -- trim. The limit of a partition counts only the others: no sender waits for what is retained.
 --
--- `entries-added` and XLEN count entries, so the records ever added are entries-added + extra - folded, and
--- those present are XLEN + extra - before.
+-- So the records ever added are XLEN + dropped + extra, and those present are XLEN + extra - before. A group's lock
+-- counts the records up to its checkpoint in `entries`. The lag is the difference, and nothing else counts it.
+-- Redis' own entries-added of a stream includes `folded` records where an earlier release has written.
 local FIRST, EXTRA, N, CRC = 'sw:first', 4, 6, 12  -- indexes in the fields of an entry of many records
 local LOOKED_MAX = 10000
 
@@ -16,9 +17,8 @@ local function beside(events, kind)
 end
 
 local function counts_of(events)
-  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'folded', 'retained')
-  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or '') or 0,
-    tonumber(found[4] or '')
+  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'retained')
+  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or '')
 end
 
 -- Returns how many records of an entry follow an id.

@@ -12,19 +12,18 @@ local function keep_from(events)
     if not keep or id_less(id, keep) then keep = id end
     passed = math.min(passed, tonumber(records or '') or 0)
   end
-  fold_counts(events)
   local shown, names = groups_at(events), {}
   local listed = redis.pcall('HGETALL', groups_key(events))
   if listed.err then return '0-0', 0 end
   for name in pairs(shown) do names[name] = false end
   for i = 1, #listed, 2 do names[listed[i]] = true end
-  names[TRIMMED] = nil
+  names['#trimmed'] = nil  -- a count of an earlier release; no group can have this name
   for name, is_listed in pairs(names) do
     local held = redis.pcall('HMGET', beside(events, 'lock:' .. name), 'checkpoint', 'entries')
     local group = shown[name]
     if is_id(held[1]) then
       needs(successor(held[1]), held[2])
-      show_group(events, name, group, held[1], held[2])
+      show_group(events, name, group, held[1])
     elseif held.err or held[1] or is_listed then
       needs('0-0', 0)
     else
@@ -38,10 +37,10 @@ local function keep_from(events)
 end
 
 -- Drops source entries that no group needs: with '~' whole nodes of the stream and at most `limit` entries.
--- It counts the entries, so that they differ from those that others delete.
 local function trim_to(events, ...)
   local dropped = redis.call('XTRIM', events, 'MINID', ...)
-  if dropped > 0 then redis.pcall('HINCRBY', groups_key(events), TRIMMED, dropped) end
+  local _, added, length = stream_position(events)
+  note_dropped(events, added, length)
   count_dropped(events)
   return dropped
 end
@@ -55,14 +54,14 @@ end
 
 -- Counts the records that stay although every group has passed them, and notes the time of the oldest.
 local function count_retained(events, passed)
+  local counts = beside(events, 'counts')
+  redis.call('HDEL', counts, 'oldest')  -- and so Redis accepts HSET when memory is full
   local _, added, length, first = stream_position(events)
   local extra, before = counts_of(events)
   local present = length + extra - before
-  local retained = passed - (records_added(events, added) - present)
-  local counts = beside(events, 'counts')
-  redis.call('HDEL', counts, 'oldest')  -- and so Redis accepts HSET when memory is full
+  local retained = passed - (note_dropped(events, added, length) - present)
   redis.call('HSET', counts, 'retained', text(math.max(0, math.min(present, retained))))
-  if first then redis.call('HSET', counts, 'oldest', string.match(first, '^%d+')) end
+  if first then redis.call('HSET', counts, 'oldest', string.match(first[1], '^%d+')) end
 end
 
 -- Drops acked entries whose last row is at or below `rows`: an entry's id is the rows up to its end.
