@@ -19,7 +19,6 @@ HOLDS = {
     ),
     "sw:{app.stream.P}:lock:GROUP": "[the owner and the checkpoint](#a-lock)",
     "sw:{app.stream.P}:acked:GROUP": "[the acked log](#an-entry-of-the-acked-log)",
-    "sw:{app.stream.P}:copy:GROUP": "a copy of an acked log during its repair",
     "sw:{app.stream.P}:dead:GROUP": (
         "dead letters: id, error, attempts, end of the traceback, `at` (ms), `by`, the entry's fields as `f.<name>`"
     ),
@@ -36,7 +35,7 @@ HOLDS = {
     "sw:{app.stream:GROUP}:members": "the membership document, JSON: generation, members, owners",
     "sw:{app.stream:GROUP}:damaged": (
         "a quarantined value found in place of the document or the heartbeats, of a string 64 KiB, until "
-        "`streamworker repair APP --drop-damaged GROUP`"
+        "somebody deletes it"
     ),
     "sw:{app.stream:GROUP}:control": "some 10,000 control messages; the record of rebalances",
     "sw:{app.stream:GROUP}:beats": "each member's last heartbeat: server ms, client id, the server's run id, load",

@@ -240,8 +240,6 @@ class GroupKeys(StreamKeys):
     """Owner, epoch and checkpoint of one partition."""
     acked = _of_group_in_partition("acked", "stream")
     """Acked log of one partition."""
-    copy = _of_group_in_partition("copy", "stream")
-    """Where ``repair`` copies the acked log of one partition."""
     dead = _of_group_in_partition("dead", "stream")
     """Dead letters of one partition."""
     state = _of_group_in_partition("state", "hash")

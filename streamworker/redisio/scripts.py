@@ -203,9 +203,7 @@ HEARTBEAT = load("group/heartbeat")
 MOVE_CHECKPOINT = load("group/move_checkpoint")
 COUNT = load("data/count")
 REPLAY_DEAD = load("data/replay_dead")
-REPAIR_DAMAGED = load("admin/repair_damaged")
 REPAIR_LOCK = load("admin/repair_lock")
-REPAIR_LOG = load("admin/repair_log")
 REPAIR_PARTITION = load("admin/repair_partition")
 REPAIR_GROUP = load("admin/repair_group")
 REPAIR_AHEAD = load("admin/repair_ahead")
@@ -237,8 +235,9 @@ def log_ahead(key: str, last: str, rows: str) -> BackendRefused:
     """Return the error for an acked log to which no commit can be added."""
     return BackendRefused(
         f"The acked log {key} is ahead of its lock: its last id is {last}, and its lock counts {rows} rows.",
-        remedy="Another program wrote to one of them. `streamworker repair APP` repairs that, and loses no "
-        "committed row. Do not delete the log.",
+        remedy="Another program wrote to one of them, or restored an older lock. `streamworker repair APP` "
+        "lets rows count on from the log's end: none is lost, and what the lock does not know comes again. "
+        "Do not delete the log.",
     )
 
 

@@ -33,6 +33,7 @@ def dead() -> Facts:
     """A group of two that were killed: silent, and not connected."""
     return Facts(
         keys=GroupKeys("shop", "orders", "price"),
+        partitions=1,
         now_ms=NOW_MS,
         run_id="run",
         membership=Membership(7, 1, "range", (member("w1"), member("w2")), ("w1.a",)),
@@ -40,7 +41,6 @@ def dead() -> Facts:
         connections=frozenset(),
         names=frozenset({"shop:cli"}),
         locks={0: LOCK},
-        log_lengths={0: 0},
         readers={},
     )
 

@@ -431,14 +431,8 @@ class Draws:
 
     # -- repairs --
 
-    def admin__repair_damaged(self) -> dict[str, Any]:
-        return {"inspected": self.fingerprint("damaged")}
-
     def admin__repair_lock(self) -> dict[str, Any]:
         return self.holder()
-
-    def admin__repair_log(self) -> dict[str, Any]:
-        return {"log": self.lock().get("log", "x"), "row": self.number(1, 3), "most": 100}
 
     def admin__repair_partition(self) -> dict[str, Any]:
         lock = self.lock()
@@ -453,13 +447,7 @@ class Draws:
         return {"generation": found[1] if found else "", "seen": seen}
 
     def admin__repair_ahead(self) -> dict[str, Any]:
-        return {"log": self.lock().get("log", "x"), "group": self.keys.group, "cursor": self.cursor()}
-
-    def cursor(self) -> str:
-        """Return '' to begin, '?' to ask, or where a call before ended if it is drawn well."""
-        rows, copied = self.lock().get("rows", "0"), self.stream("copy")
-        last = copied.entries[-1][0].decode() if copied.entries else "0-0"
-        return self.dice.choice(("", "?", f">{rows}-0 {rows}", f"{last} {rows}"))
+        return {"log": self.dice.choice(("", "x", self.lock().get("log", "x")))}
 
     # -- claim and lease --
 

@@ -111,41 +111,6 @@ async def test_a_reader_that_moved_meanwhile_is_not_forgotten(group: Group, raw:
     assert not raw.exists(group.keys.readers)
 
 
-async def test_a_log_is_dropped_up_to_the_rows_that_were_seen_and_never_another_log(
-    group: Group, raw: Raw
-) -> None:
-    """Rows that came later stay, to the row; and so does a log that was made anew."""
-    await group.register()
-    for row in range(1, 251):
-        raw.xadd(group.keys.acked(0), {"rows": 1}, id=f"{row}-0")
-    raw.hset(group.keys.lock(0), "rows", 247)
-    seen = await group.lock()
-    assert await repair.trim_log(group.backend, group.keys, 0, seen) == 247
-    left: Any = raw.xrange(group.keys.acked(0))
-    assert [entry for entry, _ in left] == [b"248-0", b"249-0", b"250-0"]
-    assert await repair.trim_log(group.backend, group.keys, 0, seen) == 0
-    raw.hset(group.keys.lock(0), "log", "another")
-    before = everything(raw)
-    assert await repair.trim_log(group.backend, group.keys, 0, seen) is None
-    assert everything(raw) == before
-
-
-async def test_what_was_put_aside_is_dropped_only_if_it_is_what_was_looked_at(group: Group, raw: Raw) -> None:
-    """A string or anything else; the group may damage another one meanwhile."""
-    nothing = await repair.look(group.backend, group.keys, 1)
-    assert nothing.damaged == "" and not await repair.drop_damaged(group.backend, nothing)
-    raw.rpush(group.keys.damaged, "x")
-    a_list = await repair.look(group.backend, group.keys, 1)
-    raw.delete(group.keys.damaged)
-    raw.set(group.keys.damaged, "x")
-    a_string = await repair.look(group.backend, group.keys, 1)
-    assert not await repair.drop_damaged(group.backend, a_list)
-    assert await repair.drop_damaged(group.backend, a_string)
-    assert not raw.exists(group.keys.damaged)
-    raw.rpush(group.keys.damaged, "x")
-    assert await repair.drop_damaged(group.backend, a_list)
-
-
 async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notices(
     group: Group, raw: Raw
 ) -> None:

@@ -195,10 +195,8 @@ CALLS = {
         in_group(
             operations_lease.UPDATE, **_LEASES, owner="w1.a", processed=[4, 9], ended=[5], cleared=[6, 9]
         ),
-        in_group(scripts.REPAIR_DAMAGED, inspected=fingerprint(b"x")),
         in_partition(scripts.REPAIR_LOCK, owner="w1", epoch=5),
-        in_partition(scripts.REPAIR_LOG, log="log", row=10, most=100),
-        in_partition(scripts.REPAIR_AHEAD, log="log", group="price", cursor=""),
+        in_partition(scripts.REPAIR_AHEAD, log="log"),
         in_partition(scripts.REPAIR_PARTITION, group="price", owner="w1", epoch="5"),
         in_group(scripts.REPAIR_GROUP, **_HASHES, generation="7", seen=["gone", "1|1|run|0"]),
     )
@@ -208,7 +206,7 @@ ANY_TYPE = {
     *(("group/heartbeat", place) for place in range(4)),
     *(("group/change_members", place) for place in (1, 2, 3, 4)),
     *(("lease/challenge", 2), ("lease/update", 2)),
-    *(("admin/repair_damaged", 0), ("admin/repair_group", 6)),
+    ("admin/repair_group", 6),
 }
 """What stands there may be of any type: test_mending.py and, of what was put aside, test_repair.py."""
 

@@ -147,7 +147,6 @@ SCENARIOS: dict[str, Callable[[Transcript], None]] = {
 DIFFERENCES = {
     "a_full_memory": "fakeredis takes CONFIG SET maxmemory and ignores it",
     "mending": "fakeredis has no redis.sha1hex, so that nothing is ever put aside",
-    "admin/repair_damaged": "fakeredis has no redis.sha1hex",
 }
 """Scenarios in which fakeredis answers otherwise, and why."""
 

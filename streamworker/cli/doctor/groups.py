@@ -145,7 +145,7 @@ def _undeclared(path: str, name: str, others: Sequence[Holder], left: Mapping[st
 
 async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> list[Check]:
     settings, keys, name = app.settings, group_keys(spec), f"group {spec.name}"
-    damaged = await _damaged(backend, keys, path)
+    damaged = await _damaged(backend, keys)
     try:
         snapshot = await take(backend, spec, settings.session_timeout_ms)
         stored = await backend.execute("HGETALL", keys.schemas)
@@ -184,7 +184,7 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     return checks
 
 
-async def _damaged(backend: Backend, keys: GroupKeys, path: str) -> list[Check]:
+async def _damaged(backend: Backend, keys: GroupKeys) -> list[Check]:
     """Warn if workers have replaced a damaged membership document or damaged heartbeats."""
     name = f"membership {keys.group}"
     try:
@@ -198,8 +198,7 @@ async def _damaged(backend: Backend, keys: GroupKeys, path: str) -> list[Check]:
             name,
             f"was damaged, and its workers repaired it; {keys.damaged} keeps the old value: {kind_of(kept)}",
             f"Another program wrote to {keys.members} (`history` says when) or to {keys.beats}. Find that "
-            "program. Then delete the old value: "
-            f"streamworker repair {path} --drop-damaged {keys.group}",
+            f"program. Then delete the old value: UNLINK {keys.damaged}",
         )
     ]
 
@@ -363,8 +362,7 @@ def _log(snapshot: GroupSnapshot, path: str, limit: int, kept: str, log_bytes: i
         name,
         f"nobody reads it: {text}",
         f"Rows go after {kept or 'a day, or at the limit'}. Start its pipeline: streamworker spark {path}. "
-        "Or declare forward=False, or another log_retention=. "
-        f"Or drop them: streamworker repair {path} --trim-log {snapshot.processor}",
+        "Or declare forward=False, or another log_retention=.",
     )
 
 

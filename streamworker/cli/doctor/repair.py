@@ -8,9 +8,7 @@ import typer
 from streamworker.app import App
 from streamworker.cli.doctor.repair_plan import (
     in_doubt,
-    plan_damaged,
     plan_group,
-    plan_log,
     plan_reader,
     plan_targets,
     plan_undeclared,
@@ -37,20 +35,6 @@ def repair(
             "Remove a reader of acked logs that will not come back; its unread rows may be trimmed.",
         ),
     ] = None,
-    trim_log: Annotated[
-        list[str] | None,
-        option(
-            "--trim-log PROCESSOR",
-            "Drop the rows of an acked log that has no reader. No reader has read them.",
-        ),
-    ] = None,
-    drop_damaged: Annotated[
-        list[str] | None,
-        option(
-            "--drop-damaged PROCESSOR",
-            "Delete the damaged membership document or heartbeats that workers replaced and kept.",
-        ),
-    ] = None,
     accept_targets: Annotated[
         list[str] | None,
         option(
@@ -73,8 +57,8 @@ def repair(
 ) -> None:
     """Remove what dead workers and readers left behind; shows the plan and asks.
 
-    Without an option the command loses no data. It repairs acked logs that refuse commits because
-    another program wrote to them, even while workers run. In groups without a living worker it
+    Without an option the command loses no data. Where an acked log is ahead of its lock, rows count on
+    from its end, even while workers run. In groups without a living worker it
     removes dead members and releases their locks. Each step is done only if its keys have not
     changed since the plan was made, and is recorded in `history`; the command exits with 1 if one
     was not done, or if an option finds nothing.
@@ -84,15 +68,11 @@ def repair(
       streamworker repair shop:app --dry-run
       streamworker repair shop:app --yes --json
       streamworker repair shop:app --forget-reader revenue
-      streamworker repair shop:app --trim-log price
-      streamworker repair shop:app --drop-damaged price
       streamworker repair shop:app --accept-targets price
       streamworker repair shop:app --forget-group price-v1
     """
     found = resolve_app(app)
-    wanted = _Wanted(
-        forget_reader or [], trim_log or [], forget_group or [], drop_damaged or [], accept_targets or []
-    )
+    wanted = _Wanted(forget_reader or [], forget_group or [], accept_targets or [])
     wanted.check(found)
     if json and not (yes or dry_run):
         raise typer.BadParameter("A program cannot be asked: give --yes or --dry-run.", param_hint="--json")
@@ -104,14 +84,12 @@ class _Wanted(NamedTuple):
     """What the options name."""
 
     readers: list[str]
-    logs: list[str]
     groups: list[str]
-    damaged: list[str]
     sources: list[str]
 
     def check(self, app: App) -> None:
         """Refuse processors that the app does not declare, and groups that it declares."""
-        for name in (*self.logs, *self.damaged, *self.sources):
+        for name in self.sources:
             if name not in app.registry.processors:
                 raise ConfigurationError(
                     f"App {app.name!r} has no processor {name!r}.",
@@ -186,10 +164,6 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> tuple[list[Step]
         doubts += in_doubt(facts, app.settings)
         steps += [plan_reader(facts, name) for name in wanted.readers if name in facts.readers]
         unknown -= facts.readers.keys()
-        if spec.name in wanted.logs:
-            steps += plan_log(facts)
-        if spec.name in wanted.damaged:
-            steps += plan_damaged(facts)
         if spec.name in wanted.sources:
             steps += plan_targets(facts, await find_diverged(backend, keys, partitions))
     if unknown:

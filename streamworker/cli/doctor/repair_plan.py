@@ -96,29 +96,6 @@ def plan_reader(facts: Facts, name: str) -> Step:
     return Step("forget reader", facts, name, why, (name,))
 
 
-def plan_log(facts: Facts) -> list[Step]:
-    """Plan to drop the rows of an acked log; refuse a log that has a reader."""
-    if facts.readers:
-        raise CoordinationError(
-            f"The log of {facts.keys.group!r} has readers: {', '.join(sorted(facts.readers))}.",
-            remedy="Rows are dropped when all readers have read them. --forget-reader removes a dead reader.",
-        )
-    full = tuple(p for p, length in facts.log_lengths.items() if length and p in facts.locks)
-    entries = sum(facts.log_lengths[p] for p in full)
-    if not full:
-        raise _nothing(f"The log of {facts.keys.group!r} has no rows to drop.")
-    what = counted(entries, "entry", "entries")
-    return [Step("trim log", facts, what, "no reader has registered", partitions=full)]
-
-
-def plan_damaged(facts: Facts) -> list[Step]:
-    """Plan to delete the damaged membership document or heartbeats that workers replaced and kept."""
-    if not facts.damaged:
-        raise _nothing(f"No damaged value of {facts.keys.group!r} is kept.")
-    why = "workers replaced it and kept the old value for inspection"
-    return [Step("drop damaged", facts, kind_of(facts.damaged), why)]
-
-
 def _nothing(why: str) -> StreamworkerError:
     return StreamworkerError(why, remedy="Nothing was changed. Leave out this option.")
 
@@ -146,7 +123,7 @@ def plan_undeclared(facts: Facts, settings: Settings) -> Step:
     rows = sum(lock.rows for lock in facts.locks.values())
     what = f"its position in the stream, its log ({counted(rows, 'row')} ever), dead letters and state"
     why = "the app does not declare it, and no worker runs it"
-    return Step("forget group", facts, what, why, partitions=tuple(facts.log_lengths))
+    return Step("forget group", facts, what, why, partitions=tuple(range(facts.partitions)))
 
 
 def living(facts: Facts, settings: Settings) -> set[str]:

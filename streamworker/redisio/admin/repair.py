@@ -13,22 +13,19 @@ from typing import Literal
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.membership.events import Beat, ChangeDocument, DocumentChanged
-from streamworker.core.words import counted
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin.health import connection_names, in_pieces
 from streamworker.redisio.admin.outboxes import Diverged, accept_target
 from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.group import control
 from streamworker.redisio.group.locks import LockView, lock_view
-from streamworker.redisio.group.membership import change_members, connected, quarantined, read_beats
+from streamworker.redisio.group.membership import change_members, connected, read_beats
 from streamworker.redisio.group.operations import HASHES
 from streamworker.redisio.keys import GroupKeys, declaration, declared_by
 from streamworker.redisio.scripts import (
     REPAIR_AHEAD,
-    REPAIR_DAMAGED,
     REPAIR_GROUP,
     REPAIR_LOCK,
-    REPAIR_LOG,
     REPAIR_PARTITION,
     Call,
     Script,
@@ -38,15 +35,13 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
 from streamworker.redisio.wire.info import ms_of
 
-TRIM_ENTRIES = 1_000
-"""Maximum entries of an acked log that one call drops."""
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """The data of a group from which a repair is planned."""
 
     keys: GroupKeys
+    partitions: int
     now_ms: int
     """The server's time."""
     run_id: str
@@ -60,13 +55,10 @@ class Facts:
     names: frozenset[str] | None
     """Names of all connections; None if this user may not list them."""
     locks: Mapping[int, LockView]
-    log_lengths: Mapping[int, int]
     readers: Mapping[str, str]
     """Positions of the readers, in their stored form."""
     ahead: Mapping[int, str] = field(default_factory=dict)
     """Last id of each acked log whose last id is higher than its lock's row count."""
-    damaged: str = ""
-    """Fingerprint of the stored damaged document or heartbeats; empty if there is none."""
 
     def beat(self, member: str) -> Beat | None:
         """Return a member's last heartbeat."""
@@ -82,8 +74,6 @@ Action = Literal[
     "release locks",
     "repair log",
     "forget reader",
-    "trim log",
-    "drop damaged",
     "accept target",
     "forget group",
 ]
@@ -112,12 +102,12 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
     time, document, flat_beats, flat_readers = all_answered(await backend.pipeline(asked))
     everywhere = range(partitions)
     locks = all_answered(await in_pieces(backend, [("HGETALL", keys.lock(p)) for p in everywhere]))
-    lengths = all_answered(await in_pieces(backend, [("XLEN", keys.acked(p)) for p in everywhere]))
     run_id = (await backend.info(near=keys.members)).run_id
     client_ids = {beat.connection for beat in read_beats(flat_beats).values() if beat.run_id == run_id}
     there = await connected(backend, sorted(client_ids - {0}), keys.members)
     return Facts(
         keys=keys,
+        partitions=partitions,
         now_ms=ms_of(time),
         run_id=run_id,
         membership=Membership.parse(document) if document else None,
@@ -125,10 +115,8 @@ async def look(backend: Backend, keys: GroupKeys, partitions: int) -> Facts:
         connections=there,
         names=await connection_names(backend),
         locks={p: view for p, flat in enumerate(locks) if (view := lock_view(flat, p)) is not None},
-        log_lengths=dict(enumerate(lengths)),
         readers=control.fields_of(flat_readers, "surrogateescape"),
         ahead=await logs_ahead(backend, keys, partitions),
-        damaged=await quarantined(backend, keys),
     )
 
 
@@ -158,47 +146,22 @@ async def forget_reader(backend: Backend, facts: Facts, name: str) -> bool:
     return await set_field(backend, facts.keys.readers, _stored(name), _stored(facts.readers[name]), "")
 
 
-async def trim_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> int | None:
-    """Drop the rows that an acked log had when it was read; return the entries, None for a new log."""
-    total = 0
-    call = REPAIR_LOG.at(keys, partition, log=lock.log, row=lock.rows, most=TRIM_ENTRIES)
-    while True:
-        code, *more = checked(await backend.run(REPAIR_LOG, call))
-        if code != b"OK":
-            return total or None
-        total += (dropped := int(more[0]))
-        if not dropped:
-            return total
-
-
 async def logs_ahead(backend: Backend, keys: GroupKeys, partitions: int) -> dict[int, str]:
     """Return the last id of each acked log that is ahead of its lock and so accepts no commit."""
-    looks = [REPAIR_AHEAD.at(keys, p, log="", group=keys.group, cursor="?") for p in range(partitions)]
+    looks = [REPAIR_AHEAD.at(keys, p, log="") for p in range(partitions)]
     replies = enumerate(await backend.run_many(REPAIR_AHEAD, looks))
     return {p: reply[2].decode() for p, reply in replies if isinstance(reply, list) and reply[1] == b"ahead"}
 
 
 async def repair_log(backend: Backend, keys: GroupKeys, partition: int, lock: LockView) -> bool:
-    """Repair an acked log that is ahead of its lock, if it is still the same log."""
-    cursor = b""
-    while True:
-        call = REPAIR_AHEAD.at(keys, partition, log=lock.log, group=keys.group, cursor=cursor)
-        reply = checked(await backend.run(REPAIR_AHEAD, call))
-        if reply[0] != b"OK" or reply[1] == b"done":
-            return bool(reply[0] == b"OK")
-        cursor = reply[2]
-
-
-async def drop_damaged(backend: Backend, facts: Facts) -> bool:
-    """Remove the stored damaged membership document or heartbeats."""
-    return await _done(backend, REPAIR_DAMAGED, REPAIR_DAMAGED.at(facts.keys, inspected=facts.damaged))
+    """Let rows count on from the end of an acked log that is ahead of its lock, if it is still the same."""
+    return await _done(backend, REPAIR_AHEAD, REPAIR_AHEAD.at(keys, partition, log=lock.log))
 
 
 async def forget_partition(backend: Backend, facts: Facts, partition: int) -> bool:
     """Remove all data of a group in one partition."""
     keys, lock = facts.keys, facts.locks.get(partition)
     owner, epoch = ("", "") if lock is None else (lock.owner, str(lock.epoch))
-    await backend.execute("UNLINK", keys.copy(partition))  # left by a repair that was killed
     call = REPAIR_PARTITION.at(keys, partition, group=keys.group, owner=owner, epoch=epoch)
     return await _done(backend, REPAIR_PARTITION, call)
 
@@ -265,20 +228,11 @@ async def do_step(backend: Backend, step: Step, by: str) -> str:
             (p,) = step.partitions
             is_done = await repair_log(backend, keys, p, facts.locks[p])
             return f"done{await noted(step.action, [p])}" if is_done else CHANGED
-        case "trim log":
-            dropped = {p: await trim_log(backend, keys, p, facts.locks[p]) for p in step.partitions}
-            trimmed = [p for p, count in dropped.items() if count is not None]
-            total = sum(count or 0 for count in dropped.values())
-            entries = counted(total, "entry", "entries")
-            end = await noted(f"{step.action}: {entries}", trimmed) if total else ""
-            return f"{_how_many(len(trimmed), len(step.partitions))}; {entries} dropped{end}"
         case "accept target":
             assert step.diverged is not None
             if not await accept_target(backend, keys, step.diverged):
                 return CHANGED
             return f"done{await noted(f'{step.action} {step.what}', step.partitions)}"
-        case "drop damaged":
-            return "done" if await drop_damaged(backend, facts) else CHANGED
         case "forget group":
             gone = [p for p in step.partitions if await forget_partition(backend, facts, p)]
             if len(gone) == len(step.partitions) and await forget_group(backend, facts):
