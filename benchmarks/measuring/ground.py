@@ -89,19 +89,23 @@ class BenchGround:
 
     async def undone(self, keys: Sequence[str], group: str) -> list[str]:
         """Return the streams whose entries a group has not all read and acknowledged."""
-        looks = [(("XINFO", "GROUPS", key), ("XINFO", "STREAM", key)) for key in keys]
-        answers = await self.backend.pipeline([look for both in looks for look in both])
-        return [
-            key
-            for key, groups, info in zip(keys, answers[::2], answers[1::2], strict=True)
-            if _place_of(group, groups) != (pairs_of(info)[b"last-generated-id"], 0)
-        ]
+        streams = await self.backend.pipeline([("XINFO", "STREAM", key) for key in keys])
+        places = await self._places(keys, group)
+        lasts = [pairs_of(info)[b"last-generated-id"] for info in streams]
+        return [key for key, place, last in zip(keys, places, lasts, strict=True) if place != (last, 0)]
+
+    async def _places(self, keys: Sequence[str], group: str) -> list[tuple[object, object] | None]:
+        """Return for each stream how far a group is: by its lock if it is ours, as Redis counts if not."""
+        locks = [("HGET", f"{key.removesuffix('events')}lock:{group}", "checkpoint") for key in keys]
+        groups = [("XINFO", "GROUPS", key) for key in keys]
+        found = await self.backend.pipeline([*locks, *groups])
+        pairs = zip(found[: len(keys)], found[len(keys) :], strict=True)
+        return [(done, 0) if isinstance(done, bytes) else _place_of(group, its) for done, its in pairs]
 
     async def progress(self, keys: Sequence[str], group: str) -> list[object]:
         """Return a value that changes while entries are added to some streams, or read from them."""
-        groups = [("XINFO", "GROUPS", key) for key in keys]
-        found = await self.backend.pipeline([*[("XLEN", key) for key in keys], *groups])
-        return [*found[: len(keys)], *(_place_of(group, each) for each in found[len(keys) :])]
+        lengths = await self.backend.pipeline([("XLEN", key) for key in keys])
+        return [*lengths, *await self._places(keys, group)]
 
     async def remove_keys(self) -> None:
         """Remove the keys of this bench."""

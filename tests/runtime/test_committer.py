@@ -1,6 +1,7 @@
 """The committer groups commits of many partitions and tells the truth about each."""
 
 import asyncio
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -134,3 +135,26 @@ async def test_a_commit_that_cannot_be_sent_ends_the_committer(redis_url: str) -
         with anyio.fail_after(10), pytest.raises(ExceptionGroup) as raised:
             await sender.run()
         assert raised.group_contains(RecordError, match="too many for a dead letter")
+
+
+async def test_a_commit_without_results_runs_four_commands(redis_url: str) -> None:
+    """At a low rate it is most of what a record costs the server, so each command counts."""
+    async with bench(redis_url) as desk:
+        lock = await own(desk, 0)
+        near = desk.keys.lock(0)
+
+        async def counts() -> dict[str, int]:
+            text = (await desk.backend.execute("INFO", "commandstats", near=near)).decode()
+            return {name: int(calls) for name, calls in re.findall(r"cmdstat_(\S+?):calls=(\d+)", text)}
+
+        await desk.commit(request(lock, EntryId(1, 0)))  # Loads the script.
+        before = await counts()
+        await desk.commit(request(lock, EntryId(5, 0), previous=EntryId(1, 0)))
+        after = await counts()
+        made = {name: count - before.get(name, 0) for name, count in after.items()}
+        ran = {
+            name: count
+            for name, count in made.items()
+            if count and name not in ("info", "xread", "client|id")
+        }
+        assert ran == dict.fromkeys(("evalsha", "exists", "hmget", "xrange", "hset"), 1)

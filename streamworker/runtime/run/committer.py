@@ -1,7 +1,11 @@
 """Sends the commits of all partitions of one processor, many in one round trip.
 
 While a pipeline of commits is in flight, new commits queue, and the next pipeline takes them all. So a
-commit never waits for others, and under load one round trip serves many partitions.
+commit that is handed in never waits for others, and under load one round trip serves many partitions.
+
+At a low rate each record would have a commit and a round trip of its own, which cost more than the record. So
+a mode may let the committer ``gather``: it is told after a moment, at the same time as all others, and then
+hands in one commit of all that is done by then.
 
 A commit without an answer may have been done. The committer retries it until Redis answers. This is safe:
 the script compares checkpoints, and answers ``DUP`` if the first try succeeded. The committer also retries
@@ -38,6 +42,10 @@ from streamworker.settings import Settings
 
 PIPELINE_BYTES_MAX = 8 * 1024 * 1024
 """A larger group of commits is split, so that one call stays well below its deadline on a slow network."""
+
+GATHER_MS = 10
+"""How long a record that is done waits for others before its commit begins, while nothing waits for it. Its
+row is so much later, and a crash repeats so much more. At 200 records a second it gathers two or three."""
 
 HELD_UP = frozenset({CommitCode.FULL, CommitCode.OUTBOX, CommitCode.BADTYPE, CommitCode.AHEAD})
 """The commit is not done, and is retried: this worker still holds the lock, and somebody else must act first.
@@ -95,6 +103,8 @@ class Committer:
         """Pipelines in flight by node, so that one node that hangs does not delay the others."""
         self._addresses: dict[int, str] = {}
         self._map_version = -1
+        self._gathering: list[Callable[[], None]] = []
+        """Whom to tell when the moment is over in which commits gather."""
 
     def hand_in(
         self,
@@ -115,6 +125,18 @@ class Committer:
         ticket = Ticket(request, on_reply, on_trouble)
         self._queue(ticket)
         return ticket
+
+    def gather(self, ready: Callable[[], None]) -> None:
+        """Call ``ready`` within ``GATHER_MS``, together with all others that wait."""
+        self._gathering.append(ready)
+        if len(self._gathering) == 1:
+            asyncio.get_running_loop().call_later(GATHER_MS / 1000, self.end_moment)
+
+    def end_moment(self) -> None:
+        """Let all commits that gather begin."""
+        gathering, self._gathering = self._gathering, []
+        for ready in gathering:
+            ready()
 
     async def holds(self, partition: int, entries: Sequence[Entry]) -> bool:
         """Return whether a partition's stream still has these entries; True if Redis does not answer."""

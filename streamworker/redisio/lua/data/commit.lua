@@ -1,4 +1,4 @@
--- uses: trim epoch tables outbox aside
+-- uses: epoch counts tables outbox aside
 -- Commits a batch, all or nothing: checkpoint, acked rows, dead letters, state, tables and messages for other
 -- streams. Only the owner at its epoch can commit, and only from the current checkpoint. The script recognises a
 -- repeated commit by its new checkpoint.
@@ -106,6 +106,7 @@ local rows, first, schema, crc, codec, size, data = unpack(ARGV, batch_at, batch
 rows = tonumber(rows) or 0
 local total = tonumber(held[4])
 if rows > 0 and acked_limit > 0 and redis.call('XLEN', acked) >= acked_limit then
+  -- include: trim
   trim_acked(acked, read_rows, TRIM_ACKED)
   if waiting_entries(acked, total, math.abs(read_rows)) >= acked_limit then return reply('FULL') end
 end
@@ -125,6 +126,7 @@ if rows > 0 then
     'size', size, 'batch', data)
   if type(added) == 'table' and added.err then
     -- The log is ahead of the lock: another program wrote to one of them.
+    -- include: groups
     local log_last = stream_position(acked)
     if not id_less(log_last, text(total) .. '-0') then return {'AHEAD', acked, log_last, held[4]} end
     return added
@@ -160,6 +162,9 @@ if type(moved) == 'table' and moved.err then
 end
 -- A request to set a record aside ends with the commit that passes it: no later owner obeys it again.
 if held[6] then store_aside(lock, aside_after(held[6], new)) end
-if trim == '1' then trim_events(events, TRIM_EVENTS) end
-if rows > 0 then trim_acked(acked, read_rows, TRIM_ACKED) end
+if trim == '1' or (rows > 0 and read_rows > 0) then
+  -- include: trim
+  if trim == '1' then trim_events(events, TRIM_EVENTS) end
+  if rows > 0 then trim_acked(acked, read_rows, TRIM_ACKED) end
+end
 return {'OK', epoch, new, text(total), has_tables and now or nil}

@@ -1,8 +1,11 @@
 """The base of the modes that handle records one by one and commit several of them together.
 
 Records that are done while a commit is in flight go into the next commit, at most ``batch`` of them. A
-commit does not wait for more records. A second task starts the commits, so that a record is committed even
-while the next one takes a minute.
+second task starts the commits, so that a record is committed even while the next one takes a minute.
+
+A commit gathers records for ``GATHER_MS``, and then begins together with those of other partitions. It begins
+at once if something waits for it: a drain, a timer, a whole batch, the next record that is named, or room for
+reads; and if its messages go to other streams, where they are handled.
 """
 
 import asyncio
@@ -44,6 +47,10 @@ class GroupingMode(Mode):
         self._lock = threading.Lock()
         """Guards all of these and the state: a handler in a thread adds while a commit takes."""
         self._idle = False
+        self._waits_for_others = False
+        """Whether the committer will tell that the moment is over."""
+        self._is_due = False
+        """Whether the next commit begins without gathering."""
         self._done = Signal()
         self._taken = Signal()
         self._loop = asyncio.get_running_loop()
@@ -96,25 +103,55 @@ class GroupingMode(Mode):
         return self.handled - self._in_commits
 
     def poke(self, *, from_thread: bool = False) -> None:
-        """Wake the committing task, which runs in the next turn of the event loop."""
-        if self._idle:
+        """Let a commit of what is done begin soon."""
+        if self._idle or (self._waits_for_others and self.done_count >= self.spec.batch):
             self._idle = False
             if from_thread:
-                self._loop.call_soon_threadsafe(self._done.fire)
+                self._loop.call_soon_threadsafe(self._wake)
             else:
-                self._done.fire()
+                self._wake()
+
+    def _wake(self) -> None:
+        """Wake the committing task, which runs in the next turn of the event loop, unless it may gather."""
+        if self._is_due or not self._may_gather():
+            self._done.fire()
+        else:
+            self._wait_for_others()
+
+    def _may_gather(self) -> bool:
+        """Whether nothing waits for the next commit."""
+        intake = self.intake
+        if self.commits.outbox is not None or intake.draining or intake.takes_alone:
+            return False
+        return intake.buffer.has_room and self.done_count < self.spec.batch
+
+    def _wait_for_others(self) -> None:
+        if not self._waits_for_others:
+            self._waits_for_others = True
+            self.commits.committer.gather(self._others_came)
+
+    def _others_came(self) -> None:
+        self._waits_for_others = False
+        self._is_due = self._is_due or bool(self.done_count)
+        self._done.fire()
+
+    def _hurry(self) -> None:
+        """Let a commit begin now: it has gathered, or something waits for it."""
+        self._is_due = True
+        self._done.fire()
 
     async def turn(self) -> None:
         """Yield to the event loop; wait while a whole batch is done and not in a commit."""
         self.poke()
         await asyncio.sleep(0)
         while self.done_count >= self.spec.batch and self.refused is None:
+            self._hurry()
             await self._taken.wait()
 
     async def taken(self) -> None:
         """Wait until all done entries are in a commit, or were refused."""
         while self.done_count and self.refused is None:
-            self.poke()
+            self._hurry()
             await self._taken.wait()
 
     async def run_timers(self) -> None:
@@ -147,6 +184,11 @@ class GroupingMode(Mode):
                 await self._done.wait()
                 continue
             self._idle = False
+            if not self._is_due and self._may_gather():
+                self._wait_for_others()
+                await self._done.wait()
+                continue
+            self._is_due = False
             try:
                 work = self._take()
             except BaseException as error:  # noqa: BLE001 - code of the rows' class runs there
