@@ -422,7 +422,7 @@ def trim(redis_url: str, *, leave: int = 0) -> None:
         for partition in range(4):
             key = f"sw:{{shop.orders.{partition}}}"
             dropped = raw.xtrim(f"{key}:events", maxlen=leave, approximate=False)
-            raw.hincrby(f"{key}:groups", "#trimmed", dropped)
+            raw.hincrby(f"{key}:counts", "dropped", dropped)
 
 
 def test_reset_to_a_time_or_an_entry_of_one_partition(stopped: None, streamworker: Invoke) -> None:

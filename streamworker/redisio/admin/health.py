@@ -7,13 +7,15 @@ processor declares any more are found at the streams whose trimming they prevent
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-from streamworker.errors import BackendError
+from streamworker.errors import BackendError, ConfigurationError
 from streamworker.redisio.admin.rights import ROLES, Grant, Role
+from streamworker.redisio.group.loads import read_lags
 from streamworker.redisio.group.operations import KEY_TABLE, SCRIPTS
-from streamworker.redisio.keys import TRIMMED, StreamKeys
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_missing_key, is_wrong_type
 from streamworker.redisio.wire.info import groups_by_name, pairs_of
@@ -73,7 +75,7 @@ class Holder:
     name: str
     partitions: tuple[int, ...]
     lag: int
-    """Records that it has not read, if Redis knows the number."""
+    """Records that it has not read; of a group of another program entries, if Redis knows the number."""
     pending: int
 
 
@@ -85,11 +87,13 @@ async def holders(backend: Backend, keys: StreamKeys, partitions: int) -> list[H
     shown = await in_pieces(backend, [("XINFO", "GROUPS", keys.events(p)) for p in range(partitions)])
     listed = await in_pieces(backend, [("HGETALL", keys.groups(p)) for p in range(partitions)])
     found: dict[str, Holder] = {}
+    listed_names = set[str]()
     all_answered([each for each in (*shown, *listed) if not is_missing_key(each) and not is_wrong_type(each)])
     for partition, (groups, names) in enumerate(zip(shown, listed, strict=True)):
         ours: dict[bytes, dict[bytes, Any]] = {}
         if not isinstance(names, BackendError):
             ours = {name: {} for name in names[::2] if name != TRIMMED}
+            listed_names.update(name.decode("utf-8", "replace") for name in ours)
         for raw, group in (ours | groups_by_name(groups)).items():
             name = raw.decode("utf-8", "replace")
             before = found.get(name, Holder(name, (), 0, 0))
@@ -99,6 +103,10 @@ async def holders(backend: Backend, keys: StreamKeys, partitions: int) -> list[H
                 before.lag + int(group.get(b"lag") or 0),
                 before.pending + int(group.get(b"pending") or 0),
             )
+    for name in listed_names:
+        with suppress(ConfigurationError):  # Another program wrote a name that no group can have.
+            lags = await read_lags(backend, GroupKeys(keys.app, keys.stream, name), found[name].partitions)
+            found[name] = replace(found[name], lag=sum(lags.values()))
     return sorted(found.values(), key=lambda each: each.name)
 
 
