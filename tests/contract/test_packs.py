@@ -376,3 +376,33 @@ async def test_an_entry_that_was_copied_counts_as_one_and_its_removal_can_be_com
     assert await streams.entries_up_to(group.backend, STREAM, 0, entries[49].id) == 50
     assert (await group.commit(committing(lock, entries))).code is CommitCode.OK
     assert await lag_of(group) == 0
+
+
+async def test_counts_of_an_earlier_release_are_taken_as_they_are(
+    group: Group, send: Sender, raw: Raw
+) -> None:
+    """It made entries-added count records, and noted numbers in `groups`; a worker of it may go on beside."""
+    await group.register()
+    lock = await group.own()
+    await send(100)
+    entries = await records(group)
+    await group.commit(committing(lock, entries[:30]))
+    raw.hdel(STREAM.counts(0), "dropped")
+    raw.hset(STREAM.groups(0), mapping={"price": "0", "#trimmed": "0"})
+    for _ in range(2):
+        extra = int(raw.hget(STREAM.counts(0), "extra") or 0)
+        added = raw.xlen(KEY) + extra
+        raw.execute_command(
+            "XSETID",
+            KEY,
+            str(raw.xinfo_stream(KEY)["last-generated-id"].decode()),
+            "ENTRIESADDED",
+            added,
+            "MAXDELETEDID",
+            "0-0",
+        )
+        raw.hset(STREAM.counts(0), "folded", extra)
+        assert (await group.own()).gone == 0
+        assert (await trimming.trim_many(group.backend, GROUP, {0: 0}))[0].gone == 0
+        assert await lag_of(group) == len(await records(group, entries[29].id))
+        await send(50)
