@@ -18,12 +18,12 @@ if log == '' or not is_ahead then return {'OK', is_ahead and 'ahead' or 'done', 
 if held[1] ~= log then return {'CHANGED'} end
 if not is_count(ends) then return {'BADTYPE', acked} end  -- no row can follow
 
-local newest = redis.call('XREVRANGE', acked, '+', '-', 'COUNT', 1)[1]
+local newest = redis.call('XRANGE', acked, last_id, last_id)[1]
 local link, epoch = newest and pairs_of(newest[2]) or {}, held[3]
 free(lock)
 redis.call('HDEL', lock, 'tail')
 redis.call('HSET', lock, 'rows', ends)
-if newest and newest[1] == last_id and is_id(link.last) and is_count(link.epoch) then
+if is_id(link.last) and is_count(link.epoch) then
   redis.call('HSET', lock, 'tail', ends .. ' ' .. link.last .. ' ' .. link.epoch)
   if digits_less(seen_epoch(epoch), link.epoch) then epoch = link.epoch end
 end
