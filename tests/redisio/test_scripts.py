@@ -52,7 +52,7 @@ def test_the_head_names_keys_arguments_and_replies(script: Script) -> None:
     assert "-- ARGV  " in head or "ARGV" not in body
     assert not re.search(r"(KEYS|ARGV)\[\d|unpack\((KEYS|ARGV), \d", body)
     names = [*_all(script.keys), *_all(script.args)]
-    functions = re.findall(r"^local function (\w+)", script.text, re.MULTILINE)
+    functions = {*re.findall(r"^local function (\w+)", script.text, re.MULTILINE)}
     assert len(names) == len({*names, *functions}) - len(functions), "a name stands for one thing"
 
 

@@ -37,12 +37,12 @@ function shapes.entries(count, ...)
   return found
 end
 
--- Of the consumer groups of a stream, or of a stream and its first entry.
+-- Of the consumer groups of a stream, or of a stream, its first entry and the id of its last.
 function shapes.info(count, what, ...)
   local flat, found = {...}, {}
   if what == 'STREAM' then
-    return {'length', flat[1], 'last-generated-id', flat[2], 'max-deleted-entry-id', flat[3],
-      'entries-added', flat[4], 'first-entry', flat[5] and {flat[5], {unpack(flat, 6)}} or false}
+    return {'length', flat[1], 'last-generated-id', flat[2], 'max-deleted-entry-id', flat[3], 'entries-added', flat[4],
+      'last-entry', flat[5] and {flat[5], {}} or false, 'first-entry', flat[6] and {flat[6], {unpack(flat, 7)}} or false}
   end
   for i = 1, count - 1, 3 do
     found[#found + 1] = {'name', flat[i], 'consumers', 0, 'pending', 0, 'last-delivered-id', flat[i + 1],

@@ -99,7 +99,7 @@ class Streams(Keyspace):
         return count
 
     def do_xinfo(self, what: bytes, key: bytes) -> tuple[Any, ...]:
-        """Return what the bridge makes the answer of: of each group, or of the stream and its first entry."""
+        """Return what the bridge makes the answer of: of each group, or of the stream and both its ends."""
         stream = self.find_as(key, Stream)
         if stream is None:
             raise Refused("ERR no such key")
@@ -107,8 +107,8 @@ class Streams(Keyspace):
             groups = stream.groups.items()
             return what, *(part for name, each in groups for part in (name, id_text(each.last), each.read))
         assert what == b"STREAM"
-        first = [] if not stream.entries else [stream.entries[0][0], *stream.entries[0][1]]
-        return what, len(stream.ids), id_text(stream.last), id_text(stream.max_deleted), stream.added, *first
+        ends = [stream.entries[-1][0], stream.entries[0][0], *stream.entries[0][1]] if stream.entries else []
+        return what, len(stream.ids), id_text(stream.last), id_text(stream.max_deleted), stream.added, *ends
 
     def do_xpending(self, key: bytes, name: bytes) -> tuple[Any, ...]:
         """Return that no entry is pending."""

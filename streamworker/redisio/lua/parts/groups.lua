@@ -28,12 +28,13 @@ local function show_group(events, name, shown, checkpoint)
   end
 end
 
--- Returns a stream's last id, entries ever added as Redis counts them, length and first entry; the stream may
--- be missing.
+-- Returns a stream's last id, entries ever added as Redis counts them, length, first entry and the id of the newest
+-- entry, which is not the last id where another program deleted that; the stream may be missing.
 local function stream_position(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0', 0, 0, nil end
   local info = pairs_of(redis.call('XINFO', 'STREAM', stream))
-  return info['last-generated-id'], info['entries-added'], info['length'], info['first-entry'] or nil
+  local newest = info['last-entry'] and info['last-entry'][1] or nil
+  return info['last-generated-id'], info['entries-added'], info['length'], info['first-entry'] or nil, newest
 end
 
 -- Returns how many records were ever added.
@@ -63,8 +64,8 @@ local function count_after(events, after, since, most)
 end
 
 -- Returns how many records follow a checkpoint, if the ends of the stream show it.
-local function left_at_ends(events, checkpoint, last, length, first)
-  if length == 0 or not id_less(checkpoint, last) then return 0 end
+local function left_at_ends(events, checkpoint, newest, length, first)
+  if length == 0 or not id_less(checkpoint, newest) then return 0 end
   if not id_less(checkpoint, first[1]) then return nil end
   local extra, before = counts_of(events)
   return length + extra - before - records_after(first, '0-0') + records_after(first, checkpoint)
@@ -77,9 +78,9 @@ local function count_deleted(lock, events)
   local held = redis.call('HMGET', lock, 'checkpoint', 'entries')
   if not (is_id(held[1]) and tonumber(held[2] or '')) then return 0 end
   redis.call('HDEL', lock, '')  -- changes nothing, and makes Redis accept HSET when memory is full
-  local last, added, length, first = stream_position(events)
+  local _, added, length, first, newest = stream_position(events)
   local records = note_dropped(events, added, length)
-  local left = left_at_ends(events, held[1], last, length, first)
+  local left = left_at_ends(events, held[1], newest, length, first)
   if not left then return 0 end
   local gone = math.max(0, records - left) - tonumber(held[2])
   -- What is present may be counted too high for a while, see count_dropped; the end is exact.

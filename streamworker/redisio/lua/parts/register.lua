@@ -17,7 +17,7 @@ local function register(lock, events, acked, group_name, start, nonce)
     return true, checkpoint
   end
 
-  local last, added, length, first = stream_position(events)
+  local last, added, length, first, newest = stream_position(events)
   if group and is_listed then
     checkpoint = group['last-delivered-id']
   elseif start == '$' then
@@ -26,7 +26,7 @@ local function register(lock, events, acked, group_name, start, nonce)
     checkpoint = start
   end
   -- Entries that were trimmed before this group registered count as committed.
-  local left = left_at_ends(events, checkpoint, last, length, first)
+  local left = left_at_ends(events, checkpoint, newest, length, first)
   if not left then
     left = 0
     local since, more, counted = checkpoint, true, nil

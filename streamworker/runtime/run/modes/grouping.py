@@ -54,6 +54,8 @@ class GroupingMode(Mode):
         self._done = Signal()
         self._taken = Signal()
         self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Any] | None = None
+        """The task that handles records."""
 
     @abstractmethod
     async def handle_all(self) -> str:
@@ -61,6 +63,7 @@ class GroupingMode(Mode):
 
     async def run(self) -> str:
         """Handle records, and commit them in a second task."""
+        self._task = asyncio.current_task()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._commits)
             halted = await self.handle_all()
@@ -143,6 +146,8 @@ class GroupingMode(Mode):
     async def turn(self) -> None:
         """Yield to the event loop; wait while a whole batch is done and not in a commit."""
         self.poke()
+        if self._task is not None and self._task.cancelling():
+            self._hurry()  # The function has cancelled this task: its records are not to be handled again.
         await asyncio.sleep(0)
         while self.done_count >= self.spec.batch and self.refused is None:
             self._hurry()
