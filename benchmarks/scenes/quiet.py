@@ -80,7 +80,7 @@ def _before(tree: Path | None) -> list[Program]:
     python = tree / ".venv" / "bin" / "python"
     if not python.exists():
         raise ConfigurationError(
-            f"{tree} has no environment .venv.", remedy="Make one there with: make install"
+            f"{tree} has no environment .venv.", remedy="Make one there with: make ready"
         )
     return [replace(OURS, name=f"before ({tree.name})", python=str(python), tree=tree)]
 
