@@ -63,7 +63,7 @@ class Conversation:
         if not self._damage.is_due(now_ms):
             return [calls.ReadDocument()]
         known, seen = self.membership, self._damage.seen
-        self._damage.failed()  # counts as failed until there is an answer
+        self._damage.try_later(now_ms)
         self._proposed = known if known.generation else None
         message = GroupChanged(0, "repaired", me.rpartition(".")[0], ())
         return [calls.MendDocument(seen, known, message, max(at_least, known.generation + 1))]
@@ -110,7 +110,7 @@ class Conversation:
                 self._pause_until_ms = now_ms + self._interval_ms
             else:
                 seen = event.foreign if document is None else fingerprint(document)
-                self._pause_until_ms = self._damage.look(seen, ours, me, now_ms)
+                self._pause_until_ms = self._damage.look(seen, ours.present(me) is not None, now_ms)
             return Note("membership_unreadable", {"reason": str(error)})
         if read.partitions != ours.partitions:
             raise ConfigurationError(
@@ -145,10 +145,10 @@ class Conversation:
 
     def heard(self, generation: int) -> None:
         """Note that a version with this generation exists."""
-        self.must_read |= generation > self.membership.generation
-        if self._damage.heard(generation):
-            self._damage.forget()
-            self._pause_until_ms = None
+        if generation > self.membership.generation:
+            self.must_read = True
+            if self._damage.seen:
+                self._pause_until_ms = None
 
     def changed(self, event: calls.DocumentChanged) -> Membership:
         """Handle the answer that the change was made; return the version to act on."""

@@ -15,24 +15,21 @@ server's time, so it is above all earlier ones. And the value is moved aside onl
 value, by its **fingerprint**: so a healthy document is never moved, and if two workers repair at once, the
 second finds it done.
 
-No worker repairs immediately, for two reasons. A person may be working on the key by hand. And a change may
-come a few milliseconds before the damage: with a longer pause, the new generation is above one that the
-writer has never seen, and a worker that has seen that change repairs first.
+No worker repairs immediately: a person may be working on the key by hand, and a worker that hears of a change
+meanwhile reads again. If the writer had not yet read the last change before the damage, that change is lost,
+as in a failover, and whoever wanted it makes it again.
 """
 
 import hashlib
 from collections.abc import Callable
 
-from streamworker.core.protocols.membership.document import FORMAT, RANKS_MAX, Head, Membership
+from streamworker.core.protocols.membership.document import FORMAT, Head
 
 LOOKED_AT_BYTES = 1_048_577
 """A fingerprint covers at most this many bytes of a value; a document with a thousand workers has a fifth of
 that."""
 PAUSE_MS = 100
-PACE_MS = 100
-"""How much longer each member waits than the one before it in join order."""
-BEHIND_MS = 500
-"""How much longer a worker waits that heard of a change that it has not seen."""
+"""A member waits this long, and at random up to as long again."""
 STRANGER_BEATS = 2
 """A worker that is not a member waits this many heartbeat intervals: by then a member has made the repair."""
 
@@ -66,41 +63,25 @@ class Damage:
     def __init__(self, interval_ms: int, jitter: Callable[[int], int]) -> None:
         self._interval_ms = interval_ms
         self._jitter = jitter
-        self._in_vain = ""
-        """The fingerprint of a value whose repair was tried and failed."""
-        self._heard = 0
         self.seen = ""
         """The fingerprint of the value; empty while there is nothing to repair."""
         self._due_ms = 0
 
-    def look(self, seen: str, now: Membership, me: str, now_ms: int) -> int:
+    def look(self, seen: str, is_member: bool, now_ms: int) -> int:
         """Note the damaged value by its fingerprint; return when this worker may repair it."""
         if seen != self.seen:
-            self.seen, self._due_ms = seen, now_ms + self._pause_ms(now, me)
-            if seen == self._in_vain:
-                self._due_ms += self._interval_ms
+            pause_ms = PAUSE_MS if is_member else STRANGER_BEATS * self._interval_ms
+            self.seen, self._due_ms = seen, now_ms + pause_ms + self._jitter(pause_ms)
         return max(self._due_ms, now_ms)
-
-    def _pause_ms(self, now: Membership, me: str) -> int:
-        if now.present(me) is None:
-            return STRANGER_BEATS * self._interval_ms + self._jitter(self._interval_ms // 4)
-        rank = min(now.present_ids.index(me), RANKS_MAX)
-        return PAUSE_MS + rank * PACE_MS + (BEHIND_MS if self._heard > now.generation else 0)
 
     def is_due(self, now_ms: int) -> bool:
         """Whether there is damage and the repair is due."""
         return bool(self.seen) and now_ms >= self._due_ms
 
+    def try_later(self, now_ms: int) -> None:
+        """Wait longer before the next try: the one that begins may have no answer, or be forbidden."""
+        self._due_ms = now_ms + self._interval_ms
+
     def forget(self) -> None:
         """Forget the damage: the current document is readable, or of a later release."""
-        self.seen = self._in_vain = ""
-
-    def failed(self) -> None:
-        """Look again and then wait longer: the repair may have been made, or may be forbidden."""
-        self.seen, self._in_vain = "", self.seen
-
-    def heard(self, generation: int) -> bool:
-        """Note that a generation exists; return whether that is a reason to look again."""
-        is_news = generation > self._heard
-        self._heard = max(self._heard, generation)
-        return is_news and bool(self.seen)
+        self.seen = ""
