@@ -43,9 +43,14 @@ from streamworker.records.columns import (
     MapColumn,
     Misfit,
     StructColumn,
+    floats,
+    in_utc,
+    ints,
+    naive,
+    texts,
+    uuids,
 )
 from streamworker.records.declarable import check_type
-from streamworker.records.quick import floats, in_utc, ints, naive, texts, uuids
 from streamworker.records.types import Declared, Hint, Precision, RecordKind, kind_of, label, read_hint
 
 _LISTS = (
