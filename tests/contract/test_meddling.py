@@ -165,6 +165,15 @@ async def test_a_group_of_redis_that_somebody_moved_is_put_right(group: Group, r
     assert shown() == str(entries[4].id)
 
 
+async def test_a_name_that_no_group_can_have_is_named_as_the_slowest(group: Group, raw: Raw) -> None:
+    """Nothing is trimmed while it is listed, so a sender at a full partition says which name it is."""
+    entries = await group.send(10)
+    await group.commit(request(await group.own(), entries))
+    assert await streams.slowest_group(group.backend, STREAM, 0) == GROUP.group
+    raw.hset(STREAM.groups(0), "not a name", "")
+    assert await streams.slowest_group(group.backend, STREAM, 0) == "not a name"
+
+
 async def test_a_commit_takes_few_commands(group: Group, raw: Raw) -> None:
     """Each of them costs where a commit has one record; what nobody needs at once is left to the trim."""
     entries, lock = await group.begun(3)

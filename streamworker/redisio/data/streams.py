@@ -32,7 +32,7 @@ from streamworker.records.packs import (
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, number
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, number
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -459,9 +459,14 @@ async def entries_up_to(backend: Backend, keys: StreamKeys, partition: int, posi
 
 
 async def slowest_group(backend: Backend, keys: StreamKeys, partition: int) -> str:
-    """Return the group that is furthest behind in a partition; empty if there is none."""
+    """Return the group that is furthest behind in a partition; empty if there is none.
+
+    A trim waits for a listed name without a lock, too, which no group may have: another program listed it.
+    """
     listed = await backend.execute("HGETALL", keys.groups(partition))
     names = [name.decode("utf-8", "replace") for name in listed[::2] if name != TRIMMED]
-    locks = [GroupKeys(keys.app, keys.stream, name).lock(partition) for name in names]
+    ours = [name for name in names if is_name(name)]
+    locks = [GroupKeys(keys.app, keys.stream, name).lock(partition) for name in ours]
     entries = await backend.pipeline([("HGET", lock, "entries") for lock in locks])
-    return min(zip(map(number, entries), names, strict=True), default=(0, ""))[1]
+    passed = dict(zip(ours, map(number, entries), strict=True))
+    return min(names, key=lambda name: passed.get(name, 0), default="")
