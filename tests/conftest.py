@@ -62,6 +62,9 @@ have the mark ``soak`` there, since a test takes three times as long."""
 WITH_REASON = {"alone", "full", "spark"}
 """Marks that take a test out of some runs: each says why."""
 
+SOAK_TESTS: list[str] = []
+"""The soak tests that were collected, whether they are run or not; see tests/test_nightly.py."""
+
 OURS = "STREAMWORKER_"
 """How the names of our environment variables begin."""
 
@@ -119,6 +122,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.full("a fresh machine has no redis-server"))
     if _is_further_seed(item):
         item.add_marker(pytest.mark.full("a further seed"))
+    if item.get_closest_marker("soak"):
+        SOAK_TESTS.append(item.nodeid)
     bare = [mark.name for mark in item.iter_markers() if mark.name in WITH_REASON and not mark.args]
     if bare:
         raise pytest.UsageError(f"{item.nodeid}: give the mark {bare[0]} its reason, as in {bare[0]}('...')")
@@ -258,7 +263,7 @@ def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster |
 
 @pytest.fixture
 def emptied(server: EmbeddedServer | EmbeddedCluster | Trio) -> Iterator[str]:
-    """URL of a real server that holds nothing, and has room: a test that made it full may have failed.
+    """URL of a real server that holds nothing, knows no users, and has room, whatever a test before left.
 
     After each test its keys are looked at: all that stay are in the table of docs/redis-keys.md (I8).
     """
@@ -266,6 +271,8 @@ def emptied(server: EmbeddedServer | EmbeddedCluster | Trio) -> Iterator[str]:
         client.config_set("maxmemory", "1gb")
         client.flushall()
         client.script_flush()
+        if users := set(client.acl_users()) - {"default"}:
+            client.acl_deluser(*users)
     yield server.url
     with opened(server.url) as client:
         left = strays(client)

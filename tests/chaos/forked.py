@@ -20,7 +20,8 @@ from streamworker.cli.exit_codes import ExitCode
 from tests.helpers import PATIENCE_S, end_family, wait_for
 
 ROOT = Path(__file__).parent.parent.parent
-ANSWER_S = 60.0
+ANSWER_S = 110.0
+"""On a busy machine the process that workers are forked from needs a minute; pytest ends a test after two."""
 APP = "tests.chaos.rows_app"
 
 

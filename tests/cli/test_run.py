@@ -205,4 +205,4 @@ def test_a_signal_before_the_app_is_there_is_success_only_where_nothing_was_to_b
     worker = spawn(name, "slow:app", *options)
     wait_for((shop / "begun").exists, "the program is imported")
     worker.terminate()
-    assert worker.wait(30) == code
+    assert worker.wait(60) == code

@@ -371,7 +371,7 @@ KIND handle(line: Line) -> None:
         process.start()
         ready.wait()
         os.kill(process.pid, number)
-        process.join(20)
+        process.join(60)
         Path(f"{line.text} {number.name}").write_text(str(process.exitcode))
         process.kill()
 """
