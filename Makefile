@@ -8,7 +8,8 @@
 #                       redis-server
 #   make test-no-spark  what of `make test` needs no Spark, on Python 3.13 and without PySpark
 #   make soak           faults of all kinds at random for two minutes, and on a Cluster for one and a half
-#   make nightly        what CI leaves out: all soak tests, and `make test-no-spark`; takes hours
+#   make nightly        what CI leaves out: all soak tests, and `make test-no-spark`; two hours. PART=name runs one
+#                       of its parts (tests/nightly.py); `.ci/run` ends with one
 #   make release-check  install the built wheel on Python 3.11 to 3.13, with the oldest and newest dependencies
 #   make dist           build the sdist and the wheel into dist/, as the tag says
 #   make simulate SEED=0 SCHEDULES=1000
@@ -75,7 +76,8 @@ test-full: SUITE := not soak
 
 # Spark's classes ready to be mapped, for the JVMs of tests: nearly half of each start (tests/spark/archive.py).
 # And the bytecode of its modules: more than half of the start of each Python process of Spark.
-test-full: export SPARK_SUBMIT_OPTS = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
+SPARK_CLASSES = "-XX:SharedArchiveFile=$(CURDIR)/$(CLASSES)" -Xlog:cds*=off
+test-full: export SPARK_SUBMIT_OPTS = $(SPARK_CLASSES)
 test-full: $(CLASSES)
 
 FILES := --dist loadfile --no-loadscope-reorder --durations=10
@@ -122,18 +124,14 @@ ready: $(READY) $(BYTECODE) $(CLASSES) ready-3.13
 soak: $(READY)
 	$(PYTEST) -m soak -n 2 -rP tests/chaos/test_soak.py -k "test_the_soak and not whole"
 
-# The storms by themselves, and then what is many small tests.
-nightly: $(READY) $(CLASSES)
-	@status=0; \
-	$(PYTEST) -m soak -s tests/chaos || status=$$?; \
-	$(PYTEST) -m soak --durations=10 tests --ignore=tests/chaos --ignore=tests/contract || status=$$?; \
-	$(PYTEST) -m soak -n 6 $(FILES) tests/contract || status=$$?; \
-	$(MAKE) test-no-spark || status=$$?; \
-	exit $$status
+# All parts, or those that PART names; tests/nightly.py has the table.
+nightly: export SPARK_SUBMIT_OPTS = $(SPARK_CLASSES)
+nightly: $(READY) $(BYTECODE) $(CLASSES)
+	@$(PY) -m tests.nightly $(PART)
 
 # What is not there is an error, as it is in CI: a release is tried on each Python and by both type checkers.
 release-check: $(READY)
-	CI=true $(PY) -m pytest -m "soak or not soak" -rP --durations=0 tests/test_wheel.py
+	RELEASE_CHECK=true $(PY) -m pytest -m "soak or not soak" -rP --durations=0 tests/test_wheel.py
 
 dist: $(READY)
 	rm -rf dist

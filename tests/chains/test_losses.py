@@ -21,7 +21,7 @@ pytestmark = pytest.mark.full(
 )
 
 
-@pytest.mark.parametrize("failovers", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("failovers", [2, pytest.param(8, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("durability", ["memory", "replicas"])
 @pytest.mark.timeout(900)
 def test_each_loss_and_each_double_is_told(

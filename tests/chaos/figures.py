@@ -1,7 +1,8 @@
 """What the rows F1-F40 of the fault matrix came to: one place to write it down, one to read it.
 
 Tests call :func:`record` with what they measured. It is printed, and where the variable
-``STREAMWORKER_FIGURES`` names a file (docs/reliability.py does so) kept there.
+``STREAMWORKER_FIGURES`` names a file (docs/reliability.py does so) kept there. Only such a run repeats a
+fault as often as the page says, and only it fails for a time that was missed: it has a machine to itself.
 """
 
 import fcntl
@@ -20,6 +21,16 @@ BUSY = 2
 """A load of more than so many processes a core means that each waits for others most of the time."""
 Verdict = Literal["met", "missed", "shown", "refused"]
 """``shown``: the target has no figure. ``refused``: it is not offered, and said so loudly."""
+
+
+def are_kept() -> bool:
+    """Whether this run measures for the page."""
+    return VARIABLE in os.environ
+
+
+def repeats(full: int, nightly: int) -> int:
+    """Return how often a soak test repeats its fault: in full for the page, else as one night has room."""
+    return full if are_kept() else nightly
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

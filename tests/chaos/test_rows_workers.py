@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.figures import record
+from tests.chaos.figures import are_kept, record, repeats
 from tests.chaos.team import PATIENCE_S, Entry, Team, now_ms, setting
 from tests.chaos.times import FAST, STEADY, slack_for_this_machine
 from tests.chaos.yard import Yard, scene, sized
@@ -249,20 +249,20 @@ async def test_a_handler_that_holds_the_interpreter_may_lose_its_partitions_and_
 
 # -- F7: a machine that is too busy -------------------------------------------------------------------
 
-MINUTES = float(os.environ.get("STREAMWORKER_MINUTES", "10"))
-
 
 @pytest.mark.parametrize(
     ("seconds", "may_move"),
     [
         pytest.param(9, 0, id="small", marks=pytest.mark.alone("keeps all cores busy")),
-        pytest.param(60 * MINUTES, 2, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(1_200)]),
+        pytest.param(
+            60.0 * repeats(10, 2), 2, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(1_200)]
+        ),
     ],
 )
 async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(
     yard: Yard, seconds: float, may_move: int
 ) -> None:
-    """Four busy processes run beside workers at nice 19, for two short sessions, or for ten minutes.
+    """Four busy processes run beside workers at nice 19, for two short sessions, or for minutes.
 
     In these two rebalances may be: what else such a machine does, nobody knows. All processes are of one
     session, which is what nice is within.
@@ -330,7 +330,10 @@ async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard
         "50 workers on 64 partitions, 3 rounds",
         times=150,
         target="agreed <= 3 s; <= 40 commands a worker; <= 3 versions of the assignment",
-        met=max(agreed) <= 3_000 and commands <= 40 and generations <= 3,
+        # Who waits for a core beats and asks again.
+        met=None not in (each.agree_ms for each in rounds)
+        and (not are_kept() or (commands <= 40 and generations <= 3)),
+        most_ms=3_000,
         samples_ms=agreed,
         said=f"{commands:.0f} commands a worker, {generations} versions at most",
     )
@@ -408,7 +411,7 @@ async def test_who_comes_back_to_an_empty_group_does_not_wait(
         "F29",
         f"all leave, {records} records are sent, all come",
         target="first commit <= 1 s after the start",
-        met=max(samples) <= 1_000,
+        most_ms=1_000,
         samples_ms=samples,
         why="of a process that has loaded Python and what it imports already",
     )

@@ -19,7 +19,7 @@ from typing import Any, Self
 import pytest
 
 from streamworker.dev.server import EmbeddedServer
-from tests.chaos.figures import insist, percentile, record
+from tests.chaos.figures import are_kept, insist, percentile, record, repeats
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team
 from tests.chaos.times import FAST
@@ -27,6 +27,8 @@ from tests.durability.pair import OnFile
 
 SEED_VARIABLE = "STREAMWORKER_SEED"
 SMALL = "small"
+COUNTS, FEWER = ("count", "rounds"), 3
+"""Sizes that say how often a fault comes, and how many times fewer of them a night has."""
 AT_A_TIME = 6
 """Scenes that are played side by side: on two cores more of them would measure each other."""
 
@@ -104,21 +106,22 @@ class Yard:
     ) -> None:
         """Write a figure down; 99 of 100 samples must be within ``most_ms``.
 
-        A target that is missed fails the test, but in small only where it is strict.
+        A target that is missed fails the test, but in small only where it is strict; and a time fails it at
+        full size only where figures are kept, since no test knows who else uses the machine.
         """
-        is_met = met and (most_ms is None or percentile(samples_ms, 99) <= most_ms)
+        in_time = most_ms is None or percentile(samples_ms, 99) <= most_ms
         found = record(
             row,
             what + (", in small" if self.is_small else ""),
             target=target,
             times=len(samples_ms) if times is None else times,
-            verdict="met" if is_met else "missed",
+            verdict="met" if met and in_time else "missed",
             samples_ms=samples_ms,
             seed=self.seed,
             caller=2,
             **more,
         )
-        if strict or not self.is_small:
+        if strict if self.is_small else not met or are_kept():
             insist(found)
 
 
@@ -200,12 +203,17 @@ def sized(
     """Make a test of a scene in several sizes.
 
     Those whose names begin with ``small`` are played beside the other scenes of the file. Each other one is a
-    test for the soak, played alone, and may take so many minutes.
+    test for the soak, played alone, and may take so many minutes; a night repeats its fault less often.
     """
 
     def make(play: Sized) -> Callable[[pytest.FixtureRequest, str], None]:
         def of(size: str) -> Scene:
-            return lambda yard: play(yard.of_size(size), **sizes[size])
+            given = sizes[size]
+            if not size.startswith(SMALL):
+                given = {
+                    name: repeats(n, -(-n // FEWER)) if name in COUNTS else n for name, n in given.items()
+                }
+            return lambda yard: play(yard.of_size(size), **given)
 
         SCENES.update({f"{play.__name__}[{size}]": of(size) for size in sizes if size.startswith(SMALL)})
         soak = (pytest.mark.soak, pytest.mark.timeout(60 * minutes))

@@ -12,12 +12,12 @@ import time
 import pytest
 
 from streamworker.dev.cluster import EmbeddedCluster
-from tests.chaos.figures import percentile, record
+from tests.chaos.figures import percentile, record, repeats
 from tests.chaos.team import Team, now_ms
 from tests.cluster.roles import make_whole
 from tests.cluster.support import cut_off, fail_over, is_primary, primary_of, replica_of
 
-FAILOVERS = int(os.environ.get("FAILOVERS", "100"))
+FAILOVERS = int(os.environ.get("FAILOVERS", repeats(100, 30)))
 SEED = int(os.environ.get("SEED", "7"))
 CUT_OFF_EVERY = 4
 """In one of so many the replica had not followed for a moment, so that records are lost."""

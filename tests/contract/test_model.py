@@ -22,7 +22,7 @@ SEEDS_IN_MEMORY = 2
 IN_MEMORY = {*OF_LOCKS, *OF_RECORDS, *OF_GROUPS, *(each for some in OF_PROTOCOLS.values() for each in some)}
 IN_MEMORY -= {"probe", "mend", "read"}
 """What a server in memory does as a real one."""
-SOAK_SEEDS = 1_000
+SOAK_SEEDS = 150
 SEEDS_FOR_A_MISTAKE = 40
 SHRINK_RUNS = 150
 ANSWERS = {

@@ -50,8 +50,8 @@ from tests.security import forged
 
 EXAMPLES = 1_000
 VIEWS = 40
-SOAK_S = 600
-FORGED_LOGS, FORGED_LOGS_SOAK = 500, 1_000_000
+SOAK_S = 200
+FORGED_LOGS, FORGED_LOGS_SOAK = 500, 100_000
 LATE_S = 2.0
 MEMORY_MAX_KIB = 256 * 1024
 HUGE = (
@@ -316,7 +316,7 @@ def test_a_decoder_answers_or_raises_an_error_of_ours(decoder: Decoder) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_S + 120)
-def test_decoders_answer_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_answer_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a new seed in each round, and within the memory of one entry."""
     # pytest would keep what is said of forged logs: a gigabyte.
     monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
@@ -337,7 +337,7 @@ def test_decoders_answer_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_S + 120)
 @pytest.mark.skipif(find_spec("atheris") is None, reason="pip install 'streamworker[fuzz]'")
-def test_inputs_that_are_looked_for_find_nothing_in_ten_minutes(tmp_path: Path) -> None:
+def test_inputs_that_are_looked_for_find_nothing_in_minutes(tmp_path: Path) -> None:
     """With a new seed in each run."""
     minutes, seed = SOAK_S / 60, int(time.time())
     command = [

@@ -28,7 +28,7 @@ def has_more(primary: Instance, than: int) -> bool:
     return entries(primary) > than
 
 
-@pytest.mark.parametrize("failovers", [2, pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("failovers", [2, pytest.param(8, marks=pytest.mark.soak)])
 @pytest.mark.timeout(900)
 def test_sources_and_targets_that_go_back_together(
     steady: Trio, crew: Forge, tmp_path: Path, failovers: int

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.figures import insist, percentile, record
+from tests.chaos.figures import insist, percentile, record, repeats
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team, now_ms
 from tests.helpers import wait_for
@@ -27,7 +27,7 @@ pytestmark = [
 
 PARTITIONS = 8
 PER_SECOND = 250
-SOAK_FAILOVERS = int(os.environ.get("SENTINEL_FAILOVERS", "50"))
+SOAK_FAILOVERS = int(os.environ.get("SENTINEL_FAILOVERS", repeats(50, 15)))
 SEED = int(os.environ.get("SENTINEL_SEED", "1"))
 ZOMBIE_NOTICES_S = 40.0
 """Until whoever was replaced is a replica that has all, on a machine that is busy with other things."""

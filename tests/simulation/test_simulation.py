@@ -1,9 +1,12 @@
 """Schedules of every protocol with all faults: what is promised holds, and a seed says everything."""
 
+import os
+
 import pytest
 
 from streamworker.core.protocols.registry import PROTOCOLS
 from streamworker.errors import ConfigurationError
+from tests.nightly import TURN
 from tests.planting import PLANTS, planted
 from tests.simulator.batch import run_many
 from tests.simulator.faults import FaultKind, kinds_of
@@ -21,6 +24,8 @@ def check(schedule: Schedule, count: int) -> list[Outcome]:
 
 
 SOAK = pytest.mark.soak
+NIGHTLY = 5_000
+"""Minutes on two cores; `make simulate SCHEDULES=100000` takes hours."""
 JUDGED = 110
 """In the thousands of the soak a move may have a cause that the simulator does not know."""
 
@@ -39,9 +44,13 @@ JUDGED = 110
             id="a_hundred_and_fifty",
             marks=[pytest.mark.full("both cores for some seconds"), pytest.mark.timeout(900)],
         ),
-        # As `make nightly` asks for it: three minutes on two fast cores.
-        pytest.param(0, 10_000, id="ten_thousand", marks=[SOAK, pytest.mark.timeout(2_700)]),
-        pytest.param(1_000_000, 200_000, id="for_hours", marks=[SOAK, pytest.mark.timeout(0)]),
+        # Others at each turn of this part of `make nightly`.
+        pytest.param(
+            1_000_000 + NIGHTLY * int(os.environ.get(TURN, "0")),
+            NIGHTLY,
+            id="of_a_night",
+            marks=[SOAK, pytest.mark.timeout(2_700)],
+        ),
     ],
 )
 def test_membership_keeps_its_promises_through_all_faults_and_comes_to_rest_after_them(

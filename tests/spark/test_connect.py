@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from streamworker.dev.server import free_port
+from tests.chaos.figures import repeats
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.processes import ROOT, START_S, ConnectServer, Driver
@@ -24,7 +25,7 @@ from tests.spark.test_driver_killed import (
 
 pytestmark = pytest.mark.full("a query of Spark takes seconds")
 
-KILLS = 20
+KILLS = repeats(20, 4)
 TOLD_WITHIN_S = 10.0
 LOST = "The Spark server does not answer, or was restarted"
 

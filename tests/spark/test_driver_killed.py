@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from streamworker.spark.driver.scratch import LOCK_NAME, LOG_NAME, PREFIX
 from tests.chaos.checker import Judge, Violation
 from tests.chaos.dump import dump_of, take_dump
-from tests.chaos.figures import record
+from tests.chaos.figures import record, repeats
 from tests.helpers import wait_for
 from tests.postgres import INITDB
 from tests.spark.acked import AckedLog
@@ -295,7 +295,7 @@ def violations_of_i9(
 
 
 @pytest.mark.usefixtures("warehouse")
-@few_and_many("kills", few=[3], few_s=1200, many=[100], many_s=7200)
+@few_and_many("kills", few=[3], few_s=1200, many=[repeats(100, 9)], many_s=7200)
 def test_a_driver_killed_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int
 ) -> None:

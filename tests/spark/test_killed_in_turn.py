@@ -12,7 +12,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.chaos.figures import record
+from tests.chaos.figures import record, repeats
 from tests.chaos.servers import ChaosServer
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
@@ -24,6 +24,7 @@ from tests.spark.test_python_killed import kill_one
 ROWS_AN_ENTRY = 1_000
 MASTER = "local-cluster[1,2,1024]"
 """Its executor is a process of its own, and a task that was lost is tried again."""
+KILLS = repeats(100, 12)
 KINDS = ("driver", "executor", "python", "redis")
 
 
@@ -64,7 +65,8 @@ def batches(folder: Path) -> int:
 
 @pytest.mark.usefixtures("warehouse")
 @pytest.mark.parametrize(
-    ("kills", "rows"), [pytest.param(100, 2_000_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+    ("kills", "rows"),
+    [pytest.param(KILLS, 20_000 * KILLS, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
 )
 def test_whatever_is_killed_in_turn_each_table_equals_the_log(
     spark: SparkSession,

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame
 
 from streamworker.spark.driver import pipelines
 from streamworker.spark.driver.session import Session
-from tests.chaos.figures import record
+from tests.chaos.figures import record, repeats
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH
@@ -82,7 +82,7 @@ def kill_often(
     return count
 
 
-@few_and_many("kills", few=[2], few_s=600, many=[100], many_s=1800)
+@few_and_many("kills", few=[2], few_s=600, many=[repeats(100, 20)], many_s=1800)
 def test_a_killed_python_process_costs_a_restart_and_no_row(
     spark_session: Session, acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:

@@ -24,7 +24,7 @@ from streamworker.spark.source.offsets import Position
 from streamworker.spark.source.options import SourceOptions, parse_options
 from streamworker.spark.source.schema import spark_schema
 from streamworker.testing import local_worker
-from tests.chaos.figures import record
+from tests.chaos.figures import record, repeats
 from tests.helpers import wait_for_async
 from tests.raw import opened
 from tests.spark.acked import ORDER, AckedLog
@@ -115,7 +115,7 @@ def named_in(warnings: list[str]) -> set[int]:
 
 @pytest.mark.full("150 trials")
 @pytest.mark.parametrize(
-    "count", [150, pytest.param(5_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+    "count", [150, pytest.param(repeats(5_000, 1_000), marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 )
 def test_rows_that_were_trimmed_are_never_left_out_in_silence(
     acked: AckedLog, caplog: pytest.LogCaptureFixture, count: int

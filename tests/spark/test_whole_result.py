@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as every Spark user writes it
 
 from streamworker.spark.source.sink import WholeResult
+from tests.chaos.figures import repeats
 
 FILES = 3
 
@@ -57,7 +58,7 @@ READERS: dict[str, Callable[[SparkSession, Path], list[int]]] = {
         ("duckdb", 100),
         # Others read the same files: what differs is when they open them.
         *(
-            pytest.param(name, 10_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])
+            pytest.param(name, repeats(10_000, 1_000), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])
             for name in READERS
         ),
     ],
