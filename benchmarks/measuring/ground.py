@@ -71,7 +71,7 @@ class BenchGround:
             number = 0
             while chunk := list(islice(left, FILL_PACKED)):
                 number += 1
-                await append_many(self.backend, at, [Append(p, KEEPER, number, 0, chunk, pack="json")])
+                await append_many(self.backend, at, [Append(p, KEEPER, number, 0, chunk, number - 1, "json")])
             await self.backend.execute("XGROUP", "CREATE", key, KEEPER, "0", "MKSTREAM")
         return self.keys(stream, partitions)
 

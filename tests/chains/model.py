@@ -147,13 +147,13 @@ class Partition:
         number, kept = sent.number, self.sends.get(name)
         if kept and self.world.now - kept.ticks > FORGOTTEN_TICKS:
             kept = None
-        if kept and kept.number >= number:
+        stands = kept.number if kept else 0
+        if kept and number in (kept.number, kept.before):
             self.sends[name] = kept._replace(ticks=self.world.now)
             self.wrote()
-            last = kept.its_last if number != kept.number and kept.before else kept.last
+            last = kept.last if number == kept.number else kept.its_last
             return AppendReply(AppendCode.DUP, b"%d-0" % last)
-        stands = kept.number if kept else 0
-        if sent.follows and stands != sent.follows:
+        if stands != sent.follows:
             return AppendReply(AppendCode.OTHER, b"%d" % stands)
         if (added := self.add(sent.records)) is None:
             return AppendReply(AppendCode.FULL)

@@ -110,7 +110,7 @@ class Draws:
     # -- data --
 
     def records(self) -> list[Any]:
-        """Return records as parts/adding.lua takes them."""
+        """Return records as parts/taking.lua takes them."""
         kind, words, count = self.dice.choice("vfpp"), list[Any](), 0
         for _ in range(self.dice.randint(1, 3)):
             value = f"{self.dice.randrange(10**6)}{'x' * self.number(0, 5, 200)}"
@@ -133,8 +133,8 @@ class Draws:
         number = int(last[0]) if last else 0
         return {
             "sent": sent,
-            "number": max(1, number + self.number(1, 1, 1, 1, 1, 0, -1, 2)),
-            "follows": number - 1 if self.rarely() else self.dice.choice(("", number)) if last else "",
+            "since": number - 1 if self.rarely() else number,
+            "through": max(1, number + self.number(1, 1, 1, 1, 1, 0, -1, 2)),
             "limit": self.number(0, 0, 0, 8, 30),
             "records": self.records(),
         }
@@ -145,8 +145,8 @@ class Draws:
         number = re.match(r"\d+", stands)
         return {
             "source": source,
-            "begins": "7-abc" if self.rarely() else stands,
-            "ends": stands
+            "since": "7-abc" if self.rarely() else stands,
+            "through": stands
             if self.rarely()
             else f"{int(number[0]) + 2 if number else 2}-{self.dice.randrange(99):x}",
             "limit": self.number(0, 20),
@@ -159,7 +159,7 @@ class Draws:
             "call": f"c{self.dice.randrange(6)}",
             "window_ms": self.number(500, 3_600_000, 7_200_000),
             "limit": self.number(0, 20),
-            "fields": ["v", "once"],
+            "records": [1, "f", 2, "v", "once"],
         }
 
     def later_id(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What many contract cases need: a group with partitions, entries and commits in few words."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
@@ -71,7 +72,7 @@ class Group:
         self.backend = backend
         self.stream = stream
         self.keys = keys
-        self._sends = 0
+        self._numbers = Counter[tuple[int, str]]()
 
     def other(self, keys: GroupKeys) -> "Group":
         return Group(self.backend, self.stream, keys)
@@ -84,10 +85,10 @@ class Group:
     ) -> list[Entry]:
         """Append ``count`` entries and return them as they were stored."""
         before = await self._last_id(partition)
-        self._sends += 1
-        append = streams.Append(
-            partition, producer, self._sends, limit, [(b"%d" % n, None) for n in range(count)]
-        )
+        since = self._numbers[partition, producer]
+        entries: list[tuple[bytes, None]] = [(b"%d" % n, None) for n in range(count)]
+        append = streams.Append(partition, producer, since + 1, limit, entries, since)
+        self._numbers[partition, producer] += 1
         (reply,) = await streams.append_many(self.backend, self.stream, [append])
         assert reply.code is AppendCode.OK, reply
         return await streams.range_entries(

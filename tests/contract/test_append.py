@@ -1,15 +1,19 @@
 """Appending: all or none, once, and never over what a group still needs."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.outbox import START, Message, Target
 from streamworker.errors import RecordError
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import later, streams
+from streamworker.redisio.data.outbox import forward_many, pack_records
 from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.scripts import ARGS_MAX
+from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.support import OTHER_GROUP, STREAM, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
@@ -48,25 +52,24 @@ async def test_repeats_of_the_last_two_appends_each_get_their_own_answer(group: 
     """Two are under way; the answers to both are lost, and both are sent again, the first one first."""
     await append_many(group.backend, STREAM, [Append(0, "p", 3, 0, [b"x"])])
     pair = [
-        Append(0, "p", 4, 0, [b"a", b"b"]),
-        Append(0, "p", 5, 0, [b"c"], follows=4),
+        Append(0, "p", 4, 0, [b"a", b"b"], since=3),
+        Append(0, "p", 5, 0, [b"c"], since=4),
     ]
     first = await append_many(group.backend, STREAM, pair)
     again = await append_many(group.backend, STREAM, pair)
     assert [reply.code for reply in first + again] == [AppendCode.OK] * 2 + [AppendCode.DUP] * 2
     assert [reply.last_id for reply in first] == [reply.last_id for reply in again]
-    assert again[-1].length == 4
 
 
 async def test_an_append_is_refused_before_the_one_that_it_follows(group: Group) -> None:
     """It writes nothing unless that one is the last that was done; the answer says which one is."""
-    second = Append(0, "p", 2, 0, [b"b"], follows=1)
+    second = Append(0, "p", 2, 0, [b"b"], since=1)
     (early,) = await append_many(group.backend, STREAM, [second])
-    assert (early.code, early.last_id, early.length, early.value) == (AppendCode.OTHER, None, 0, b"")
+    assert (early.code, early.last_id, early.value, early.length) == (AppendCode.OTHER, None, b"0", 0)
     await append_many(group.backend, STREAM, [Append(0, "p", 1, 0, [b"a"])])
     (done,) = await append_many(group.backend, STREAM, [second])
     assert (done.code, done.length) == (AppendCode.OK, 2)
-    late = Append(0, "p", 4, 0, [b"d"], follows=3)
+    late = Append(0, "p", 4, 0, [b"d"], since=3)
     (refused,) = await append_many(group.backend, STREAM, [late])
     assert (refused.code, refused.value) == (AppendCode.OTHER, b"2")
 
@@ -85,7 +88,7 @@ async def test_two_appends_of_one_producer_keep_their_order_when_scripts_are_los
     task = asyncio.create_task(flush())
     try:
         for number in range(1, 30, 2):
-            pair = [Append(0, "p", number + n, 0, [b"%d" % (number + n)], n * number) for n in range(2)]
+            pair = [Append(0, "p", number + n, 0, [b"%d" % (number + n)], number + n - 1) for n in range(2)]
             sends = [append_many(group.backend, STREAM, [append]) for append in pair]
             ((first,), (second,)) = await asyncio.gather(*sends)
             # A flush between the load and the call leaves the call refused: nothing was written then.
@@ -141,3 +144,29 @@ async def _append(group: Group, count: int, limit: int) -> AppendReply:
     append = Append(0, "q", 1, limit, [(b"x", None)] * count)
     (reply,) = await append_many(group.backend, STREAM, [append])
     return reply
+
+
+async def test_a_sealed_partition_takes_nothing_and_still_knows_what_it_took(group: Group, raw: Raw) -> None:
+    """From no source: so a message that it refuses follows all that it took of that source."""
+    end = START.after(1, b"x")
+    message = Message(1, Target(STREAM.stream, 0), START, end, pack_records(0, [1, "v", b"x"]))
+    further = replace(message, since=end, through=end.after(1, b"y"))
+    digest = later.digest_of(b"ann", "a")
+
+    async def answers(through: int, message: Message, call: str) -> list[AppendCode]:
+        append = Append(0, "p", through, 0, [b"x"], through - 1)
+        sent = later.send_once(STREAM, 0, digest, call, [b"v", b"x"], window_ms=60_000, limit=0)
+        return [
+            *(reply.code for reply in await append_many(group.backend, STREAM, [append])),
+            *(reply.code for reply in await forward_many(group.backend, STREAM.app, [("orders/0", message)])),
+            (await sent.run(group.backend, MEMORY)).code,
+        ]
+
+    assert await answers(1, message, "call") == [AppendCode.OK] * 3
+    raw.hset(STREAM.counts(0), "sealed", "1")
+    assert await answers(1, message, "call") == [AppendCode.DUP] * 3
+    assert await answers(2, further, "next") == [AppendCode.SEALED, AppendCode.SEALED, AppendCode.OTHER]
+    assert await answers(3, message, "call") == [AppendCode.OTHER, AppendCode.DUP, AppendCode.DUP]
+    first = later.send_once(STREAM, 0, later.digest_of(b"ann", "b"), "c", [b"v", b"x"], window_ms=9, limit=0)
+    assert (await first.run(group.backend, MEMORY)).code is AppendCode.SEALED
+    assert raw.xlen(STREAM.events(0)) == 3

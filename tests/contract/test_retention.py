@@ -131,7 +131,7 @@ async def test_without_retention_senders_make_room_again(group: Group) -> None:
 
 
 async def test_records_that_share_entries_are_counted_one_by_one(group: Group) -> None:
-    appends = [streams.Append(0, "p", seq, 0, [b"%d" % n for n in range(50)], pack="json") for seq in (1, 2)]
+    appends = [streams.Append(0, "p", n, 0, [b"%d" % k for k in range(50)], n - 1, "json") for n in (1, 2)]
     first, second = await streams.append_many(group.backend, STREAM, appends)
     lock, entries = await group.own(), await streams.range_entries(group.backend, EVENTS, ZERO, None, 1)
     assert first.last_id is not None and second.last_id is not None

@@ -34,7 +34,7 @@ class Sender:
         packer = Packer(SCHEMA)
         batches = [pa.record_batch({"n": pa.array(range(count), pa.int64())}) for count in rows]
         entries = [(packer.fields(batch, "none"), None) for batch in batches]
-        append = Append(0, "columns", self._seq, limit, entries, pack="arrow")
+        append = Append(0, "columns", self._seq, limit, entries, self._seq - 1, "arrow")
         (reply,) = await append_many(self._group.backend, STREAM, [append])
         return reply
 

@@ -126,8 +126,8 @@ CALLS = {
         in_partition(
             scripts.FORWARD,
             source="orders/0/audit",
-            begins="0-",
-            ends="1-aa",
+            since="0-",
+            through="1-aa",
             limit=10,
             records=[1, "v", "a"],
         ),
@@ -139,7 +139,7 @@ CALLS = {
             call="call",
             window_ms=1_000,
             limit=10,
-            fields=["v", "x"],
+            records=[1, "f", 2, "v", "x"],
         ),
         in_partition(
             scripts.LATER_PUT,
@@ -373,8 +373,8 @@ VARIANTS = [
     in_partition(
         scripts.APPEND,
         sent=STREAM.producer(0, "p"),
-        number=1,
-        follows="",
+        since=0,
+        through=1,
         limit=5,
         records=(3, "p", 3, 6, *_COLUMNS[4:]),
     ),

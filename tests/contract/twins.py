@@ -427,7 +427,7 @@ class Twins:
         number = max(1, lock.last_number + (1 if step.how % 4 else -(step.how % 3)))
         entries: list[tuple[bytes, None]] = [(b"%d" % number, None)]
         (reply,) = await streams.append_many(
-            self.backend, STREAM, [streams.Append(p, "sender", number, 0, entries)]
+            self.backend, STREAM, [streams.Append(p, "sender", number, 0, entries, number - 1)]
         )
         before = lock.last_event, lock.last_number
         self.model.append(p, number)

@@ -191,7 +191,7 @@ async def test_a_partition_whose_entries_were_large_is_still_read_while_another_
 async def test_a_partition_of_full_entries_is_read_ahead_beside_one_of_single_entries(redis_url: str) -> None:
     """Few of its entries fit, and many of the other's; it is read before it is empty all the same."""
     async with bench(redis_url, partitions=2, fetch_count=10) as desk:
-        appends = [Append(0, "p", n, 0, [b'{"number":1}'] * 500, pack="json") for n in range(1, 21)]
+        appends = [Append(0, "p", n, 0, [b'{"number":1}'] * 500, n - 1, "json") for n in range(1, 21)]
         await append_many(desk.backend, desk.stream_keys, appends)
         full, single = (desk.fetcher.add(p, ZERO) for p in range(2))
         await wait_for_async(lambda: full.waiting > 1, "the first full entries came")

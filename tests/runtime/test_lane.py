@@ -31,14 +31,14 @@ async def test_two_appends_are_under_way_and_the_second_follows_the_first() -> N
     """A send that is larger than an append goes on in the next one."""
     lane = lane_with(APPEND_ENTRIES_MAX + 500, 700)
     first, second = taken(lane), taken(lane)
-    assert (first.append("p", 0).follows, second.append("p", 0).follows) == (0, first.number)
+    assert (first.append("p", 0).since, second.append("p", 0).since) == (0, first.number)
     assert entries_of(first, second) == list(range(2 * APPEND_ENTRIES_MAX))
     assert [each.is_last for each in (*first.parts, *second.parts)] == [False, True, False]
     assert lane.in_flight == [first, second] and not lane.is_ready(ahead=True)
     lane.end(first)
     assert lane.is_ready(ahead=True)
     third = taken(lane)
-    assert (third.append("p", 0).follows, entries_of(third)) == (second.number, list(range(2_000, 2_200)))
+    assert (third.append("p", 0).since, entries_of(third)) == (second.number, list(range(2_000, 2_200)))
 
 
 async def test_what_is_put_back_stands_where_it_stood() -> None:

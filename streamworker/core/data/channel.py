@@ -46,7 +46,10 @@ class AppendCode(Enum):
     FULL = "FULL"
     """Nothing was written: the partition is at its limit, and a group still needs all of it."""
     OTHER = "OTHER"
-    """Nothing was written: the partition stands elsewhere than the append follows."""
+    """Nothing was written: the partition stands elsewhere than the append follows. For a record with an id:
+    another one of that id is there."""
+    SEALED = "SEALED"
+    """Nothing was written: the append follows all that the partition took, which takes nothing any more."""
     REFUSED = "REFUSED"
     """Nothing was written: Redis refused, and ``error`` says why."""
     UNKNOWN = "UNKNOWN"
@@ -60,7 +63,8 @@ class AppendReply:
 
     code: AppendCode
     value: bytes = b""
-    """What the script says: where the partition stands, with ``OTHER``, or the id of the last entry."""
+    """Id of the last entry; with ``OTHER`` where the partition stands. For a record with an id, the id of the
+    entry that is there."""
     length: int = 0
     """Records in the partition now that count against the limit."""
     error: BackendError | None = None
@@ -69,6 +73,11 @@ class AppendReply:
     def is_there(self) -> bool:
         """Whether it was written, by this try or an earlier one."""
         return self.code in (AppendCode.OK, AppendCode.DUP)
+
+    @property
+    def has_no_room(self) -> bool:
+        """Whether the partition takes nothing, now or any more; its source tries again later."""
+        return self.code in (AppendCode.FULL, AppendCode.SEALED)
 
     @property
     def last_id(self) -> EntryId | None:
@@ -154,10 +163,10 @@ class Channel(Generic[A]):
             return AppendVerdict.KEPT
         if reply.code is AppendCode.OTHER:
             if not is_early:
-                self.stands = append.follows = int(reply.value or 0)
+                self.stands = append.follows = int(reply.value)
             return AppendVerdict.REPEAT
-        if reply.code in (AppendCode.FULL, AppendCode.REFUSED):
-            return AppendVerdict.NOT_WRITTEN if reply.code is AppendCode.FULL else AppendVerdict.REFUSED
+        if reply.code is AppendCode.REFUSED or reply.has_no_room:
+            return AppendVerdict.NOT_WRITTEN if reply.has_no_room else AppendVerdict.REFUSED
         self.stands = append.number
         return AppendVerdict.WRITTEN
 

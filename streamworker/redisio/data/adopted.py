@@ -150,7 +150,7 @@ async def hand_over(
         records: list[Argument] = [len(entries), "f"]
         for fields in entries:
             records += (len(fields), *(_renamed(fields) if REPLAYED_FOR in fields else fields))
-        named = {"source": _field(source), "begins": begin, "ends": end, "limit": limit}
+        named = {"source": _field(source), "since": begin, "through": end, "limit": limit}
         calls.append(FORWARD.at(keys, partition, **named, records=records))
     return await append_by(backend, FORWARD, calls, durability)
 

@@ -42,7 +42,7 @@ class IdCall(NamedTuple):
     call: Call
 
     async def run(self, backend: Backend, durability: Durability) -> AppendReply:
-        """Make the call once; a duplicate is answered with what was said of the first record of the id."""
+        """Make the call once; ``OTHER`` comes with what was said of the first record of the id."""
         (reply,) = await append_by(backend, self.script, [self.call], durability)
         return reply
 
@@ -58,7 +58,8 @@ def send_once(
     limit: int,
 ) -> IdCall:
     """Append a record, unless one of its id was appended within the window."""
-    named = {"call": call, "window_ms": window_ms, "limit": limit, "fields": fields}
+    records = [1, "f", len(fields), *fields]
+    named = {"call": call, "window_ms": window_ms, "limit": limit, "records": records}
     return IdCall(SEND_ONCE, SEND_ONCE.at(keys, partition, once=keys.seen(partition, digest), **named))
 
 

@@ -197,5 +197,5 @@ async def read_stands(backend: Backend, app: str, source: str, to: Target) -> Ou
 def forward_call(app: str, source: str, message: Message) -> Call:
     """Return keys and arguments of ``forward.lua`` for a message."""
     place, (limit, *records) = StreamKeys(app, message.to.stream), _decode(message.data)
-    named = {"begins": str(message.since), "ends": str(message.through), "limit": limit}
+    named = {"since": str(message.since), "through": str(message.through), "limit": limit}
     return FORWARD.at(place, message.to.partition, source=source, **named, records=records)

@@ -70,17 +70,17 @@ class Append:
 
     partition: int
     producer: str
-    """A unique name of the producer; see :attr:`seq`."""
-    seq: int
-    """Number of this append, greater than all earlier numbers of this producer and partition. An append
-    that is repeated with the same number writes nothing."""
+    """A unique name of the producer; see :attr:`through`."""
+    through: int
+    """Number of this append, which no other of this producer and partition ever has. An append that is
+    repeated with the same number writes nothing."""
     limit: int
     """Records that the partition may hold besides those that retention keeps; 0 for no limit."""
     entries: Sequence[bytes | tuple[Payload, Headers]]
     """Payloads, each alone or with headers."""
-    follows: int = 0
-    """Number of the append that must be the last one written by this producer to this partition; it may
-    still be in progress. 0 follows any. Redis recognises repeats of the last two appends only."""
+    since: int = 0
+    """Number of the append that it follows: the last one written by this producer to this partition, which
+    may still be in progress; 0 for none. Redis recognises repeats of the last two appends only."""
     pack: Packing = ""
     """How the payloads are encoded, if many of them may go into one entry; empty if none may."""
 
@@ -229,8 +229,8 @@ def append_call(keys: StreamKeys, append: Append) -> Call:
         keys,
         append.partition,
         sent=keys.producer(append.partition, append.producer),
-        number=append.seq,
-        follows=append.follows or "",
+        since=append.since,
+        through=append.through,
         limit=append.limit,
         records=records_args(append.entries, append.pack),
     )

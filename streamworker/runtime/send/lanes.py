@@ -285,7 +285,7 @@ class Lanes:
                 lane.confirm(batch, reply.last_id)
                 self._end(batch)
             case AppendVerdict.NOT_WRITTEN:
-                self._refused_as_full(batch, reply.length)
+                self._found_no_room_now(batch, reply)
             case AppendVerdict.REFUSED:
                 assert reply.error is not None
                 self._fail(batch, reply.error)
@@ -344,15 +344,16 @@ class Lanes:
             for lost in self._compare(lane, stands[partition])
         ]
 
-    def _refused_as_full(self, batch: Batch, length: int) -> None:
+    def _found_no_room_now(self, batch: Batch, reply: AppendReply) -> None:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
         lane.put_back(batch)
-        lane.found_room(self._spec.records_max - length)
-        if lane.room > 0 and not batch.is_wide:
-            return
-        lane.room = 1 if batch.is_wide else APPEND_ENTRIES_MAX
-        tell(lane.parts, full(self._spec, lane.partition))
+        if reply.code is AppendCode.FULL:
+            lane.found_room(self._spec.records_max - reply.length)
+            if lane.room > 0 and not batch.is_wide:
+                return
+            lane.room = 1 if batch.is_wide else APPEND_ENTRIES_MAX
+            tell(lane.parts, full(self._spec, lane.partition))
         if not all(part.given_up for part in lane.parts):
             lane.resting = True
             lane.pauses = lane.pauses or full_pauses(self._rng.random)

@@ -94,7 +94,7 @@ class NamedSends:
             *names, entry_fields(entry), window_ms=self._spec.id_window_ms, limit=self._spec.records_max
         )
         reply = await self._confirmed(call, partition, on_full, timeout)
-        return partition, EntryId.parse(reply.value), reply.code is AppendCode.DUP
+        return partition, EntryId.parse(reply.value), reply.code is AppendCode.OTHER
 
     async def schedule(
         self,
@@ -118,7 +118,7 @@ class NamedSends:
         )
         reply = await self._confirmed(call, partition, "raise", timeout)
         at = moment(int(reply.value))
-        return Scheduled(id, at, reply.code is AppendCode.DUP)
+        return Scheduled(id, at, reply.code is AppendCode.OTHER)
 
     async def cancel(self, key: bytes | None, id: str, timeout: float | None) -> bool:
         """Return whether a record that waited will never be sent."""
@@ -141,7 +141,7 @@ class NamedSends:
             async with asyncio.timeout(timeout):
                 while True:
                     reply = await self._once(call)
-                    is_full = reply.code is AppendCode.FULL
+                    is_full = reply.has_no_room
                     trouble = refusal(self._spec, partition) if is_full else reply.error
                     if trouble is None:
                         self._observe(call, reply, monotonic_s() - began_s, has_waited=when_full.failures > 0)
@@ -162,7 +162,7 @@ class NamedSends:
     def _observe(self, call: IdCall, reply: AppendReply, seconds: float, *, has_waited: bool) -> None:
         if (observer := self._declaration.observer) is None:
             return
-        if reply.code is AppendCode.DUP:
+        if reply.code is AppendCode.OTHER:
             observer.repeated(self._spec)
         elif call.script is SEND_ONCE:
             observer.sent(self._spec, seconds, 1, int(has_waited))

@@ -1,4 +1,4 @@
--- uses: adding later
+-- uses: taking later
 -- Sends what is due, in the order of the times, and forgets what was sent or cancelled long ago. Any process
 -- may call it at any time: each record is appended and marked in one step.
 --

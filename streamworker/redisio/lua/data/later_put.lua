@@ -6,7 +6,7 @@
 --       replace: '1' to replace one that waits, or was sent
 --       limit (number): records that may be known; 0 for no limit
 --       record: sizes and texts, see parts/later.lua
--- reply [OK | DUP, time at which it is due, or that of the one before it] | [FULL, '', number] | [BADTYPE, key]
+-- reply [OK | OTHER, time at which it is due, or that of the one before it] | [FULL, '', number] | [BADTYPE, key]
 local now = server_ms()
 local state, calls, due, rest = later_of(delayed, id)
 local function known_already(code)
@@ -19,7 +19,7 @@ if state == 's' or state == 'c' then
   local ends = string.match(rest, ' (%d+)$') or redis.call('ZSCORE', later, id) or '0'
   if tonumber(ends) <= now then state = nil end
 end
-if (state == 'w' or state == 's') and replace ~= '1' then return known_already('DUP') end
+if (state == 'w' or state == 's') and replace ~= '1' then return known_already('OTHER') end
 if limit > 0 and not state and redis.call('HLEN', delayed) >= limit then
   return {'FULL', '', redis.call('HLEN', delayed)}
 end

@@ -1,7 +1,7 @@
 -- A hash beside a partition counts what XLEN does not say: `dropped` the entries that were added and are no
 -- longer there, as of the last trim; and of entries that hold many records, those beyond one an entry: `extra`
 -- those ever added, `before` those of entries that were dropped from the front; `chosen`, the last id that the
--- append script chose itself; and `single`.
+-- append script chose itself; and `single`. `sealed` stands in that of a partition that takes nothing any more.
 --
 -- With retention, `retained` counts the records that stay although every group has passed them, as of the last
 -- trim. The limit of a partition counts only the others: no sender waits for what is retained.
@@ -17,8 +17,8 @@ local function beside(events, kind)
 end
 
 local function counts_of(events)
-  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'retained')
-  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or '')
+  local found = redis.call('HMGET', beside(events, 'counts'), 'extra', 'before', 'retained', 'sealed')
+  return tonumber(found[1] or '') or 0, tonumber(found[2] or '') or 0, tonumber(found[3] or ''), found[4]
 end
 
 -- Returns how many records of an entry follow an id.

@@ -1,5 +1,17 @@
 -- uses: ids counts
--- Adds records to a partition, for the scripts that append.
+-- Takes what a source sends to a partition, once and in order, for the scripts that append.
+--
+-- A message has a mark where it begins (`since`) and one where it ends (`through`). The partition keeps for
+-- each source the mark at which it stands, and takes a message only if that is where the message begins. A mark
+-- never names two contents, so a message that is repeated is taken once, whoever sends it and however late, and
+-- the source notices a loss at either end. The order of the answers is a promise:
+--   DUP     it is here: an earlier try was taken, the last one or, as `before` tells, the one before that
+--   OTHER   the partition stands elsewhere
+--   SEALED  it follows all that the partition took, and the partition takes nothing any more
+--   FULL    it follows, too, and has no room
+--   OK      it is taken now
+-- A caller keeps the mark, and writes it again with DUP and OTHER: the sender believes both, and WAIT covers the
+-- writes of its own connection only.
 --
 -- The records get consecutive ids: the same milliseconds, and consecutive sequence numbers. An entry has the
 -- id of its last record. Redis chooses the ids of entries of one record. If an entry may hold many, the script
@@ -9,12 +21,13 @@
 -- clock has gone back, the script tries later milliseconds.
 local TRIM_MAX = 10000
 
--- Returns how many records a partition holds that count against its limit, and whether it has retention.
+-- Returns how many records a partition holds that count against its limit, whether it has retention, and whether
+-- it is sealed: it takes nothing any more.
 local function records_of(events)
   local entries = redis.call('XLEN', events)
-  local extra, before, retained = counts_of(events)
+  local extra, before, retained, sealed = counts_of(events)
   local present = entries == 0 and 0 or entries + extra - before
-  return math.max(0, present - (retained or 0)), retained ~= nil
+  return math.max(0, present - (retained or 0)), retained ~= nil, sealed
 end
 
 -- Returns how many records a partition of some length holds, after making room for so many if it lacks room.
@@ -106,4 +119,17 @@ local function add_records(events, counts, from)
     if next_id == '*' then next_id = string.match(last, '^%d+') .. '-*' end
   end
   return last
+end
+
+-- Returns an answer; with OK the id of the last record; with OK and FULL how many records count against the
+-- limit. The answer is an error of the server if that refused the records.
+local function take(events, counts, since, through, stands, before, limit, at)
+  if through == stands or through == before then return 'DUP' end
+  if since ~= stands then return 'OTHER' end
+  local count, length, _, sealed = tonumber(ARGV[at]), records_of(events)
+  if sealed then return 'SEALED' end
+  length = with_room(events, length, count, limit)
+  if limit > 0 and length + count > limit then return 'FULL', '', length end
+  local last, refused = add_records(events, counts, at)
+  return refused or 'OK', last, length + count
 end
