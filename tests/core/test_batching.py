@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from streamworker.core.data.batching import (
     BatchLimits,
     Candidate,
+    Candidates,
     Halving,
     ReadPlan,
     SizeEstimate,
@@ -148,6 +149,32 @@ def test_each_partition_without_work_has_its_turn(
             asked |= set(plan.partitions)
             assert plan.is_partial or starved <= set(plan.partitions)
     assert starved <= asked
+
+
+@given(
+    st.lists(CANDIDATES, min_size=1, max_size=6),
+    st.lists(st.integers(0, 10_000), max_size=40),
+    st.sampled_from([0, 1_000, 100_000, 10**9]),
+    st.integers(1, 1_000),
+    BEHIND,
+)
+def test_a_plan_that_is_kept_is_the_one_that_would_be_made_anew(
+    changes: list[list[Candidate]], dropped: list[int], free: int, most: int, behind: set[int]
+) -> None:
+    """Partitions come, change and go; what a read asks for depends on those of now only."""
+    candidates = Candidates()
+    for turn, its in enumerate(changes):
+        for each in its:
+            candidates.put(replace(each, most_entries=max(each.most_entries, each.entries)))
+        for partition in dropped[turn :: len(changes)]:
+            candidates.drop(partition)
+        how = {"free_bytes": free, "count_max": most, "turn": turn}
+        kept = candidates.plan(**how, behind=behind)
+        anew = plan_read(list(candidates.known.values()), **how, behind=behind)
+        assert (kept is None) == (anew is None)
+        if kept is not None and anew is not None:
+            kept, anew = (replace(plan, partitions=tuple(sorted(plan.partitions))) for plan in (kept, anew))
+            assert kept == anew
 
 
 def test_partitions_that_do_not_all_fit_take_turns() -> None:

@@ -39,14 +39,16 @@ async def test_replies_that_come_together_are_taken_together(
     """In their order, refusals among them; to wait for each cost more than to take it."""
     link = Link(Endpoint(redis_url, "test"))
     await link.ready()
-    read, waits = link._socket.reply, 0
+    stream = link._socket._connection._reader
+    assert stream is not None
+    read, waits = stream.read, 0
 
-    async def counted() -> object:
+    async def counted(size: int) -> bytes:
         nonlocal waits
         waits += 1
-        return await read()
+        return await read(size)
 
-    monkeypatch.setattr(link._socket, "reply", counted)
+    monkeypatch.setattr(stream, "read", counted)
     texts = [b"%d" % n + b"x" * size for n in range(300)]
     commands: list[tuple[Argument, ...]] = [("ECHO", text) for text in texts]
     commands[100:100] = [("NOSUCH",)]

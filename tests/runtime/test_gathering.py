@@ -1,8 +1,10 @@
 """Records that are done one by one share commits, and no commit that something waits for is kept waiting."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ MODES = ["record", "thread", "stream", OVERLAPPING]
 
 @pytest.fixture
 def round_trips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of commits in each round trip; the moment in which they gather never ends."""
+    """The number of commits in each round trip; the moment that begins with the first never ends."""
     made: list[int] = []
 
     async def counted(*given: Any) -> list[CommitReply]:
@@ -62,21 +64,21 @@ async def handled(url: str, mode: str, count: int, *, batch: int = 0) -> AsyncIt
 async def test_records_gather_until_a_drain_which_waits_for_nothing(
     redis_url: str, round_trips: list[int], mode: str
 ) -> None:
-    """One commit for all that was done: at the end, since here the moment never ends before."""
+    """The first commit begins at once. One has all others: at the end, since the moment never ends before."""
     async with handled(redis_url, mode, 6) as (desk, running):
-        assert round_trips == [] or mode == "stream"  # A stream has its own blocks.
+        assert round_trips == [1] or mode == "stream"  # A stream has its own blocks.
         assert (await running.drained()).reason is StopReason.DRAINED
         assert await desk.committed() == 6
         assert {row["number"] for row in await desk.rows()} == set(range(6))
-    assert len(round_trips) == 1 or mode == "stream"
+    assert round_trips == [1, 1] or mode == "stream"
 
 
 @pytest.mark.parametrize("mode", ["record", "thread", OVERLAPPING])
 async def test_a_whole_batch_gathers_no_longer(redis_url: str, round_trips: list[int], mode: str) -> None:
     """More than ``batch`` records are never done and in no commit."""
-    async with handled(redis_url, mode, 8, batch=4) as (desk, _):
-        await desk.until_committed(8)
-    assert round_trips == [1, 1]
+    async with handled(redis_url, mode, 9, batch=4) as (desk, _):
+        await desk.until_committed(9)
+    assert round_trips == [1, 1, 1]
 
 
 async def test_partitions_that_gather_share_a_round_trip(
@@ -98,7 +100,30 @@ async def test_partitions_that_gather_share_a_round_trip(
         desk.committer.end_moment()
         for partition in range(8):
             await desk.until_committed(3, partition)
-    assert round_trips == [8]
+    assert round_trips == [1, 8]
+
+
+@pytest.mark.usefixtures("round_trips")
+async def test_only_what_comes_within_the_moment_waits_for_its_end(redis_url: str) -> None:
+    """A record that comes alone is committed at once; so is the first one after a moment without any."""
+    told: list[int] = []
+    async with bench(redis_url) as desk:
+        gather, turn = desk.committer.gather, partial(asyncio.sleep, 0)
+        for number in (1, 2):
+            gather(partial(told.append, number))
+            await turn()
+        assert told == [1]
+        gather(partial(told.append, 3))
+        desk.committer.end_moment()
+        assert told == [1, 2, 3]
+        gather(partial(told.append, 4))
+        await turn()
+        assert told == [1, 2, 3]
+        desk.committer.end_moment()
+        desk.committer.end_moment()
+        gather(partial(told.append, 5))
+        await turn()
+        assert told == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.usefixtures("round_trips")
@@ -107,7 +132,8 @@ async def test_what_gathers_when_a_worker_ends_is_handled_again_and_committed_on
     redis_url: str, fenced: bool
 ) -> None:
     """Nothing of it was sent: the next owner begins at the checkpoint, and a fenced worker is refused."""
-    async with handled(redis_url, "record", 3) as (desk, running):
+    async with handled(redis_url, "record", 4) as (desk, running):
+        await desk.until_committed(1)  # The first commit begins at once.
         if not fenced:
             await running.cancelled()
         again: list[int] = []
@@ -119,9 +145,10 @@ async def test_what_gathers_when_a_worker_ends_is_handled_again_and_committed_on
         second = await start(desk, "record", price, owner="w2")
         if fenced:
             assert (await running.drained()).reason is StopReason.FENCED
-        await wait_for_async(lambda: again == [0, 1, 2], "all are handled again")
+        await wait_for_async(lambda: again == [1, 2, 3], "all others are handled again")
         await second.drained()
-        assert [(row["number"], row["price"]) for row in await desk.rows()] == [(n, 2.0) for n in range(3)]
+        prices = [(row["number"], row["price"]) for row in await desk.rows()]
+        assert prices == [(0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)]
 
 
 @pytest.mark.usefixtures("round_trips")

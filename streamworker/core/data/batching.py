@@ -106,7 +106,7 @@ READ_ENTRIES_MAX = 8_000
 per entry (measured), so this limits the pause of one read to some 10 ms."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # Not frozen: each record may make one, and a frozen one takes three times as long.
 class Candidate:
     """A partition that could be read now."""
 
@@ -195,6 +195,57 @@ def plan_read(
             asking, count = rest, most(rest)
     count = min(count, *(max(1, c.entries) for c in asking))
     return ReadPlan(tuple(c.partition for c in asking), max(1, count), is_partial=is_partial)
+
+
+class Candidates:
+    """The partitions that could be read now, and the plan of the next read.
+
+    Nearly all reads ask each partition for as many entries as one read may return. This plan stays the same
+    until a partition comes or goes, so it costs the same for any number of partitions.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[int, Candidate] = {}
+        self._need = 0
+        """Bytes of one entry of each."""
+        self._tight: set[int] = set()
+        """Those that have no room for as many entries as ``_all`` asks for."""
+        self._all: ReadPlan | None = None
+        """The plan that asks all; None if it is to be made anew."""
+
+    def put(self, candidate: Candidate) -> None:
+        """Add a partition, or change it."""
+        partition = candidate.partition
+        before = self.known.get(partition)
+        self.known[partition] = candidate
+        self._need += candidate.estimate_bytes
+        if before is None:
+            self._all = None
+            return
+        self._need -= before.estimate_bytes
+        if self._all is not None and candidate.entries < self._all.count:
+            self._tight.add(partition)
+        else:
+            self._tight.discard(partition)
+
+    def drop(self, partition: int) -> None:
+        """Remove a partition, if it is there."""
+        if (before := self.known.pop(partition, None)) is not None:
+            self._need -= before.estimate_bytes
+            self._all = None
+
+    def plan(
+        self, *, free_bytes: int, count_max: int, turn: int, behind: Collection[int] = ()
+    ) -> ReadPlan | None:
+        """Return :func:`plan_read` of all, in any order."""
+        if self._all is None and self.known:
+            count = min(count_max, max(1, READ_ENTRIES_MAX // len(self.known)))
+            self._all = ReadPlan(tuple(self.known), count)
+            self._tight = {c.partition for c in self.known.values() if c.entries < count}
+        if self._all is not None and not self._tight and self._all.count * self._need <= free_bytes:
+            return self._all
+        its = list(self.known.values())
+        return plan_read(its, free_bytes=free_bytes, count_max=count_max, turn=turn, behind=behind)
 
 
 class Halving:

@@ -5,8 +5,9 @@ retries every command as if all were safe to repeat, waits 59 s for a hanging se
 on Python 3.11 if it has a socket timeout. Here a socket has no timeout of its own once it is connected: the
 caller sets one for the whole round trip. redis-py knows no user, database or name, so it sends nothing.
 
-``_writer`` and the parser's ``_reader`` are private to redis-py, so ``pyproject.toml`` allows only versions
-that were tried. tests/redisio/test_redispy.py fails without either of them. See docs/decisions/0039.
+``_reader``, ``_writer`` and the parser's ``_reader`` are private to redis-py, so ``pyproject.toml`` allows
+only versions that were tried. tests/redisio/test_redispy.py fails without any of them. See
+docs/decisions/0039.
 """
 
 from typing import Any, cast
@@ -19,6 +20,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 
 __all__ = ["ResponseError", "Socket", "parse_url"]
+
+RECEIVED_BYTES_MAX = 64 * 1024
+"""Bytes that the parser takes in one step."""
 
 CONNECT_TIMEOUT_S = 2.0
 """Timeout for the socket, and again for the login. The caller's own timeout may be shorter."""
@@ -85,28 +89,31 @@ class Socket:
 
     async def reply(self) -> Reply:
         """Return the next reply; raise it if it is an error reply."""
-        return await self._connection.read_response(disconnect_on_error=False)
+        (reply,) = await self.replies(1)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
     async def replies(self, count: int) -> list[Reply]:
         """Return the next replies, error replies included.
 
         The parser has already most of the hundreds of replies to a pipeline of commits; awaiting each took
-        four times as long.
+        four times as long, and redis-py's own way to a single one is a quarter of a round trip.
         """
         found: list[Reply] = []
-        while len(found) < count:
-            try:
-                found.append(await self.reply())
-            except ResponseError as error:
-                found.append(error)
-            gets = self._parser.gets
-            while len(found) < count and (reply := gets()) is not self._nothing:
+        parser, stream = self._parser, self._connection._reader  # noqa: SLF001
+        while True:
+            while (reply := parser.gets()) is not self._nothing:
                 # The server is loading or shutting down, and accepts no commands on this connection.
                 first = reply[0] if isinstance(reply, list) and reply else reply
                 if isinstance(first, RedisConnectionError):
                     raise first
                 found.append(reply)
-        return found
+                if len(found) == count:
+                    return found
+            if stream is None or not (received := await stream.read(RECEIVED_BYTES_MAX)):
+                raise RedisConnectionError("the other end hung up")
+            parser.feed(received)
 
     @property
     def _parser(self) -> Reader:

@@ -121,7 +121,7 @@ class PollingFetcher(Reads):
             self._version = backend.server.map_version
         addresses = self._addresses
         parts: dict[str, list[int]] = {}
-        for partition in list(self.candidates):
+        for partition in list(self.candidates.known):
             if (address := addresses.get(partition)) is None:
                 address = addresses[partition] = await backend.server.address_of(self.keys.events(partition))
             parts.setdefault(address, []).append(partition)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from streamworker.core.data.batching import Candidate, ReadPlan, plan_read
+from streamworker.core.data.batching import Candidate, Candidates, ReadPlan, plan_read
 from streamworker.core.data.entries import EntryId
 from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError
@@ -61,7 +61,7 @@ class Reads(ABC):
         self.behind: set[int] = set()
         """Partitions from which the last read brought as much as it asked for: they have more."""
         self._turn = 0
-        self.candidates: dict[int, Candidate] = {}
+        self.candidates = Candidates()
         """Partitions that have room, updated when they change. With a thousand partitions, checking each
         one before a read would cost more than the read."""
         self._changes: set[PartitionBuffer] = set()
@@ -114,7 +114,7 @@ class Reads(ABC):
     def _drop(self, partition: int) -> None:
         buffer = self._buffers.pop(partition, None)
         self._watch.forget(partition)
-        self.candidates.pop(partition, None)
+        self.candidates.drop(partition)
         if buffer is not None:
             buffer.close()
 
@@ -139,14 +139,12 @@ class Reads(ABC):
             self._note(buffer, most)
         self._changes.clear()
         self._turn += 1
-        known = self.candidates
-        return plan_read(
-            list(known.values()) if only is None else [known[p] for p in only if p in known],
-            free_bytes=self.budget.free // shares,
-            count_max=self.settings.fetch_count,
-            turn=self._turn,
-            behind=self.behind,
-        )
+        free_bytes, count_max = self.budget.free // shares, self.settings.fetch_count
+        turn, behind, known = self._turn, self.behind, self.candidates.known
+        if only is None:
+            return self.candidates.plan(free_bytes=free_bytes, count_max=count_max, turn=turn, behind=behind)
+        its = [known[p] for p in only if p in known]
+        return plan_read(its, free_bytes=free_bytes, count_max=count_max, turn=turn, behind=behind)
 
     def _note(self, buffer: PartitionBuffer, share: int) -> None:
         """Update whether a partition can be read, and how many entries."""
@@ -154,19 +152,21 @@ class Reads(ABC):
         if self._buffers.get(partition) is not buffer:
             return
         if not buffer.has_room or partition in self._watch.left_out:
-            self.candidates.pop(partition, None)
+            self.candidates.drop(partition)
             return
         estimate = buffer.estimate if buffer.estimate.is_known else self.budget.estimate
         # A guessed size must not exclude a partition: all shares together fit the budget.
         most = self.budget.limit if estimate.is_known else share
         estimate_bytes = max(1, min(estimate.bytes_per_entry, most))
-        self.candidates[partition] = Candidate(
-            partition=partition,
-            room_bytes=max(0, share - buffer.held),
-            room_entries=buffer.room_entries,
-            estimate_bytes=estimate_bytes,
-            starved=buffer.held == 0,
-            most_entries=min(buffer.most_entries, share // estimate_bytes),
+        self.candidates.put(
+            Candidate(
+                partition=partition,
+                room_bytes=max(0, share - buffer.held),
+                room_entries=buffer.room_entries,
+                estimate_bytes=estimate_bytes,
+                starved=buffer.held == 0,
+                most_entries=min(buffer.most_entries, share // estimate_bytes),
+            )
         )
 
     def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
@@ -176,7 +176,8 @@ class Reads(ABC):
 
     def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
         """Put the entries of a read into the buffers; return how many records they hold."""
-        self.behind.difference_update(asked)
+        if self.behind:
+            self.behind.difference_update(asked)
         for partition, entries in answer.items():
             # A partition that was removed meanwhile has a closed buffer, which drops entries.
             asked[partition].put(entries)

@@ -3,9 +3,9 @@
 Records that are done while a commit is in flight go into the next commit, at most ``batch`` of them. A
 second task starts the commits, so that a record is committed even while the next one takes a minute.
 
-A commit gathers records for ``GATHER_MS``, and then begins together with those of other partitions. It begins
-at once if something waits for it: a drain, a timer, a whole batch, the next record that is named, or room for
-reads; and if its messages go to other streams, where they are handled.
+The commits of all partitions begin together, at most once in ``GATHER_MS``. One begins at once if something
+waits for it: a drain, a timer, a whole batch, the next record that is named, or room for reads; and if its
+messages go to other streams, where they are handled.
 """
 
 import asyncio
