@@ -48,8 +48,7 @@ collect_ignore = ["spark", "sentinel/test_spark.py"] if find_spec("pyspark") is 
 """What imports pyspark."""
 
 ON_REDIS_TOO = {
-    "test_append", "test_client", "test_commit", "test_read", "test_scripts", "test_snapshot", "test_store",
-    "test_trim",
+    "test_append", "test_commit", "test_packs", "test_scripts", "test_store", "test_trim",
 }  # fmt: skip
 """Modules of tests/contract that ``make test-full`` tries on Redis 7, for what a server may do in its own
 way: types and errors of commands, ids, trimming, connections. The others have the mark ``soak`` there,

@@ -38,50 +38,47 @@ STORE = "tests/contract/test_store.py::test_the_store_replies_and_keeps_what_a_s
 SERVERS = ("valkey", "redis7")
 
 PARTS: dict[str, tuple[str, ...]] = {
+    "python-3.13": (),
     "contract": (
         *(f"tests/contract/test_{letter}" for letter in "acdloprt"),
         *(f"{STORE}[{server}-thousand_{n}" for server in SERVERS for n in (1, 2)),
-    ),
-    "scripts": (
-        *(f"tests/contract/test_{name}" for name in ("scripts", "statetables", "store.py::test_each")),
-        *(f"{STORE}[{server}-thousand_0" for server in SERVERS),
     ),
     "killers": (
         *(f"{KILLERS}[{beginning}" for beginning in ("membership", "lease-d")),
         "tests/chaos/test_others.py",
     ),
-    "killers-2": (
-        f"{KILLERS}[claim",
-        *(f"{KILLERS}[lease-{letter}" for letter in "bckrs"),
+    "scripts": (
+        *(f"tests/contract/test_{name}" for name in ("scripts", "snapshot", "statetables")),
+        "tests/contract/test_store.py::test_each",
+        *(f"{STORE}[{server}-thousand_0" for server in SERVERS),
     ),
-    "meddling": ("tests/contract/test_m",),
     "faults": ("tests/chaos/test_rows_data.py", "tests/chaos/test_rows_network.py"),
     "faults-2": (
         *("tests/chaos/test_rows_server.py", "tests/chaos/test_rows_workers.py"),
         "tests/chaos/test_cluster_kinds.py",
     ),
+    "killers-2": (
+        f"{KILLERS}[claim",
+        *(f"{KILLERS}[lease-{letter}" for letter in "bckrs"),
+    ),
+    "failovers": ("tests/durability/", "tests/cluster/", "tests/sentinel/"),
+    "meddling": ("tests/contract/test_m",),
     "storm": (
         *("tests/chaos/test_soak.py::test_the_soak[whole", "tests/chaos/test_soak.py::test_the_soak_on"),
     ),
     "mistakes": (
         *("tests/chaos/test_soak.py::test_the_soak[half", "tests/chaos/test_soak.py::test_each"),
     ),
-    "failovers": ("tests/durability/", "tests/cluster/", "tests/sentinel/test_chains.py"),
-    "sentinel": ("tests/sentinel/test_failovers.py",),
     "security": ("tests/security/",),
-    "spark": (
-        *(f"tests/spark/test_{name}" for name in ("b", "m", "pa", "s", "t", "w")),
-    ),
-    "spark-killed": (
-        *(f"tests/spark/test_{name}" for name in ("c", "d", "k", "py")),
-    ),
     "simulation": ("tests/simulation/",),
+    "chains": ("tests/chains/",),
     "machine": (
         *("tests/benchmarks/", "tests/deploy/", "tests/dev/", "tests/rebalance/", "tests/runtime/"),
     ),
-    "chains": ("tests/chains/",),
+    "spark": tuple(f"tests/spark/test_{name}" for name in ("b", "m", "pa", "s", "tr", "w")),
+    "spark-killed": tuple(f"tests/spark/test_{name}" for name in ("c", "d", "k", "py")),
+    "tutorials": tuple(f"tests/spark/test_{name}" for name in ("o", "tu")),
     "wheel": ("tests/test_wheel.py",),
-    "python-3.13": (),
 }  # fmt: skip
 """The beginnings of the ids of each part's tests. Their number has no factor in common with that of a day's
 slots: otherwise the hours at which nobody works would always fall to the same parts."""

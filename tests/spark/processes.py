@@ -6,12 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pyspark
-import pytest
 
 from streamworker.dev.server import free_port
 from streamworker.spark.driver.java import find_java
@@ -22,19 +20,6 @@ START_S = 300.0
 """A start of Spark takes some ten seconds here, and a multiple of that on a busy machine."""
 WAITS = "waits for the previous driver to end"
 """What a driver says while the JVM of the one before is still there."""
-
-
-def few_and_many(
-    names: str, *, few: Sequence[int], few_s: int, many: Sequence[int], many_s: int
-) -> pytest.MarkDecorator:
-    """Run a test with few faults, and in the soak with many; each has its time limit."""
-    return pytest.mark.parametrize(
-        names,
-        [
-            pytest.param(*few, marks=[pytest.mark.slow, pytest.mark.timeout(few_s)]),
-            pytest.param(*many, marks=[pytest.mark.soak, pytest.mark.timeout(many_s)]),
-        ],
-    )
 
 
 class Driver:

@@ -29,7 +29,7 @@ from tests.helpers import wait_for
 from tests.postgres import INITDB
 from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH, WAREHOUSE
-from tests.spark.processes import START_S, Driver, few_and_many
+from tests.spark.processes import START_S, Driver
 
 BATCHES_A_LIFE = 4
 ENTRIES_A_BATCH = 20
@@ -295,7 +295,9 @@ def violations_of_i9(
 
 
 @pytest.mark.usefixtures("warehouse")
-@few_and_many("kills", few=[3], few_s=1200, many=[repeats(100, 9)], many_s=7200)
+@pytest.mark.soak("each kill is another start of Spark")
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("kills", [repeats(100, 9)])
 def test_a_driver_killed_in_mid_batch_leaves_no_trace(
     spark: SparkSession, acked: AckedLog, redis_url: str, tmp_path: Path, kills: int
 ) -> None:

@@ -10,8 +10,7 @@ from tests.following import Reader
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "orders-to-a-lake.md"
 
 
-@pytest.mark.full("starts a server, workers, a web service and Spark")
-@pytest.mark.slow
+@pytest.mark.soak("starts a server, workers, a web service and Spark")
 @pytest.mark.timeout(900)
 def test_a_shop_from_its_records_to_its_lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its types and tests pass, and each command prints what the page says."""

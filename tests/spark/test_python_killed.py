@@ -21,7 +21,6 @@ from tests.chaos.figures import record, repeats
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.driver import ROWS_A_BATCH
-from tests.spark.processes import few_and_many
 from tests.spark.running import Running
 from tests.spark.specs import pipeline
 
@@ -82,7 +81,13 @@ def kill_often(
     return count
 
 
-@few_and_many("kills", few=[2], few_s=600, many=[repeats(100, 20)], many_s=1800)
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(2, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+        pytest.param(repeats(100, 20), marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
 def test_a_killed_python_process_costs_a_restart_and_no_row(
     spark_session: Session, acked: AckedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:

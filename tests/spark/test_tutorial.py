@@ -100,8 +100,7 @@ def rows_of(table: pd.DataFrame) -> list[tuple[object, ...]]:
     return list(table.itertuples(index=False, name=None))
 
 
-@pytest.mark.full("starts Spark three times")
-@pytest.mark.slow
+@pytest.mark.soak("starts Spark three times")
 @pytest.mark.timeout(1800)
 def test_the_tutorial_does_what_it_says_and_its_tables_equal_pandas(tmp_path: Path) -> None:
     """Delays by carrier and hour, a join, the top routes; late reports count where they are not too late."""
