@@ -284,7 +284,7 @@ def test_a_rebalance_protocol_knows_no_other() -> None:
 
 
 def is_of(module: str, protocol: str) -> bool:
-    """Whether a file belongs to a protocol: the folder of its core, its operations or its model."""
+    """Whether a file belongs to a protocol: the folder of its core, or its operations."""
     *_, folder, name = ("", *module.split("/"))
     return folder == protocol or name in (protocol, f"operations_{protocol}")
 

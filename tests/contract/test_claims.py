@@ -7,6 +7,7 @@ import pytest
 from streamworker.core.events import Effect
 from streamworker.core.protocols.claim.events import (
     NO_ENTRY,
+    CheckpointsUpdated,
     ClaimPartitions,
     GiveUpPartitions,
     ListOwnership,
@@ -50,6 +51,23 @@ async def test_the_initial_position_is_the_earliest_or_the_one_that_the_user_gav
     await group.register(start=str(sent[1].id))
     await claim(group, "a.1", {0: NO_ENTRY})
     assert (await entries(group))[0].sequence == str(sent[1].id)
+
+
+async def test_an_entry_changes_only_for_who_knows_its_etag_and_its_owner_renews_it(group: Group) -> None:
+    """A new partition is claimed by who says that there is no entry; of two, the first."""
+    first = (await claim(group, "a.1", {0: NO_ENTRY, 1: NO_ENTRY})).done
+    late = await claim(group, "b.1", {0: NO_ENTRY, 2: NO_ENTRY})
+    assert (set(late.done), late.refused[0]) == ({2}, (await entries(group))[0])
+    stolen = (await claim(group, "b.1", {0: first[0]})).done[0]
+    assert stolen > first[0]
+    (sent,) = await group.send(1)
+    await group.register(start=str(sent.id))
+    renewed = await group.do(UpdateCheckpoints("b.1", {0: stolen, 1: first[1]}))
+    assert isinstance(renewed, CheckpointsUpdated)
+    assert (set(renewed.done), set(renewed.refused)) == ({0}, {1})
+    assert (await entries(group))[0].sequence == str(sent.id)
+    await group.do(GiveUpPartitions("b.1", (0, 1)))
+    assert {each.partition: each.owner for each in (await entries(group)).values()} == {1: "a.1", 2: "b.1"}
 
 
 async def test_what_another_program_wrote_is_no_entry(group: Group, raw: Raw) -> None:

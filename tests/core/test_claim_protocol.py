@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from streamworker.core.protocols.claim.settings import Claim
+from streamworker.redisio.group.operations_claim import CLAIMS
 from tests.core.groups import check, running, until
 from tests.simulator.faults import QUIET
-from tests.simulator.server.claim import ModelClaims
 from tests.simulator.world import World
 
 LONGEST_CYCLE_MS = Claim().cycle_ms * 11 // 10 + 50
@@ -30,10 +30,9 @@ def sharing(seed: int, *, workers: int, partitions: int) -> World:
     return world
 
 
-def store_of(world: World) -> ModelClaims:
-    """Return the entries."""
-    assert isinstance(world.model.extension, ModelClaims)
-    return world.model.extension
+def claimants(world: World) -> list[str]:
+    """Return the owners in the entries."""
+    return [entry.decode().split("|", 4)[4] for entry in world.server.shares(CLAIMS).values()]
 
 
 def test_a_thief_overtakes_who_does_not_release_at_the_drain_deadline() -> None:
@@ -49,9 +48,9 @@ def test_a_thief_overtakes_who_does_not_release_at_the_drain_deadline() -> None:
     thief = world.start()
     took_ms = until(world, lambda: len(running(thief)) == 1, "it is overtaken", 30_000)
     assert DRAIN_DEADLINE_MS <= took_ms <= DRAIN_DEADLINE_MS + 3 * LONGEST_CYCLE_MS
-    assert world.model.overtaken == 1
+    assert world.server.overtaken == 1
     world.clock.run_for(30_000)
-    assert world.model.fenced == 1
+    assert world.server.fenced == 1
     check(world)
 
 
@@ -62,13 +61,14 @@ def test_what_a_worker_gives_up_is_claimed_at_once_and_then_nothing_moves(seed: 
     leaving = world.workers[0]
     world.stop(leaving)
     until(world, lambda: leaving.finished, "it has left", 2_000)
-    assert leaving.owner not in {entry.owner for entry in store_of(world).entries.values()}
+    assert leaving.owner not in claimants(world)
     took_ms = until(world, lambda: world.is_settled, "the other has its partitions", 10_000)
     assert took_ms <= 5 * LONGEST_CYCLE_MS
-    epochs = [lock.epoch for lock in world.model.locks]
+    epochs = [its.epoch for its in world.server.partitions]
     world.clock.run_for(3 * Claim().expiry_ms)
-    assert [lock.epoch for lock in world.model.locks] == epochs, "partitions moved although all was balanced"
-    assert (world.model.fenced, world.model.overtaken) == (0, 0)
+    moved = [its.epoch for its in world.server.partitions] != epochs
+    assert not moved, "partitions moved although all was balanced"
+    assert (world.server.fenced, world.server.overtaken) == (0, 0)
     check(world)
 
 
@@ -80,5 +80,5 @@ def test_who_leaves_before_it_owns_anything_just_leaves() -> None:
         world.clock.run_for(after_ms)
         world.stop(worker)
         until(world, lambda worker=worker: worker.finished, "it has left", 2_000)  # type: ignore[misc]
-        assert store_of(world).entries == {}
-        assert {lock.owner for lock in world.model.locks} == {""}
+        assert claimants(world) == []
+        assert {lock.owner for lock in world.server.partitions} == {""}

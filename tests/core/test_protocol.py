@@ -33,17 +33,17 @@ from tests.simulator.simulation import Schedule, run
 def test_an_outage_that_hits_all_workers_moves_nothing(seed: int, restarted: bool, outage_ms: int) -> None:
     """Whoever is back first does not take the others for dead: they are as silent as it was."""
     world = settled(seed, workers=4)
-    before, epochs = world.model.membership, [lock.epoch for lock in world.model.locks]
+    before, epochs = world.server.membership, [lock.epoch for lock in world.server.partitions]
     if restarted:
-        world.model.restart()
+        world.server.restart()
     for worker in world.workers:
         worker.disconnect()
         worker.later(outage_ms + world.random.randint(0, 700), worker.connect)
     world.clock.run_for(outage_ms + 5_000)
     assert is_agreed(world)
     check(world)
-    assert world.model.membership == before
-    assert [lock.epoch for lock in world.model.locks] == epochs
+    assert world.server.membership == before
+    assert [lock.epoch for lock in world.server.partitions] == epochs
 
 
 class Watched:

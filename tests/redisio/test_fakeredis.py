@@ -1,8 +1,8 @@
 """The scripts on fakeredis and on a real server, side by side.
 
 Tests elsewhere may use fakeredis where no server is needed. This keeps that honest: a call of every script,
-twice, and scenarios of what tests/contract/test_model.py does not do in memory run on both, and whatever
-differs is listed here with its reason. A difference that goes away fails too, so that the list stays true.
+twice, and some scenarios run on both, and whatever differs is listed here with its reason. A difference that
+goes away fails too, so that the list stays true.
 """
 
 import re

@@ -16,12 +16,14 @@ import pytest
 
 from streamworker.core import events as ev
 from streamworker.core.control import ControlMessage
+from streamworker.core.data.entries import EntryId
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.assignment import STRATEGIES
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.setup import Setup
+from streamworker.errors import BackendError
 from tests.simulator.group import START_MS
-from tests.simulator.server.model import RedisModel
+from tests.simulator.server.server import KEYS, SimulatedServer
 from tests.simulator.worker import SimWorker
 from tests.simulator.world import World
 
@@ -39,7 +41,7 @@ CHANGES: dict[str, Change] = {
 }
 
 
-class CountingModel(RedisModel):
+class CountingServer(SimulatedServer):
     """Counts commands by kind, as a server would: each lock that is asked for is a script of its own."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
@@ -55,7 +57,7 @@ class CountingModel(RedisModel):
                 self.count[kind] += 1
         return super().perform(effect, lost)
 
-    def heartbeat(self, *args: object, **kwargs: object) -> calls.HeartbeatDone:
+    def heartbeat(self, *args: object, **kwargs: object) -> calls.HeartbeatDone | BackendError:
         self.count["heartbeat"] += 1
         return super().heartbeat(*args, **kwargs)  # type: ignore[arg-type]
 
@@ -63,9 +65,9 @@ class CountingModel(RedisModel):
         self.count["post"] += 1
         super().post(message)
 
-    def control_after(self, serial: int) -> tuple[int, tuple[ControlMessage, ...]]:
+    def control_after(self, position: EntryId) -> tuple[EntryId, tuple[ControlMessage, ...]]:
         self.count["listen"] += 1
-        return super().control_after(serial)
+        return super().control_after(position)
 
 
 class LargeWorld(World):
@@ -73,14 +75,15 @@ class LargeWorld(World):
 
     def __init__(self, workers: int, partitions: int, assignment: str) -> None:
         super().__init__(
-            1, partitions=partitions, assignment=assignment, entry_every_ms=None, model=CountingModel
+            1, partitions=partitions, assignment=assignment, entry_every_ms=None, server=CountingServer
         )
-        assert isinstance(self.model, CountingModel)
-        self.counted = self.model.count
+        assert isinstance(self.server, CountingServer)
+        self.counted = self.server.count
         group = large_group(workers, partitions, assignment)
-        self.model.stored.document = b'{"generation":%d,%s' % (START_MS, group.body()[1:].encode())
+        document = b'{"generation":%d,%s' % (START_MS, group.body()[1:].encode())
+        self.server.store.do_set(KEYS.members.encode(), document)
         for member in group.members:
-            self.model.beats[member.id] = calls.Beat(START_MS, 0, "", 0)
+            self.server.store.do_hset(KEYS.beats.encode(), member.id.encode(), b"%d|0||0" % START_MS)
         for _ in range(workers):
             self.start()
 

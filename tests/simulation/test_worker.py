@@ -1,15 +1,12 @@
-"""A worker of the simulator does what one in production does, and so does its Redis."""
+"""A worker of the simulator does what one in production does."""
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from streamworker.core import events as ev
 from streamworker.core.control import GroupChanged
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.registry import Coordinator
-from tests.simulator.server.stored import Stored
 from tests.simulator.world import World
 
 ME = "w1.x"
@@ -65,10 +62,3 @@ def test_heartbeats_that_are_asked_for_twice_at_once_are_not_sent_twice_from_the
         for times in (1, 2)
     )
     assert twice == once >= 9
-
-
-def test_a_member_without_a_state_is_there_as_the_scripts_have_it() -> None:
-    """The script that gives members heartbeats anew looks for those that are held."""
-    fields = json.loads(replace(GROUP, generation=7).document())
-    del fields["members"][0]["state"]
-    assert Stored([], json.dumps(fields).encode()).present() == [ME]

@@ -1,1 +1,1 @@
-"""The simulator: the real cores of workers on virtual time, against a model of Redis, with faults."""
+"""The simulator: the real cores of workers on virtual time, against the Lua that ships, with faults."""

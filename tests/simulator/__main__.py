@@ -72,10 +72,10 @@ def simulate(
 ) -> None:
     """Run workers on virtual time, with faults, and check them.
 
-    The protocol code of real workers runs on a model of Redis. No server is needed. The seed decides
-    everything: the same seed gives the same run, event for event. While faults last, no entry may be
-    lost, repeated or reordered; after them the group must settle. For each violation the command
-    prints the command that replays it, and the fewest faults that still cause it.
+    The protocol code of real workers runs against the scripts that ship, on a store in memory. No server
+    is needed. The seed decides everything: the same seed gives the same run, event for event. While
+    faults last, no entry may be lost, repeated or reordered; after them the group must settle. For each
+    violation the command prints the command that replays it, and the fewest faults that still cause it.
     """
     if scenario is not None:
         _play(scenario)

@@ -6,18 +6,23 @@ docs/guarantees.md.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat, takewhile
 from operator import attrgetter, eq
+from typing import Any
 
+from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.outbox import OutboxPosition, Standing
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.redisio.data.commit import CommitCode
-from tests.simulator.server.model import RedisModel
-from tests.simulator.server.stored import TIMER, Commit, Lock, LockChange, Record
+from tests.simulator.server.partition import Partition
+from tests.simulator.server.server import TABLE_KEYS, SimulatedServer
+from tests.simulator.server.stored import TIMER, Commit, LockChange, Record
 
 _number_of = attrgetter("number")
+ANSWERS = {CommitCode.OK, CommitCode.DUP, CommitCode.FENCED, CommitCode.GAP}
+"""What a commit may be answered: nothing is full here, and nobody else writes to partitions."""
 CAUSE_MS = 15_000
 """A change of the group within this time is a reason for a move; longer than the drain deadline."""
 ASKING_GAP_MS = 3_000
@@ -51,14 +56,14 @@ class _Watched:
     generation: int = 0
     asked: tuple[int, int, int] = (0, 0, 0)
     """When contenders were first refused the lock and when last, and the latest generation they asked in."""
-    checkpoint: int = 0
+    checkpoint: EntryId = ZERO
     owners: dict[int, str] = field(default_factory=dict)
     given: set[int] = field(default_factory=set)
     """All epochs that an owner got, even if a failover lost them later."""
-    done: set[tuple[str, int, int, int]] = field(default_factory=set)
+    done: set[tuple[str, int, EntryId, int]] = field(default_factory=set)
     is_paused: bool = False
     """Whether its owner knows that an operator has paused it."""
-    aside: frozenset[int] = frozenset()
+    aside: frozenset[EntryId] = frozenset()
     """The records that an owner was told to set aside when it acquired the lock."""
     made: dict[int, Commit] = field(default_factory=dict)
     """The commits that came into the log, even if a failover lost them later."""
@@ -130,7 +135,7 @@ class Checker:
         if change.owner != change.owner_before:
             self.figures.owned(change.partition, worker_of(change.owner))
 
-    def acquired(self, partition: int, lock: Lock) -> None:
+    def acquired(self, partition: int, lock: Partition) -> None:
         """An owner learns of the requests: it sets records aside, and in a pause commits nothing (I4)."""
         self._watched[partition].is_paused |= lock.is_paused
         self._watched[partition].aside |= frozenset(lock.aside)
@@ -178,6 +183,8 @@ class Checker:
     def answered(self, partition: int, commit: Commit, code: CommitCode, tries: int) -> None:
         """Check the answer to a worker's commit (I6)."""
         known = self._watched[partition]
+        if code not in ANSWERS:
+            self.found("crash", f"partition {partition}: {code.name} for {commit}")
         is_done = (commit.owner, commit.epoch, commit.new, commit.tick) in known.done
         if code in (CommitCode.OK, CommitCode.DUP) and not is_done:
             self.found("I6", f"partition {partition}: {code.name} for {commit}, which is not in the log")
@@ -187,16 +194,21 @@ class Checker:
             self.found("I6", f"partition {partition}: FENCED for {commit}, which is in the log")
 
     def told(
-        self, partition: int, why: Standing, stands: OutboxPosition, since: OutboxPosition, model: RedisModel
+        self,
+        partition: int,
+        why: Standing,
+        stands: OutboxPosition,
+        since: OutboxPosition,
+        server: SimulatedServer,
     ) -> None:
         """An owner was told that a target stands elsewhere than the messages that it has for it."""
-        known, lock = self._watched[partition], model.locks[partition]
+        known, its = self._watched[partition], server.partitions[partition]
         known.told.add(why)
         if why is not Standing.TARGET_WENT_BACK:
             return
-        sent = (message for commit in lock.log if commit.sends for message in commit.sends.messages)
+        sent = (message for commit in its.commits if commit.sends for message in commit.sends.messages)
         if all(message.through != stands for message in sent):
-            arrived, rows = _arrived(partition, model), _rows(lock)
+            arrived, rows = server.arrived(partition), its.rows
             expected = [row.number for place, row in enumerate(rows) if place not in known.lost]
             common = sum(takewhile(bool, map(eq, arrived, expected)))
             known.foreign.update(arrived[common:])
@@ -208,57 +220,69 @@ class Checker:
         """Return whether an owner was told that a target has records that the partition has lost."""
         return Standing.DIVERGED in self._watched[partition].told
 
-    def beaten(self, done: HeartbeatDone, model: RedisModel) -> None:
+    def beaten(self, done: HeartbeatDone, server: SimulatedServer) -> None:
         """Check the answer to a heartbeat (I7): a member of the document must not be told that it is lost."""
-        if done.lost and done.member in (model.stored.present() or ()):
+        document = server.membership
+        if done.lost and document is not None and done.member in document.present_ids:
             self.found("I7", f"{done.member} is told that it is lost, and the document has it")
 
-    def restarted(self, model: RedisModel) -> None:
+    def restarted(self, server: SimulatedServer) -> None:
         """Take the server's data after a restart or failover as the state to check from now on."""
-        for known, lock in zip(self._watched, model.locks, strict=True):
-            kept = {record.number for record in lock.events}
-            kept.update(record.number for commit in lock.log for record in commit.rows)
+        for known, lock in zip(self._watched, server.partitions, strict=True):
+            kept = {record.number for record in (*lock.events, *lock.rows)}.union(lock.dead)
             known.aside &= frozenset(lock.aside)
             known.sent &= kept
             known.holder, known.generation = (lock.owner, lock.epoch), lock.generation
             known.asked, known.checkpoint = (0, 0, 0), lock.checkpoint
             known.is_paused &= lock.is_paused
             # After a failover to a clock that is behind, the server may assign an epoch again.
-            known.done = {(each.owner, each.epoch, each.new, each.tick) for each in lock.log}
+            known.done = {(each.owner, each.epoch, each.new, each.tick) for each in lock.commits}
             known.owners = {lock.epoch: lock.owner} if lock.owner else {}
 
     # -- at the end ----------------------------------------------------------------------------
 
-    def judge(self, model: RedisModel) -> None:
+    def judge(self, server: SimulatedServer) -> None:
         """Check the acked logs as a reader finds them, and the timers' results (I1, I2, I3)."""
-        for partition, lock in enumerate(model.locks):
-            rows = _rows(lock)
+        for partition, its in enumerate(server.partitions):
+            rows, dead, commits = its.rows, its.dead, its.commits
             numbers = [record.number for record in rows]
             where = f"partition {partition}"
-            waiting = (record.number for record in lock.events if record.id > lock.checkpoint)
-            if missing := self._watched[partition].sent.difference(numbers, waiting, lock.dead):
+            waiting = (record.number for record in its.waiting)
+            if missing := self._watched[partition].sent.difference(numbers, waiting, dead):
                 self.found(
                     "I1",
                     f"{where}: confirmed entries are neither in the acked log nor waiting: {_few(missing)}",
                 )
-            if repeated := _repeated([*numbers, *lock.dead]):
+            if repeated := _repeated([*numbers, *dead]):
                 self.found("I2", f"{where}: entries are done twice: {_few(repeated)}")
-            ticks = [commit.tick for commit in lock.log if commit.tick]
+            ticks = [commit.tick for commit in commits if commit.tick]
             if wrong := {later for tick, later in pairwise(ticks) if later != TIMER.after(tick)}:
                 self.found("I2", f"{where}: a timer's planned times are not each done once: {_few(wrong)}")
             ids = [record.id for record in rows]
             if ids != sorted(ids) or numbers != sorted(numbers):
                 self.found("I3", f"{where}: the acked log is out of order")
-            if any(commit.sends for commit in lock.log):
-                self._judge_chain(partition, numbers, model)
+            self._judge_state(partition, numbers, server)
+            if any(commit.sends for commit in commits):
+                self._judge_chain(partition, numbers, server)
 
-    def _judge_chain(self, partition: int, numbers: list[int], model: RedisModel) -> None:
+    def _judge_state(self, partition: int, numbers: list[int], server: SimulatedServer) -> None:
+        """Check that state and tables are what the rows of the acked log leave behind (I2)."""
+        its = server.partitions[partition]
+        last = {b"%d" % (number % TABLE_KEYS): b"%d" % number for number in numbers}
+        if numbers and its.state.get(b"last") != b"%d" % numbers[-1]:
+            self.found("I2", f"partition {partition}: its state is not that of its last row")
+        if server.has_tables and {key: value.partition(b" ")[2] for key, value in its.table.items()} != last:
+            self.found("I2", f"partition {partition}: its table is not what its rows leave behind")
+
+    def _judge_chain(self, partition: int, numbers: list[int], server: SimulatedServer) -> None:
         """Check that the target of a partition has each committed record once, in order (I1, I2, I3)."""
         where, known = f"the target of partition {partition}", self._watched[partition]
-        arrived = _arrived(partition, model)
+        arrived = server.arrived(partition)
         own = [number for number in arrived if number not in known.foreign]
-        waiting = _numbers_of(message.data for message in model.locks[partition].messages)
-        if known.told and not model.losses:
+        waiting = [
+            each for message in server.partitions[partition].messages for each in server.numbers_in(message)
+        ]
+        if known.told and not server.losses:
             self.found("I6", f"{where}: owners are told of a loss, and no server has lost anything")
         if len(own) != len(set(own)):
             self.found("I2", f"{where} has records twice: {_few(_repeated(own))}")
@@ -272,26 +296,26 @@ class Checker:
         if unknown := set(own).difference(numbers):
             self.found("I2", f"{where} has records that are not committed: {_few(unknown)}")
 
-    def judge_calm(self, model: RedisModel) -> None:
+    def judge_calm(self, server: SimulatedServer) -> None:
         """Check a run in which workers only started and stopped: nothing is handled twice or refused."""
         if repeated := [where for where, times in self.executions.items() if times > 1]:
             self.found("calm", f"entries were handled twice: {repeated[:5]}")
-        if model.fenced or model.overtaken:
-            self.found("calm", f"{model.fenced} commits were fenced, {model.overtaken} owners overtaken")
+        if server.fenced or server.overtaken:
+            self.found("calm", f"{server.fenced} commits were fenced, {server.overtaken} owners overtaken")
 
-    def judge_rest(self, model: RedisModel) -> None:
+    def judge_rest(self, server: SimulatedServer) -> None:
         """Check the heartbeats of a settled group (I8)."""
-        membership = model.membership
-        if extra := set(model.beats).difference(() if membership is None else membership.ids):
+        membership = server.membership
+        if extra := set(server.beats).difference(() if membership is None else membership.ids):
             self.found("I8", f"heartbeats of those who are no members: {sorted(extra)}")
 
-    def judge_end(self, model: RedisModel) -> None:
+    def judge_end(self, server: SimulatedServer) -> None:
         """Check what is left when all workers have stopped (I8)."""
-        for partition, lock in enumerate(model.locks):
+        for partition, lock in enumerate(server.partitions):
             if lock.owner:
                 self.found("I8", f"partition {partition}: the lock is still {lock.owner}'s")
-        membership = model.membership
-        if left := set(model.beats).union(() if membership is None else membership.present_ids):
+        membership = server.membership
+        if left := set(server.beats).union(() if membership is None else membership.present_ids):
             self.found("I8", f"members are left: {sorted(left)}")
 
 
@@ -341,24 +365,10 @@ class Figures:
                 self.jumps += 1
 
 
-def _rows(lock: Lock) -> list[Record]:
-    return [row for commit in lock.log for row in commit.rows if row.id not in commit.aside]
-
-
-def _arrived(partition: int, model: RedisModel) -> list[int]:
-    """Return the numbers of the records that the target of a partition has from it."""
-    taken = [taken for (_, source), taken in model.stored.taken.items() if source == partition]
-    return _numbers_of(data for each in taken for data in each.data)
-
-
-def _numbers_of(messages: Iterable[bytes]) -> list[int]:
-    return [int(number) for data in messages for number in data.split(b",")]
-
-
 def _repeated(numbers: Sequence[int]) -> set[int]:
     return {number for number, times in Counter(numbers).items() if times > 1}
 
 
-def _few(numbers: set[int]) -> str:
+def _few(numbers: Collection[Any]) -> str:
     first = ", ".join(map(str, sorted(numbers)[:8]))
     return f"{first} and {len(numbers) - 8} more" if len(numbers) > 8 else first

@@ -17,9 +17,8 @@ from tests.simulator.checkers import Checker, worker_of
 from tests.simulator.clock import Dice, VirtualClock
 from tests.simulator.faults import QUIET, Conditions
 from tests.simulator.senders import Senders
-from tests.simulator.server.extensions import EXTENSIONS
-from tests.simulator.server.model import RedisModel
-from tests.simulator.server.stored import Lock, LockChange
+from tests.simulator.server.server import SimulatedServer
+from tests.simulator.server.stored import LockChange
 from tests.simulator.transcript import Transcript
 from tests.simulator.worker import SimWorker
 
@@ -40,7 +39,7 @@ class SimulatedGroup:
 
     A contender waits ``drain_deadline_ms`` for a live owner. A worker has a static id with the probability
     ``static``. An entry is sent every ``entry_every_ms`` on average; with None only with ``senders.send``.
-    Tests observe the server with ``model``, and the cores with ``wrap``.
+    Tests observe the server with ``server``, and the cores with ``wrap``.
     """
 
     connections = 0
@@ -64,7 +63,7 @@ class SimulatedGroup:
         static: float = 0.0,
         entry_every_ms: int | None = 60,
         start_ms: int = START_MS,
-        model: type[RedisModel] = RedisModel,
+        server: type[SimulatedServer] = SimulatedServer,
         wrap: Callable[[Coordinator], Coordinator] = lambda core: core,
         trace: Transcript | None = None,
     ) -> None:
@@ -77,13 +76,8 @@ class SimulatedGroup:
         self.trace = trace
         if trace is not None:
             trace.start_ms = start_ms
-        self.model = model(
-            partitions,
-            drain_deadline_ms=drain_deadline_ms,
-            clock=lambda: self.clock.now_ms,
-            extend=EXTENSIONS.get(protocol, lambda: None),
-        )
-        self.model.retention_ms = RETENTION_MS if seed % 3 == 2 else 0
+        self.server = server(partitions, drain_deadline_ms=drain_deadline_ms, clock=lambda: self.clock.now_ms)
+        self.server.retention_ms = RETENTION_MS if seed % 3 == 2 else 0
         self.checker = Checker(partitions, lambda: self.clock.now_ms - start_ms)
         self.is_weighted = assignment == "weighted"
         """Whether the assignment shares partitions by load, not by number."""
@@ -98,9 +92,9 @@ class SimulatedGroup:
         self.may_be_uneven = False
         """Whether another program gave all partitions to one member, in a valid document. If a failover loses
         the repair, the group follows it until the next join or leave, as if a person had written it."""
-        self.model.on_post, self.model.on_lock = self._spread_the_word, self._lock_changed
-        self.model.on_held = lambda p, generation: self.checker.held(p, generation, drain_deadline_ms)
-        self.model.on_commit, self.model.on_acquired = self.checker.committed, self.checker.acquired
+        self.server.on_post, self.server.on_lock = self._spread_the_word, self._lock_changed
+        self.server.on_held = lambda p, generation: self.checker.held(p, generation, drain_deadline_ms)
+        self.server.on_commit, self.server.on_acquired = self.checker.committed, self.checker.acquired
         self.workers: list[SimWorker] = []
         self.is_healed = False
         """Whether all faults have ended."""
@@ -139,7 +133,7 @@ class SimulatedGroup:
         """End a worker whose core raised an error about its configuration."""
         if not worker.is_wrong and not worker.static_id:
             self.checker.found("crash", f"{worker.name}: {error}")
-        if worker.is_wrong and any(worker_of(lock.owner) == worker.name for lock in self.model.locks):
+        if worker.is_wrong and any(worker_of(lock.owner) == worker.name for lock in self.server.partitions):
             self.checker.found("I4", f"{worker.name} has a lock, and another number of partitions")
         self.note(f"{worker.name} ends: {error}")
         worker.kill()
@@ -153,7 +147,7 @@ class SimulatedGroup:
         return Setup(
             coordination=self._coordination,
             identity=Identity(worker.name, "host", 1, worker.static_id, capacity=self._capacity_of(worker)),
-            partitions=worker.partitions or len(self.model.locks),
+            partitions=worker.partitions or len(self.server.partitions),
             assignment=self._assignment,
             timing=self.timing,
             nonce=lambda: f"{self.random.getrandbits(40):010x}",
@@ -186,7 +180,7 @@ class SimulatedGroup:
         """
         if self.clock.now_ms < self.known_ms:
             return False
-        document = self.model.membership
+        document = self.server.membership
         if not self.is_weighted or document is None:
             return True
         # A partition without an owner has no load: its load shows after its lock was acquired.
@@ -212,7 +206,7 @@ class SimulatedGroup:
     def new_connection(self) -> int:
         """Return the client id of a new connection."""
         self.connections += 1
-        self.model.connections.add(self.connections)
+        self.server.connections.add(self.connections)
         return self.connections
 
     def note(self, text: str) -> None:
@@ -233,9 +227,9 @@ class SimulatedGroup:
 
     def grow(self, partitions: int) -> None:
         """Add partitions to the stream, for the protocols that read their number."""
-        more = partitions - len(self.model.locks)
+        more = partitions - len(self.server.partitions)
         self.note(f"the stream has {partitions} partitions now")
-        self.model.locks.extend(Lock() for _ in range(more))
+        self.server.grow(partitions)
         self.checker.grow(more)
 
     # -- what an observer sees -----------------------------------------------------------------
@@ -245,7 +239,7 @@ class SimulatedGroup:
         """Whether the owner of each lock handles its partition, and the shares differ by at most one."""
         if any(w.alive and not w.finished for w in self.workers if w.stopping):
             return False
-        staying, locks = self.staying, self.model.locks
+        staying, locks = self.staying, self.server.partitions
         runners = [r for worker in staying for r in worker.runners.values() if not r.ended]
         handled = {(r.partition, r.owner, r.epoch) for r in runners}
         owned = {(p, lock.owner, lock.epoch) for p, lock in enumerate(locks)}
@@ -265,18 +259,18 @@ class SimulatedGroup:
 
         Ids are compared: an id that a worker had before it lost its membership counts as a dead member.
         """
-        document = self.model.membership
+        document = self.server.membership
         if document is None:
             return not self.staying
         return {member.id for member in document.members} == {worker.owner for worker in self.staying} and (
-            document.owners == tuple(lock.owner or None for lock in self.model.locks)
+            document.owners == tuple(lock.owner or None for lock in self.server.partitions)
         )
 
     @property
     def is_caught_up(self) -> bool:
         """Whether every entry is committed."""
         return self.senders.is_sent and all(
-            not lock.events or lock.events[-1].id <= lock.checkpoint for lock in self.model.locks
+            partition.has_all_committed for partition in self.server.partitions
         )
 
     @property
@@ -285,13 +279,13 @@ class SimulatedGroup:
 
         A failover brings back messages that were deleted; the next owner of the partition deletes them again.
         """
-        model = self.model
+        server = self.server
         return not any(
-            lock.messages
+            its.has_messages
             and not self.checker.has_diverged(p)
             and not (
-                model.losses
-                and all(model.taken(to, p).position == position for to, position in lock.positions.items())
+                server.losses
+                and all(server.taken(to, p) == position for to, position in its.positions.items())
             )
-            for p, lock in enumerate(model.locks)
+            for p, its in enumerate(server.partitions)
         )

@@ -97,7 +97,7 @@ class Process(ABC):
     ) -> None:
         """Make one round trip. It ends in ``heard``, or in ``failed`` with an unknown result."""
         lane, after, draw = lane or self._loop, self.world.clock.after, self.world.random.random
-        model, link, run = self.world.model, self.link, self.world.model.run
+        server, link, run = self.world.server, self.link, self.world.server.runs
         conditions, chance = self.world.conditions, draw()
         if link is None:
             after(REFUSED_MS, failed, lane)
@@ -107,16 +107,16 @@ class Process(ABC):
             after(CALL_TIMEOUT_MS, failed, lane)
             if not self.cut and chance < conditions.lost / 4:
                 late_ms = 1 + int(draw() * (CALL_TIMEOUT_MS + LATEST_MS))
-                after(late_ms, lambda: model.run == run and do())
+                after(late_ms, lambda: server.runs == run and do())
             return
 
         def arrive() -> None:
-            if model.run != run or (self.link != link and draw() < 0.5):
+            if server.runs != run or (self.link != link and draw() < 0.5):
                 after(0, failed, lane)
                 return
             answer = do()
             if conditions.repeated and draw() < conditions.repeated:
-                after(1 + int(draw() * LATEST_MS), lambda: model.run == run and do())
+                after(1 + int(draw() * LATEST_MS), lambda: server.runs == run and do())
             if self.deaf or chance < conditions.lost:
                 after(CALL_TIMEOUT_MS, failed, lane)
             else:
@@ -135,7 +135,7 @@ class Process(ABC):
 
     def disconnect(self) -> None:
         """Lose the connection and every pending answer."""
-        self.world.model.connections.discard(self.link or 0)
+        self.world.server.connections.discard(self.link or 0)
         self.link = None
 
     # -- what can happen to a process ----------------------------------------------------------

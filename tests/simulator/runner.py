@@ -13,6 +13,7 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.outbox import Heads, OutboxWrite
 from tests.simulator.process import Process, T
+from tests.simulator.server.server import TARGETS
 from tests.simulator.server.stored import TIMER, Commit, Record
 
 STUCK_MS = 20_000
@@ -21,8 +22,6 @@ RETRY_MS = 100
 _id_of = attrgetter("id")
 TIMER_MS = 50
 """Longest time that a call of a timer takes."""
-TARGETS = 2
-"""Partitions of the stream to which messages are sent: several sources share a target."""
 OUTBOX_MAX = 10**6
 ROUND_BYTES = 100
 """Bytes that a round trip forwards: several are needed for a backlog."""
@@ -37,9 +36,9 @@ class SimRunner:
 
     def __init__(self, worker: Process, partition: int, owner: str, lock: Acquired) -> None:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
-        self.checkpoint = lock.checkpoint.ms
-        self.aside = frozenset(record.ms for record in lock.aside)
-        self.tick = worker.world.model.locks[partition].tick
+        self.checkpoint = lock.checkpoint
+        self.aside = frozenset(lock.aside)
+        self.tick, self.ticked = worker.world.server.partitions[partition].tick, 0
         self.wakes_ms = 0
         """When the timer wakes it."""
         self.ended = self.draining = self.busy = self.stubborn = self.waiting = False
@@ -63,12 +62,20 @@ class SimRunner:
         if self.outgoing is not None and not self.outgoing.is_open:
             return
         if world.has_timers:
-            now_ms = world.model.lock_ms
+            now_ms = world.server.partitions_ms
             found = due(TIMER, "all", self.tick, now_ms) if self.tick else Due(TIMER.upto(now_ms), False)
             if found is not None:
                 self.busy, self.waiting = True, False
                 at = self.checkpoint
-                commit = Commit(self.owner, self.epoch, at, at, tick=found.at_ms, tick_before=self.tick)
+                commit = Commit(
+                    self.owner,
+                    self.epoch,
+                    at,
+                    at,
+                    tick=found.at_ms,
+                    tick_before=self.tick,
+                    ticked=self.ticked,
+                )
                 worker.later(1 + int(world.random.random() * TIMER_MS), lambda: self._commit(commit, tries=1))
                 return
             if (next_ms := TIMER.after(now_ms)) != self.wakes_ms:
@@ -76,7 +83,7 @@ class SimRunner:
                 worker.later(next_ms - now_ms, self.told)
         draw, conditions = world.random.random, world.conditions
         count = BATCHES[int(draw() * len(BATCHES))]
-        read = world.model.read_events(self.partition, self.checkpoint, count)
+        read = world.server.read_events(self.partition, self.checkpoint, count)
         # A read may begin within an entry some records of which are committed.
         records = read[bisect_right(read, self.checkpoint, key=_id_of) :]
         if not records:
@@ -92,7 +99,14 @@ class SimRunner:
         world.checker.executed(self.partition, handled)
         sends = self.outgoing.write(handled) if self.outgoing and handled else None
         commit = Commit(
-            self.owner, self.epoch, self.checkpoint, records[-1].id, tuple(records), aside, sends=sends
+            self.owner,
+            self.epoch,
+            self.checkpoint,
+            records[-1].id,
+            tuple(records),
+            aside,
+            ticked=self.ticked,
+            sends=sends,
         )
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
 
@@ -115,9 +129,9 @@ class SimRunner:
     def _commit(self, commit: Commit, tries: int) -> None:
         self.stubborn = False
         if not self.ended:
-            model = self.worker.world.model
+            server = self.worker.world.server
             self.worker.request(
-                lambda: model.commit(self.partition, commit),
+                lambda: server.commit(self.partition, commit),
                 lambda code: self._committed(code, commit, tries),
                 lambda: self.worker.later(RETRY_MS, lambda: self._commit(commit, tries + 1)),
             )
@@ -132,6 +146,7 @@ class SimRunner:
         if self.outgoing and commit.sends:
             self.outgoing.committed(commit.sends)
         self.checkpoint, self.tick, self.busy = commit.new, commit.tick or self.tick, False
+        self.ticked = commit.tick or self.ticked
         self.begin()
 
     def _end(self, event: ev.Event) -> None:
@@ -144,7 +159,7 @@ class Outgoing:
 
     def __init__(self, runner: SimRunner) -> None:
         self._runner, self._worker, self._partition = runner, runner.worker, runner.partition
-        self._model = self._worker.world.model
+        self._server = self._worker.world.server
         self._queue = self._worker.world.queue(Target("next", runner.partition % TARGETS))
         self.is_open = False
         self._last, self._number, self._position = "", 0, START
@@ -155,7 +170,7 @@ class Outgoing:
             self._worker.request(do, heard, lambda: self._worker.later(RETRY_MS, failed))
 
     def _open(self) -> None:
-        self._ask(lambda: self._model.open_outbox(self._partition), self._opened, self._open)
+        self._ask(lambda: self._server.open_outbox(self._partition), self._opened, self._open)
 
     def _opened(self, found: tuple[Heads, list[Message]]) -> None:
         heads, messages = found
@@ -169,7 +184,7 @@ class Outgoing:
 
     def write(self, records: Sequence[Record]) -> OutboxWrite:
         """Return the message of a batch, which follows the one before."""
-        data = ",".join(str(record.number) for record in records).encode()
+        data = self._server.message_of(self._partition, [record.number for record in records])
         through = self._position.after(len(records), data)
         message = Message(self._number + 1, self._queue.to, self._position, through, data)
         return OutboxWrite(self._last, [message], OUTBOX_MAX)
@@ -184,7 +199,7 @@ class Outgoing:
     def _forward(self) -> None:
         if messages := self._queue.begin(ROUND_BYTES):
             self._ask(
-                lambda: [self._model.forward(self._partition, message) for message in messages],
+                lambda: [self._server.forward(self._partition, message) for message in messages],
                 self._answered,
                 self._again,
             )
@@ -201,7 +216,7 @@ class Outgoing:
             return
         stands, through = OutboxPosition.parse(stopped.value), self._number
         self._ask(
-            lambda: self._model.open_outbox(self._partition),
+            lambda: self._server.open_outbox(self._partition),
             lambda found: self._compared(stands, *found, through),
             self._again,
         )
@@ -213,7 +228,7 @@ class Outgoing:
         self._delete(taken)
         if why is not Standing.GOES_ON:
             since = queue.messages[0].since
-            self._worker.world.checker.told(self._partition, why, stands, since, self._model)
+            self._worker.world.checker.told(self._partition, why, stands, since, self._server)
         if why is Standing.TARGET_WENT_BACK:
             queue.accept(stands)
         self._worker.later(DIVERGED_MS if why is Standing.DIVERGED else RETRY_MS, self._again)
@@ -222,7 +237,7 @@ class Outgoing:
         """Delete at the source what the target has."""
         if ids:
             self._ask(
-                lambda: self._model.delete_messages(self._partition, ids),
+                lambda: self._server.delete_messages(self._partition, ids),
                 lambda _: None,
                 lambda: self._delete(ids),
             )

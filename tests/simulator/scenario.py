@@ -41,7 +41,7 @@ from tests.simulator.checkers import Violation
 from tests.simulator.clock import Dice
 from tests.simulator.faults import QUIET, Fault, FaultKind
 from tests.simulator.server.damage import DAMAGES
-from tests.simulator.server.model import RedisModel
+from tests.simulator.server.server import SimulatedServer
 from tests.simulator.server.stored import Commit
 from tests.simulator.transcript import Transcript
 from tests.simulator.worker import SimWorker
@@ -135,17 +135,17 @@ class _Highest(Dice):
         return 0
 
 
-class _TellingModel(RedisModel):
-    """The model, which reports the result of each commit if ``tell`` is set."""
+class _TellingServer(SimulatedServer):
+    """A server that reports the result of each commit if ``tell`` is set."""
 
     tell: Callable[[str], None] | None = None
 
     def commit(self, partition: int, commit: Commit) -> CommitCode:
-        """``commit.lua``."""
+        """Commit, and report it."""
         code = super().commit(partition, commit)
         if self.tell is not None:
             self.tell(
-                f"{commit.owner} commits {partition} up to entry {commit.new}-0 with epoch {commit.epoch}: "
+                f"{commit.owner} commits {partition} up to entry {commit.new} with epoch {commit.epoch}: "
                 f"{code.name}"
             )
         return code
@@ -168,7 +168,7 @@ class ScriptedWorld(World):
             timing=Timing(founding_pause_ms=int(self._take(r"founding pause (\d+) ms") or 0)),
             entry_every_ms=None,
             start_ms=0,
-            model=_TellingModel,
+            server=_TellingServer,
             trace=self._story,
         )
         self._hidden_at: int | None = None
@@ -176,10 +176,10 @@ class ScriptedWorld(World):
         batch_ms = int(self._take(r"batches of ([1-9]\d*) ms") or BATCH_MS)
         self.usual = self.conditions = replace(QUIET, latency_ms=CALL_MS, batch_ms=batch_ms)
         self._lives: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(1))
-        self.model.tells_connections = not self._take("the server does not tell of connections")
+        self.server.tells_connections = not self._take("the server does not tell of connections")
         if self._take("commits are shown"):
-            assert isinstance(self.model, _TellingModel)
-            self.model.tell = self.say
+            assert isinstance(self.server, _TellingServer)
+            self.server.tell = self.say
         every = self._take(r"entries every ([1-9]\d*) ms")
         if every is not None:
             every_ms = int(every)
@@ -196,7 +196,7 @@ class ScriptedWorld(World):
         return None
 
     def _send_to_all(self, every_ms: int) -> None:
-        for partition in range(len(self.model.locks)):
+        for partition in range(len(self.server.partitions)):
             self.senders.send(partition)
         self.clock.after(every_ms, lambda: self._send_to_all(every_ms))
 
@@ -214,7 +214,7 @@ class ScriptedWorld(World):
 
     def grow(self, partitions: int) -> None:
         """Add partitions to the stream."""
-        if partitions < len(self.model.locks):
+        if partitions < len(self.server.partitions):
             raise _impossible("A stream does not shrink", "Name a higher number of partitions.")
         super().grow(partitions)
 
@@ -238,7 +238,7 @@ class ScriptedWorld(World):
 
     def partition(self, text: str) -> int:
         """Return a partition's number; raise ConfigurationError if the stream does not have it."""
-        if int(text) >= len(self.model.locks):
+        if int(text) >= len(self.server.partitions):
             raise _impossible(f"There is no partition {text}", "They are numbered from 0.")
         return int(text)
 
@@ -275,9 +275,9 @@ class ScriptedWorld(World):
     @property
     def result(self) -> str:
         """The owners of the locks."""
-        membership = self.model.membership
+        membership = self.server.membership
         parts = [] if membership is None else [f"generation {membership.generation}"]
-        shares = alike({p: name_of(each.owner) or "nobody" for p, each in enumerate(self.model.locks)})
+        shares = alike({p: name_of(each.owner) or "nobody" for p, each in enumerate(self.server.partitions)})
         parts += [f"{owner}: {ranges(which)}" for owner, which in shares.items()]
         return "; ".join(parts)
 
@@ -323,7 +323,7 @@ def _damages(world: ScriptedWorld, _: str, how: str) -> None:
 
 
 def _entry(world: ScriptedWorld, _: str, partition: str | None) -> None:
-    for each in range(len(world.model.locks)) if partition is None else [world.partition(partition)]:
+    for each in range(len(world.server.partitions)) if partition is None else [world.partition(partition)]:
         world.senders.send(each)
 
 
@@ -349,7 +349,7 @@ def _hangs(world: ScriptedWorld, what: str, name: str, partition: str, how: str 
 def _tries_to_release(world: ScriptedWorld, _: str, name: str, partition: str, epoch: str) -> None:
     """Ask the server to release a lock as no core would."""
     owner = world.worker(name).owner
-    done = world.model.release(world.partition(partition), owner, int(epoch))
+    done = world.server.release(world.partition(partition), owner, int(epoch))
     world.say(f"{owner} asks to release {partition} with epoch {epoch}: {'done' if done else 'no'}")
 
 
@@ -374,7 +374,7 @@ HAPPENINGS: dict[str, Happening] = {
     r"the membership document ((?:is|has|gives) .+)": _damages,
     r"an entry comes to (?:each partition|partition (\d+))": _entry,
     r"(w\w+) hangs in partition (\d+)( and cannot be stopped)?": _hangs,
-    r"the store of (\w+) is emptied": _said(lambda world, _: world.model.empty_store()),
+    r"the store of (\w+) is emptied": _said(lambda world, _: world.server.empty_store()),
     r"the stream grows to (\d+) partitions": lambda world, _, count: world.grow(int(count)),
     r"the clock of (w\w+) goes at (\d+) thousandths": _said(
         lambda world, name, pace: world.worker(name).drift(int(pace))

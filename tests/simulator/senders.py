@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from streamworker.core.data.channel import AppendCode
 from tests.simulator.process import CALL_TIMEOUT_MS, LATEST_MS
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ class Senders:
         self._ground, self._every_ms = ground, every_ms
         self._numbers: Counter[int] = Counter()
         """The number of the last record of each partition."""
+        self._since: Counter[int] = Counter()
+        """The number of the last record that each partition is known to have."""
         self._sending: set[int] = set()
         self.fills_entries = False
         """Whether entries hold many records."""
@@ -28,7 +31,7 @@ class Senders:
     def stop(self) -> None:
         """Send a last entry to each partition, and no more."""
         self._every_ms = None
-        for partition in range(len(self._ground.model.locks)):
+        for partition in range(len(self._ground.server.partitions)):
             self.send(partition)
 
     @property
@@ -39,7 +42,7 @@ class Senders:
     def _send_some(self) -> None:
         if self._every_ms is not None:
             draw = self._ground.random.random
-            partition = int(draw() * len(self._ground.model.locks))
+            partition = int(draw() * len(self._ground.server.partitions))
             first = self._numbers[partition] + 1
             size = SIZES[first % len(SIZES)] if first % LARGE_EVERY else LARGE
             self.send(partition, size if self.fills_entries else 1)
@@ -54,21 +57,27 @@ class Senders:
 
     def _send(self, partition: int, number: int, count: int) -> None:
         """Send an entry until it is confirmed; after a lost answer the server gets it twice."""
-        model, conditions = self._ground.model, self._ground.conditions
+        server, conditions = self._ground.server, self._ground.conditions
         chance = self._ground.random.random() if conditions.lost else 1.0
         if chance < conditions.lost / 2:
             self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
             return
-        model.append(partition, number, count)
+        reply = server.append(partition, number, count, self._since[partition])
+        if reply.code is AppendCode.OTHER:
+            # A failover has lost what came before: this follows what the server still has.
+            self._since[partition] = int(reply.value)
+            reply = server.append(partition, number, count, self._since[partition])
+        assert reply.is_there, reply
         self._ground.sent(partition)
         if conditions.repeated and self._ground.random.random() < conditions.repeated:
-            run = model.run
+            run, since = server.runs, self._since[partition]
             self._ground.clock.after(
                 self._ground.random.randint(1, LATEST_MS),
-                lambda: model.append(partition, number, count) if model.run == run else None,
+                lambda: server.append(partition, number, count, since) if server.runs == run else None,
             )
         if chance < conditions.lost:
             self._ground.clock.after(CALL_TIMEOUT_MS, lambda: self._send(partition, number, count))
         else:
             self._ground.checker.confirmed(partition, range(number - count + 1, number + 1))
             self._sending.discard(partition)
+            self._since[partition] = number

@@ -136,8 +136,9 @@ def run(
     world.senders.fills_entries = True
     world.has_timers = schedule.seed % 4 == 1
     world.has_chains = schedule.seed % 4 == 2
-    world.model.tick_ms = TICK_MS
-    world.model.tells_connections = random.random() < 0.8
+    world.server.has_tables = schedule.seed % 4 == 3
+    world.server.tick_ms = TICK_MS
+    world.server.tells_connections = random.random() < 0.8
     world.usual = world.conditions = replace(QUIET, batch_ms=random.choice((30, 400, 1_200)))
     settled_ms = None
     try:
@@ -180,10 +181,10 @@ def _play(world: World, plan: Sequence[Fault], workers: int, during_ms: int) -> 
         world.start()
     took_ms = _settle(world)
     if is_calm and world.protocol.has_document:
-        world.checker.judge_calm(world.model)
+        world.checker.judge_calm(world.server)
     if took_ms is not None:
         _leave(world)
-    world.checker.judge(world.model)
+    world.checker.judge(world.server)
     return took_ms
 
 
@@ -196,7 +197,7 @@ def _settle(world: World) -> int | None:
     start_ms = world.clock.now_ms
     world.clock.run_for(LATE_MS)
     world.senders.stop()
-    checker, model = world.checker, world.model
+    checker, server = world.checker, world.server
 
     def at_rest() -> bool:
         agrees = not must_settle or (world.is_agreed and world.has_come_to_rest)
@@ -205,13 +206,13 @@ def _settle(world: World) -> int | None:
     took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     if took_ms is None:
         # A worker that lost a lock in a failover, and has not committed since, notices at its next commit.
-        for partition in range(len(model.locks)):
+        for partition in range(len(server.partitions)):
             world.senders.send(partition)
         took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     done, before = 0, -1
     while took_ms is None and world.is_settled and world.is_agreed and before < done:
         # A worker that got a partition late may have a long backlog: whoever commits does not stall.
-        before, done = done, sum(lock.checkpoint for lock in model.locks)
+        before, done = done, sum(its.committed for its in server.partitions)
         took_ms = world.clock.run_until(at_rest, SETTLE_MS // 8, step_ms=100)
     if took_ms is None:
         if must_settle and world.is_settled and world.is_agreed:
@@ -222,11 +223,11 @@ def _settle(world: World) -> int | None:
     settled_ms = world.clock.now_ms - start_ms
     if must_settle:
         world.clock.run_for(REST_MS // 4)  # Messages that are on their way reach the cores.
-        calls = model.calls
+        calls = server.calls
         world.clock.run_for(REST_MS)
-        checker.judge_rest(model)
+        checker.judge_rest(server)
         # Under weighted the balancer writes the measured loads into the document once a minute.
-        if (model.calls != calls and not world.is_weighted) or not world.is_settled:
+        if (server.calls != calls and not world.is_weighted) or not world.is_settled:
             checker.found("I8", "a group at rest asks about documents or locks")
     return settled_ms
 
@@ -242,7 +243,7 @@ def _leave(world: World) -> None:
     if world.protocol.has_document:
         if gone_ms is None:
             world.checker.found("I8", f"workers have not left after {LEAVE_MS} ms")
-        world.checker.judge_end(world.model)
+        world.checker.judge_end(world.server)
 
 
 def shrink(outcome: Outcome, most: int = SHRINK_RUNS) -> Outcome:
@@ -287,12 +288,12 @@ def _time_of(line: str) -> int:
 
 def story(world: World) -> str:
     """Return a text with the document, locks and runners, for a failure's message."""
-    document = world.model.membership
+    document = world.server.membership
     lines = [f"document: {None if document is None else (document.generation, document.owners)}"]
     lines += [
         f"lock {p}: {lock.owner or 'nobody'}, epoch {lock.epoch}, committed {lock.checkpoint}, "
-        f"{len(lock.events)} records wait"
-        for p, lock in enumerate(world.model.locks)
+        f"{len(lock.waiting)} records wait"
+        for p, lock in enumerate(world.server.partitions)
     ]
     for worker in world.workers:
         running = {p: r.epoch for p, r in worker.runners.items() if not r.ended}

@@ -1,7 +1,7 @@
 """A worker of the simulator: the counterpart of the runtime, on virtual time.
 
-``SimWorker`` passes events to a core and performs its effects. It does not depend on the protocol: the
-model's table says what an effect does at Redis.
+``SimWorker`` passes events to a core and performs its effects. It does not depend on the protocol: redisio's
+table of operations says what an effect does at Redis.
 """
 
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from streamworker.core import events as ev
 from streamworker.core.ownership.pulse import BEAT_RETRIES
 from streamworker.core.protocols.membership import events as calls
-from streamworker.errors import ConfigurationError
+from streamworker.errors import BackendError, ConfigurationError
 from tests.simulator.process import Process
 from tests.simulator.runner import SimRunner
 
@@ -43,7 +43,7 @@ class SimWorker(Process):
         """Whether a read of the control stream is scheduled; it finds all messages until then."""
         self._look_ms: int | None = None
         """When the core's deadline is looked at next, by the simulation's clock."""
-        self._control_read, _ = world.model.control_after(0)
+        self._control_read = world.server.newest_message()
         self.core = world.make_core(self)
         self.connect()
         self.later(0, lambda: self.handle(ev.Started()))
@@ -115,21 +115,19 @@ class SimWorker(Process):
         self._polling = False
         if self.link is None or self.cut or self.deaf:
             return
-        self._control_read, messages = self.world.model.control_after(self._control_read)
+        self._control_read, messages = self.world.server.control_after(self._control_read)
         if messages and self.world.random.random() >= self.world.conditions.control_lost:
             self.handle(ev.ControlReceived(messages))
 
     def look_for_requests(self) -> None:
         """Read the versions of the requests in the locks that it holds."""
-        locks, held = self.world.model.locks, self.core.held
-        self.request(
-            lambda: ev.RequestsSeen({p: locks[p].requested for p in held}), self.handle, lambda: None
-        )
+        server, held = self.world.server, self.core.held
+        self.request(lambda: ev.RequestsSeen(server.requested(held)), self.handle, lambda: None)
 
     # -- effects -------------------------------------------------------------------------------
 
     def _perform(self, effect: ev.Effect) -> None:
-        """Perform an effect; those that a worker does not perform itself are calls to the model."""
+        """Perform an effect; those that a worker does not perform itself are redisio's."""
         match effect:
             case ev.StartRunner():
                 self._start_runner(effect)
@@ -164,13 +162,13 @@ class SimWorker(Process):
 
     def _post(self, effect: ev.PostControl) -> None:
         """Send a message to the control stream, without waiting for an answer."""
-        world, model, link, run = self.world, self.world.model, self.link, self.world.model.run
+        world, server, link, run = self.world, self.world.server, self.link, self.world.server.runs
         if link is None or self.cut or world.random.random() < world.conditions.lost / 2:
             return
 
         def arrive() -> None:
-            if model.run == run and (self.link == link or world.random.random() < 0.5):
-                model.post(effect.message)
+            if server.runs == run and (self.link == link or world.random.random() < 0.5):
+                server.post(effect.message)
 
         world.clock.after(world.latency_ms(), arrive)
 
@@ -203,8 +201,8 @@ class SimWorker(Process):
         return runner
 
     def _operate(self, effect: ev.Effect) -> None:
-        """Perform an effect at the model, and pass its answer, or "no answer", to the core."""
-        world, model = self.world, self.world.model
+        """Perform an effect at the server, and pass its answer, or "no answer", to the core."""
+        world, server = self.world, self.world.server
         subjects = _subjects(effect)
         if subjects & self._calls:
             world.checker.found("crash", f"{self.name} has two calls about one thing under way: {effect}")
@@ -215,7 +213,7 @@ class SimWorker(Process):
             self.handle(event)
 
         self.request(
-            lambda: model.perform(effect, lambda: world.random.random() < world.conditions.lost),
+            lambda: server.perform(effect, lambda: world.random.random() < world.conditions.lost),
             answered,
             lambda: answered(ev.Unanswered(effect)),
         )
@@ -240,7 +238,10 @@ class SimWorker(Process):
         interval_ms = world.timing.heartbeat_interval_ms
         retry_ms = interval_ms // BEAT_RETRIES
 
-        def heard(event: calls.HeartbeatDone) -> None:
+        def heard(event: calls.HeartbeatDone | BackendError) -> None:
+            if isinstance(event, BackendError):
+                again(retry_ms)
+                return
             self.soon(lambda: self.handle(event))
             again(interval_ms)
 
@@ -253,9 +254,10 @@ class SimWorker(Process):
         load = sum((loads or {}).values())
         self._is_beating = True
 
-        def ask() -> calls.HeartbeatDone:
-            done = world.model.heartbeat(member, link, sent_ms, load, loads)
-            world.checker.beaten(done, world.model)
+        def ask() -> calls.HeartbeatDone | BackendError:
+            done = world.server.heartbeat(member, link, sent_ms, load, loads)
+            if isinstance(done, calls.HeartbeatDone):
+                world.checker.beaten(done, world.server)
             return done
 
         self.request(ask, heard, lambda: again(retry_ms), lane=self._thread)

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from streamworker.core.control import RequestMade
+from streamworker.core.data.entries import ZERO
 from streamworker.core.protocols.membership.mending import is_of_later_release
 from tests.simulator.faults import QUIET, Fault, FaultKind
 from tests.simulator.group import SimulatedGroup
 from tests.simulator.server.damage import LATER, damaged, places
-from tests.simulator.server.model import Snapshot
-from tests.simulator.server.stored import Lock
+from tests.simulator.store.keyspace import Snapshot
 from tests.simulator.worker import SimWorker
 
 WORKERS_MOST = 10
@@ -93,7 +92,7 @@ class World(SimulatedGroup):
     # -- the operator --------------------------------------------------------------------------
 
     def _operate(self, fault: Fault) -> None:
-        partition = fault.pick // 4 % len(self.model.locks)
+        partition = fault.pick // 4 % len(self.server.partitions)
         self.operator_request(partition, ("retry", "put", "pause", "pause")[fault.pick % 4])
         if fault.pick % 4 > 1:
             self.clock.after(fault.span_ms, lambda: self.operator_request(partition, "resume"))
@@ -105,17 +104,14 @@ class World(SimulatedGroup):
         if not self._has_requests:
             self._has_requests = True
             self.clock.after(REQUESTS_LOOK_MS, self._look_for_requests)
-        lock = self.model.locks[partition]
-        waiting = next((record.id for record in lock.events if record.id > lock.checkpoint), 0)
-        version = self.model.operator_request(partition, order, waiting)
         if order == "resume":
             self.checker.resumed(partition)
-        if version is not None:
-            self.model.post(RequestMade(order, (partition,), (version,), "ann", ""))
+        waiting = self.server.partitions[partition].waiting if order == "put" else ()
+        self.server.operator_request(partition, order, waiting[0].id if waiting else ZERO)
 
     def _resume_all(self) -> None:
-        for partition, lock in enumerate(self.model.locks):
-            if lock.is_paused:
+        for partition, its in enumerate(self.server.partitions):
+            if its.is_paused:
                 self.operator_request(partition, "resume")
 
     def _look_for_requests(self) -> None:
@@ -151,10 +147,10 @@ class World(SimulatedGroup):
         Without a membership document no worker is started: then the declaration of the stream would
         refuse that worker before it takes part.
         """
-        partitions = len(self.model.locks) + more
+        partitions = len(self.server.partitions) + more
         if self.protocol.can_grow:
             self.grow(partitions)
-        elif self.model.membership is not None:
+        elif self.server.membership is not None:
             name = f"w{len(self.workers) + 1}"
             self.note(f"{name} starts, with {partitions} partitions")
             self.workers.append(SimWorker(self, name, partitions=partitions))
@@ -173,9 +169,9 @@ class World(SimulatedGroup):
         self.clock.after(fault.span_ms, better)
 
     def _redis(self, fault: Fault) -> None:
-        model = self.model
+        server = self.server
         if fault.kind is FaultKind.FAILOVER:
-            snapshot, lag_ms = model.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
+            snapshot, lag_ms = server.store.snapshot(), LAG_MS[fault.pick % len(LAG_MS)]
             behind_ms = BEHIND_MS[fault.pick // len(LAG_MS) % len(BEHIND_MS)]
             alone = ALONE[fault.pick // 9 % len(ALONE)] if self.has_chains else ""
             self.clock.after(
@@ -183,46 +179,42 @@ class World(SimulatedGroup):
             )
             return
         self.note(f"Redis restarts {'without' if fault.kind is FaultKind.FLUSH else 'with'} its data")
-        restart = model.flush if fault.kind is FaultKind.FLUSH else model.restart
+        restart = server.flush if fault.kind is FaultKind.FLUSH else server.restart
         restart()
         self._reconnect(fault.span_ms)
 
     def _fail_over(self, snapshot: Snapshot, lag_ms: int, behind_ms: int, away_ms: int, alone: str) -> None:
-        model, partitions, taken = self.model, len(self.model.locks), self.model.stored.taken
         if alone == "targets":
             self.note(f"the server of the targets fails over to a replica that lacks the last {lag_ms} ms")
-            model.lose_taken(snapshot)
+            self.server.fail_over(snapshot, alone)
             return
         clock = f", and the clock of the locks is {behind_ms} ms behind" if behind_ms else ""
         self.note(f"Redis fails over to a replica that lacks the last {lag_ms} ms{clock}")
-        model.lose_suffix(snapshot)
-        if alone == "sources":
-            model.stored.taken = taken
-        model.behind_ms = behind_ms
+        self.server.fail_over(snapshot, alone)
+        self.server.behind_ms = behind_ms
         # The operator who added partitions notices that they are missing, and adds them again.
-        model.locks.extend(Lock() for _ in range(partitions - len(model.locks)))
+        self.server.grow(len(self.server.partitions))
         self._reconnect(away_ms)
 
     def _damage(self, fault: Fault) -> None:
-        stored = self.model.stored
         if not self.protocol.has_document:
             return
         damage = places(fault.pick)
         self.checker.figures.happened()
         if "heartbeats" in damage:
             self.note("a list stands in place of the heartbeats")
-            self.model.damage_beats()
+            self.server.damage_beats()
         if "loads" in damage:
             self.note("a list stands in place of the loads")
             self.measurable_ms = max(self.measurable_ms, self.clock.now_ms + LOADS_AWAY_MS)
-            self.model.damage_loads()
-            self.clock.after(LOADS_AWAY_MS, lambda: self.model.damage_loads(is_right=True))
+            self.server.damage_loads()
+            self.clock.after(LOADS_AWAY_MS, lambda: self.server.damage_loads(is_right=True))
         if "document" not in damage:
             return
-        before = stored.document or b""  # There may be no document yet, or a list in its place.
+        before = self.server.document or b""  # There may be no document yet, or a list in its place.
         what, after = damaged(before, fault.pick)
         self.note(f"the membership document {what}")
-        self.model.damage(after)
+        self.server.damage(after)
         self.may_be_uneven |= what == "gives all to the last"
         if what == LATER:
             # If the previous document is also one of a later release, keep the one before it.
@@ -235,14 +227,14 @@ class World(SimulatedGroup):
 
     def _put_back(self) -> None:
         """Replace a document of a later release by the previous one."""
-        if is_of_later_release(self.model.stored.document or b""):
+        if is_of_later_release(self.server.document or b""):
             self.note("the document of a later release is taken away again")
             self.checker.figures.happened()
             self.known_ms = self.clock.now_ms + KNOWN_MS
-            self.model.damage(self._before_later)
+            self.server.damage(self._before_later)
 
     def _reconnect(self, away_ms: int) -> None:
-        self.checker.restarted(self.model)
+        self.checker.restarted(self.server)
         self.checker.figures.happened(away_ms)
         # Each worker declares the number of partitions when it reconnects to the server.
         self.clock.after(away_ms + self.random.randint(0, 1_000), self._declare)
@@ -254,7 +246,7 @@ class World(SimulatedGroup):
                 worker.later(away_ms + self.random.randint(0, 1_000), worker.connect)
 
     def _declare(self) -> None:
-        self.model.stored.is_declared = True
+        self.server.declare()
 
     # -- one worker ----------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""The simulator's model of Redis: what it stores, and the scripts of each protocol."""
+"""The simulator's server: a store in memory, the scripts that ship, and redisio's own calls of them."""

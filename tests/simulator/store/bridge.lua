@@ -63,6 +63,29 @@ for name, run in pairs(python_commands) do
   commands[name] = function(...) return answer(shape, run(...)) end
 end
 
+-- What keys hold is asked most often, and known here: Python tells it when a key comes or goes.
+local types
+
+local ask = commands.TYPE
+
+local function type_at(key)
+  local known = types[key]
+  if known == '' then return ask(key).ok end
+  return known or 'none'
+end
+
+function commands.TYPE(key)
+  return {ok = type_at(key)}
+end
+
+function commands.EXISTS(...)
+  local count = 0
+  for _, key in ipairs({...}) do
+    if type_at(key) ~= 'none' then count = count + 1 end
+  end
+  return count
+end
+
 redis = {sha1hex = sha1hex, acl_check_cmd = function() return true end}
 
 function redis.call(name, ...)
@@ -92,8 +115,8 @@ local function reply(found)
   return 'many', unpack(found, 1, count)
 end
 
-return function(script, keys, args)
-  KEYS, ARGV = keys, args
+return function(script, keys, args, its_types)
+  KEYS, ARGV, types = keys, args, its_types
   local done, found = pcall(script)
   if done then return reply(found) end
   return 'error', type(found) == 'table' and found.err or tostring(found)

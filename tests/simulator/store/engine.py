@@ -57,7 +57,10 @@ class Engine:
         if (script := self._compiled.get(text)) is None:
             script = self._compiled[text] = self._lua.compile(text)
         table = self._lua.table_from
-        kind, *found = self._run(script, table(keys), table(args))
+        if isinstance(self.store.types, dict):
+            present = self.store.types.items()
+            self.store.types = table({key: kind for key, kind in present if kind is not None})
+        kind, *found = self._run(script, table(keys), table(args), self.store.types)
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -67,12 +70,12 @@ class Engine:
 
     def _command(self, name: str) -> Callable[..., Any]:
         """Return a command as Lua calls it: its values, first their number if the shape needs that."""
-        run = getattr(self.store, f"do_{name.lower()}")
+        run = getattr(Store, f"do_{name.lower()}")
         counts = SHAPES.get(name, "status") != "status"
 
         def called(*words: object) -> Any:
             try:
-                found = run(*[word if type(word) is bytes else argument(word) for word in words])
+                found = run(self.store, *[word if type(word) is bytes else argument(word) for word in words])
             except Refused as refusal:
                 return None, str(refusal).encode()
             except Exception as failure:

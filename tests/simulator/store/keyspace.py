@@ -1,11 +1,13 @@
 """The keys of a store, their expiry and snapshots, and the commands of keys and strings."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tests.simulator.store.values import Refused, Value, integer, type_of, wrong_type
 
 ValueType = TypeVar("ValueType", bound=Value)
+ASK = b""
+"""In place of the type of a key that may have expired."""
 
 
 class Snapshot(NamedTuple):
@@ -28,6 +30,11 @@ class Keyspace:
         self.expiry: dict[bytes, int] = {}
         """When each key expires that does, ms."""
         self._shared: set[bytes] = set()
+        self.types: Any = {}
+        """What ``TYPE`` answers for each key that is there; ``ASK`` for those that expire.
+
+        It is a dict, or a table of Lua that an engine has made of it.
+        """
 
     def snapshot(self) -> Snapshot:
         """Return all that is stored now."""
@@ -38,6 +45,7 @@ class Keyspace:
         """Store again what was stored then."""
         self.values, self.expiry = dict(snapshot.values), dict(snapshot.expiry)
         self._shared = set(self.values)
+        self.types = {key: ASK if key in self.expiry else type_of(each) for key, each in self.values.items()}
 
     def find(self, key: bytes) -> Value | None:
         """Return a value to read."""
@@ -57,6 +65,8 @@ class Keyspace:
         if key in self._shared:
             self._shared.discard(key)
             value = cast("ValueType", value if isinstance(value, bytes) else value.copy())
+        elif key not in self.values:
+            self.types[key] = type_of(value)
         self.values[key] = value
         return value
 
@@ -64,11 +74,13 @@ class Keyspace:
         """Store a value in place of what is there."""
         self._shared.discard(key)
         self.values[key] = value
+        self.types[key] = ASK if key in self.expiry else type_of(value)
 
     def drop(self, key: bytes) -> bool:
         """Remove a key; return whether it was there."""
         self._shared.discard(key)
         self.expiry.pop(key, None)
+        self.types[key] = None
         return self.values.pop(key, None) is not None
 
     def now_ms(self) -> int:
@@ -96,6 +108,7 @@ class Keyspace:
         self.drop(key)
         self.drop(new)
         self.values[new] = value
+        self.types[new] = type_of(value) if until is None else ASK
         if is_shared:
             self._shared.add(new)
         if until is not None:
@@ -125,7 +138,7 @@ class Keyspace:
         else:
             assert not how
         self.drop(key)
-        self.put(key, value)
         if until is not None:
             self.expiry[key] = until
+        self.put(key, value)
         return b"OK"

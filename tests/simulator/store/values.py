@@ -1,6 +1,6 @@
 """What keys hold, and how Redis reads numbers and ids; commands get bytes, and raise what they refuse."""
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass, field
 
 MAX_PART = 2**64 - 1
@@ -82,6 +82,11 @@ class Stream:
         groups = {name: ConsumerGroup(each.last, each.read) for name, each in self.groups.items()}
         return Stream(self.ids[:], self.entries[:], self.last, self.added, self.max_deleted, groups)
 
+    def after(self, at: Id, count: int) -> list[tuple[bytes, tuple[bytes, ...]]]:
+        """Return the first entries after an id."""
+        start = bisect_right(self.ids, at)
+        return self.entries[start : start + count]
+
     def drop_first(self, count: int) -> None:
         """Remove the oldest entries."""
         del self.ids[:count], self.entries[:count]
@@ -100,12 +105,12 @@ class Other:
 
 Value = bytes | Hash | SortedSet | Stream | Other
 
+TYPES = {bytes: b"string", Hash: b"hash", SortedSet: b"zset", Stream: b"stream"}
+
 
 def type_of(value: Value | None) -> bytes:
     """Return what TYPE answers."""
-    if isinstance(value, Other):
-        return value.type
-    return {bytes: b"string", Hash: b"hash", SortedSet: b"zset", Stream: b"stream"}.get(type(value), b"none")
+    return value.type if isinstance(value, Other) else TYPES.get(type(value), b"none")
 
 
 def argument(value: object) -> bytes:
