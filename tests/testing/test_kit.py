@@ -299,7 +299,7 @@ async def test_what_a_test_asks_for_in_vain_is_named(url: str) -> None:
 
     async with local_worker(app, url=url) as worker:
         with pytest.raises(TimeoutError, match=r"timer report fails, attempt .*RuntimeError: no printer"):
-            await worker.run(report, timeout=10)
+            await worker.run(report, timeout=3)
         for other in (add, "report"):
             with pytest.raises(ConfigurationError, match="names no timer of the app"):
                 await worker.run(other)  # type: ignore[arg-type]
