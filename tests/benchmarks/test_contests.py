@@ -198,6 +198,7 @@ async def test_a_batch_handler_stands_beside_each_limit(redis_url: str) -> None:
         assert all(row.ours.median > 0 and row.against.median > 0 for row in rows)
 
 
+@pytest.mark.full("measures for five seconds of a core")
 @pytest.mark.anyio
 async def test_latency_is_from_before_the_send_to_the_handler(redis_url: str) -> None:
     """A median is no more than what nearly all are below."""

@@ -83,6 +83,7 @@ def test_a_command_whose_output_is_closed_does_not_end_as_if_it_had_shown_someth
     assert done.stderr.startswith("Error: Standard output is closed")
 
 
+@pytest.mark.full("starts commands that take four seconds of a core")
 def test_a_command_whose_output_finds_no_room_says_that_what_it_did_stands(
     shop: Path, redis_url: str
 ) -> None:

@@ -120,6 +120,7 @@ def test_doctor_judges_the_server_and_the_app(invoke: Invoke, own_server: Embedd
     assert doctor("nothing:app")[1]["app"] == "fail"
 
 
+@pytest.mark.full("starts commands that take three seconds of a core")
 def test_a_broken_pipe_is_no_traceback(shop: Path, redis_url: str) -> None:
     """`streamworker --help | head -1` closes the pipe early."""
     command = f"{sys.executable} -m streamworker --help | head -1"

@@ -4,11 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.helpers import PATIENCE_S
 
 DOCS = Path(__file__).parents[2] / "docs" / "tracing.md"
 
 
+@pytest.mark.full("a program that imports OpenTelemetry's exporter takes six seconds of a core")
 def test_an_otlp_receiver_gets_the_trace_of_an_order_as_one_tree(redis_url: str) -> None:
     """Each commit and message, and the timer with the trace that it goes on with.
 
