@@ -15,6 +15,7 @@ from streamworker.core.data.batching import (
     SizeEstimate,
     plan_read,
     prefix_within,
+    spacing_us,
 )
 from streamworker.errors import InternalError
 
@@ -175,6 +176,18 @@ def test_a_plan_that_is_kept_is_the_one_that_would_be_made_anew(
         if kept is not None and anew is not None:
             kept, anew = (replace(plan, partitions=tuple(sorted(plan.partitions))) for plan in (kept, anew))
             assert kept == anew
+
+
+@given(st.integers(1, 2_000), st.data())
+def test_reads_that_bring_little_for_each_partition_are_spaced(asked: int, data: st.DataObject) -> None:
+    """Asking and waking cost a bounded part of the time, and what a full read leaves is read at once."""
+    answered = data.draw(st.integers(0, asked))
+    entries = data.draw(st.integers(answered, 10 * answered))
+    found = spacing_us(asked, answered, entries)
+    assert found >= 50 * asked or entries >= asked
+    assert found >= min(200 * answered, 2_000) or entries >= 4 * answered
+    assert found <= max(50 * asked, 2_000)
+    assert found == 0 or entries < 4 * asked
 
 
 def test_partitions_that_do_not_all_fit_take_turns() -> None:

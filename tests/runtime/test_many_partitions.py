@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.rebalances.command_count import CommandCount
 from streamworker import App
-from streamworker.core.data.batching import BatchLimits, SizeEstimate
+from streamworker.core.data.batching import SPACING_US, BatchLimits, SizeEstimate
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import sizes_of
 from streamworker.redisio.group.requests import read_versions
@@ -20,7 +20,6 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime import group
 from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
-from streamworker.runtime.read.fetcher import SPACING_US
 from streamworker.testing import local_worker
 from tests.conftest import SpawnWorker
 from tests.helpers import PATIENCE_S, wait_for_async
@@ -175,7 +174,7 @@ async def test_a_partition_that_is_behind_is_read_alone_between_the_reads_of_all
 
     The next read of all is seconds away here: on a busy machine it would be due after each of the others.
     """
-    monkeypatch.setattr("streamworker.runtime.read.fetcher.SPACING_US", 100_000)
+    monkeypatch.setattr("streamworker.core.data.batching.SPACING_US", 100_000)
     count, entries = 400, 5_000
     async with bench(redis_url, partitions=count) as desk:
         key = desk.stream_keys.events(7)

@@ -248,6 +248,29 @@ class Candidates:
         return plan_read(its, free_bytes=free_bytes, count_max=count_max, turn=turn, behind=behind)
 
 
+SPACING_US = 50
+"""Asking for a partition costs worker and server together 3 us (measured), whether it has entries or not. So
+asking takes 6% of a core at most. If one worker has a thousand partitions, an entry waits 50 ms at most."""
+FEW_ENTRIES = 4
+FEW_SPACING_US, FEW_SPACING_MAX_US = 200, 2_000
+"""To wake a partition costs as much as ten entries. At 20,000 entries a second over 8 partitions reads are
+1.6 ms apart, and each brings four for a partition. Where entries come further apart, none waits."""
+
+
+def spacing_us(asked: int, answered: int, entries: int) -> int:
+    """Return how long after a read the next one may begin; meanwhile partitions that have more are read.
+
+    ``asked`` partitions were read, and ``answered`` of them had ``entries`` together.
+
+    >>> spacing_us(1_024, 500, 500), spacing_us(8, 8, 8), spacing_us(8, 1, 1), spacing_us(8, 8, 800)
+    (51200, 1600, 400, 0)
+    """
+    spacing = SPACING_US * asked if entries < asked else 0
+    if entries < FEW_ENTRIES * answered:
+        spacing = max(spacing, min(FEW_SPACING_US * answered, FEW_SPACING_MAX_US))
+    return spacing
+
+
 class Halving:
     """Searches for the records that make a batch fail.
 

@@ -10,7 +10,7 @@ import contextlib
 
 import anyio
 
-from streamworker.core.data.batching import ReadPlan
+from streamworker.core.data.batching import ReadPlan, spacing_us
 from streamworker.errors import BackendError, BackendUnavailable
 from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend, BlockingConnection
@@ -25,13 +25,8 @@ PARTIAL_BLOCK_MS = 20
 """How long a read blocks if the budget forced it to leave out partitions without work. The next read asks
 those: they may have entries that this read does not report."""
 
-SPACING_US = 50
-"""Spacing between the starts of two reads, for each partition that they ask, if a read brings less than one
-entry for each. Asking costs worker and server together 3 us a partition (measured), whether it has entries
-or not, so asking takes 6% of a core at most. If one worker has a thousand partitions, an entry waits 50 ms
-at most for its read. With few partitions or few entries it does not wait. Meanwhile the fetcher reads only
-partitions that are known to have more."""
 SPACING_MIN_S = 0.001
+"""A shorter spacing of two reads is not kept."""
 
 UNBLOCK_RETRY_MS = 5
 """Pause before a wake-up is repeated: one that reaches the server before the read has no effect."""
@@ -93,11 +88,11 @@ class Fetcher(Reads):
                 if was_away:
                     was_away = False
                     self.on_back()
-                if not brief and brought < len(plan.partitions):
-                    all_at_s = began_s + len(plan.partitions) * SPACING_US / 1e6
+                if not brief:
+                    all_at_s = began_s + spacing_us(len(plan.partitions), *brought) / 1e6
 
-    async def _read(self, connection: BlockingConnection, plan: ReadPlan, *, blocks: bool) -> int:
-        """Make a read; return how many entries it brought."""
+    async def _read(self, connection: BlockingConnection, plan: ReadPlan, *, blocks: bool) -> tuple[int, int]:
+        """Make a read; return how many partitions had entries, and how many it brought."""
         asked = self.asked(plan)
         positions = {partition: buffer.position for partition, buffer in asked.items()}
         block_ms = 0
@@ -110,7 +105,7 @@ class Fetcher(Reads):
             answer = await streams.read(connection, self.keys, positions, plan.count, block_ms)
         finally:
             self._waits_for = None
-        return self.put(asked, plan.count, answer)
+        return len(answer), self.put(asked, plan.count, answer)
 
     # -- waking a read that blocks -----------------------------------------------------------
 
