@@ -252,6 +252,7 @@ class ProducerLane(Channel[Batch]):
             self.most = 3
         for batch in self.in_flight:
             if not batch.tries and batch.answer is None:
+                self.tries(batch, Clock.now_s())
                 batch.tries += 1
                 self.world.send(AppendTry(self.world, batch))
 
@@ -270,6 +271,10 @@ class ProducerLane(Channel[Batch]):
             case AppendVerdict.NOT_WRITTEN:
                 self.most = 1
                 self.put_back(batch)
+            case AppendVerdict.FORGOTTEN:
+                for send in batch.sends:
+                    send.state = "unknown" if send.state == "waits" else send.state
+                self.finish(batch)
             case AppendVerdict.REPEAT:
                 if reply.code is AppendCode.OTHER:
                     self.compare()
@@ -588,9 +593,11 @@ class World:
             self.owners = [*self.owners[-1:], Owner(self)]  # The one before goes on for a while.
 
     def _rest(self) -> None:
-        """Let an hour pass without a send."""
-        if self.lanes[-1].is_idle and not self.sent:
-            Clock.ticks += self.draw.randint(FORGOTTEN_TICKS + 1, 2 * FORGOTTEN_TICKS)
+        """Let up to two hours pass: nothing that is under way lives that long."""
+        for its in list(self.waiting):
+            self.lose(its)
+        self.sent.clear()
+        Clock.ticks += self.draw.randint(FORGOTTEN_TICKS // 3, 2 * FORGOTTEN_TICKS)
 
     # -- a run -----------------------------------------------------------------------------------
 

@@ -10,7 +10,10 @@ import redis
 
 from streamworker.core.data.partitioner import partition_for
 from streamworker.errors import BackendRefused, ProducerError, StreamFull
+from streamworker.redisio.scripts import APPEND, SEND_ONCE
+from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.send import lanes as lanes_module
+from streamworker.runtime.send import named
 from streamworker.runtime.send.producer import LEADS
 from tests.chaos.proxy import Proxy, proxied
 from tests.helpers import PATIENCE_S, wait_for_async
@@ -236,6 +239,59 @@ async def test_an_answer_from_before_a_failover_confirms_nothing_after_it(redis_
             assert (await first, await second) == (300, 300)
             assert len(records_in(direct, key)) == length + 600
         assert (await desk.numbers())[-600:] == list(range(600))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("id", [None, "an-id"])
+async def test_a_send_that_redis_may_have_forgotten_is_not_written_twice(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, before: int, id: str | None
+) -> None:
+    """Its answers are lost for over an hour, after which Redis forgets it, and its sender is told."""
+    stream = {"id_window_ms": 60_000}
+    async with (
+        proxied(redis_url) as proxy,
+        bench(proxy.url, run=False, call_timeout_ms=200, stream=stream) as desk,
+    ):
+        await desk.producer._lanes.declaration.make()
+        await desk.producer.send_many(ORDERS[:before])
+        key = desk.stream_keys.events(0)
+        with redis.Redis.from_url(redis_url) as direct:
+            for script in (APPEND, SEND_ONCE):
+                direct.script_load(script.text)
+            proxy.hold(up=False)
+            sending = asyncio.create_task(desk.producer.send(Order(7), id=id))
+            await wait_for_async(lambda: len(records_in(direct, key)) == before + 1, "it is written")
+            await asyncio.sleep(0.3)  # For a try without an answer to end.
+            for module in (lanes_module, named):
+                monkeypatch.setattr(module, "monotonic_s", lambda: monotonic_s() + 4_000)
+            direct.delete(*direct.keys("*producer*"), *direct.keys("*seen*"))
+            proxy.reset()  # The answers that are held are lost.
+            proxy.heal()
+            with pytest.raises(ProducerError, match="may have forgotten"):
+                await sending
+            await desk.producer.send(Order(8))
+        assert await desk.numbers() == [*range(before), 7, 8]
+        assert await desk.producer.verify() == []
+
+
+async def test_a_send_whose_answers_are_lost_for_an_hour_is_confirmed_if_redis_has_it(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try lets Redis remember it for a further hour."""
+    async with proxied(redis_url) as proxy, bench(proxy.url, run=False, call_timeout_ms=200) as desk:
+        await desk.producer._lanes.declaration.make()
+        key = desk.stream_keys.events(0)
+        with redis.Redis.from_url(redis_url) as direct:
+            for script in (APPEND, SEND_ONCE):
+                direct.script_load(script.text)
+            proxy.hold(up=False)
+            sending = asyncio.create_task(desk.producer.send(Order(7)))
+            await wait_for_async(lambda: len(records_in(direct, key)) == 1, "it is written")
+            await asyncio.sleep(0.3)  # For a try without an answer to end.
+            monkeypatch.setattr(lanes_module, "monotonic_s", lambda: monotonic_s() + 4_000)
+            proxy.heal()
+            sent = await sending
+            assert str(sent.entry_id).encode() == records_in(direct, key)[0][0]
 
 
 async def test_an_append_that_is_faster_than_the_one_before_it_goes_again_behind_it(redis_url: str) -> None:

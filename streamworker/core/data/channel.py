@@ -15,6 +15,9 @@ and takes an append only if it stands where that append follows. So these hold, 
 3. If an append is not written and never will be, what follows it never will be either: it is put back, too.
 4. A partition that stands behind what it had confirmed has lost that. It says where it stands, and the
    append that was refused goes on from there.
+5. What a partition may have forgotten is not sent again as it was. An append that has had no answer for too
+   long asks, by following itself: the partition has it, or refuses it. If the partition knows nothing of the
+   producer any more, nobody can tell whether it was written, and the append ends.
 """
 
 from collections import deque
@@ -34,7 +37,8 @@ server mostly loses the last second."""
 
 REMEMBERED_FOR_S = 3_000.0
 """Redis forgets a number an hour after its last use (``append.lua``). If the last confirmation is older than
-this, a number that Redis does not know is not taken for a loss."""
+this, a number that Redis does not know is not taken for a loss. If a try without an answer is older, Redis
+may have taken it and forgotten it."""
 
 
 class AppendCode(Enum):
@@ -95,6 +99,8 @@ class AppendVerdict(Enum):
     """Redis refused it. An earlier try without an answer may still be written."""
     REPEAT = "repeat"
     """Send it again, unchanged."""
+    FORGOTTEN = "forgotten"
+    """It may have been written, and never will be now: the partition has forgotten the producer."""
     KEPT = "kept"
     """Its answer waits until the append before it has ended: senders get their answers in order."""
 
@@ -102,13 +108,15 @@ class AppendVerdict(Enum):
 class InFlight:
     """An append that has not ended."""
 
-    __slots__ = ("answer", "follows", "has_ended", "is_early", "number", "unanswered")
+    __slots__ = ("answer", "follows", "has_ended", "is_early", "number", "tried_s", "unanswered")
 
     def __init__(self) -> None:
         self.number = 0
         self.follows = 0
         self.unanswered = False
         """Whether a try had no answer: it may have been written, or may still arrive."""
+        self.tried_s: float | None = None
+        """When its first try began, of those since the partition was last known to remember the producer."""
         self.answer: AppendReply | None = None
         """Its answer, while that is kept."""
         self.is_early = False
@@ -146,6 +154,13 @@ class Channel(Generic[A]):
         append.number = self.number
         self.in_flight.append(append)
 
+    def tries(self, append: A, now_s: float) -> None:
+        """Note that a try begins, the first or a further one."""
+        if append.tried_s is None:
+            append.tried_s = now_s
+        elif append.unanswered and now_s - append.tried_s >= REMEMBERED_FOR_S:
+            append.follows = append.number  # It asks whether it is there.
+
     def answered(self, append: A, reply: AppendReply) -> AppendVerdict:
         """Take in the answer to an append that has not ended.
 
@@ -162,8 +177,13 @@ class Channel(Generic[A]):
             append.answer = reply
             return AppendVerdict.KEPT
         if reply.code is AppendCode.OTHER:
+            stands = int(reply.value)
+            if append.follows == append.number:
+                if not stands:
+                    return AppendVerdict.FORGOTTEN
+                append.tried_s = None
             if not is_early:
-                self.stands = append.follows = int(reply.value)
+                self.stands = append.follows = stands
             return AppendVerdict.REPEAT
         if reply.code is AppendCode.REFUSED or reply.has_no_room:
             return AppendVerdict.NOT_WRITTEN if reply.has_no_room else AppendVerdict.REFUSED

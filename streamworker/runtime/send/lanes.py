@@ -46,7 +46,7 @@ from streamworker.runtime.send.lane import (
     Piece,
     check_on_full,
 )
-from streamworker.runtime.send.refusals import full, not_begun, not_in_time, refused_later, tell
+from streamworker.runtime.send.refusals import forgotten, full, not_begun, not_in_time, refused_later, tell
 from streamworker.runtime.telling import tell_lost, warn
 from streamworker.settings import Settings
 
@@ -244,6 +244,9 @@ class Lanes:
                     for batch in batches:
                         batch.lane.put_back(batch)
                     return
+                now_s = monotonic_s()
+                for batch in batches:
+                    batch.lane.tries(batch, now_s)
                 appends = [batch.append(self._id, self._spec.records_max, self._packing) for batch in batches]
                 replies = await streams.append_many(self._backend, self._keys, appends, self._durability)
             except BackendUnavailable as error:
@@ -289,6 +292,8 @@ class Lanes:
             case AppendVerdict.REFUSED:
                 assert reply.error is not None
                 self._fail(batch, reply.error)
+            case AppendVerdict.FORGOTTEN:
+                self._fail(batch, forgotten(self._spec))
             case AppendVerdict.REPEAT:
                 if isinstance(reply.error, NotDurable):
                     lane.undurable = reply.error.message
@@ -381,7 +386,7 @@ class Lanes:
                 self._fail(batch, error)
 
     def _fail(self, batch: Batch, error: StreamworkerError) -> None:
-        if batch.unanswered and not isinstance(error, InternalError):
+        if batch.unanswered and isinstance(error, BackendError):
             error = refused_later(self._spec, error)
         for part in batch.parts:
             part.refuse(error)

@@ -5,11 +5,12 @@ They do not queue in a lane: the id makes a repeat harmless, so that each is a c
 
 import asyncio
 import datetime as dt
+import math
 import random
 import secrets
 from typing import NamedTuple
 
-from streamworker.core.data.channel import AppendCode, AppendReply
+from streamworker.core.data.channel import REMEMBERED_FOR_S, AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
@@ -32,7 +33,7 @@ from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
 from streamworker.runtime.send.lanes import Declaration, full_pauses
-from streamworker.runtime.send.refusals import full, not_begun, refused_later, too_many
+from streamworker.runtime.send.refusals import forgotten, full, not_begun, refused_later, too_many
 from streamworker.runtime.telling import warn
 
 ID_BYTES_MAX = 1_024
@@ -137,9 +138,15 @@ class NamedSends:
         trouble: StreamworkerError | None = None
         may_be_done = False
         began_s = monotonic_s()
+        # Ten minutes less than Redis knows a call: a repeat after that would be done again.
+        known_s = max(REMEMBERED_FOR_S, self._spec.id_window_ms / 1000 - 600)
+        ends_s = math.inf
         try:
             async with asyncio.timeout(timeout):
                 while True:
+                    tried_s = monotonic_s()
+                    if tried_s >= ends_s:
+                        raise forgotten(self._spec)
                     reply = await self._once(call)
                     is_full = reply.has_no_room
                     trouble = refusal(self._spec, partition) if is_full else reply.error
@@ -151,6 +158,7 @@ class NamedSends:
                     pause_ms = (when_full if is_full else pauses).next_ms()
                     if not is_full:
                         may_be_done = True
+                        ends_s = min(ends_s, tried_s + known_s)
                         warn(_log, "send_unanswered", trouble, stream=self._spec.name, retry_in_ms=pause_ms)
                     await asyncio.sleep(pause_ms / 1000)
         except TimeoutError:

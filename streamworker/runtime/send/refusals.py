@@ -45,6 +45,16 @@ def refused_later(spec: StreamSpec, error: StreamworkerError) -> ProducerError:
     )
 
 
+def forgotten(spec: StreamSpec) -> ProducerError:
+    """Return the error for a send whose first try had no answer, and that Redis can have forgotten since."""
+    return ProducerError(
+        f"Stream {spec.name!r}: Redis gave no answer for so long that it may have forgotten the first try. "
+        "The record may or may not be there. To send it again could write it twice.",
+        remedy="Look whether it is there. A timeout= ends a send sooner; one with an id= may be repeated for "
+        "as long as id_window.",
+    )
+
+
 def not_begun(spec: StreamSpec, timeout: float | None, trouble: BackendError | None) -> ProducerError:
     """Return the error for a send of which nothing has left this process; ``trouble`` says why."""
     return ProducerError(

@@ -98,15 +98,15 @@ local function add_packed(events, counts, at, left)
   return last
 end
 
--- Adds the records that ARGV has from `from` on. First comes their number; then 'v', and a payload for each
+-- Adds the `count` records that ARGV has from `from` on. First comes their number; then 'v', and a payload for each
 -- record; or 'f', and for each record the number of its fields and values, and these; or 'p', and for each entry
 -- the number of its records, of its fields and values, and these. Returns the id of the last record; or nil and
 -- an error, before anything was written.
-local function add_records(events, counts, from)
-  local count, kind, next_id, last = tonumber(ARGV[from]), ARGV[from + 1], '*', nil
+local function add_records(events, counts, from, count)
+  local kind, next_id, last = ARGV[from + 1], '*', nil
   if kind == 'p' then return add_packed(events, counts, from + 2, count) end
   local call, argv, i = redis.call, ARGV, from + 2
-  for _ = 1, count do
+  for left = count - 1, 0, -1 do
     if kind == 'v' then
       last = call('XADD', events, next_id, 'v', argv[i])
       i = i + 1
@@ -116,7 +116,7 @@ local function add_records(events, counts, from)
       i = i + 1 + n
     end
     -- In Redis 7.0 the clock advances within a script, so '*' could use the next millisecond.
-    if next_id == '*' then next_id = string.match(last, '^%d+') .. '-*' end
+    if left > 0 and next_id == '*' then next_id = string.match(last, '^%d+') .. '-*' end
   end
   return last
 end
@@ -130,6 +130,6 @@ local function take(events, counts, since, through, stands, before, limit, at)
   if sealed then return 'SEALED' end
   length = with_room(events, length, count, limit)
   if limit > 0 and length + count > limit then return 'FULL', '', length end
-  local last, refused = add_records(events, counts, at)
+  local last, refused = add_records(events, counts, at, count)
   return refused or 'OK', last, length + count
 end
