@@ -13,6 +13,8 @@ from tests.core.groups import check, running, settled, until
 from tests.simulator.faults import Fault, FaultKind
 from tests.simulator.world import World
 
+pytestmark = pytest.mark.timeout(600)
+"""Minutes of virtual time take seconds of a core, which a busy machine may give them late."""
 TIMING = Lease()
 ROUND_MS = TIMING.normal_ms + 200
 """Within this a node has looked at each partition once; 200 ms pass before it begins."""
