@@ -283,7 +283,9 @@ async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(
                 await asyncio.sleep(seconds)
             had_s = cpu_s(team) - had_s
             burnt_s = [sum(psutil.Process(burner.pid).cpu_times()[:2]) for burner in burners]
-            assert min(burnt_s) > seconds / 20, f"not all were busy: {burnt_s}"
+            assert min(burnt_s) > had_s / 4, (
+                f"each had more than a worker, on any machine: {burnt_s}, {had_s}"
+            )
         finally:
             for burner in burners:
                 burner.signal(signal.SIGKILL)

@@ -28,8 +28,8 @@ def check(schedule: Schedule, count: int) -> list[Outcome]:
 
 
 SOAK = pytest.mark.soak
-NIGHTLY = 1_500
-"""Minutes on two cores; `make simulate SCHEDULES=100000` takes hours."""
+NIGHTLY = 1_000
+"""Some minutes on two cores, each night others; `make simulate SCHEDULES=100000` takes hours."""
 JUDGED = 110
 """In the thousands of the soak a move may have a cause that the simulator does not know."""
 
