@@ -231,6 +231,16 @@ def wrong_type(key: bytes | str) -> BackendRefused:
     )
 
 
+def sealed() -> BackendRefused:
+    """Return the error for a partition that takes nothing any more, which a later release may say."""
+    return BackendRefused(
+        "A partition of the stream is sealed: it takes no more records, and this release does not know where "
+        "they go.",
+        remedy="Update this program. If no release has sealed it, delete the field `sealed` of its counts "
+        "(docs: redis-keys).",
+    )
+
+
 def log_ahead(key: str, last: str, rows: str) -> BackendRefused:
     """Return the error for an acked log to which no commit can be added."""
     return BackendRefused(

@@ -168,5 +168,6 @@ async def test_a_sealed_partition_takes_nothing_and_still_knows_what_it_took(gro
     assert await answers(2, further, "next") == [AppendCode.SEALED, AppendCode.SEALED, AppendCode.OTHER]
     assert await answers(3, message, "call") == [AppendCode.OTHER, AppendCode.DUP, AppendCode.DUP]
     first = later.send_once(STREAM, 0, later.digest_of(b"ann", "b"), "c", [b"v", b"x"], window_ms=9, limit=0)
-    assert (await first.run(group.backend, MEMORY)).code is AppendCode.SEALED
+    refused = await first.run(group.backend, MEMORY)
+    assert refused.code is AppendCode.SEALED and "is sealed" in str(refused.error)
     assert raw.xlen(STREAM.events(0)) == 3

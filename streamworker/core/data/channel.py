@@ -53,7 +53,8 @@ class AppendCode(Enum):
     """Nothing was written: the partition stands elsewhere than the append follows. For a record with an id:
     another one of that id is there."""
     SEALED = "SEALED"
-    """Nothing was written: the append follows all that the partition took, which takes nothing any more."""
+    """Nothing was written: the append follows all that the partition took, which takes nothing any more. This
+    release seals no partition, and reports ``error``."""
     REFUSED = "REFUSED"
     """Nothing was written: Redis refused, and ``error`` says why."""
     UNKNOWN = "UNKNOWN"
@@ -79,9 +80,9 @@ class AppendReply:
         return self.code in (AppendCode.OK, AppendCode.DUP)
 
     @property
-    def has_no_room(self) -> bool:
-        """Whether the partition takes nothing, now or any more; its source tries again later."""
-        return self.code in (AppendCode.FULL, AppendCode.SEALED)
+    def is_refused(self) -> bool:
+        """Whether its source is told why, in ``error``."""
+        return self.code in (AppendCode.REFUSED, AppendCode.SEALED)
 
     @property
     def last_id(self) -> EntryId | None:
@@ -185,8 +186,10 @@ class Channel(Generic[A]):
             if not is_early:
                 self.stands = append.follows = stands
             return AppendVerdict.REPEAT
-        if reply.code is AppendCode.REFUSED or reply.has_no_room:
-            return AppendVerdict.NOT_WRITTEN if reply.has_no_room else AppendVerdict.REFUSED
+        if reply.is_refused:
+            return AppendVerdict.REFUSED
+        if reply.code is AppendCode.FULL:
+            return AppendVerdict.NOT_WRITTEN
         self.stands = append.number
         return AppendVerdict.WRITTEN
 

@@ -43,6 +43,7 @@ from streamworker.redisio.scripts import (
     Call,
     Script,
     checked,
+    sealed,
     wrong_type,
 )
 from streamworker.redisio.wire.client import Backend, BlockingConnection
@@ -336,7 +337,7 @@ def _append_reply(reply: Any, must_write: bool) -> AppendReply:
     if isinstance(reply, Undurable):
         found = _append_reply(reply.reply, must_write)
         # What was refused wrote nothing that could be lost. OTHER may say that a message is there.
-        is_safe = found.code in (AppendCode.FULL, AppendCode.REFUSED)
+        is_safe = found.is_refused or found.code is AppendCode.FULL
         return found if is_safe else AppendReply(AppendCode.UNKNOWN, error=reply.error())
     if reply[0] == b"BADTYPE":
         return AppendReply(AppendCode.REFUSED, error=wrong_type(reply[1]))
@@ -345,7 +346,7 @@ def _append_reply(reply: Any, must_write: bool) -> AppendReply:
     if must_write and not wrote:  # Only a WAIT after a write proves something.
         error = Undurable(None, "its repeat may not write, since Redis is out of memory").error()
         return AppendReply(AppendCode.UNKNOWN, error=error)
-    return AppendReply(AppendCode(code.decode()), value, length)
+    return AppendReply(AppendCode(code.decode()), value, length, sealed() if code == b"SEALED" else None)
 
 
 async def last_numbers(

@@ -307,7 +307,7 @@ class Forwarder:
         try:
             if reply.code is AppendCode.OTHER:
                 pause_ms = await self._compare(queue, reply)
-            elif not reply.has_no_room:
+            elif reply.code is not AppendCode.FULL:
                 self._unanswered(queue, reply.error)
             elif pause_ms >= SHOWN_PAUSE_MS:
                 target = StreamKeys(self.app, queue.to.stream)

@@ -353,12 +353,11 @@ class Lanes:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
         lane.put_back(batch)
-        if reply.code is AppendCode.FULL:
-            lane.found_room(self._spec.records_max - reply.length)
-            if lane.room > 0 and not batch.is_wide:
-                return
-            lane.room = 1 if batch.is_wide else APPEND_ENTRIES_MAX
-            tell(lane.parts, full(self._spec, lane.partition))
+        lane.found_room(self._spec.records_max - reply.length)
+        if lane.room > 0 and not batch.is_wide:
+            return
+        lane.room = 1 if batch.is_wide else APPEND_ENTRIES_MAX
+        tell(lane.parts, full(self._spec, lane.partition))
         if not all(part.given_up for part in lane.parts):
             lane.resting = True
             lane.pauses = lane.pauses or full_pauses(self._rng.random)

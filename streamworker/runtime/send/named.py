@@ -148,12 +148,12 @@ class NamedSends:
                     if tried_s >= ends_s:
                         raise forgotten(self._spec)
                     reply = await self._once(call)
-                    is_full = reply.has_no_room
+                    is_full = reply.code is AppendCode.FULL
                     trouble = refusal(self._spec, partition) if is_full else reply.error
                     if trouble is None:
                         self._observe(call, reply, monotonic_s() - began_s, has_waited=when_full.failures > 0)
                         return reply
-                    if reply.code is AppendCode.REFUSED or (is_full and on_full == "raise"):
+                    if reply.is_refused or (is_full and on_full == "raise"):
                         raise refused_later(self._spec, trouble) if may_be_done else trouble
                     pause_ms = (when_full if is_full else pauses).next_ms()
                     if not is_full:
