@@ -123,6 +123,8 @@ def put_in(plant: Plant) -> Callable[[], None]:
     """Make a mistake in this process; return what takes it back."""
     if plant.file.startswith(LUA):
         changed = _changed_scripts(plant.file.removeprefix(LUA), plant.wrong_text)
+    elif plant.file.endswith(".lua"):
+        changed = _changed_store(Path(plant.file).name, plant.wrong_text)
     else:
         changed = _changed_functions(plant)
     if not changed:
@@ -152,6 +154,14 @@ def _changed_scripts(changed: str, text: str) -> list[tuple[Any, str, Any]]:
         if script.text != new.text
         for name in ("text", "sha")
     ]
+
+
+def _changed_store(changed: str, text: str) -> list[tuple[Any, str, Any]]:
+    """Return what a file of Lua changes in the simulator's store: its functions."""
+    from tests.simulator.store import lua  # only here, since it takes a while
+
+    texts = [text if name == changed else lua.read(name) for name in lua.SOURCES]
+    return [(lua.LUA, name, new) for name, new in vars(lua.Lua(*texts)).items()]
 
 
 def _changed_functions(plant: Plant) -> list[tuple[Any, str, Any]]:

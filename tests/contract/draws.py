@@ -416,8 +416,7 @@ class Draws:
         value = self.store.find(self.at(name))
         if isinstance(value, bytes):
             return f"{len(value)}:{hashlib.sha1(value, usedforsecurity=False).hexdigest()}"
-        kind = self.store.do_type(self.at(name)).decode()
-        return "" if kind == "none" else kind
+        return (self.store.type_at(self.at(name)) or b"").decode()
 
     def group__mend_members(self) -> dict[str, Any]:
         ids = OWNERS[: self.dice.randrange(3)]

@@ -148,7 +148,7 @@ class Drawn:
         if name == b"RPUSH":
             self.store.put(words[0], Other(b"list"))
         else:
-            getattr(self.store, f"do_{name.decode().lower()}")(*words)
+            self.store.call(name.decode(), *words)
 
     def _meddle(self) -> None:
         """Do what another program may do to our keys."""

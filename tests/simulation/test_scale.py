@@ -81,9 +81,9 @@ class LargeWorld(World):
         self.counted = self.server.count
         group = large_group(workers, partitions, assignment)
         document = b'{"generation":%d,%s' % (START_MS, group.body()[1:].encode())
-        self.server.store.do_set(KEYS.members.encode(), document)
+        self.server.store.put(KEYS.members.encode(), document)
         for member in group.members:
-            self.server.store.do_hset(KEYS.beats.encode(), member.id.encode(), b"%d|0||0" % START_MS)
+            self.server.store.call("HSET", KEYS.beats.encode(), member.id.encode(), b"%d|0||0" % START_MS)
         for _ in range(workers):
             self.start()
 

@@ -28,10 +28,10 @@ def run_now(call: Coroutine[Any, Any, T]) -> T:
     raise AssertionError(f"{call} waits for something, and there is nothing to wait for.")
 
 
-def _encoded(words: Sequence[Argument]) -> list[bytes]:
+def _encoded(words: Sequence[Any]) -> list[bytes]:
     """Return arguments as they go over the wire."""
     return [
-        word if isinstance(word, bytes) else word.encode() if isinstance(word, str) else b"%d" % word
+        word if (kind := type(word)) is bytes else word.encode() if kind is str else b"%d" % word
         for word in words
     ]
 
@@ -87,7 +87,7 @@ class StoreBackend:
     async def time_ms(self, near: str = "") -> int:
         """Return the time."""
         del near
-        return ms_of(self.store.do_time())
+        return ms_of(self.store.call("TIME"))
 
     def command(self, name: Argument, *words: Argument) -> Any:
         """Return the reply to a command, or its error."""
@@ -105,8 +105,7 @@ class StoreBackend:
                 case "XRANGE":
                     return _entries(self.store.do_xrange(*args))
                 case _:
-                    reply = getattr(self.store, f"do_{str(name).lower()}")(*args)
-                    return list(reply) if isinstance(reply, tuple) else reply
+                    return self.store.call(str(name), *args)
         except Refused as refusal:
             return BackendRefused(str(refusal), remedy="Look at the key.")
 

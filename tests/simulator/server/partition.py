@@ -30,11 +30,14 @@ class Partition:
         self._messages_key = self.outbox_keys.messages.encode()
 
     def _hash(self, key: bytes) -> Hash:
-        found = self._server.store.values.get(key)
+        found = self._server.store.peek(key)
         return found if isinstance(found, Hash) else EMPTY
 
+    def _field(self, name: bytes) -> bytes:
+        return self._server.store.field(self.lock_key, name) or b""
+
     def _stream(self, key: bytes) -> Stream:
-        found = self._server.store.values.get(key)
+        found = self._server.store.peek(key)
         return found if isinstance(found, Stream) else NO_ENTRIES
 
     # -- the lock ------------------------------------------------------------------------------
@@ -47,44 +50,44 @@ class Partition:
     @property
     def owner(self) -> str:
         """Empty if nobody holds the lock."""
-        return self.lock.get(b"owner", b"").decode()
+        return self._field(b"owner").decode()
 
     @property
     def epoch(self) -> int:
         """The epoch of the owner."""
-        return number(self.lock.get(b"epoch"))
+        return number(self._field(b"epoch"))
 
     @property
     def generation(self) -> int:
         """The generation in which it was acquired."""
-        return number(self.lock.get(b"generation"))
+        return number(self._field(b"generation"))
 
     @property
     def checkpoint(self) -> EntryId:
         """The last record that is committed."""
-        stored = self.lock.get(b"checkpoint")
-        return ZERO if stored is None else EntryId.parse(stored)
+        stored = self._field(b"checkpoint")
+        return EntryId.parse(stored) if stored else ZERO
 
     @property
     def committed(self) -> int:
         """How many records the lock counts."""
-        return number(self.lock.get(b"entries"))
+        return number(self._field(b"entries"))
 
     @property
     def is_paused(self) -> bool:
         """Whether an operator has paused it."""
-        return b"paused_at" in self.lock
+        return self._field(b"paused_at") != b""
 
     @property
     def aside(self) -> tuple[EntryId, ...]:
         """The records that an operator wants set aside."""
-        lines = self.lock.get(b"aside", b"").split(b"\n")
+        lines = self._field(b"aside").split(b"\n")
         return tuple([EntryId.parse(line.partition(b" ")[0]) for line in lines if line])
 
     @property
     def tick(self) -> int:
         """The planned time up to which the timer is done."""
-        return number(self._hash(self._state_key).get(self._server.timer_field))
+        return number(self._server.store.field(self._state_key, self._server.timer_field))
 
     # -- records -------------------------------------------------------------------------------
 
@@ -140,12 +143,13 @@ class Partition:
         self._server.store.put(self._seen_key, Witnessed(b"none", commit, self._last_seen()))
 
     def _last_seen(self) -> Witnessed | None:
-        return cast("Witnessed | None", self._server.store.values.get(self._seen_key))
+        return cast("Witnessed | None", self._server.store.peek(self._seen_key))
 
     def mark(self) -> tuple[bytes | None, bytes | None, int]:
         """Return what each commit changes some of: the checkpoint, the timer, and the acked log."""
         acked = self._stream(self._acked_key)
-        return self.lock.get(b"checkpoint"), self.state.get(self._server.timer_field), acked.added
+        field, timer = self._server.store.field, self._server.timer_field
+        return field(self.lock_key, b"checkpoint"), field(self._state_key, timer), acked.added
 
     # -- the outbox ----------------------------------------------------------------------------
 

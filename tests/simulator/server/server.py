@@ -4,7 +4,9 @@ An answer comes from redisio's own operations, which run as coroutines that neve
 beside the answers is read from the store before and after a script.
 """
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import repeat
 from typing import Any, cast
 
 from streamworker.core import events as ev
@@ -146,7 +148,7 @@ class SimulatedServer(StoreBackend):
         return reply
 
     def _posted(self) -> int:
-        control = self.store.values.get(KEYS.control.encode())
+        control = self.store.peek(KEYS.control.encode())
         return control.added if isinstance(control, Stream) else 0
 
     def _changed(self, script: Script, keys: list[bytes], args: list[bytes]) -> Any:
@@ -176,10 +178,8 @@ class SimulatedServer(StoreBackend):
             self.on_held(partition, number(args[1]))
         return reply
 
-    def _lock_at(self, key: bytes) -> tuple[bytes, bytes, bytes]:
-        found = self.store.values.get(key)
-        lock = found if isinstance(found, Hash) else Hash()
-        return lock.get(b"owner", b""), lock.get(b"epoch", b""), lock.get(b"generation", b"")
+    def _lock_at(self, key: bytes) -> tuple[bytes, ...]:
+        return tuple([self.store.field(key, name) or b"" for name in (b"owner", b"epoch", b"generation")])
 
     def perform(self, effect: ev.Effect, lost: Callable[[], bool] = lambda: False) -> ev.Event:
         """Perform an effect of a core and return the answer.
@@ -234,11 +234,13 @@ class SimulatedServer(StoreBackend):
 
     def newest_message(self) -> EntryId:
         """Return the id of the last control message."""
-        stream = self.store.values.get(KEYS.control.encode())
+        stream = self.store.peek(KEYS.control.encode())
         return EntryId(*stream.last) if isinstance(stream, Stream) else ZERO
 
     def control_after(self, position: EntryId) -> tuple[EntryId, tuple[ControlMessage, ...]]:
         """Return the control messages after an id, and the last one's, from which to go on."""
+        if self.newest_message() <= position:  # as for most polls
+            return position, ()
         found = run_now(control.read_control(cast(BlockingConnection, self), {KEYS: position}, 0))
         messages = (from_fields(fields) for _, _, fields in found)
         return found[-1][1] if found else position, tuple(each for each in messages if each is not None)
@@ -248,7 +250,7 @@ class SimulatedServer(StoreBackend):
     @property
     def document(self) -> bytes | None:
         """The value at the document's key; None if it is no string."""
-        found = self.store.values.get(KEYS.members.encode())
+        found = self.store.peek(KEYS.members.encode())
         return found if isinstance(found, bytes) else None
 
     @property
@@ -262,7 +264,7 @@ class SimulatedServer(StoreBackend):
     @property
     def beats(self) -> dict[str, calls.Beat]:
         """The last heartbeat of each member."""
-        found = self.store.values.get(KEYS.beats.encode())
+        found = self.store.peek(KEYS.beats.encode())
         flat = [part for pair in found.items() for part in pair] if isinstance(found, Hash) else []
         return membership.read_beats(flat)
 
@@ -278,7 +280,7 @@ class SimulatedServer(StoreBackend):
         """Replace the loads by a list, as another program might; with ``is_right`` delete that list."""
         if not is_right:
             self.store.put(KEYS.loads.encode(), Other(b"list"))
-        elif isinstance(self.store.values.get(KEYS.loads.encode()), Other):
+        elif isinstance(self.store.peek(KEYS.loads.encode()), Other):
             self.store.drop(KEYS.loads.encode())
 
     # -- records -------------------------------------------------------------------------------
@@ -301,7 +303,10 @@ class SimulatedServer(StoreBackend):
         if known is None:
             entries = Entries.of([pair])
             entry = as_stored(*entries.origin_at(0))
-            found = tuple([Record(each.id, int(each.fields[b"v"]), entry) for each in entries])
+            numbers = entries.decoded(int, json.loads, b"v")
+            assert numbers is not None
+            ids = map(entries.id_at, range(len(entries)))
+            found = tuple(map(Record, ids, numbers, repeat(entry)))
             known = self._records[id(pair)] = pair, found
         return known[1]
 
@@ -386,7 +391,7 @@ class SimulatedServer(StoreBackend):
 
     def taken(self, to: Target, partition: int) -> OutboxPosition:
         """Return how much a target has taken of a partition."""
-        found = self.store.values.get(NEXT.taken(to.partition).encode())
+        found = self.store.peek(NEXT.taken(to.partition).encode())
         taken = found if isinstance(found, Hash) else Hash()
         stored = taken.get(self.partitions[partition].outbox_keys.source.encode())
         return START if stored is None else OutboxPosition.parse(stored)
@@ -397,7 +402,7 @@ class SimulatedServer(StoreBackend):
 
     def arrived(self, partition: int) -> list[int]:
         """Return the numbers of the records that the targets have from a partition."""
-        found = [self.store.values.get(NEXT.events(target).encode()) for target in range(TARGETS)]
+        found = [self.store.peek(NEXT.events(target).encode()) for target in range(TARGETS)]
         pairs = [pair for stream in found if isinstance(stream, Stream) for pair in stream.entries]
         sent = [record.number for pair in pairs for record in self.records_of(pair)]
         return [each // SOURCES for each in sent if each % SOURCES == partition]
@@ -443,7 +448,7 @@ class SimulatedServer(StoreBackend):
 
     def shares(self, name: str) -> dict[int, bytes]:
         """Return what a hash of one protocol has for partitions."""
-        found = self.store.values.get(KEYS.of_group(name).encode())
+        found = self.store.peek(KEYS.of_group(name).encode())
         return {int(p): each for p, each in found.items() if p.isdigit()} if isinstance(found, Hash) else {}
 
     def empty_store(self) -> None:

@@ -1,8 +1,8 @@
--- What scripts find in Redis: `redis`, `KEYS` and `ARGV`. Each command is one call of Python, which returns several
--- values, so that no object of Python comes into a script: tables are made here. A command that refuses returns
--- nil and a text.
-local python_commands, shape_of, lacks, sha1hex, decode = ...
-local error, type, unpack, pcall = error, type, unpack, pcall
+-- What scripts find in Redis: `redis`, `KEYS` and `ARGV`, and the commands of keyspace.lua. Each other command is one
+-- call of Python, which returns several values, so that no object of Python comes into a script: tables are made here.
+-- A command that refuses returns nil and a text.
+local commands, enter, python_commands, shape_of, lacks, sha1hex, decode, LIST = ...
+local error, type, unpack, pcall, select = error, type, unpack, pcall, select
 
 -- Makes the answer of a command of the values that Python returns.
 local shapes = {}
@@ -57,67 +57,77 @@ local function answer(shape, first, why, ...)
   return shape(first, why, ...)
 end
 
-local commands = setmetatable({}, {__index = function(_, name) return lacks(name) end})
 for name, run in pairs(python_commands) do
-  local shape = shapes[shape_of[name] or 'one']
+  local shape = shapes[shape_of[name]]
   commands[name] = function(...) return answer(shape, run(...)) end
 end
+setmetatable(commands, {__index = function(_, name) return lacks(name) end})
 
--- What keys hold is asked most often, and known here: Python tells it when a key comes or goes.
-local types
+local its_redis = {sha1hex = sha1hex, acl_check_cmd = function() return true end}
+local its_cjson = {decode = decode}
 
-local ask = commands.TYPE
-
-local function type_at(key)
-  local known = types[key]
-  if known == '' then return ask(key).ok end
-  return known or 'none'
-end
-
-function commands.TYPE(key)
-  return {ok = type_at(key)}
-end
-
-function commands.EXISTS(...)
-  local count = 0
-  for _, key in ipairs({...}) do
-    if type_at(key) ~= 'none' then count = count + 1 end
-  end
-  return count
-end
-
-redis = {sha1hex = sha1hex, acl_check_cmd = function() return true end}
-
-function redis.call(name, ...)
+function its_redis.call(name, ...)
   return commands[name](...)
 end
 
-function redis.pcall(name, ...)
+function its_redis.pcall(name, ...)
   local done, found = pcall(commands[name], ...)
   if done or type(found) == 'table' then return found end
   return {err = tostring(found)}
 end
 
-cjson = {decode = decode}
+-- Adds what Redis sends of a reply to a flat list: an array ends at nil.
+local function flatten(flat, value)
+  if type(value) == 'table' and value.ok == nil then
+    local at = #flat
+    flat[at + 1], flat[at + 2] = LIST, 0
+    local count = 0
+    while value[count + 1] ~= nil do
+      count = count + 1
+      flatten(flat, value[count])
+    end
+    flat[at + 2] = count
+  else
+    flat[#flat + 1] = type(value) == 'table' and value.ok or value
+  end
+end
 
--- Returns a flat reply as several values, since Python asks for each value of a table.
+-- Returns a reply as several values, since Python asks for each value of a table.
 local FLAT_MAX = 7000
 
 local function reply(found)
-  if type(found) ~= 'table' or found.ok then return 'one', found end
+  if type(found) ~= 'table' then return 'one', found end
+  if found.ok then return 'one', found.ok end
   if found.err then return 'error', found.err end
   local count = 0
-  while found[count + 1] ~= nil do
-    count = count + 1
-    if type(found[count]) == 'table' then return 'one', found end
-  end
-  if count > FLAT_MAX then return 'one', found end
-  return 'many', unpack(found, 1, count)
+  while found[count + 1] ~= nil and type(found[count + 1]) ~= 'table' do count = count + 1 end
+  if found[count + 1] == nil and count <= FLAT_MAX then return 'many', count, unpack(found, 1, count) end
+  local flat = {}
+  flatten(flat, found)
+  if #flat > FLAT_MAX then return 'table', flat end
+  return 'nested', unpack(flat)
 end
 
-return function(script, keys, args, its_types)
-  KEYS, ARGV, types = keys, args, its_types
-  local done, found = pcall(script)
+local function done_or_error(done, found)
   if done then return reply(found) end
   return 'error', type(found) == 'table' and found.err or tostring(found)
 end
+
+-- Runs a script. The keys and arguments are values, or if they are many, two tables.
+local function run(space, now_us, script, count, ...)
+  enter(space, now_us)
+  redis, cjson = its_redis, its_cjson
+  if count < 0 then
+    KEYS, ARGV = ...
+  else
+    KEYS, ARGV = {unpack({...}, 1, count)}, {select(count + 1, ...)}
+  end
+  return done_or_error(pcall(script))
+end
+
+local function command(space, now_us, name, ...)
+  enter(space, now_us)
+  return done_or_error(pcall(commands[name], ...))
+end
+
+return run, command
