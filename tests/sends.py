@@ -92,7 +92,7 @@ WAYS = (
     Row(
         ProducerError,
         (*SENDS, "cancel"),
-        "Redis did not answer within `timeout=`, or not at first and then refused",
+        "Redis did not answer within `timeout=` or for an hour, or not at first and then refused",
         "maybe; the message says so",
         "503",
         "repeat it with the same `id=`",
