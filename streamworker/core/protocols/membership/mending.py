@@ -29,7 +29,7 @@ LOOKED_AT_BYTES = 1_048_577
 """A fingerprint covers at most this many bytes of a value; a document with a thousand workers has a fifth of
 that."""
 PAUSE_MS = 100
-"""A member waits this long, and at random up to as long again."""
+"""A member waits this long, and everybody at random up to as long again."""
 STRANGER_BEATS = 2
 """A worker that is not a member waits this many heartbeat intervals: by then a member has made the repair."""
 
@@ -71,7 +71,7 @@ class Damage:
         """Note the damaged value by its fingerprint; return when this worker may repair it."""
         if seen != self.seen:
             pause_ms = PAUSE_MS if is_member else STRANGER_BEATS * self._interval_ms
-            self.seen, self._due_ms = seen, now_ms + pause_ms + self._jitter(pause_ms)
+            self.seen, self._due_ms = seen, now_ms + pause_ms + self._jitter(PAUSE_MS)
         return max(self._due_ms, now_ms)
 
     def is_due(self, now_ms: int) -> bool:
