@@ -323,3 +323,12 @@ async def test_no_commit_follows_the_call_of_a_timer_that_a_failover_lost(group:
     known = replace(request(lock, entries), ticked=(sweep, b"1000"))
     assert (await group.commit(known)).code is CommitCode.OK, "an owner that has read the state goes on"
     assert (await group.commit(known)).code is CommitCode.DUP
+
+
+async def test_an_owner_that_has_a_lock_again_commits_with_its_new_epoch_only(group: Group) -> None:
+    """A commit of its earlier ownership may arrive late."""
+    entries, before = await group.begun(1)
+    assert await group.release("w1", before.epoch)
+    now = await group.own()
+    assert (await group.commit(request(before, entries))).code is CommitCode.FENCED
+    assert (await group.commit(request(now, entries))).code is CommitCode.OK

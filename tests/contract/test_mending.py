@@ -74,6 +74,14 @@ async def test_a_large_value_of_another_type_is_named_and_not_kept(group: Group,
     assert b"a list of about" in raw.get(GROUP.damaged)  # type: ignore[operator]
 
 
+async def test_who_is_not_in_the_document_learns_it_from_its_next_heartbeat(group: Group, raw: Raw) -> None:
+    """It joined by a change that the writer had not read, and joins again."""
+    raw.set(GROUP.members, "x")
+    raw.hset(GROUP.beats, mapping={"a.1": "5|6|run|0", "new.1": "5|6|run|0"})
+    assert isinstance(await group.do(mending(fingerprint(b"x"), KNOWN)), Done)
+    assert [(await group.beat(member)).lost for member in ("a.1", "new.1")] == [False, True]
+
+
 async def test_the_generation_is_above_the_last_whatever_the_clock_says(group: Group, raw: Raw) -> None:
     raw.set(GROUP.members, "x")
     after = replace(KNOWN, generation=2**52)

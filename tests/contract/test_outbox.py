@@ -83,6 +83,16 @@ async def test_a_target_that_is_full_takes_nothing_and_later_all(group: Group, r
     assert await payloads(group) == [b"x", b"x", b"a", b"b"]
 
 
+async def test_a_message_of_another_history_is_not_taken_though_its_number_fits(group: Group) -> None:
+    """After a failover a source may send other records under the same numbers."""
+    first, second = chain(2)
+    other = replace(second, since=OutboxPosition(second.since.records, "0" * 12))
+    assert await forward(group, first) == [AppendCode.OK]
+    assert await forward(group, other) == [AppendCode.OTHER]
+    assert await forward(group, second) == [AppendCode.OK]
+    assert len(await payloads(group)) == 2
+
+
 async def test_what_another_program_wrote_there_is_named(group: Group, raw: Raw) -> None:
     """In place of where a target stands, and as a message: no worker ends by it, nor does `doctor`."""
     taken = PRICED.taken(5)

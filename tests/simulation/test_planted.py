@@ -13,10 +13,7 @@ RESULTS = Path(__file__, "../../../docs/planted.json").resolve()
 
 
 def needed() -> dict[str, int]:
-    """Return how many schedules each mistake needed when ``python docs/planted.py`` was run.
-
-    That was before the simulator ran the scripts that ship: a seed gives another run now.
-    """
+    """Return how many schedules each mistake needed when ``python docs/planted.py`` was run."""
     return {name: each["schedules"] for name, each in json.loads(RESULTS.read_text("utf-8")).items()}
 
 
