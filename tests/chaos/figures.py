@@ -1,8 +1,8 @@
 """What the rows F1-F40 of the fault matrix came to: one place to write it down, one to read it.
 
 Tests call :func:`record` with what they measured. It is printed, and where the variable
-``STREAMWORKER_FIGURES`` names a file (docs/reliability.py does so) kept there. Only such a run repeats a
-fault as often as the page says, and only it fails for a time that was missed: it has a machine to itself.
+``STREAMWORKER_FIGURES`` names a file (docs/reliability.py does so) kept there. Only such a run
+repeats a fault as often as the page says; a night repeats it less often.
 """
 
 import fcntl
@@ -23,14 +23,9 @@ Verdict = Literal["met", "missed", "shown", "refused"]
 """``shown``: the target has no figure. ``refused``: it is not offered, and said so loudly."""
 
 
-def are_kept() -> bool:
-    """Whether this run measures for the page."""
-    return VARIABLE in os.environ
-
-
 def repeats(full: int, nightly: int) -> int:
     """Return how often a soak test repeats its fault: in full for the page, else as one night has room."""
-    return full if are_kept() else nightly
+    return full if VARIABLE in os.environ else nightly
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

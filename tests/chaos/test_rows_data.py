@@ -406,8 +406,7 @@ async def test_workers_whose_clocks_are_wrong_do_what_the_others_do(yard: Yard) 
         "F26",
         "workers an hour and a day off, either way; each killed once",
         target="no difference in what they do",
-        met=deaths == len(shifts),
-        most_ms=DEAD_MS + 1_000,
+        met=max(samples) <= DEAD_MS + 1_000 and deaths == len(shifts),
         samples_ms=samples,
         said=f"0 violations; {deaths} thought dead; the times are those of a takeover, as in F1",
         why="as Python reads the clock; that of the server is stepped in the soak and in the simulator",
@@ -500,6 +499,6 @@ async def test_a_source_that_is_deleted_or_made_anew_lower_is_noticed_and_named(
         "F34",
         "idle partitions deleted, half of them made anew with a lower id",
         target="noticed and named <= session + read (12 s)",
-        most_ms=12_000,
+        met=max(samples) <= 12_000,
         samples_ms=samples,
     )

@@ -322,7 +322,7 @@ async def test_full_memory_refuses_who_sends_and_loses_nothing_that_was_confirme
         "F19",
         f"maxmemory at what is used, {rounds} times",
         target="no half of a commit; drained <= 5 s after the relief",
-        most_ms=5_000,
+        met=max(samples) <= 5_000,
         samples_ms=samples,
         said=f"{refused} sends refused, none of them written; 0 violations",
     )
@@ -400,7 +400,7 @@ async def test_a_full_disk_stops_all_and_loses_nothing(yard: Yard, *, rounds: in
         "F21",
         f"a small file system without room, {rounds} times",
         target="nothing lost; resumed <= 3 s after there is room",
-        most_ms=REJOIN_MOST_MS,
+        met=max(samples) <= REJOIN_MOST_MS,
         samples_ms=samples,
         said=f"{refused} sends refused, none of them written",
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chaos.figures import are_kept, record, repeats
+from tests.chaos.figures import record, repeats
 from tests.chaos.team import PATIENCE_S, Entry, Team, now_ms, setting
 from tests.chaos.times import FAST, STEADY, slack_for_this_machine
 from tests.chaos.yard import Yard, scene, sized
@@ -283,9 +283,7 @@ async def test_workers_that_hardly_get_to_run_lose_nothing_for_it(
                 await asyncio.sleep(seconds)
             had_s = cpu_s(team) - had_s
             burnt_s = [sum(psutil.Process(burner.pid).cpu_times()[:2]) for burner in burners]
-            assert min(burnt_s) > had_s / 4, (
-                f"each had more than a worker, on any machine: {burnt_s}, {had_s}"
-            )
+            assert min(burnt_s) > seconds / 20, f"not all were busy: {burnt_s}"
         finally:
             for burner in burners:
                 burner.signal(signal.SIGKILL)
@@ -332,10 +330,7 @@ async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard
         "50 workers on 64 partitions, 3 rounds",
         times=150,
         target="agreed <= 3 s; <= 40 commands a worker; <= 3 versions of the assignment",
-        # Who waits for a core beats and asks again.
-        met=None not in (each.agree_ms for each in rounds)
-        and (not are_kept() or (commands <= 40 and generations <= 3)),
-        most_ms=3_000,
+        met=max(agreed) <= 3_000 and commands <= 40 and generations <= 3,
         samples_ms=agreed,
         said=f"{commands:.0f} commands a worker, {generations} versions at most",
     )
@@ -413,7 +408,7 @@ async def test_who_comes_back_to_an_empty_group_does_not_wait(
         "F29",
         f"all leave, {records} records are sent, all come",
         target="first commit <= 1 s after the start",
-        most_ms=1_000,
+        met=max(samples) <= 1_000,
         samples_ms=samples,
         why="of a process that has loaded Python and what it imports already",
     )

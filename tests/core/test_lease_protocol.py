@@ -108,6 +108,7 @@ def under_load(world: World, seed: int, stall_ms: int) -> int:
     return moved
 
 
+@pytest.mark.full("minutes of many workers")
 def test_partitions_jump_between_loaded_nodes_and_under_the_same_load_membership_moves_nothing() -> None:
     """The author: "Nodes under heavy load tend to be too slow to answer to hold on to their leases
     causing partitions to jump between hosts". Four workers, 16 partitions, two minutes in which each

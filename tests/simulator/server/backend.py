@@ -1,7 +1,7 @@
 """redisio's backend on a store in memory: each call is answered at once, so that no coroutine ever waits."""
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable
 from streamworker.redisio.scripts import Call, Script
@@ -12,20 +12,8 @@ from tests.simulator.store.engine import Engine, ScriptError
 from tests.simulator.store.store import Store
 from tests.simulator.store.values import Refused, Stream, parse_id
 
-T = TypeVar("T")
-
 ENGINE = Engine(Store(lambda: 0))
 """One Lua for all servers of a process: to compile the scripts takes as long as some schedules."""
-
-
-def run_now(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits."""
-    try:
-        call.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
-    raise AssertionError(f"{call} waits for something, and there is nothing to wait for.")
 
 
 def _encoded(words: Sequence[Any]) -> list[bytes]:

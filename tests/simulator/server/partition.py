@@ -6,7 +6,7 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.outbox import Message, OutboxPosition, Target
 from streamworker.redisio.data.outbox import heads_of, read_chains
 from streamworker.redisio.keys import number
-from tests.simulator.server.backend import run_now
+from streamworker.runtime.run.threads import in_one_step
 from tests.simulator.server.stored import Commit, Record, Witnessed
 from tests.simulator.store.values import Hash, Stream
 
@@ -161,7 +161,7 @@ class Partition:
     @property
     def messages(self) -> list[Message]:
         """The messages in the outbox."""
-        chains = run_now(read_chains(self._server.backend, self.outbox_keys)).values()
+        chains = in_one_step(read_chains(self._server.backend, self.outbox_keys)).values()
         return sorted([each for chain in chains for each in chain], key=lambda each: each.number)
 
     @property

@@ -31,7 +31,8 @@ from streamworker.redisio.keys import TICK, GroupKeys, StreamKeys, number
 from streamworker.redisio.scripts import Script
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.redisio.wire.link import Argument
-from tests.simulator.server.backend import StoreBackend, run_now
+from streamworker.runtime.run.threads import in_one_step
+from tests.simulator.server.backend import StoreBackend
 from tests.simulator.server.partition import Partition
 from tests.simulator.server.stored import Commit, LockChange, Record
 from tests.simulator.store.keyspace import Snapshot
@@ -191,7 +192,7 @@ class SimulatedServer(StoreBackend):
         if isinstance(effect, LOSSY):
             self.lost = lost
         try:
-            return run_now(operations.OPERATIONS[type(effect)](self._access, effect))  # type: ignore[arg-type]
+            return in_one_step(operations.OPERATIONS[type(effect)](self._access, effect))  # type: ignore[arg-type]
         except BackendError:
             return ev.Unanswered(effect)
         finally:
@@ -207,7 +208,7 @@ class SimulatedServer(StoreBackend):
     ) -> calls.HeartbeatDone | BackendError:
         """Renew a membership."""
         renewal = membership.Renewal(KEYS, member, connection, self.run_id, load, loads)
-        (done,) = run_now(membership.heartbeat(self.backend, [renewal], sent_ms))
+        (done,) = in_one_step(membership.heartbeat(self.backend, [renewal], sent_ms))
         return done
 
     @property
@@ -217,20 +218,22 @@ class SimulatedServer(StoreBackend):
 
     def release(self, partition: int, owner: str, epoch: int) -> bool:
         """Release a lock; return whether the owner held it, or has released it before."""
-        return run_now(locks.release_many(self.backend, KEYS, {partition: epoch}, owner))[partition]
+        return in_one_step(locks.release_many(self.backend, KEYS, {partition: epoch}, owner))[partition]
 
     def operator_request(self, partition: int, request: str, record: EntryId = ZERO) -> None:
         """Write a request of an operator into a lock, and tell the workers."""
         how = cast(requests.Request, request)
-        run_now(requests.make_request(self.backend, KEYS, [partition], how, who="ann", why="", record=record))
+        in_one_step(
+            requests.make_request(self.backend, KEYS, [partition], how, who="ann", why="", record=record)
+        )
 
     def requested(self, partitions: Sequence[int]) -> dict[int, int]:
         """Return the versions of the requests in some locks."""
-        return run_now(requests.read_versions(self.backend, KEYS, partitions))
+        return in_one_step(requests.read_versions(self.backend, KEYS, partitions))
 
     def post(self, message: ControlMessage) -> None:
         """Post a control message."""
-        run_now(control.post(self.backend, KEYS, [message.fields()]))
+        in_one_step(control.post(self.backend, KEYS, [message.fields()]))
 
     def newest_message(self) -> EntryId:
         """Return the id of the last control message."""
@@ -241,7 +244,7 @@ class SimulatedServer(StoreBackend):
         """Return the control messages after an id, and the last one's, from which to go on."""
         if self.newest_message() <= position:  # as for most polls
             return position, ()
-        found = run_now(control.read_control(cast(BlockingConnection, self), {KEYS: position}, 0))
+        found = in_one_step(control.read_control(cast(BlockingConnection, self), {KEYS: position}, 0))
         messages = (from_fields(fields) for _, _, fields in found)
         return found[-1][1] if found else position, tuple(each for each in messages if each is not None)
 
@@ -289,7 +292,7 @@ class SimulatedServer(StoreBackend):
         """Append the records up to a number, after those up to ``since``. The call may be repeated."""
         payloads = [b"%d" % each for each in range(last - count + 1, last + 1)]
         append = streams.Append(partition, PRODUCER, last, 0, payloads, since, pack="json")
-        (reply,) = run_now(streams.append_many(self.backend, KEYS, [append]))
+        (reply,) = in_one_step(streams.append_many(self.backend, KEYS, [append]))
         return reply
 
     def read_events(self, partition: int, after: EntryId, count: int) -> list[Record]:
@@ -315,13 +318,13 @@ class SimulatedServer(StoreBackend):
         its = self.partitions[partition]
         self._commits += 1
         request, before = self._request(partition, commit), its.mark()
-        (reply,) = run_now(commit_many(self.backend, KEYS, [request]))
+        (reply,) = in_one_step(commit_many(self.backend, KEYS, [request]))
         if its.mark() != before:
             its.witness(commit)
             self.on_commit(partition, commit)
         self.fenced += reply.code is CommitCode.FENCED
         if reply.code is CommitCode.OK and self.retention_ms and self._commits % TRIM_EVERY == 0:
-            run_now(trim_many(self.backend, KEYS, {partition: 0}, lambda _: Keep(self.retention_ms)))
+            in_one_step(trim_many(self.backend, KEYS, {partition: 0}, lambda _: Keep(self.retention_ms)))
         return reply.code
 
     def _request(self, partition: int, commit: Commit) -> CommitRequest:
@@ -369,12 +372,12 @@ class SimulatedServer(StoreBackend):
     def open_outbox(self, partition: int) -> tuple[Heads, list[Message]]:
         """Open an outbox; return where it stands, and all messages that are there."""
         its = self.partitions[partition]
-        return run_now(outbox.open_outbox(self.backend, its.outbox_keys)), its.messages
+        return in_one_step(outbox.open_outbox(self.backend, its.outbox_keys)), its.messages
 
     def delete_messages(self, partition: int, ids: Collection[EntryId]) -> None:
         """Delete messages that their targets have taken."""
         keys = self.partitions[partition].outbox_keys
-        assert not run_now(outbox.delete_messages(self.backend, {keys: list(ids)}))
+        assert not in_one_step(outbox.delete_messages(self.backend, {keys: list(ids)}))
 
     def message_of(self, partition: int, numbers: Sequence[int]) -> bytes:
         """Return the content of a message with some records of a partition."""
@@ -386,7 +389,7 @@ class SimulatedServer(StoreBackend):
     def forward(self, partition: int, message: Message) -> AppendReply:
         """Forward a message."""
         source = self.partitions[partition].outbox_keys.source
-        (reply,) = run_now(outbox.forward_many(self.backend, "sim", [(source, message)]))
+        (reply,) = in_one_step(outbox.forward_many(self.backend, "sim", [(source, message)]))
         return reply
 
     def taken(self, to: Target, partition: int) -> OutboxPosition:
@@ -415,12 +418,12 @@ class SimulatedServer(StoreBackend):
             self.partitions.append(Partition(self, index))
             self._partition_of[self.partitions[index].lock_key] = index
         self.declare()
-        run_now(streams.register(self.backend, KEYS, partitions, "earliest"))
+        in_one_step(streams.register(self.backend, KEYS, partitions, "earliest"))
 
     def declare(self) -> None:
         """Let the server know the number of partitions, as each worker does at its start."""
         self.store.drop(KEYS.meta.encode())
-        run_now(streams.provision(self.backend, KEYS, len(self.partitions), "json"))
+        in_one_step(streams.provision(self.backend, KEYS, len(self.partitions), "json"))
 
     def restart(self) -> None:
         """Restart with all data: connections end, and client ids lose their meaning."""

@@ -19,6 +19,16 @@ class ScriptError(Exception):
     """The error reply of a script that failed."""
 
 
+def _answer(flat: Any, error: type[Exception]) -> Any:
+    """Return what Lua answered, or raise what it refused, or what a command of Python raised meanwhile."""
+    if LUA.failure is not None:
+        failure, LUA.failure = LUA.failure, None
+        raise failure
+    if flat[0] == b"error":
+        raise error(flat[1].decode("utf-8", "replace"))
+    return reply_of(flat)
+
+
 class Snapshot(NamedTuple):
     """All values at one moment; a store that goes on copies each before it changes it."""
 
@@ -199,12 +209,7 @@ class Keyspace:
         else:
             table = RUNTIME.table_from
             flat = LUA.run(self._space, self.clock_us(), script, -1, table(keys), table(args))
-        if LUA.failure is not None:
-            failure, LUA.failure = LUA.failure, None
-            raise failure
-        if flat[0] == b"error":
-            raise ScriptError(flat[1].decode("utf-8", "replace"))
-        return reply_of(flat)
+        return _answer(flat, ScriptError)
 
     def call(self, name: str, *words: bytes) -> Any:
         """Return the reply to a command, or raise what it refuses.
@@ -215,9 +220,4 @@ class Keyspace:
         """
         LUA.store, self._is_behind = self, True
         flat = LUA.command(self._space, self.clock_us(), name.encode(), *words)
-        if LUA.failure is not None:
-            failure, LUA.failure = LUA.failure, None
-            raise failure
-        if flat[0] == b"error":
-            raise Refused(flat[1].decode("utf-8", "replace"))
-        return reply_of(flat)
+        return _answer(flat, Refused)
