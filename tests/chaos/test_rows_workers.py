@@ -318,6 +318,7 @@ def be_nice(pid: int) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.alone("fifty workers on two cores are a load of their own")
 @pytest.mark.timeout(600)
 async def test_fifty_workers_that_join_at_once_come_to_one_assignment(yard: Yard) -> None:
     """Within three seconds, at forty commands each, in each round."""

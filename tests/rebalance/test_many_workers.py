@@ -74,6 +74,7 @@ def usual(measure: Callable[[], int | None]) -> float:
 
 
 @pytest.mark.soak
+@pytest.mark.alone("judges milliseconds")
 @pytest.mark.parametrize("assignment", ["range", "sticky"])
 def test_partitions_are_handed_over_within_a_tenth_of_a_second(assignment: str) -> None:
     """256 partitions, 8 workers: from the news to the new owner's lock, 99 of 100."""
@@ -88,6 +89,7 @@ def test_partitions_are_handed_over_within_a_tenth_of_a_second(assignment: str) 
 
 
 @pytest.mark.soak
+@pytest.mark.alone("judges milliseconds")
 def test_a_thousand_partitions_are_balanced_among_ten_workers_within_two_seconds() -> None:
     """The tenth joins nine."""
 
