@@ -182,7 +182,8 @@ async def test_a_profile_names_the_steps_of_a_worker(
 ) -> None:
     """As a page or as text, by the file's name."""
     async with open_ground(redis_url) as ground:
-        await scenes._profile(Contest(ground, runs=1, records=100_000), tmp_path / name)
+        # With fewer, what the worker imports is nearly all that a profile shows.
+        await scenes._profile(Contest(ground, runs=1, records=500_000), tmp_path / name)
     text = (tmp_path / name).read_text()
     assert text.startswith(begins)
     assert all(step in text for step in ("run_worker", "fetcher.py", "modes/batch.py"))
@@ -209,6 +210,7 @@ async def test_latency_is_from_before_the_send_to_the_handler(redis_url: str) ->
 
 
 @pytest.mark.soak
+@pytest.mark.alone("judges a ratio of speeds")
 @pytest.mark.anyio
 async def test_columns_are_ten_times_as_fast_as_records(redis_url: str) -> None:
     """Sent, handled and forwarded in one process; twice that was measured."""
