@@ -17,12 +17,12 @@ from typing import Any
 import structlog
 
 from streamworker.core.data.entries import EntryId
-from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.data.commit import CommitCode, CommitRequest
 from streamworker.runtime.send.producer import Producer
 from streamworker.settings import Settings
-from tests.durability.pair import Pair, raw
 from tests.runtime.workbench import Bench, Order, Priced, bench
+from tests.stage.pair import Pair
+from tests.stage.server import Server
 
 ROUNDS = 5
 PARTITIONS = 8
@@ -88,9 +88,9 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-async def measured(server: EmbeddedServer, durability: str, measure: Measure) -> float:
+async def measured(server: Server, durability: str, measure: Measure) -> float:
     """Measure once, on an empty server that writes to its disk as the durability asks."""
-    with raw(server) as client:
+    with server.client() as client:
         client.flushall()
         client.config_set("appendfsync", "always" if durability == "aof" else "everysec")
     stream = {"partitions": PARTITIONS}
@@ -99,7 +99,7 @@ async def measured(server: EmbeddedServer, durability: str, measure: Measure) ->
         return await measure(desk, COUNT)
 
 
-async def compare(title: str, server: EmbeddedServer, durability: str) -> None:
+async def compare(title: str, server: Server, durability: str) -> None:
     """Measure one durability beside ``memory``."""
     for name, measure in MEASURES.items():
         rows: list[tuple[float, float]] = []
@@ -118,7 +118,7 @@ async def compare(title: str, server: EmbeddedServer, durability: str) -> None:
 async def main() -> None:
     """Measure on a server with an append-only file, and on one with a replica."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(data_dir=folder, port=0) as server:
+    with tempfile.TemporaryDirectory() as folder, Server(data_dir=folder, port=0) as server:
         await compare("everysec, always", server, "aof")
     pair: Any = Pair()
     pair.start()

@@ -15,13 +15,13 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from tests.chaos.forked import Forge, Forked
-from tests.cluster import roles
 from tests.helpers import logging_set_back
 from tests.raw import close_clusters, opened
-from tests.sentinel.trio import QUIET_MS, Trio
+from tests.stage.cluster import Cluster
+from tests.stage.server import QUIET_MS, Server
+from tests.stage.trio import Trio
 from tests.strays import strays
 
 # A test judges no times: on a busy machine an example may take a second.
@@ -240,37 +240,37 @@ def redis7() -> Iterator[EmbeddedServer]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[EmbeddedCluster]:
+def cluster() -> Iterator[Cluster]:
     """Three primaries with a replica each, for the whole run."""
-    with EmbeddedCluster(node_timeout_ms=roles.QUIET_MS) as nodes:
+    with Cluster(node_timeout_ms=QUIET_MS) as nodes:
         yield nodes
         close_clusters()
 
 
 @pytest.fixture
-def nodes(cluster: EmbeddedCluster) -> Iterator[EmbeddedCluster]:
+def nodes(cluster: Cluster) -> Iterator[Cluster]:
     """The Cluster of this run, empty, for a test that ends nodes or changes roles; all come back after it."""
-    with roles.may_change(cluster):
+    with cluster.may_change():
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def sentinel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+def sentinel() -> Iterator[Trio]:
     """A primary, two replicas and three sentinels, for the whole run; no test disturbs them."""
-    with Trio(tmp_path_factory.mktemp("trio"), down_after_ms=QUIET_MS) as trio:
+    with Trio(down_after_ms=QUIET_MS) as trio:
         yield trio
 
 
 @pytest.fixture(scope="session")
-def server(request: pytest.FixtureRequest) -> EmbeddedServer | EmbeddedCluster | Trio:
+def server(request: pytest.FixtureRequest) -> EmbeddedServer | Cluster | Trio:
     """The shared server of this test; in tests/contract each in turn, what sentinels name, and a Cluster."""
     found = request.getfixturevalue(getattr(request, "param", "valkey"))
-    assert isinstance(found, EmbeddedServer | EmbeddedCluster | Trio)
+    assert isinstance(found, EmbeddedServer | Cluster | Trio)
     return found
 
 
 @pytest.fixture
-def emptied(server: EmbeddedServer | EmbeddedCluster | Trio) -> Iterator[str]:
+def emptied(server: EmbeddedServer | Cluster | Trio) -> Iterator[str]:
     """URL of a real server that holds nothing, knows no users, and has room, whatever a test before left.
 
     After each test its keys are looked at: all that stay are in the table of docs/redis-keys.md (I8).
@@ -294,9 +294,9 @@ def redis_url(emptied: str) -> str:
 
 
 @pytest.fixture
-def own_server() -> Iterator[EmbeddedServer]:
+def own_server() -> Iterator[Server]:
     """A server of this test alone, to be stopped, killed or paused."""
-    with EmbeddedServer() as server:
+    with Server() as server:
         yield server
 
 

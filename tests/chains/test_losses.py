@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.redisio.keys import StreamKeys
 from tests.chains.losses import KEPT, PARTITIONS, Judge
 from tests.chains.scene import CHAIN, ChainScene
 from tests.chaos.forked import Forge
-from tests.cluster.roles import make_whole
-from tests.cluster.support import cut_off, fail_over, primary_of, replica_of
 from tests.helpers import wait_for
+from tests.stage.cluster import Cluster
+from tests.stage.server import cut_off
 
 pytestmark = pytest.mark.full(
     "a Cluster that loses its nodes one after the other, each time with what it had confirmed last"
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.full(
 @pytest.mark.parametrize("durability", ["memory", "replicas"])
 @pytest.mark.timeout(900)
 def test_each_loss_and_each_double_is_told(
-    nodes: EmbeddedCluster, crew: Forge, tmp_path: Path, durability: str, failovers: int
+    nodes: Cluster, crew: Forge, tmp_path: Path, durability: str, failovers: int
 ) -> None:
     """Of sources and targets in turn. With waits there is none; else their replicas had not followed."""
     draw, is_safe = random.Random(failovers), durability == "replicas"
@@ -37,17 +36,17 @@ def test_each_loss_and_each_double_is_told(
     for number in range(failovers):
         stream = list(CHAIN.values())[number % len(CHAIN)]
         partition = draw.randrange(PARTITIONS[stream])
-        primary = primary_of(nodes, StreamKeys("chain", stream).events(partition))
+        primary = nodes.primary_of(StreamKeys("chain", stream).events(partition))
         passed = scene.arrived()
         with judge.flow() as told:
             wait_for(lambda told=told: len(told.confirmed) > 100, "records flow")  # type: ignore[misc]
-            with nullcontext() if is_safe else cut_off(primary, replica_of(nodes, primary)):
+            with nullcontext() if is_safe else cut_off(primary, nodes.replica_of(primary)):
                 # Also on a busy machine some are confirmed and pass through the chain while it is cut off.
                 goal = passed + len(told.confirmed) + 50
                 time.sleep(0.2 + 0.3 * draw.random())
                 wait_for(lambda goal=goal: scene.arrived() > goal, "some pass meanwhile")  # type: ignore[misc]
-                fail_over(nodes, primary)
-            make_whole(nodes)
+                nodes.fail_over(primary)
+            nodes.make_whole()
         judge.settle()
         judge.judge()
     print(f"{failovers} failovers: {judge.verdict}")

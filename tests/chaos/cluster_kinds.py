@@ -12,7 +12,7 @@ import redis
 from redis.crc import key_slot
 
 from tests.chaos.nemesis import Field, Nemesis
-from tests.chaos.nodes import ChaosCluster, ChaosNode
+from tests.stage.nodes import ChaosCluster, ChaosNode
 
 TAKE_OVER_S = 20.0
 """A failover that has not come about after this long is given up."""
@@ -70,9 +70,9 @@ class ReplicaKilled(OfPair, name="replica killed", lasts_s=(0.0, 2.0)):
         self.replica.kill()
 
     def end(self) -> bool:
-        if not self.replica.server.running:
+        if not self.replica.running:
             self.replica.start()
-        return self.replica.follows
+        return bool(self.replica.follows)
 
 
 class ReplicaFrozen(OfPair, name="replica frozen", lasts_s=(0.5, 5.0)):
@@ -84,7 +84,7 @@ class ReplicaFrozen(OfPair, name="replica frozen", lasts_s=(0.5, 5.0)):
     def end(self) -> bool:
         if self.replica.is_paused:
             self.replica.resume()
-        return self.replica.follows
+        return bool(self.replica.follows)
 
 
 class FailoverPlanned(OfPair, name="failover planned", lasts_s=(0.2, 0.5)):
@@ -103,7 +103,7 @@ class FailoverPlanned(OfPair, name="failover planned", lasts_s=(0.2, 0.5)):
             return True
         # One that was not agreed upon in time leaves everything as it was.
         self.failure = self.failure or NOBODY_TOOK_OVER
-        return time.monotonic() > self._until_s and self.primary.is_primary and self.replica.follows
+        return bool(time.monotonic() > self._until_s and self.primary.is_primary and self.replica.follows)
 
 
 class _Unprepared(OfPair, lasts_s=(0.0, 0.1)):
@@ -124,7 +124,7 @@ class _Unprepared(OfPair, lasts_s=(0.0, 0.1)):
 
     def bring_back(self) -> None:
         """Let it answer again, if it does not: it finds that it has a successor."""
-        if not self.primary.server.running:
+        if not self.primary.running:
             self.primary.start()
 
     def end(self) -> bool:
@@ -139,7 +139,7 @@ class _Unprepared(OfPair, lasts_s=(0.0, 0.1)):
             self.failure = ""
             return True
         self.failure = self.failure or NOBODY_TOOK_OVER
-        return self.primary.is_primary and self.replica.follows
+        return self.primary.is_primary and bool(self.replica.follows)
 
 
 class PrimaryLost(_Unprepared, name="primary killed, its replica takes over"):
@@ -173,12 +173,11 @@ class PrimaryLostUnfollowed(
     def hurt(self) -> None:
         self._is_killed = False
         self.replica.config("masterauth", "wrong")
-        with self.primary.client() as client:
-            client.execute_command("CLIENT", "KILL", "TYPE", "replica")
+        self.primary.call("CLIENT", "KILL", "TYPE", "replica")
 
     def bring_back(self) -> None:
         super().bring_back()
-        self.replica.config("masterauth", self.primary.node.password)
+        self.replica.config("masterauth", self.primary.password)
 
     def end(self) -> bool:
         if self._is_hurt and not self._is_killed:
@@ -223,8 +222,8 @@ class SlotMovesByKeys(_SlotMoves, name="slot moves key by key", lasts_s=(0.2, 2.
     def begin(self) -> None:
         self._is_given = False
         with self.source.client() as here, self.target_node.client() as there:
-            there.execute_command("CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.source.node.id)
-            here.execute_command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.target_node.node.id)
+            there.execute_command("CLUSTER", "SETSLOT", self.slot, "IMPORTING", self.source.id)
+            here.execute_command("CLUSTER", "SETSLOT", self.slot, "MIGRATING", self.target_node.id)
             self._move(here, self.rng.randint(0, 2))
 
     def end(self) -> bool:
@@ -234,7 +233,7 @@ class SlotMovesByKeys(_SlotMoves, name="slot moves key by key", lasts_s=(0.2, 2.
                     pass
                 # The target first: should it end in between, nobody has the slot twice.
                 for client in (there, here):
-                    client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", self.target_node.node.id)
+                    client.execute_command("CLUSTER", "SETSLOT", self.slot, "NODE", self.target_node.id)
                 self._is_given = True
         self.failure = ""
         return self._followed()
@@ -242,7 +241,7 @@ class SlotMovesByKeys(_SlotMoves, name="slot moves key by key", lasts_s=(0.2, 2.
     def _move(self, here: "redis.Redis", count: int) -> int:
         names = here.execute_command("CLUSTER", "GETKEYSINSLOT", self.slot, count) if count else []
         if names:
-            node = self.target_node.node
+            node = self.target_node
             words = ("MIGRATE", "127.0.0.1", node.port, "", 0, MIGRATE_MS)
             # One that had no answer may have come: it is at the source, so that is what counts.
             here.execute_command(*words, "REPLACE", "AUTH", node.password, "KEYS", *names)
@@ -256,10 +255,10 @@ class SlotMovesWhole(_SlotMoves, name="slot moves whole", lasts_s=(0.1, 0.5)):
         self._until_s = time.monotonic() + TAKE_OVER_S
         with self.source.client() as here:
             words = ("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", self.slot, self.slot)
-            here.execute_command(*words, "NODE", self.target_node.node.id)
+            here.execute_command(*words, "NODE", self.target_node.id)
 
     def end(self) -> bool:
-        if self.cluster.ports().get(self.slot) == self.target_node.node.port:
+        if self.cluster.ports().get(self.slot) == self.target_node.port:
             self.failure = ""
             return self._followed()
         if time.monotonic() < self._until_s:

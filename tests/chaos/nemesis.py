@@ -25,10 +25,10 @@ import redis
 
 from streamworker.redisio.keys import GroupKeys
 from tests.chaos.forked import Forked
-from tests.chaos.nodes import ChaosCluster
 from tests.chaos.proxy import Lines, Proxy
-from tests.chaos.servers import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 from tests.helpers import LoggedProcess
+from tests.stage.disturbed import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
+from tests.stage.nodes import ChaosCluster
 
 Running = Forked | LoggedProcess
 """A process that can be hurt."""

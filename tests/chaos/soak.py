@@ -46,10 +46,10 @@ from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.forked import Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
 from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Running, Slot, is_over
-from tests.chaos.nodes import PRIMARIES, ChaosCluster
-from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.chaos.timeline import draw
 from tests.planting import PLANTS
+from tests.stage.disturbed import FAKETIME, ChaosServer, Namespace
+from tests.stage.nodes import PRIMARIES, ChaosCluster
 
 SETTINGS = {
     "HEARTBEAT_INTERVAL_MS": 400,

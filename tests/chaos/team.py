@@ -23,7 +23,6 @@ import redis.exceptions
 
 from streamworker.core.data.entries import EntryId
 from streamworker.core.snapshot import GroupSnapshot
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendError, BackendRefused, StreamworkerError
 from streamworker.redisio.data.ackedlog import decode_entry
 from streamworker.redisio.keys import GroupKeys
@@ -38,6 +37,7 @@ from tests.chaos.sender import Sender, Sends
 from tests.chaos.times import FAST
 from tests.helpers import whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
+from tests.stage.server import Server
 
 APP = "tests.chaos.rows_app:app"
 """What commands call the app of a team, with its ``environ``."""
@@ -85,7 +85,7 @@ class Entry:
 class Team:
     """Some workers of one group, and a sender of its records; an async context manager."""
 
-    server: EmbeddedServer
+    server: Server
     """What it has for itself, if a yard started it together with its server."""
 
     def __init__(

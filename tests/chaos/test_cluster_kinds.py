@@ -18,8 +18,8 @@ from tests.chaos.cluster_kinds import (
     ReplicaKilled,
 )
 from tests.chaos.nemesis import Field, Names, Nemesis, is_over
-from tests.chaos.nodes import ChaosCluster
 from tests.helpers import wait_for
+from tests.stage.nodes import ChaosCluster
 
 NAMES = Names("chaos", "events", "handled", 6)
 KEYS = [
@@ -31,10 +31,10 @@ SHORT = {"slot moves key by key", "failover planned", "primary killed, its repli
 """What is tried in each run of the tests; the rest takes half a minute."""
 
 SHOWS: dict[type[Nemesis], Callable[[Any], bool]] = {
-    ReplicaKilled: lambda fault: not fault.replica.server.running,
+    ReplicaKilled: lambda fault: not fault.replica.running,
     ReplicaFrozen: lambda fault: fault.replica.is_paused,
-    PrimaryLost: lambda fault: not fault.primary.server.running,
-    MembershipPrimaryLost: lambda fault: not fault.primary.server.running,
+    PrimaryLost: lambda fault: not fault.primary.running,
+    MembershipPrimaryLost: lambda fault: not fault.primary.running,
     PrimaryFrozen: lambda fault: fault.primary.is_paused,
     PrimaryLostUnfollowed: lambda fault: not fault.replica.follows,
 }
@@ -99,7 +99,7 @@ def test_a_fault_of_a_cluster_leaves_it_whole_with_what_it_held(field: Field, ki
         assert swapped == ({fault.primary.name, fault.replica.name} if takes_over else set())
     else:
         moved: Any = fault
-        assert cluster.ports()[moved.slot] == moved.target_node.node.port != moved.source.node.port
+        assert cluster.ports()[moved.slot] == moved.target_node.port != moved.source.port
     for node in cluster.nodes:
         with node.client() as client:
             assert client.config_get("cluster-replica-no-failover")["cluster-replica-no-failover"] == "yes"

@@ -22,9 +22,9 @@ from redis.retry import Retry
 from tests.chaos import nemesis
 from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Poisoned, Slot, WrongType, is_over
-from tests.chaos.servers import FAKETIME, ChaosServer, Namespace
 from tests.helpers import LoggedProcess, wait_for
 from tests.raw import records_in
+from tests.stage.disturbed import FAKETIME, ChaosServer, Namespace
 
 pytestmark = pytest.mark.full("some faults need root")
 
@@ -200,8 +200,8 @@ SHOWS: dict[type[Nemesis], Callable[[Any, Scene], bool]] = {
     nemesis.ConnectionsRefused: lambda f, s: s.old(f) == ("broken", 0) and s.new(f.proxy) == ("broken", 0),
     nemesis.ConnectionsStranded: lambda f, s: s.old(f) == NOT_SENT and s.new(f.proxy) == LET_THROUGH,
     nemesis.LinkDown: lambda f, s: not is_reached_from(f._link),
-    nemesis.ServerKilled: lambda f, s: not s.server.server.running and s.pings() == "broken",
-    nemesis.ServerFrozen: lambda f, s: is_stopped(s.server.server.pid) and s.pings() == "no answer",
+    nemesis.ServerKilled: lambda f, s: not s.server.running and s.pings() == "broken",
+    nemesis.ServerFrozen: lambda f, s: is_stopped(s.server.pid) and s.pings() == "no answer",
     nemesis.ScriptBusy: lambda f, s: "busy running a script" in s.pings(),
     nemesis.MemoryFull: lambda f, s: "used memory" in s.writes(),
     nemesis.DiskFull: lambda f, s: "MISCONF" in s.writes(),

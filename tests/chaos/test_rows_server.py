@@ -6,7 +6,6 @@ The soak has the counts and the limits that are promised; docs/reliability.md ha
 import asyncio
 import contextlib
 import os
-import signal
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,14 +15,13 @@ import pytest
 import redis.asyncio as aredis
 import redis.exceptions
 
-from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import StreamKeys
 from tests.chaos.proxy import proxied
 from tests.chaos.rows_app import STREAM
-from tests.chaos.servers import NEEDS_ROOT, ChaosServer
 from tests.chaos.team import Team, now_ms
 from tests.chaos.yard import Yard, scene, sized
-from tests.durability.pair import cut, newest_aof
+from tests.stage.disturbed import NEEDS_ROOT, ChaosServer
+from tests.stage.server import Server, cut, newest_aof
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(240)]
 full = pytest.mark.full("rows of the fault matrix wait for what a fault leads to")
@@ -110,7 +108,7 @@ async def test_workers_begin_anew_when_all_data_is_gone_and_commit_nothing_of_th
 # -- F10, F11 --------------------------------------------------------------------------------------
 
 
-def data_of(server: EmbeddedServer) -> Path:
+def data_of(server: Server) -> Path:
     assert server.data_dir is not None
     return server.data_dir
 
@@ -208,7 +206,7 @@ async def test_a_server_that_does_not_come_back_is_not_hammered(yard: Yard) -> N
     yard.record("F11", what, target=target, met=tries <= 2, samples_ms=[took], said=said)
 
 
-def _start_without_cleaning(server: EmbeddedServer) -> None:
+def _start_without_cleaning(server: Server) -> None:
     # start() removes a server's files where it does not come up; these are to be put right.
     server._spawn()
     server._wait_until_ready()
@@ -229,9 +227,8 @@ async def test_a_server_that_hangs_is_waited_for_and_nothing_moves(
             before = await team.rebalances()
             for _ in range(count):
                 await asyncio.sleep(team.rng.uniform(0.1, 0.6))
-                os.kill(team.server.pid, signal.SIGSTOP)
-                await asyncio.sleep(seconds)
-                os.kill(team.server.pid, signal.SIGCONT)
+                with team.server.paused():
+                    await asyncio.sleep(seconds)
                 samples.append(await team.resumed_ms(now_ms()))
         moved = len(await team.rebalances()) - len(before)
     yard.record(

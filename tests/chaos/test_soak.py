@@ -16,10 +16,10 @@ from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.forked import Forge
 from tests.chaos.history import read_history
 from tests.chaos.nemesis import LOSSLESS, DiskFull, Field, MembershipCorrupt, Names, Slot
-from tests.chaos.servers import ChaosServer
 from tests.chaos.soak import Plan, Soak, Verdict, run_soak
 from tests.helpers import LoggedProcess, wait_for
 from tests.planting import PLANTS, Plant, each_found_by
+from tests.stage.disturbed import ChaosServer
 
 pytestmark = pytest.mark.full("a storm of faults, and a mistake that it must catch")
 

@@ -18,12 +18,11 @@ from typing import Any, Self
 
 import pytest
 
-from streamworker.dev.server import EmbeddedServer
 from tests.chaos.figures import insist, percentile, record, repeats
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team
 from tests.chaos.times import FAST
-from tests.durability.pair import OnFile
+from tests.stage.server import Server, on_file
 
 SEED_VARIABLE = "STREAMWORKER_SEED"
 SMALL = "small"
@@ -56,10 +55,10 @@ class Yard:
         return random.Random(f"{self.seed} {name}")
 
     @asynccontextmanager
-    async def server(self, *, appendonly: bool = False, **options: Any) -> AsyncIterator[EmbeddedServer]:
+    async def server(self, *, appendonly: bool = False, **options: Any) -> AsyncIterator[Server]:
         """Start a server; with ``appendonly`` it keeps its data over a restart."""
         data = self.folder / f"data-{next(self._numbers)}"
-        server = OnFile(data, **options) if appendonly else EmbeddedServer(**options)
+        server = on_file(data, **options) if appendonly else Server(**options)
         await asyncio.to_thread(server.start)
         try:
             yield server

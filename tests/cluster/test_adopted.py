@@ -10,13 +10,11 @@ from anyio import to_thread
 from redis.exceptions import ClusterDownError
 
 from streamworker import App
-from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.redisio.keys import StreamKeys
 from streamworker.testing import local_worker
-from tests.cluster.roles import quick_to_replace
-from tests.cluster.support import client_of, fail_over, is_primary, primary_of, replica_of
 from tests.helpers import wait_for, wait_for_async
 from tests.raw import RawCluster
+from tests.stage.cluster import Cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(180), pytest.mark.full("nodes of a Cluster fail over")]
 PLAIN = "legacy-orders"
@@ -28,17 +26,15 @@ class Order(msgspec.Struct):
     number: int
 
 
-def hand_over(nodes: EmbeddedCluster, key: str) -> None:
+def hand_over(nodes: Cluster, key: str) -> None:
     """Let the replica of a key's node take its place, by plan: the programs that write lose nothing."""
-    replica = replica_of(nodes, primary_of(nodes, key))
-    with client_of(replica) as client, quick_to_replace(nodes):
+    replica = nodes.replica_of(nodes.primary_of(key))
+    with replica.client() as client, nodes.quick_to_replace():
         client.execute_command("CLUSTER", "FAILOVER")
-        wait_for(lambda: is_primary(replica), "the replica takes over")
+        wait_for(lambda: replica.is_primary, "the replica takes over")
 
 
-async def test_a_plain_stream_is_taken_in_once_while_nodes_fail_over(
-    nodes: EmbeddedCluster, raw: RawCluster
-) -> None:
+async def test_a_plain_stream_is_taken_in_once_while_nodes_fail_over(nodes: Cluster, raw: RawCluster) -> None:
     """The plain stream and the partitions lie on different nodes; each entry is taken once, in order."""
     app = App("shop", redis_url=nodes.url, durability="replicas")
     orders = app.stream("orders", Order, key="customer", partitions=6, codec="fields", source=PLAIN)
@@ -71,10 +67,10 @@ async def test_a_plain_stream_is_taken_in_once_while_nodes_fail_over(
             await go_on()
             await to_thread.run_sync(hand_over, nodes, PLAIN)
             await go_on()
-            there = primary_of(nodes, PLAIN)
+            there = nodes.primary_of(PLAIN)
             keys = [StreamKeys("shop", "orders").events(partition) for partition in range(6)]
-            away = next(node for key in keys if (node := primary_of(nodes, key)) is not there)
-            await to_thread.run_sync(fail_over, nodes, away)
+            away = next(node for key in keys if (node := nodes.primary_of(key)) is not there)
+            await to_thread.run_sync(nodes.fail_over, away)
             await go_on()
         finally:
             is_over.set()

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from streamworker.core.data.entries import ZERO
-from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
@@ -16,24 +15,12 @@ from streamworker.redisio.group import membership
 from streamworker.redisio.scripts import COUNT, RELEASE
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.redisio.wire.info import check_server
-from tests.cluster.roles import quick_to_replace
-from tests.cluster.support import (
-    another_primary,
-    begin_move,
-    client_of,
-    cut_off,
-    fail_over,
-    finish_move,
-    is_primary,
-    move_keys,
-    move_slot,
-    primary_of,
-    replica_of,
-)
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.contract.support import GROUP, STREAM, Group, request
 from tests.helpers import wait_for_async
 from tests.raw import RawCluster
+from tests.stage.cluster import Cluster
+from tests.stage.server import cut_off
 
 pytestmark = [
     pytest.mark.anyio,
@@ -48,7 +35,7 @@ async def backend(redis_url: str) -> AsyncIterator[Backend]:
         yield opened
 
 
-async def test_any_node_that_is_there_tells_where_the_others_are(nodes: EmbeddedCluster) -> None:
+async def test_any_node_that_is_there_tells_where_the_others_are(nodes: Cluster) -> None:
     host = f"redis+cluster://:{nodes.password}@127.0.0.1"
     async with Backend.open(f"{host}:1,127.0.0.1:{nodes.nodes[-1].port}", name="t") as backend:
         for n in range(50):
@@ -100,7 +87,7 @@ async def test_a_heartbeat_is_found_at_the_node_of_its_group(backend: Backend) -
     assert await membership.connected(backend, [number], GROUP.members) == frozenset({number})
 
 
-async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: EmbeddedCluster) -> None:
+async def test_a_plain_url_of_a_node_is_refused_with_the_url_to_use(nodes: Cluster) -> None:
     """A node has a third of the keys: a worker says so at its start, and a call where it is sent on."""
     async with Backend.open(nodes.nodes[0].url, name="t") as backend:
         with pytest.raises(ConfigurationError, match=r"node of a Redis Cluster.*redis\+cluster://"):
@@ -121,17 +108,17 @@ async def test_redis_7_is_spoken_to_in_the_same_way() -> None:
     """A slot moves from one of its nodes to another between two calls, and while a call waits."""
     if REDIS_SERVER is None:
         pytest.skip(NO_REDIS_SERVER)
-    with EmbeddedCluster(replicas=0, binary=REDIS_SERVER) as nodes:
+    with Cluster(replicas=0, binary=REDIS_SERVER) as nodes:
         async with Backend.open(nodes.url, name="t") as backend:
             group = Group(backend, STREAM, GROUP)
             entries = await group.send(3)
             lock = await group.own()
-            source = primary_of(nodes, GROUP.events(0))
+            source = nodes.primary_of(GROUP.events(0))
             target = next(node for node in nodes.nodes if node is not source)
             connection = backend.blocking(GROUP.events(0))
             task = asyncio.create_task(streams.read(connection, STREAM, {0: entries[-1].id}, 10, 20_000))
             await wait_for_async(lambda: connection._under_way, "the read was sent")
-            move_slot(nodes, GROUP.events(0), target)
+            nodes.move_slot(GROUP.events(0), target)
             with pytest.raises(BackendUnavailable):
                 await task
             assert (await group.commit(request(lock, entries, rows=3))).code.value == "OK"
@@ -139,9 +126,7 @@ async def test_redis_7_is_spoken_to_in_the_same_way() -> None:
             await connection.aclose()
 
 
-async def test_a_worker_needs_no_more_rights_than_are_printed(
-    nodes: EmbeddedCluster, raw: RawCluster
-) -> None:
+async def test_a_worker_needs_no_more_rights_than_are_printed(nodes: Cluster, raw: RawCluster) -> None:
     """Its user exists at every node, replicas too; it may ask where the slots are, and follow them."""
     rules = acl_rules("shop", "worker")
     raw.execute_command("ACL", "SETUSER", "worker", "reset", "on", ">secret", *rules)
@@ -152,7 +137,7 @@ async def test_a_worker_needs_no_more_rights_than_are_printed(
             entries = await group.send(3)
             lock = await group.own()
             assert (await group.commit(request(lock, entries, rows=3, trim=True))).code.value == "OK"
-            move_slot(nodes, GROUP.events(0), another_primary(nodes, primary_of(nodes, GROUP.events(0))))
+            nodes.move_slot(GROUP.events(0), nodes.another_primary(nodes.primary_of(GROUP.events(0))))
             assert await backend.execute("XLEN", GROUP.acked(0)) == 1
             for key in ("a", "b", "c"):
                 with pytest.raises(BackendRefused, match="NOPERM"):
@@ -164,15 +149,15 @@ async def test_a_worker_needs_no_more_rights_than_are_printed(
 # -- slots that move ----------------------------------------------------------------------------
 
 
-async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend: Backend) -> None:
+async def test_a_slot_that_is_moving_is_followed(nodes: Cluster, backend: Backend) -> None:
     """ASK: a key that has gone already is asked for at its new node, and a new one made there."""
     key, gone, new = "{moving}here", "{moving}gone", "{moving}new"
     for name in (key, gone):
         await backend.execute("SET", name, name)
-    source = primary_of(nodes, key)
-    target = another_primary(nodes, source)
-    begin_move(nodes, key, target)
-    move_keys(nodes, source, target, gone)
+    source = nodes.primary_of(key)
+    target = nodes.another_primary(source)
+    nodes.begin_move(key, target)
+    nodes.move_keys(source, target, gone)
     commands = [
         ("SET", new, "n"),
         ("GET", key),
@@ -186,20 +171,20 @@ async def test_a_slot_that_is_moving_is_followed(nodes: EmbeddedCluster, backend
     assert (await backend.run(RELEASE, call))[0] == b"NOTOWNER"
     with pytest.raises(BackendUnavailable, match="moving its slots"):
         await backend.execute("EXISTS", key, gone)
-    finish_move(nodes, key, source, target)
+    nodes.finish_move(key, source, target)
     assert await backend.execute("EXISTS", key, gone) == 2
 
 
-async def test_a_read_that_waits_is_sent_on_with_its_slot(nodes: EmbeddedCluster, backend: Backend) -> None:
+async def test_a_read_that_waits_is_sent_on_with_its_slot(nodes: Cluster, backend: Backend) -> None:
     """The server ends it with MOVED; the next one waits at the right node."""
     group = Group(backend, STREAM, GROUP)
     (entry,) = await group.send(1)
-    source = primary_of(nodes, GROUP.events(0))
-    target = another_primary(nodes, source)
+    source = nodes.primary_of(GROUP.events(0))
+    target = nodes.another_primary(source)
     connection = backend.blocking(GROUP.events(0))
     task = asyncio.create_task(streams.read(connection, STREAM, {0: entry.id}, 10, 20_000))
     await wait_for_async(lambda: connection._under_way, "the read was sent")
-    move_slot(nodes, GROUP.events(0), target)
+    nodes.move_slot(GROUP.events(0), target)
     with pytest.raises(BackendUnavailable):
         await task
     assert await streams.read(connection, STREAM, {0: ZERO}, 10, 1_000) == {0: [entry]}
@@ -210,40 +195,40 @@ async def test_a_read_that_waits_is_sent_on_with_its_slot(nodes: EmbeddedCluster
 # -- nodes that die -----------------------------------------------------------------------------
 
 
-async def test_a_node_that_died_is_replaced_by_its_replica(nodes: EmbeddedCluster, backend: Backend) -> None:
+async def test_a_node_that_died_is_replaced_by_its_replica(nodes: Cluster, backend: Backend) -> None:
     """Calls about other nodes go on meanwhile; those about this one are answered once it is replaced."""
     keys = [f"k{n}" for n in range(30)]
     await backend.pipeline([("SET", key, key) for key in keys])
-    victim = primary_of(nodes, keys[0])
+    victim = nodes.primary_of(keys[0])
     lost = [key for key in keys if await backend.server.address_of(key) == f"127.0.0.1:{victim.port}"]
     nodes.wait_until_whole()
-    replica = replica_of(nodes, victim)
+    replica = nodes.replica_of(victim)
 
     async def get() -> bytes:
         value: bytes = await backend.execute("GET", keys[0])
         return value
 
-    with quick_to_replace(nodes):
+    with nodes.quick_to_replace():
         victim.kill()
         answers = await backend.pipeline([("GET", key) for key in keys])
         for key, answer in zip(keys, answers, strict=True):
             assert isinstance(answer, BackendUnavailable) if key in lost else answer == key.encode()
         assert await retrying(get, rng=random.Random(1), tries=300, pause_max_ms=200) == keys[0].encode()
-    assert is_primary(replica)
+    assert replica.is_primary
 
 
-async def test_what_a_failover_lost_does_not_come_back(nodes: EmbeddedCluster, backend: Backend) -> None:
+async def test_what_a_failover_lost_does_not_come_back(nodes: Cluster, backend: Backend) -> None:
     """A replica that was cut off takes over: it goes on from what it had, by its own numbers."""
     group = Group(backend, STREAM, GROUP)
     kept = await group.send(2)
-    primary = primary_of(nodes, GROUP.events(0))
-    replica = replica_of(nodes, primary)
+    primary = nodes.primary_of(GROUP.events(0))
+    replica = nodes.replica_of(primary)
     nodes.wait_until_whole()
-    with client_of(primary) as client:
+    with primary.client() as client:
         client.wait(1, 2_000)
     with cut_off(primary, replica):
         lost = await group.send(3)
-        fail_over(nodes, primary)
+        nodes.fail_over(primary)
 
     async def ids() -> list[str]:
         return [

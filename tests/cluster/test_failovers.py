@@ -11,11 +11,10 @@ import time
 
 import pytest
 
-from streamworker.dev.cluster import EmbeddedCluster
 from tests.chaos.figures import percentile, record, repeats
 from tests.chaos.team import Team, now_ms
-from tests.cluster.roles import make_whole
-from tests.cluster.support import cut_off, fail_over, is_primary, primary_of, replica_of
+from tests.stage.cluster import Cluster
+from tests.stage.server import cut_off
 
 FAILOVERS = int(os.environ.get("FAILOVERS", repeats(100, 30)))
 SEED = int(os.environ.get("SEED", "7"))
@@ -26,7 +25,7 @@ CUT_OFF_EVERY = 4
 @pytest.mark.soak
 @pytest.mark.anyio
 @pytest.mark.timeout(60 * 60)
-async def test_failovers_again_and_again(nodes: EmbeddedCluster, team: Team) -> None:
+async def test_failovers_again_and_again(nodes: Cluster, team: Team) -> None:
     """No two owners commit, nothing is doubled or out of order, and whatever is lost is reported."""
     rng = random.Random(SEED)
     await team.hired("w1", "w2", "w3")
@@ -35,18 +34,18 @@ async def test_failovers_again_and_again(nodes: EmbeddedCluster, team: Team) -> 
     async with team.load(per_second=200):
         for number in range(FAILOVERS):
             await team.resumed_ms(now_ms() - 3_000)
-            primaries = [node for node in nodes.nodes if is_primary(node)]
-            victim = primary_of(nodes, team.keys.members) if number % 3 == 0 else rng.choice(primaries)
+            primaries = [node for node in nodes.nodes if node.is_primary]
+            victim = nodes.primary_of(team.keys.members) if number % 3 == 0 else rng.choice(primaries)
             with contextlib.ExitStack() as stack:
                 if number % CUT_OFF_EVERY == 0:
-                    stack.enter_context(cut_off(victim, replica_of(nodes, victim)))
+                    stack.enter_context(cut_off(victim, nodes.replica_of(victim)))
                     await asyncio.sleep(0.3)
                 killed_s = time.monotonic()
-                elected_s.append(await asyncio.to_thread(fail_over, nodes, victim))
+                elected_s.append(await asyncio.to_thread(nodes.fail_over, victim))
             team.forget_logs()
             await team.resumed_ms(now_ms())
             resumed_s.append(time.monotonic() - killed_s)
-            await asyncio.to_thread(make_whole, nodes)
+            await asyncio.to_thread(nodes.make_whole)
     await team.drained()
     gone = await team.lost()
     confirmed, reported = len(team.sends.confirmed), team.sends.reported_lost

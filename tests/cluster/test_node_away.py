@@ -1,9 +1,7 @@
 """One node of a Cluster gives no answer: what a worker does at the others does not wait for it."""
 
 import asyncio
-import os
 import random
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -18,7 +16,6 @@ from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.core.words import ranges
-from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
@@ -31,9 +28,9 @@ from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings
 from streamworker.tui import model
 from tests.cluster.stub import StubNode, url_of
-from tests.cluster.support import client_of, primary_of
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.raw import RawCluster
+from tests.stage.cluster import Cluster, Node
 from tests.stub import stub
 
 pytestmark = [
@@ -53,31 +50,21 @@ LOG = cast(BoundLogger, structlog.get_logger("test"))
 
 
 @contextmanager
-def stopped(node: ClusterNode) -> Iterator[None]:
-    """Stop a node where it stands; then it goes on."""
-    os.kill(node.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(node.pid, signal.SIGCONT)
-
-
-@contextmanager
-def hanging(nodes: EmbeddedCluster) -> Iterator[tuple[list[int], dict[int, ClusterNode]]]:
+def hanging(nodes: Cluster) -> Iterator[tuple[list[int], dict[int, Node]]]:
     """Stop a node; give the partitions that are there, and those elsewhere with their nodes."""
-    places = {p: primary_of(nodes, KEYS.lock(p)) for p in PARTITIONS}
+    places = {p: nodes.primary_of(KEYS.lock(p)) for p in PARTITIONS}
     hung = places[0]
-    with stopped(hung):
+    with hung.paused():
         yield (
             [p for p in PARTITIONS if places[p] is hung],
             {p: node for p, node in places.items() if node is not hung},
         )
 
 
-def calls(places: Mapping[int, ClusterNode], command: str) -> int:
+def calls(places: Mapping[int, Node], command: str) -> int:
     found = 0
     for node in {node.port: node for node in places.values()}.values():
-        with client_of(node) as client:
+        with node.client() as client:
             found += client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
     return found
 
@@ -97,7 +84,7 @@ class Runner:
 
 
 async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer(
-    nodes: EmbeddedCluster, raw: RawCluster
+    nodes: Cluster, raw: RawCluster
 ) -> None:
     """And however many ask for it, a node that gives no answer is asked again by one, and it is said."""
     for p in PARTITIONS:
@@ -127,18 +114,18 @@ async def test_what_went_back_at_one_node_is_found_while_another_gives_no_answer
 
 
 async def test_partitions_of_a_node_that_gives_no_answer_are_unknown_and_not_empty(
-    nodes: EmbeddedCluster, raw: RawCluster
+    nodes: Cluster, raw: RawCluster
 ) -> None:
     """Their lag is not 0, nor are they halted: the snapshot says which partitions it does not count."""
     raw.hset(KEYS.meta, mapping={"partitions": len(PARTITIONS)})
     for p in PARTITIONS:
         raw.xadd(STREAM.events(p), {"d": "{}"})
-    others = [p for p in PARTITIONS if primary_of(nodes, KEYS.lock(p)) is not primary_of(nodes, KEYS.members)]
-    hung = primary_of(nodes, KEYS.lock(others[0]))
-    away = [p for p in PARTITIONS if primary_of(nodes, KEYS.lock(p)) is hung]
+    others = [p for p in PARTITIONS if nodes.primary_of(KEYS.lock(p)) is not nodes.primary_of(KEYS.members)]
+    hung = nodes.primary_of(KEYS.lock(others[0]))
+    away = [p for p in PARTITIONS if nodes.primary_of(KEYS.lock(p)) is hung]
     async with Backend.open(nodes.url, name="t", call_timeout_ms=1_000) as backend:
         assert (await take_snapshot(backend, "shop", "orders", "price")).lag == len(PARTITIONS)
-        with stopped(hung):
+        with hung.paused():
             seen = await take_snapshot(backend, "shop", "orders", "price")
         assert [view.partition for view in seen.partitions if view.state == "unknown"] == away
         assert seen.lag == len(PARTITIONS) - len(away)
@@ -192,7 +179,7 @@ async def fetching(url: str) -> AsyncIterator[tuple[Backend, Reads]]:
 
 
 async def test_a_node_that_is_away_is_no_reason_to_look_at_all_streams_of_the_others(
-    nodes: EmbeddedCluster, raw: RawCluster
+    nodes: Cluster, raw: RawCluster
 ) -> None:
     for p in PARTITIONS:
         raw.xadd(STREAM.events(p), {"v": "x"}, id="9-0")
@@ -205,7 +192,7 @@ async def test_a_node_that_is_away_is_no_reason_to_look_at_all_streams_of_the_ot
             await fetcher._watch._compare([each for each in idle if each.partition in elsewhere] + idle[:1])
             assert 0 < calls(elsewhere, "xinfo|stream") - before <= 8
             gone, node = next(iter(elsewhere.items()))
-            with client_of(node) as client:
+            with node.client() as client:
                 client.delete(STREAM.events(gone))
             await fetcher._watch._compare(idle)
             assert fetcher._watch.left_out == {gone}
@@ -248,15 +235,15 @@ GROUPS = [GroupKeys("shop", "orders", f"p{n}") for n in range(12)]
 
 
 @pytest.mark.alone("about seconds")
-async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes: EmbeddedCluster) -> None:
+async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes: Cluster) -> None:
     """The others are renewed at their pace meanwhile; those of the node again when it answers."""
     settings = Settings(
         redis_url=nodes.url, heartbeat_interval_ms=200, call_timeout_ms=500, dead_after_ms=600,
         session_timeout_ms=1_500, slow_after_ms=2_000,
     )  # fmt: skip
     here = GROUPS[0]
-    hung = primary_of(nodes, here.members)
-    there = next(keys for keys in GROUPS if primary_of(nodes, keys.members) is not hung)
+    hung = nodes.primary_of(here.members)
+    there = next(keys for keys in GROUPS if nodes.primary_of(keys.members) is not hung)
     beats: dict[str, list[HeartbeatDone]] = {here.group: [], there.group: []}
     with keeping(settings) as keeper:
         for keys in (here, there):
@@ -264,7 +251,7 @@ async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes:
         await wait_for_async(lambda: all(len(each) > 2 for each in beats.values()), "both groups are renewed")
         run_ids = {beats[keys.group][-1].run_id for keys in (here, there)}
         assert len(run_ids) == 2, "each is renewed at its own server"
-        with stopped(hung):
+        with hung.paused():
             before = {name: len(each) for name, each in beats.items()}
             await asyncio.sleep(1.0)
             late = {name: len(each) - before[name] for name, each in beats.items()}
@@ -274,15 +261,15 @@ async def test_a_node_that_hangs_delays_the_heartbeats_of_its_groups_only(nodes:
         await wait_for_async(lambda: len(beats[here.group]) > count + 1, "it is renewed again")
 
 
-async def test_a_new_membership_is_renewed_at_once_while_a_node_hangs(nodes: EmbeddedCluster) -> None:
+async def test_a_new_membership_is_renewed_at_once_while_a_node_hangs(nodes: Cluster) -> None:
     settings = Settings(redis_url=nodes.url, heartbeat_interval_ms=3_000, dead_after_ms=6_000)
-    hung = primary_of(nodes, KEYS.members)
-    elsewhere = [keys for keys in GROUPS if primary_of(nodes, keys.members) is not hung]
+    hung = nodes.primary_of(KEYS.members)
+    elsewhere = [keys for keys in GROUPS if nodes.primary_of(keys.members) is not hung]
     beats: list[HeartbeatDone] = []
     with keeping(settings) as keeper:
         keeper.keep(elsewhere[0], "w1.a", beats.append)
         await wait_for_async(lambda: beats, "it is renewed")
-        with stopped(hung):
+        with hung.paused():
             keeper.keep(KEYS, "w1.a", lambda _: None)
             await asyncio.sleep(0.2)
             asked = time.monotonic()

@@ -8,10 +8,8 @@ import pytest
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import ZERO
-from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.redisio.wire.client import Backend
 from tests.chaos.slots import OneSlot
-from tests.cluster.support import another_primary, move_slot_whole, primary_of, through_proxies
 from tests.helpers import wait_for_async
 from tests.runtime.test_fetcher import (
     test_a_deleted_stream_is_noticed,
@@ -22,6 +20,7 @@ from tests.runtime.test_fetcher import (
     test_memory_stays_within_the_budget_with_many_partitions,
 )
 from tests.runtime.workbench import bench
+from tests.stage.cluster import Cluster
 
 __all__ = [
     "test_a_deleted_stream_is_noticed",
@@ -83,12 +82,10 @@ async def test_a_backlog_is_read_without_pauses(redis_url: str) -> None:
         assert time.monotonic() - began < 3, "sixty rounds, and no pause between them"
 
 
-async def test_entries_of_a_partition_that_moves_are_read_once(
-    nodes: EmbeddedCluster, redis_url: str
-) -> None:
+async def test_entries_of_a_partition_that_moves_are_read_once(nodes: Cluster, redis_url: str) -> None:
     """Its old node sends the read on to the new one, which is asked by itself meanwhile."""
     watch = OneSlot()
-    with through_proxies(nodes, watch) as lines:
+    with nodes.through_proxies(watch) as lines:
         lines.disturb(delay_ms=40)  # So that reads are under way when one is sent on.
         async with (
             bench(lines.url, partitions=12, fetch_count=10_000) as desk,
@@ -98,9 +95,9 @@ async def test_entries_of_a_partition_that_moves_are_read_once(
             buffers = [desk.fetcher.add(p, ZERO) for p in range(12)]
             sent: list[str] = []
             for _ in range(6):
-                source = primary_of(nodes, key)
-                target = another_primary(nodes, source)
-                await asyncio.to_thread(move_slot_whole, nodes, key, target)
+                source = nodes.primary_of(key)
+                target = nodes.another_primary(source)
+                await asyncio.to_thread(nodes.move_slot_whole, key, target)
                 for _ in range(10):
                     sent.append((await near.execute("XADD", key, "*", "v", "x")).decode())
                     await asyncio.sleep(0.01)

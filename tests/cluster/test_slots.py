@@ -16,12 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.dev.cluster import ClusterNode, EmbeddedCluster
 from tests.chaos.forked import ROOT, Forge
 from tests.chaos.slots import OneSlot, slots_of
 from tests.chaos.team import APP, Team
-from tests.cluster.support import client_of, is_primary, through_proxies
 from tests.conftest import SpawnWorker
+from tests.stage.cluster import Cluster, Node
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -32,7 +31,7 @@ _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 class Listener:
     """Writes down what one node is asked, by ``MONITOR``."""
 
-    def __init__(self, node: ClusterNode) -> None:
+    def __init__(self, node: Node) -> None:
         self.commands: list[tuple[bool, list[str]]] = []
         """Whether a script sent it, and its words."""
         self._connection = socket.create_connection(("127.0.0.1", node.port))
@@ -54,10 +53,10 @@ class Listener:
 
 
 @contextmanager
-def listening(cluster: EmbeddedCluster) -> Iterator[list[tuple[bool, list[str]]]]:
+def listening(cluster: Cluster) -> Iterator[list[tuple[bool, list[str]]]]:
     """Listen to all primaries; what they were asked is there at the end."""
     heard: list[tuple[bool, list[str]]] = []
-    listeners = [Listener(node) for node in cluster.nodes if is_primary(node)]
+    listeners = [Listener(node) for node in cluster.nodes if node.is_primary]
     try:
         yield heard
     finally:
@@ -69,14 +68,14 @@ def listening(cluster: EmbeddedCluster) -> Iterator[list[tuple[bool, list[str]]]
 @pytest.mark.full("runs each command")
 @pytest.mark.anyio
 async def test_every_command_has_its_keys_in_one_slot(
-    nodes: EmbeddedCluster, crew: Forge, spawn: SpawnWorker, tmp_path: Path
+    nodes: Cluster, crew: Forge, spawn: SpawnWorker, tmp_path: Path
 ) -> None:
     """Sending, processing, forwarding, sharing, and the commands that look and repair.
 
     Looking, which is done all the time here, does not go through the proxies.
     """
     watch = OneSlot()
-    with listening(nodes) as heard, through_proxies(nodes, watch) as lines:
+    with listening(nodes) as heard, nodes.through_proxies(watch) as lines:
         near = partial(Team, nodes.url, crew, tmp_path, name="ledger", partitions=8)
         async with near(worker_url=lines.url, producer_url=lines.url) as team:
             await team.hired("w1")
@@ -104,7 +103,7 @@ async def test_every_command_has_its_keys_in_one_slot(
     assert {"evalsha", "xread", "hgetall", "get", "cluster", "client"} <= names
     assert sum(map(len, slots)) > 1_000
     for node in nodes.nodes:
-        with client_of(node) as client:
+        with node.client() as client:
             assert "errorstat_CROSSSLOT" not in client.info("errorstats")
 
 

@@ -10,11 +10,11 @@ a certificate: what it reads has one for both.
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from streamworker.dev.cluster import NODE_TIMEOUT_MS, ClusterNode, EmbeddedCluster
 from streamworker.dev.server import free_port
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.keys import GroupKeys
@@ -29,12 +29,11 @@ from tests.certificates import make_certificates, tls_config
 from tests.chaos.forked import Forge
 from tests.chaos.rows_app import PROCESSOR, STREAM
 from tests.chaos.team import Team
-from tests.cluster.support import another_primary, move_slot, primary_of
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
+from tests.stage.cluster import Cluster, Node
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.full("needs a Redis: the Valkey of PyPI has no TLS")]
 
-PASSWORD = "canary-Pa55word"
 NODES = 3
 PARTITIONS = 8
 KEYS = GroupKeys("ledger", STREAM, PROCESSOR)
@@ -47,11 +46,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_certificates(tmp_path_factory.mktemp("tls"))
 
 
-class Node(ClusterNode):
+class TlsNode(Node):
     """One node. Its port without TLS is for whoever forms the Cluster: no client with TLS is told it."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(PASSWORD, REDIS_SERVER, NODE_TIMEOUT_MS)
+    def __init__(self, folder: Path, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self.folder, self.tls_port = folder, free_port()
 
     def _config(self) -> str:
@@ -63,18 +62,21 @@ class Node(ClusterNode):
         """
 
 
-class TlsCluster(EmbeddedCluster):
+class TlsCluster(Cluster):
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         super().__init__(NODES, 0, REDIS_SERVER)
-        self.password, self.folder = PASSWORD, folder
-        self.tls_nodes = [Node(folder) for _ in range(NODES)]
-        self.nodes = list(self.tls_nodes)
+
+    def make_node(self, number: int, given: tuple[Any, ...]) -> TlsNode:
+        return TlsNode(self.folder, *given)
 
     def url_by(self, authority: str = "ca") -> str:
         """Return its URL, with the authority that its certificates are held against."""
-        places = ",".join(f"localhost:{node.tls_port}" for node in self.tls_nodes)
+        places = ",".join(f"localhost:{node.tls_port}" for node in self.nodes)
         files = f"ssl_certfile={self.folder}/client.pem&ssl_keyfile={self.folder}/client.key"
-        return f"rediss+cluster://:{PASSWORD}@{places}/0?ssl_ca_certs={self.folder}/{authority}.pem&{files}"
+        return (
+            f"rediss+cluster://:{self.password}@{places}/0?ssl_ca_certs={self.folder}/{authority}.pem&{files}"
+        )
 
     def certify(self, certificate: str) -> None:
         for node in self.nodes:
@@ -113,13 +115,13 @@ async def test_workers_producers_and_readers_go_through_tls_to_every_node(
 ) -> None:
     """While a slot goes to another node, which is followed to its name."""
     async with Team(redis_url, crew, tmp_path, name=KEYS.app, partitions=PARTITIONS) as team:
-        assert {primary_of(tls, KEYS.events(p)) for p in range(PARTITIONS)} == set(tls.nodes)
+        assert {tls.primary_of(KEYS.events(p)) for p in range(PARTITIONS)} == set(tls.nodes)
         await team.hired("w1")
         async with team.load(per_second=400):
             confirmed = team.sends.confirmed
             await team.until("records flow", lambda: len(confirmed) > 50)
-            target = another_primary(tls, primary_of(tls, KEYS.events(0)))
-            assert await asyncio.to_thread(move_slot, tls, KEYS.events(0), target, pause_s=0.02) >= 3
+            target = tls.another_primary(tls.primary_of(KEYS.events(0)))
+            assert await asyncio.to_thread(tls.move_slot, KEYS.events(0), target, pause_s=0.02) >= 3
             goal = len(confirmed) + 50
             await team.until("records flow on", lambda: len(confirmed) > goal)
         await team.finished()
@@ -129,7 +131,7 @@ async def test_workers_producers_and_readers_go_through_tls_to_every_node(
         assert sorted(there) == list(range(team.sender.issued)) and not team.sends.unknown
         leaving = team.ask_to_leave("w1")
         assert await team.ended(leaving) == 0
-        assert PASSWORD not in leaving.log()
+        assert tls.password not in leaving.log()
 
 
 @pytest.mark.usefixtures("redis_url")
@@ -154,4 +156,4 @@ def test_a_cluster_that_cannot_be_verified_is_sent_nothing(
     monkeypatch.setenv("STREAMWORKER_CONNECTION_FAR", tls.url_by("other"))
     with pytest.raises(BackendUnavailable, match="certificate verify failed") as in_spark:
         asks.call(lambda client: client.get("a"))
-    assert PASSWORD not in f"{caught.value}{caught.value.remedy}{in_spark.value}{in_spark.value.remedy}"
+    assert tls.password not in f"{caught.value}{caught.value.remedy}{in_spark.value}{in_spark.value.remedy}"

@@ -1,26 +1,15 @@
 """Real workers on a Cluster: they process, forward and share, while slots move and primaries die."""
 
 import asyncio
-import os
-import signal
 import time
 from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
 
-from streamworker.dev.cluster import EmbeddedCluster
 from tests.chaos.team import Team
 from tests.chaos.times import CLAIM, FAST, LEASE
-from tests.cluster.support import (
-    another_primary,
-    begin_move,
-    finish_move,
-    move_keys,
-    move_slot,
-    move_slot_whole,
-    primary_of,
-)
+from tests.stage.cluster import Cluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(120)]
 full = pytest.mark.full("workers on a Cluster that loses nodes and moves slots")
@@ -35,10 +24,10 @@ full = pytest.mark.full("workers on a Cluster that loses nodes and moves slots")
     ],
 )
 async def test_workers_process_forward_and_share_on_a_cluster(
-    nodes: EmbeddedCluster, team: Team, environ: Mapping[str, str]
+    nodes: Cluster, team: Team, environ: Mapping[str, str]
 ) -> None:
     """A second worker joins while records come, and dies: nothing is lost, doubled or out of order."""
-    places = {primary_of(nodes, team.keys.events(p)).port for p in range(team.partitions)}
+    places = {nodes.primary_of(team.keys.events(p)).port for p in range(team.partitions)}
     assert len(places) > 1, "the partitions are on several nodes"
     await team.hired("w1", **environ)
     async with team.load(per_second=400):
@@ -50,7 +39,7 @@ async def test_workers_process_forward_and_share_on_a_cluster(
 
 
 @full
-async def test_slots_move_while_events_flow(nodes: EmbeddedCluster, team: Team) -> None:
+async def test_slots_move_while_events_flow(nodes: Cluster, team: Team) -> None:
     """Of partitions and of the membership: nothing is lost or doubled, and nobody rebalances."""
     await team.hired("w1", "w2")
     generation = (await team.snapshot()).generation
@@ -61,11 +50,11 @@ async def test_slots_move_while_events_flow(nodes: EmbeddedCluster, team: Team) 
             (False, team.keys.members),
             (True, team.keys.events(1)),
         ):
-            target = another_primary(nodes, primary_of(nodes, key))
+            target = nodes.another_primary(nodes.primary_of(key))
             if whole:
-                await asyncio.to_thread(move_slot_whole, nodes, key, target)
+                await asyncio.to_thread(nodes.move_slot_whole, key, target)
             else:
-                assert await asyncio.to_thread(move_slot, nodes, key, target, pause_s=0.05) >= 3
+                assert await asyncio.to_thread(nodes.move_slot, key, target, pause_s=0.05) >= 3
         await team.resumed_ms(time.time() * 1000)
     assert not team.sends.unknown
     await team.finished()
@@ -73,39 +62,36 @@ async def test_slots_move_while_events_flow(nodes: EmbeddedCluster, team: Team) 
 
 
 @full
-async def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(
-    nodes: EmbeddedCluster, team: Team
-) -> None:
+async def test_a_worker_that_starts_while_a_slot_moves_waits_for_it(nodes: Cluster, team: Team) -> None:
     """A script that needs a key from here and one from there has no answer meanwhile: no reason to end."""
     await team.hired("w1")
     assert await team.ended(team.ask_to_leave("w1")) == 0
-    lock, source = team.keys.lock(3), primary_of(nodes, team.keys.lock(3))
-    target = another_primary(nodes, source)
-    begin_move(nodes, lock, target)
-    move_keys(nodes, source, target, lock)
+    lock, source = team.keys.lock(3), nodes.primary_of(team.keys.lock(3))
+    target = nodes.another_primary(source)
+    nodes.begin_move(lock, target)
+    nodes.move_keys(source, target, lock)
     team.hire("w2", "w3")
     await team.until("both say that they wait", lambda: len(team.logged("start_delayed")) >= 2)
     assert await team.ended(team.ask_to_leave("w3")) == 0, "it was asked to end, and waits for nothing then"
-    await asyncio.to_thread(finish_move, nodes, lock, source, target)
+    await asyncio.to_thread(nodes.finish_move, lock, source, target)
     await team.settled()
     assert "moving its slots" in team.workers["w2"].log()
 
 
 @full
 @pytest.mark.alone("measures how long partitions stand still")
-async def test_a_node_that_hangs_holds_up_only_its_partitions(nodes: EmbeddedCluster, team: Team) -> None:
+async def test_a_node_that_hangs_holds_up_only_its_partitions(nodes: Cluster, team: Team) -> None:
     """Sends, reads and commits about other nodes do not wait for it."""
     await team.hired("w1")
-    victim = primary_of(nodes, team.keys.events(0))
-    if primary_of(nodes, team.keys.members) is victim:
-        victim = another_primary(nodes, victim)
-    places = {p: primary_of(nodes, team.keys.events(p)) for p in range(team.partitions)}
+    victim = nodes.primary_of(team.keys.events(0))
+    if nodes.primary_of(team.keys.members) is victim:
+        victim = nodes.another_primary(victim)
+    places = {p: nodes.primary_of(team.keys.events(p)) for p in range(team.partitions)}
     async with team.load(per_second=400):
         await team.until("records flow", lambda: len(team.sends.confirmed) > 200)
         began = time.monotonic()
-        os.kill(victim.pid, signal.SIGSTOP)
-        await asyncio.sleep(2.0)
-        os.kill(victim.pid, signal.SIGCONT)
+        with victim.paused():
+            await asyncio.sleep(2.0)
         ended = time.monotonic()
     await team.finished()
     for partition in (p for p, node in places.items() if node is not victim):

@@ -1,9 +1,7 @@
 """The connection itself: deadlines, refusals, credentials, servers that should not be used."""
 
 import asyncio
-import os
 import random
-import signal
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,6 +18,7 @@ from streamworker.redisio.wire.node import Node
 from tests.chaos.proxy import proxied
 from tests.contract.support import GROUP, STREAM, Group, Raw, request, url_of_user
 from tests.helpers import wait_for_async
+from tests.stage.server import Server
 
 pytestmark = [pytest.mark.anyio, pytest.mark.one_server]
 
@@ -235,7 +234,7 @@ async def test_a_server_busy_with_a_script_is_unavailable(redis_url: str, raw: R
     raw.config_set("busy-reply-threshold", 5_000)
 
 
-async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: EmbeddedServer) -> None:
+async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: Server) -> None:
     """Not after a minute of hidden retries; and it answers again when it runs again."""
     async with (
         Backend.open(own_server.url, name="patient") as patient,
@@ -244,8 +243,7 @@ async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: Embed
         group = Group(patient, STREAM, GROUP)
         sent = request(await group.own(), await group.send(1), rows=1)
         await retrying(lambda: backend.execute("PING"), rng=random.Random(1))
-        os.kill(own_server.pid, signal.SIGSTOP)
-        try:
+        with own_server.paused():
             started = time.monotonic()
             with pytest.raises(BackendUnavailable, match="gave no answer within 300 ms"):
                 await backend.execute("PING")
@@ -255,8 +253,6 @@ async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: Embed
             connection = backend.blocking()
             with pytest.raises(BackendUnavailable):
                 await connection.execute("PING", block_ms=10)
-        finally:
-            os.kill(own_server.pid, signal.SIGCONT)
         # The commit may have reached it: either way it is there once.
         assert (await group.commit(sent)).code in {CommitCode.OK, CommitCode.DUP}
         assert await patient.execute("XLEN", GROUP.acked(0)) == 1
@@ -265,7 +261,7 @@ async def test_a_server_that_hangs_ends_a_call_at_its_deadline(own_server: Embed
 
 @pytest.mark.alone("about seconds")
 async def test_a_read_on_a_slow_network_has_time_to_connect_and_to_answer(
-    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round trip takes longer than a read may take beyond its wait: at 1 s nothing was read."""
     monkeypatch.setattr("streamworker.redisio.wire.client.BLOCK_MARGIN_MS", 500)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.chaos.forked import ROOT
 from tests.following import Reader
-from tests.sentinel.trio import free_ports
+from tests.stage.server import free_ports
 
 PAGE = ROOT / "docs/tutorials/production.md"
 PORT = re.compile(r"(?<=\bport )\d{4}\b|(?<=-p )\d{4}\b|(?<=localhost:)\d{4}\b")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from streamworker.dev.server import EmbeddedServer
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
-from tests.durability.pair import OnFile, Pair, raw
+from tests.stage.pair import Pair
+from tests.stage.server import Server, on_file
 
 
 def _program(server: str) -> str | None:
@@ -34,14 +34,14 @@ def shared_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture
 def pair(shared_pair: Pair) -> Iterator[Pair]:
     """The pair, empty."""
-    with raw(shared_pair.primary) as client:
+    with shared_pair.primary.client() as client:
         client.flushall()
         client.script_flush()
     yield shared_pair
-    shared_pair.resume_replica()
+    shared_pair.replica.resume()
 
 
 @pytest.fixture
-def durable(tmp_path: Path) -> Iterator[EmbeddedServer]:
-    with OnFile(tmp_path / "data", appendfsync="always", port=0) as server:
+def durable(tmp_path: Path) -> Iterator[Server]:
+    with on_file(tmp_path / "data", appendfsync="always", port=0) as server:
         yield server

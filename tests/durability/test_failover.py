@@ -13,15 +13,15 @@ import anyio
 import pytest
 
 from streamworker.core.data.entries import EntryId
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import StreamworkerError
 from streamworker.runtime.run.runner import StopReason
 from tests.chaos.figures import record
 from tests.chaos.proxy import running
-from tests.durability.pair import Pair, Switch, cut, newest_aof, raw, some_time
 from tests.helpers import wait_for_async
 from tests.raw import records_in
 from tests.runtime.workbench import Bench, Order, Priced, bench
+from tests.stage.pair import Pair, Switch
+from tests.stage.server import Server, cut, newest_aof
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full("failovers and power failures, one after the other")]
 
@@ -82,25 +82,25 @@ async def traffic(url: str, **settings: Any) -> AsyncIterator[Traffic]:
         desk.tasks.cancel_scope.cancel()
 
 
-def source(server: EmbeddedServer, traffic: Traffic) -> set[EntryId]:
-    with raw(server) as client:
+def source(server: Server, traffic: Traffic) -> set[EntryId]:
+    with server.client() as client:
         found = records_in(client, traffic.desk.stream_keys.events(0))
     return {EntryId.parse(entry_id) for entry_id, _ in found}
 
 
-def lost_sends(server: EmbeddedServer, traffic: Traffic) -> set[EntryId]:
+def lost_sends(server: Server, traffic: Traffic) -> set[EntryId]:
     return set(traffic.sent.values()) - source(server, traffic)
 
 
-def commits_lost(server: EmbeddedServer, traffic: Traffic) -> bool:
-    with raw(server) as client:
+def commits_lost(server: Server, traffic: Traffic) -> bool:
+    with server.client() as client:
         checkpoint, rows = client.hmget(traffic.desk.keys.lock(0), "checkpoint", "rows")
     return EntryId.parse(checkpoint) < traffic.committed or int(rows) < traffic.rows
 
 
-def log_is_right(server: EmbeddedServer, traffic: Traffic) -> bool:
+def log_is_right(server: Server, traffic: Traffic) -> bool:
     """Whether the log holds each committed source entry once, in order, and nothing else."""
-    with raw(server) as client:
+    with server.client() as client:
         entries = client.xrange(traffic.desk.keys.acked(0))
         source = [entry_id for entry_id, _ in records_in(client, traffic.desk.stream_keys.events(0))]
     place = 0
@@ -131,13 +131,13 @@ def own_pair() -> Iterator[Pair]:
 
 async def fail_over(pair: Pair, rng: random.Random, *, lag: bool) -> None:
     """Kill the primary while traffic flows; with lag the replica has stopped following some time before."""
-    await some_time(rng, 0.1)
+    await asyncio.sleep(rng.uniform(0, 0.1))
     if not lag:
         pair.primary.kill()
     await anyio.to_thread.run_sync(pair.promote)
     if lag:
         await asyncio.sleep(0.1)
-        await some_time(rng, 0.1)
+        await asyncio.sleep(rng.uniform(0, 0.1))
         pair.replica.kill()
 
 
@@ -173,7 +173,7 @@ async def test_failovers_to_a_replica_lose_nothing_that_was_acknowledged(own_pai
 # -- power failures ----------------------------------------------------------------------------
 
 
-async def power_failure(server: EmbeddedServer, rng: random.Random) -> int:
+async def power_failure(server: Server, rng: random.Random) -> int:
     """Let the disk hang, and end the server; return how many bytes of what came since were never written.
 
     Whatever was written to disk is before the place where the file ended when the last fsync had
@@ -181,14 +181,14 @@ async def power_failure(server: EmbeddedServer, rng: random.Random) -> int:
     """
     assert server.data_dir is not None
     path = newest_aof(server.data_dir)
-    with raw(server) as client:
+    with server.client() as client:
         client.config_set("appendfsync", "no")
         await wait_for_async(
             lambda: client.info("persistence")["aof_pending_bio_fsync"] == 0, "no fsync is under way"
         )
     certain = path.stat().st_size
     await asyncio.sleep(0.1)
-    await some_time(rng, 0.2)
+    await asyncio.sleep(rng.uniform(0, 0.2))
     server.kill()
     gone = path.stat().st_size - rng.randint(certain, path.stat().st_size)
     cut(path, gone)
@@ -197,7 +197,7 @@ async def power_failure(server: EmbeddedServer, rng: random.Random) -> int:
 
 
 @pytest.mark.parametrize("count", [3, pytest.param(50, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
-async def test_power_failures_lose_nothing_that_was_on_the_disk(durable: EmbeddedServer, count: int) -> None:
+async def test_power_failures_lose_nothing_that_was_on_the_disk(durable: Server, count: int) -> None:
     """With `appendfsync always`: a send and a commit are confirmed once they are on the disk."""
     rng, gone = random.Random(13), 0
     async with traffic(durable.url, durability="aof") as flow:

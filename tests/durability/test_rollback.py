@@ -17,7 +17,6 @@ from streamworker.core.data.channel import (
 )
 from streamworker.core.data.entries import EntryId
 from streamworker.core.ownership.locks import Acquired
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import DataLoss, StreamFull
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import locks
@@ -28,10 +27,10 @@ from streamworker.runtime.worker import Worker
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice, find_losses
 from streamworker.spark.source.options import SourceOptions
-from tests.durability.pair import cut, newest_aof, raw
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import Order, Priced, bench
 from tests.spark.acked import AckedLog, orders
+from tests.stage.server import Server, cut, newest_aof
 
 pytestmark = pytest.mark.anyio
 
@@ -40,14 +39,14 @@ def all_of(log: Iterable[Mapping[str, Any]], event: str) -> list[dict[str, Any]]
     return [dict(line) for line in log if line["event"] == event]
 
 
-async def bytes_written(server: EmbeddedServer) -> int:
-    with raw(server) as client:
+async def bytes_written(server: Server) -> int:
+    with server.client() as client:
         assert client.execute_command("WAITAOF", 1, 0, 5_000)[0] == 1
     assert server.data_dir is not None
     return newest_aof(server.data_dir).stat().st_size
 
 
-def lose(server: EmbeddedServer, back_to: int) -> None:
+def lose(server: Server, back_to: int) -> None:
     """End the server as a power failure does: what is behind a place of its file was never written."""
     assert server.data_dir is not None
     server.kill()
@@ -60,7 +59,7 @@ def lose(server: EmbeddedServer, back_to: int) -> None:
 
 
 @pytest.mark.parametrize("how", ["the next send", "asked"])
-async def test_a_producer_says_which_of_its_sends_are_lost(durable: EmbeddedServer, how: str) -> None:
+async def test_a_producer_says_which_of_its_sends_are_lost(durable: Server, how: str) -> None:
     """By the ids that it was told, whether it sends again or only asks; what it sends then is there."""
     async with bench(durable.url) as desk:
         kept = [await desk.producer.send(Order(n)) for n in range(3)]
@@ -81,7 +80,7 @@ async def test_a_producer_says_which_of_its_sends_are_lost(durable: EmbeddedServ
         assert (await desk.ids())[:3] == [str(sent.entry_id) for sent in kept]
 
 
-async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) -> None:
+async def test_a_restart_that_loses_nothing_is_no_loss(durable: Server) -> None:
     """Nor is a send that was given up, nor one that found no room."""
     async with bench(durable.url, stream={"records_max": 3}) as desk:
         for n in range(3):
@@ -89,7 +88,7 @@ async def test_a_restart_that_loses_nothing_is_no_loss(durable: EmbeddedServer) 
         with pytest.raises(StreamFull):
             await desk.producer.send(Order(4), on_full="raise")
         durable.restart()
-        with raw(durable) as client:
+        with durable.client() as client:
             client.delete(desk.stream_keys.events(0))
         await desk.producer.send(Order(5))
         assert await desk.producer.verify() == [] and not desk.producer.lost
@@ -180,7 +179,7 @@ async def working(url: str) -> AsyncIterator[Shop]:
 
 
 @pytest.mark.parametrize("how", ["a power failure", "a restored copy", "flushed"])
-async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer, how: str) -> None:
+async def test_a_worker_says_what_of_its_commits_is_gone(durable: Server, how: str) -> None:
     """Though it is idle: source, checkpoint and log went back together, and fit each other."""
     assert durable.data_dir is not None
     copy = durable.data_dir.with_name("copy")
@@ -193,7 +192,7 @@ async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer
             gone = await shop.send(4, 5, 6, 7)
             await shop.until_committed(7)
             if how == "flushed":
-                with raw(durable) as client:
+                with durable.client() as client:
                     client.flushall()
             elif how == "a power failure":
                 await anyio.to_thread.run_sync(lose, durable, size)
@@ -220,7 +219,7 @@ async def test_a_worker_says_what_of_its_commits_is_gone(durable: EmbeddedServer
 
 
 async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
-    durable: EmbeddedServer,
+    durable: Server,
 ) -> None:
     """A failure between the sends and the commits: the function runs again, and the log has each row once."""
     with structlog.testing.capture_logs() as log:
@@ -228,11 +227,11 @@ async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
             await shop.send(1)
             await shop.until_committed(1)
             kept = (KEYS.lock(0), KEYS.acked(0))
-            with raw(durable) as client:
+            with durable.client() as client:
                 before = [client.dump(key) for key in kept]
             await shop.send(2, 3)
             await shop.until_committed(3)
-            with raw(durable) as client:
+            with durable.client() as client:
                 for key, value in zip(kept, before, strict=True):
                     client.restore(key, 0, value, replace=True)
             durable.restart()
@@ -244,7 +243,7 @@ async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
     assert shop.seen == [1, 2, 3, 2, 3]
 
 
-async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: EmbeddedServer) -> None:
+async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Server) -> None:
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:
             await shop.send(1, 2)

@@ -11,15 +11,15 @@ import redis
 from streamworker import App
 from streamworker.cli.doctor.command import in_redis
 from streamworker.cli.doctor.server import remains
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.redisio.wire.durability import Durability, Mode, refusal_of_policy
 from streamworker.redisio.wire.info import ServerInfo, read_info
 from streamworker.runtime.worker import Worker
 from streamworker.settings import Settings
-from tests.durability.pair import Pair, raw
 from tests.runtime.workbench import Order, bench
+from tests.stage.pair import Pair
+from tests.stage.server import Server
 
 PASSWORD = "long enough for a test"
 
@@ -76,7 +76,7 @@ def test_a_server_that_confirms_before_it_has_written_is_refused(
 
 
 @pytest.mark.anyio
-async def test_a_user_that_may_not_ask_says_how_the_server_is_set(durable: EmbeddedServer) -> None:
+async def test_a_user_that_may_not_ask_says_how_the_server_is_set(durable: Server) -> None:
     """The rules of a producer let it see neither the version nor the settings."""
     with user(durable, "producer", "aof") as url:
         async with bench(url, run=False, durability="aof") as desk:
@@ -90,9 +90,9 @@ async def test_a_user_that_may_not_ask_says_how_the_server_is_set(durable: Embed
 
 
 @contextlib.contextmanager
-def user(server: EmbeddedServer, role: str, durability: str) -> Iterator[str]:
+def user(server: Server, role: str, durability: str) -> Iterator[str]:
     """Make a user with a role's rights, and return the URL that it comes by."""
-    with raw(server) as admin:
+    with server.client() as admin:
         rules = acl_rules("shop", role, durability)
         admin.execute_command("ACL", "SETUSER", role, "reset", "on", f">{PASSWORD}", *rules)
         try:
@@ -148,7 +148,7 @@ def test_what_remains_to_lose_is_said_in_words(
 
 
 @pytest.mark.anyio
-async def test_doctor_asks_the_server_itself(pair: Pair, durable: EmbeddedServer) -> None:
+async def test_doctor_asks_the_server_itself(pair: Pair, durable: Server) -> None:
     """A server that cannot do what the app asks is a failure, with the remedy that a worker would name."""
 
     async def check(url: str, durability: str) -> tuple[str, str]:
@@ -162,7 +162,7 @@ async def test_doctor_asks_the_server_itself(pair: Pair, durable: EmbeddedServer
     assert verdict == "fail" and ("this server writes none" in found or "needs WAITAOF" in found)
     assert (await check(pair.primary.url, "replicas"))[0] == "ok"
     assert (await check(durable.url, "aof"))[0] == "ok"
-    with raw(durable) as client:
+    with durable.client() as client:
         client.config_set("appendfsync", "everysec")
     verdict, found = await check(durable.url, "aof")
     assert verdict == "fail" and "needs appendfsync always: with everysec, WAITAOF of Valkey" in found

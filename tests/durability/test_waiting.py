@@ -9,7 +9,6 @@ import pytest
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.outbox import OutboxQueue
-from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import ConfigurationError, ProducerError
 from streamworker.redisio.data.commit import CommitCode, CommitReply, CommitRequest, commit_many
 from streamworker.redisio.data.outbox import forward_many
@@ -17,9 +16,10 @@ from streamworker.redisio.data.streams import Append, append_many
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability, NotDurable
 from tests.contract.support import TO, chain
-from tests.durability.pair import Pair, raw
 from tests.helpers import PATIENCE_S, wait_for_async
 from tests.runtime.workbench import Bench, Order, bench
+from tests.stage.pair import Pair
+from tests.stage.server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -52,17 +52,17 @@ async def test_a_send_returns_when_a_replica_has_it(pair: Pair) -> None:
     """While the replica is stopped nobody is told; when it goes on, the same send is confirmed, once."""
     async with bench(pair.primary.url, durability="replicas", **QUICK) as desk:
         await desk.producer.send(Order(1))
-        pair.pause_replica()
+        pair.replica.pause()
         with pytest.raises(ProducerError, match=r'as durability="replicas" asks.*0 of 1 replicas'):
             await desk.producer.send(Order(2), timeout=2)
         sending = asyncio.create_task(desk.producer.send(Order(3)))
         await asyncio.sleep(0.5)
         assert not sending.done()
-        pair.resume_replica()
+        pair.replica.resume()
         sent = await asyncio.wait_for(sending, PATIENCE_S)
         ids = await desk.ids()
         assert ids[-1] == str(sent.entry_id) and len(ids) == 3
-        with raw(pair.replica) as replica:
+        with pair.replica.client() as replica:
             assert replica.xlen(desk.stream_keys.events(0)) == 3
 
 
@@ -73,7 +73,7 @@ async def test_a_commit_that_no_replica_has_is_unknown_and_in_plain_sight(pair: 
     """
     async with bench(pair.primary.url) as desk:
         request = await first_commit(desk)
-        pair.pause_replica()
+        pair.replica.pause()
         (reply,) = await commit_many(desk.backend, desk.keys, [request], REPLICA)
         assert (reply.code, type(reply.error)) == (CommitCode.UNKNOWN, NotDurable)
         assert "0 of 1 replicas had it within 100 ms" in str(reply.error)
@@ -81,7 +81,7 @@ async def test_a_commit_that_no_replica_has_is_unknown_and_in_plain_sight(pair: 
         for _ in range(2):
             again = await by_another_connection(pair.primary.url, desk, request, REPLICA)
             assert (again.code, type(again.error)) == (CommitCode.UNKNOWN, NotDurable)
-        pair.resume_replica()
+        pair.replica.resume()
         await until_dup(pair.primary.url, desk, request)
 
 
@@ -115,7 +115,7 @@ async def test_a_repeat_writes_what_is_there_once_more(pair: Pair, what: str, fu
         its = {"DUP": second, "OTHER": first}
         await forward_many(desk.backend, "shop", [("orders/0/price", each) for each in (first, second)])
         await do()
-        with raw(pair.primary) as client:
+        with pair.primary.client() as client:
             try:
                 if full_memory:
                     client.config_set("maxmemory", 1)
@@ -133,7 +133,7 @@ async def test_messages_that_no_replica_has_are_not_deleted_at_their_source(pair
         queue = OutboxQueue(TO)
         for each in chain(2):
             queue.put(each)
-        pair.pause_replica()
+        pair.replica.pause()
 
         async def forward(most: int, durability: Durability) -> list[EntryId]:
             its = [("orders/0/price", each) for each in queue.begin(most)]
@@ -144,7 +144,7 @@ async def test_messages_that_no_replica_has_are_not_deleted_at_their_source(pair
         assert await forward(10**6, REPLICA) == []
         for _ in range(2):
             assert await forward(1, REPLICA) == []
-        pair.resume_replica()
+        pair.replica.resume()
         taken: list[EntryId] = []
 
         async def confirmed() -> bool:
@@ -159,7 +159,7 @@ async def test_a_send_that_cannot_be_repeated_by_writing_is_unknown(pair: Pair) 
     async with bench(pair.primary.url) as desk:
         append = Append(0, "p", 1, 0, [b"x"])
         await append_many(desk.backend, desk.stream_keys, [append], REPLICA)
-        with raw(pair.primary) as client:
+        with pair.primary.client() as client:
             client.config_set("maxmemory", 1)
             try:
                 (reply,) = await append_many(desk.backend, desk.stream_keys, [append], REPLICA)
@@ -182,13 +182,13 @@ async def test_a_script_that_the_server_forgot_is_waited_for_too(pair: Pair) -> 
     """The wait stands behind the call that did it, not behind the one that was not known."""
     async with bench(pair.primary.url) as desk:
         request = await first_commit(desk)
-        pair.pause_replica()
-        with raw(pair.primary) as client:
+        pair.replica.pause()
+        with pair.primary.client() as client:
             client.script_flush()
         (reply,) = await commit_many(desk.backend, desk.keys, [request], REPLICA)
         assert reply.code is CommitCode.UNKNOWN
         assert await desk.checkpoint() == "5-0"
-        pair.resume_replica()
+        pair.replica.resume()
 
 
 async def test_a_refusal_needs_no_replica(pair: Pair) -> None:
@@ -196,17 +196,17 @@ async def test_a_refusal_needs_no_replica(pair: Pair) -> None:
     async with bench(pair.primary.url) as desk:
         request = await first_commit(desk)
         later = await desk.acquire(0, "w2")
-        pair.pause_replica()
+        pair.replica.pause()
         await desk.backend.execute("SET", "a", 1)
         (reply,) = await commit_many(desk.backend, desk.keys, [request], REPLICA)
         assert (reply.code, reply.epoch) == (CommitCode.FENCED, later.epoch)
-        pair.resume_replica()
+        pair.replica.resume()
 
 
 # -- the disk ----------------------------------------------------------------------------------
 
 
-async def test_nothing_counts_while_the_disk_is_not_written_to(durable: EmbeddedServer) -> None:
+async def test_nothing_counts_while_the_disk_is_not_written_to(durable: Server) -> None:
     """The server's fsync is stopped: sends and commits are there, and nobody is told so until it goes on."""
     async with bench(durable.url, durability="aof", **QUICK) as desk:
         request = await first_commit(desk)
@@ -232,7 +232,7 @@ async def test_nothing_counts_while_the_disk_is_not_written_to(durable: Embedded
 
 
 async def test_memory_is_the_default_and_sends_no_wait(pair: Pair) -> None:
-    with raw(pair.primary) as client:
+    with pair.primary.client() as client:
         client.config_resetstat()
         async with bench(pair.primary.url) as desk:
             request = await first_commit(desk)
@@ -241,7 +241,7 @@ async def test_memory_is_the_default_and_sends_no_wait(pair: Pair) -> None:
         assert not {"cmdstat_wait", "cmdstat_waitaof"} & set(client.info("commandstats"))
 
 
-async def test_a_server_that_is_too_old_is_refused(redis7: EmbeddedServer) -> None:
+async def test_a_server_that_is_too_old_is_refused(redis7: Server) -> None:
     async with bench(redis7.url, durability="aof") as desk:
         with pytest.raises(ConfigurationError, match="needs WAITAOF, which this server does not know"):
             await desk.producer.send(Order(1))

@@ -14,7 +14,6 @@ from structlog.testing import capture_logs
 
 from streamworker.core.data.entries import ZERO
 from streamworker.core.data.outbox import Message
-from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.outbox import OutboxWrite
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
@@ -22,9 +21,9 @@ from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.settings import Settings
 from tests.contract.support import GROUP, TO, chain, message
-from tests.durability.pair import newest_aof
 from tests.helpers import wait_for_async
 from tests.raw import opened
+from tests.stage.server import Server, newest_aof
 
 pytestmark = pytest.mark.anyio
 
@@ -133,7 +132,7 @@ async def test_a_server_that_comes_back_without_its_last_writes_gets_what_its_ou
     """What was deleted for an answer from before, or forwarded from memory, would be lost or too much."""
     messages, taken, held = chain(3), PRICED.taken(TO.partition), list[str]()
     left = messages if is_lost == "what the target took" else messages[:1]
-    with EmbeddedServer(tmp_path, port=0) as server, opened(server.url) as raw:
+    with Server(tmp_path, port=0) as server, opened(server.url) as raw:
         async with Backend.open(server.url, name="forwarder") as backend, forwarding(backend) as forwarder:
             source, _ = await forwarder.open(KEYS, held.append)
             await store(backend, left)

@@ -1,8 +1,6 @@
 """A partition that has something to do and does not get on is named, with what it waits for."""
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,12 +13,12 @@ from structlog.testing import capture_logs
 
 from streamworker import App, Context, Halt, Records, Retry
 from streamworker.core.data.readers import ReaderPosition
-from streamworker.dev.server import EmbeddedServer
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
 from tests.raw import opened, records_in
 from tests.runtime.workbench import Order
+from tests.stage.server import Server
 
 pytestmark = pytest.mark.anyio
 
@@ -223,17 +221,17 @@ async def test_a_full_acked_log_is_what_is_waited_for(redis_url: str) -> None:
         await seen.shown("acked log full")
 
 
-async def test_a_server_that_does_not_answer_is_what_is_waited_for(own_server: EmbeddedServer) -> None:
+async def test_a_server_that_does_not_answer_is_what_is_waited_for(own_server: Server) -> None:
     """It cannot be shown in `status` then; the log has it, and that it is over."""
 
     async def take(item: Order) -> None:
-        os.kill(own_server.pid, signal.SIGSTOP)
+        own_server.pause()
 
     async with scene(own_server.url, take, settings={"call_timeout_ms": 1_000}) as seen:
         try:
             line = await seen.stalled()
         finally:
-            os.kill(own_server.pid, signal.SIGCONT)
+            own_server.resume()
         assert line["waits_for"].startswith(("Redis: the answer to a commit", "commit not confirmed"))
         await wait_for_async(lambda: seen.told("partitions_go_on"), "the end is told")
 

@@ -20,7 +20,7 @@ from streamworker.settings import Settings
 from streamworker.spark.source.connection import Connection
 from streamworker.testing import local_worker
 from streamworker.urls import without_login
-from tests.sentinel.trio import Trio
+from tests.stage.trio import Trio
 
 pytestmark = pytest.mark.anyio
 

@@ -1,12 +1,12 @@
 """Fixtures: three servers and three sentinels."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from streamworker.spark.source import connection
-from tests.sentinel.trio import QUIET_MS, Trio
+from tests.stage.server import QUIET_MS
+from tests.stage.trio import Trio
 
 
 @pytest.fixture(scope="session")
@@ -15,9 +15,9 @@ def calm(sentinel: Trio) -> Trio:
 
 
 @pytest.fixture
-def steady(tmp_path: Path) -> Iterator[Trio]:
+def steady() -> Iterator[Trio]:
     """Servers and sentinels of this test alone, with no failovers but those that it causes."""
-    with Trio(tmp_path / "trio", down_after_ms=QUIET_MS) as trio:
+    with Trio(down_after_ms=QUIET_MS) as trio:
         yield trio
 
 

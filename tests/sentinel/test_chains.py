@@ -13,18 +13,19 @@ from tests.chains.scene import ChainScene
 from tests.chaos.forked import Forge
 from tests.helpers import wait_for
 from tests.sentinel.test_failovers import ZOMBIE_NOTICES_S
-from tests.sentinel.trio import Instance, Trio
+from tests.stage.server import Server
+from tests.stage.trio import Trio
 
 pytestmark = pytest.mark.full("sentinels, replicas and failovers, which take seconds each")
 
 
-def entries(primary: Instance) -> int:
+def entries(primary: Server) -> int:
     """Return how many entries the first stream of the chain has."""
     keys = StreamKeys("chain", "items")
-    return sum(int(primary.ask("XLEN", keys.events(p))) for p in range(PARTITIONS["items"]))
+    return sum(int(primary.call("XLEN", keys.events(p))) for p in range(PARTITIONS["items"]))
 
 
-def has_more(primary: Instance, than: int) -> bool:
+def has_more(primary: Server, than: int) -> bool:
     return entries(primary) > than
 
 

@@ -8,7 +8,7 @@ from streamworker.cli.doctor.command import in_redis
 from streamworker.cli.doctor.server import of_sentinels
 from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.primaries import Answer, SentinelView
-from tests.sentinel.trio import SERVICE, Trio
+from tests.stage.trio import SERVICE, Trio
 
 GOOD = SentinelView("s1:26379", Answer(("db1", 6379), 3), 2, 3, 2, 30_000)
 AWAY = SentinelView("s2:26379", BackendUnavailable("The sentinel at s2:26379 cannot be reached."))

@@ -17,7 +17,8 @@ from tests.chaos.figures import insist, percentile, record, repeats
 from tests.chaos.forked import Forge
 from tests.chaos.team import Team, now_ms
 from tests.helpers import wait_for
-from tests.sentinel.trio import Instance, Trio
+from tests.stage.server import Server
+from tests.stage.trio import Trio
 
 pytestmark = [
     pytest.mark.anyio,
@@ -46,15 +47,15 @@ class Scene(Team):
         )  # fmt: skip
         self.trio, self.is_durable = trio, durability == "replicas"
 
-    def acked_rows(self, at: Instance) -> int:
-        return sum(int(at.ask("XLEN", self.keys.acked(p))) for p in range(PARTITIONS))
+    def acked_rows(self, at: Server) -> int:
+        return sum(int(at.call("XLEN", self.keys.acked(p))) for p in range(PARTITIONS))
 
     def was_confirmed_since(self, moment_ms: float) -> bool:
         """Whether a send was confirmed that was written after a moment."""
         return any(sent.entry_id.ms > moment_ms for sent in list(self.sends.confirmed.values()))
 
 
-Fault = Callable[[Scene, random.Random], Instance]
+Fault = Callable[[Scene, random.Random], Server]
 """Ends the reign of a primary; returns it."""
 
 
@@ -66,7 +67,7 @@ async def scene(
         yield scene
 
 
-def killed(scene: Scene, rng: random.Random) -> Instance:
+def killed(scene: Scene, rng: random.Random) -> Server:
     """SIGKILL of the primary, whose replicas have not received its last writes."""
     with scene.trio.replicas_cut_off() as primary:
         since_ms, rows = now_ms(), scene.acked_rows(primary)
@@ -80,7 +81,7 @@ def killed(scene: Scene, rng: random.Random) -> Instance:
     return primary
 
 
-def planned(scene: Scene, rng: random.Random) -> Instance:
+def planned(scene: Scene, rng: random.Random) -> Server:
     """``SENTINEL FAILOVER``."""
     del rng
     primary = scene.trio.primary
@@ -88,7 +89,7 @@ def planned(scene: Scene, rng: random.Random) -> Instance:
     return primary
 
 
-def coordinated(scene: Scene, rng: random.Random) -> Instance:
+def coordinated(scene: Scene, rng: random.Random) -> Server:
     """``SENTINEL FAILOVER ... COORDINATED``, for which writes pause until a replica has all."""
     del rng
     primary = scene.trio.primary
@@ -96,7 +97,7 @@ def coordinated(scene: Scene, rng: random.Random) -> Instance:
     return primary
 
 
-def stopped(scene: Scene, rng: random.Random) -> Instance:
+def stopped(scene: Scene, rng: random.Random) -> Server:
     """SIGSTOP of the primary, for longer than until another one is named; it wakes as a zombie."""
     primary = scene.trio.primary
     primary.pause()
@@ -108,7 +109,7 @@ def stopped(scene: Scene, rng: random.Random) -> Instance:
     return primary
 
 
-def fail_over(scene: Scene, fault: Fault, rng: random.Random) -> tuple[Instance, float]:
+def fail_over(scene: Scene, fault: Fault, rng: random.Random) -> tuple[Server, float]:
     """Let a primary fail; return it, and how long it took until there was another."""
     scene.trio.wait_until_whole(ZOMBIE_NOTICES_S)
     began = time.monotonic()

@@ -13,9 +13,10 @@ from streamworker.redisio.wire.primaries import Answer
 from streamworker.spark.source import connection
 from streamworker.spark.source.connection import Connection
 from tests.helpers import wait_for
-from tests.sentinel.trio import Instance, Trio
 from tests.spark.acked import AckedLog
 from tests.spark.reading import Query
+from tests.stage.server import Server
+from tests.stage.trio import Trio
 
 pytestmark = [
     pytest.mark.full("sentinels, replicas and failovers, which take seconds each"),
@@ -73,7 +74,7 @@ def test_a_primary_that_was_cut_off_is_left_once_the_sentinels_name_another(
     old.resume()
     time.sleep(0.5)
     assert patient.call(port_of) != old.port
-    assert old.role == "master", "it has noticed, so this shows nothing"
+    assert old.is_primary, "it has noticed, so this shows nothing"
 
 
 def test_sentinels_that_have_not_heard_of_a_failover_lead_nobody_back(
@@ -107,7 +108,7 @@ def test_sentinels_that_have_not_heard_of_a_failover_lead_nobody_back(
 
 
 @contextmanager
-def log_at(server: Instance) -> Iterator[AckedLog]:
+def log_at(server: Server) -> Iterator[AckedLog]:
     with AckedLog(f"redis://:{server.password}@127.0.0.1:{server.port}/0", partitions=1) as log:
         yield log
 

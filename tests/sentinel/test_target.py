@@ -13,7 +13,8 @@ from streamworker.redisio.wire.node import Node
 from streamworker.redisio.wire.sentinel import SentinelTarget
 from streamworker.spark.source.connection import Connection
 from tests.helpers import PATIENCE_S, wait_for_async
-from tests.sentinel.trio import SERVICE, Instance, Trio
+from tests.stage.server import Server
+from tests.stage.trio import SERVICE, Trio
 from tests.stub import stub
 
 pytestmark = [
@@ -92,8 +93,8 @@ async def test_what_a_user_gets_wrong_is_named(calm: Trio, monkeypatch: pytest.M
 async def test_a_user_of_the_sentinels_needs_few_rights(calm: Trio) -> None:
     """The address is enough; what is needed beside it is needed to be quick."""
     for sentinel in calm.sentinels:
-        sentinel.ask("ACL", "SETUSER", "asker", "reset", "on", ">pw", *LEAST_RIGHTS)
-        sentinel.ask("ACL", "SETUSER", "listener", "reset", "on", ">pw", *LEAST_RIGHTS, *MORE_RIGHTS)
+        sentinel.call("ACL", "SETUSER", "asker", "reset", "on", ">pw", *LEAST_RIGHTS)
+        sentinel.call("ACL", "SETUSER", "listener", "reset", "on", ">pw", *LEAST_RIGHTS, *MORE_RIGHTS)
     for user in ("asker", "listener"):
         url = calm.url.replace("sentinel_password=", f"sentinel_username={user}&sentinel_password=")
         async with Backend.open(url.replace(calm.sentinel_password, "pw"), name="t") as backend:
@@ -102,7 +103,7 @@ async def test_a_user_of_the_sentinels_needs_few_rights(calm: Trio) -> None:
                 await wait_for_async(lambda: any(map(is_listened_to, calm.sentinels)), "it listens")
 
 
-def is_listened_to(sentinel: Instance) -> bool:
+def is_listened_to(sentinel: Server) -> bool:
     return any(client["user"] == "listener" and client["sub"] == "3" for client in sentinel.clients())
 
 
@@ -194,7 +195,7 @@ async def test_what_leads_to_a_primary_that_was_cut_off_is_closed(steady: Trio) 
             old.resume()
         ports = {await port_of(backend) for _ in range(6)}
         assert ports == {new.port}
-        assert old.role == "master", "it should not have noticed yet, or this shows nothing"
+        assert old.is_primary, "it should not have noticed yet, or this shows nothing"
         await waiting.aclose()
 
 

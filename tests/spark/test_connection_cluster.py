@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.errors import AuthenticationFailed, BackendUnavailable, ConfigurationError
 from streamworker.redisio.admin.rights import acl_rules
 from streamworker.spark.source import connection
@@ -13,15 +12,8 @@ from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.logs import AckedLogs
 from streamworker.spark.source.offsets import Slice
 from streamworker.spark.source.options import SourceOptions
-from tests.cluster.support import (
-    another_primary,
-    client_of,
-    fail_over,
-    is_primary,
-    move_slot,
-    primary_of,
-)
 from tests.spark.acked import AckedLog
+from tests.stage.cluster import Cluster
 
 pytestmark = pytest.mark.full("a query of Spark takes seconds")
 
@@ -30,7 +22,7 @@ OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="
 
 
 @pytest.fixture
-def acked(nodes: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
+def acked(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[AckedLog]:
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", nodes.url)
     with AckedLog(nodes.url, partitions=PARTITIONS) as log:
         yield log
@@ -45,17 +37,17 @@ def read_all(logs: AckedLogs) -> list[int]:
 
 
 def calls_of(node: Any, command: str) -> int:
-    with client_of(node) as client:
+    with node.client() as client:
         return int(client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"])
 
 
 def test_a_node_on_another_machine_is_sent_no_password_as_plain_text(
-    acked: AckedLog, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+    acked: AckedLog, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The URL speaks of this machine alone: whoever wrote it has not said that it may leave it."""
-    node = next(filter(is_primary, cluster.nodes))
+    node = next(node for node in cluster.nodes if node.is_primary)
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", node.url.replace("redis://", "redis+cluster://"))
-    with client_of(node) as client:
+    with node.client() as client:
         client.config_set("cluster-announce-ip", "192.0.2.7")
         try:
             with pytest.raises(ConfigurationError, match=r"node of the Cluster.*plain text to 192\.0\.2\.7"):
@@ -64,13 +56,13 @@ def test_a_node_on_another_machine_is_sent_no_password_as_plain_text(
             client.config_set("cluster-announce-ip", "")
 
 
-def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluster: EmbeddedCluster) -> None:
+def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluster: Cluster) -> None:
     """One pipeline asks all locks; no replica is asked for anything."""
-    replicas = [node for node in cluster.nodes if not is_primary(node)]
+    replicas = [node for node in cluster.nodes if not node.is_primary]
     before = [(calls_of(node, "hmget"), calls_of(node, "xrange")) for node in replicas]
     for partition in range(PARTITIONS):
         acked.fill(partition, [2, 3])
-    assert len({primary_of(cluster, acked.keys.lock(p)).port for p in range(PARTITIONS)}) == 3
+    assert len({cluster.primary_of(acked.keys.lock(p)).port for p in range(PARTITIONS)}) == 3
     logs = AckedLogs(OPTIONS)
     tails, at_ms = logs.tails_and_time()
     assert [tails[p].rows for p in range(PARTITIONS)] == [5] * PARTITIONS
@@ -80,13 +72,13 @@ def test_logs_of_all_slots_are_read_from_their_primaries(acked: AckedLog, cluste
     logs.register(tails, at_ms, retry=False)
     assert acked.redis.hexists(acked.keys.readers, "r")
     assert [(calls_of(node, "hmget"), calls_of(node, "xrange")) for node in replicas] == before
-    source = primary_of(cluster, acked.keys.acked(3))
-    move_slot(cluster, acked.keys.acked(3), another_primary(cluster, source))
+    source = cluster.primary_of(acked.keys.acked(3))
+    cluster.move_slot(acked.keys.acked(3), cluster.another_primary(source))
     assert read_all(logs) == acked.numbers(), "one log is elsewhere since it was planned"
 
 
 def test_what_is_wrong_with_a_cluster_is_said_without_a_password(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAMWORKER_CONNECTION_AWAY", "redis+cluster://:canary@127.0.0.1:1,127.0.0.1:2")
     with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1:1, 127\.0\.0\.1:2") as caught:
@@ -99,21 +91,21 @@ def test_what_is_wrong_with_a_cluster_is_said_without_a_password(
     assert "canary" not in str(refused.value)
 
 
-def test_reading_goes_on_after_a_failover(acked: AckedLog, cluster: EmbeddedCluster) -> None:
+def test_reading_goes_on_after_a_failover(acked: AckedLog, cluster: Cluster) -> None:
     for partition in range(PARTITIONS):
         acked.fill(partition, [4])
     logs = AckedLogs(OPTIONS)
     assert read_all(logs) == acked.numbers()
-    fail_over(cluster, primary_of(cluster, acked.keys.lock(0)))
+    cluster.fail_over(cluster.primary_of(acked.keys.lock(0)))
     assert read_all(logs) == acked.numbers()
 
 
 def test_the_rights_of_a_reader_are_enough(
-    acked: AckedLog, cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+    acked: AckedLog, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     acked.fill(3, [4])
     for node in cluster.nodes:
-        with client_of(node) as client:
+        with node.client() as client:
             client.execute_command(
                 "ACL", "SETUSER", "spark", "reset", "on", ">pw", *acl_rules("shop", "reader")
             )

@@ -12,12 +12,12 @@ from streamworker import App
 from streamworker.dev.server import EmbeddedServer
 from streamworker.runtime.run import trims
 from streamworker.testing import local_worker
-from tests.chaos.servers import FAKETIME, FakeClock
 from tests.conftest import CI
 from tests.helpers import wait_for_async
 from tests.raw import opened
 from tests.spark.conftest import Connect
 from tests.spark.reading import read
+from tests.stage.disturbed import FAKETIME, FakeClock
 
 pytestmark = [
     pytest.mark.skipif(FAKETIME is None and not CI, reason="libfaketime is not installed"),

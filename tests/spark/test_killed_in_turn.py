@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.chaos.figures import record, repeats
-from tests.chaos.servers import ChaosServer
 from tests.helpers import wait_for
 from tests.spark.acked import AckedLog
 from tests.spark.conftest import Connect
 from tests.spark.processes import START_S, Driver
 from tests.spark.test_driver_killed import PIPELINES, assert_tables_equal_the_log, numbered, read_all
 from tests.spark.test_python_killed import kill_one
+from tests.stage.disturbed import ChaosServer
 
 ROWS_AN_ENTRY = 1_000
 MASTER = "local-cluster[1,2,1024]"
@@ -97,7 +97,8 @@ def test_whatever_is_killed_in_turn_each_table_equals_the_log(
                     # Not synchronisation: any moment will do, and each is another one.
                     time.sleep(rng.random())
                     if kind == "redis":
-                        server.restart()
+                        server.kill()
+                        server.start()
                     else:
                         wait_for(
                             lambda kind=kind: cluster.kill(kind, rng),  # type: ignore[misc]

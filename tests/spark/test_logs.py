@@ -1,7 +1,5 @@
 """Reading the logs, without Spark: in bounded chunks, with few rights, on after an outage."""
 
-import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,6 +23,7 @@ from streamworker.spark.source.offsets import Position, Slice
 from streamworker.spark.source.options import SourceOptions
 from streamworker.spark.source.schema import BATCH_ROWS, Conformer, arrow_target, spark_schema, together
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
+from tests.stage.server import Server
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
 
@@ -310,7 +309,7 @@ def test_reading_goes_on_after_an_outage_where_it_stopped(
 
 
 def test_a_server_that_hangs_is_given_up_after_the_timeout(
-    own_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    own_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection that is open and silent is no reason to wait for ever."""
     monkeypatch.setenv("STREAMWORKER_CONNECTION_DEFAULT", own_server.url)
@@ -319,12 +318,8 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(
         log.fill(0, [1])
         reader = AckedLogs(OPTIONS)
         reader.tails()
-        os.kill(own_server.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(BackendUnavailable, match="no answer"):
-                reader.tails()
-        finally:
-            os.kill(own_server.pid, signal.SIGCONT)
+        with own_server.paused(), pytest.raises(BackendUnavailable, match="no answer"):
+            reader.tails()
         assert reader.tails()[0].rows == 1
 
 

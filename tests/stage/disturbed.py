@@ -4,19 +4,16 @@ import contextlib
 import ctypes
 import os
 import random
-import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
 
 import redis
 
-from streamworker.dev.server import EmbeddedServer
 from tests.chaos.proxy import Proxy, ProxyThread
-from tests.durability.pair import OnFile, newest_aof
-from tests.helpers import wait_for
+from tests.stage.server import Server, rewrite
 
 FAKETIME = next(
     (
@@ -99,23 +96,11 @@ class Namespace:
         _ip("link", "set", self._ours, "up")
 
 
-def rewrite(client: Any) -> None:
-    """Have a server write its append-only file anew; returns when that is done."""
-
-    def rests() -> bool:
-        found = client.info("persistence")
-        return not (found["aof_rewrite_in_progress"] or found["aof_rewrite_scheduled"])
-
-    for step in (lambda: None, client.bgrewriteaof):
-        step()
-        wait_for(rests, "the append-only file is not being written anew", timeout_s=30)
-
-
 def _ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
-class ChaosServer:
+class ChaosServer(Server):
     """A server with its data on disk, any number of proxies before it, and handles for faults.
 
     With ``small_disk`` its data lies on a file system of its own, for :meth:`fill_disk`; where that cannot be
@@ -130,31 +115,25 @@ class ChaosServer:
     def __init__(
         self,
         folder: Path,
-        *,
-        binary: str | None = None,
+        *arguments: Any,
         small_disk: bool = False,
         clock: bool = False,
-        server: EmbeddedServer | None = None,
         proxies: ProxyThread | None = None,
+        more: str = "",
+        **options: Any,
     ) -> None:
-        self.folder = folder
-        self.server = server or OnFile(folder, binary=binary, maxmemory=ROOM)
+        super().__init__(*arguments, more=f"appendfsync no\n{more}", **options)
+        self.folder = self.data_dir = folder.absolute()
+        self.appendonly, self._maxmemory = True, ROOM
         self.proxies = proxies or ProxyThread()
         self._has_own_proxies = proxies is None
-        self.is_paused = False
-        """Whether it was stopped where it stands."""
         self._small_disk = small_disk
         self._mounted = False
         self.clock = FakeClock(folder.with_suffix(".clock")) if clock else None
         self._inside: Any = None
 
-    @property
-    def url(self) -> str:
-        """The server's own URL; no proxy disturbs who uses it."""
-        return self.server.url
-
     def proxy(self, host: str = "127.0.0.1") -> Proxy:
-        return self.proxies.open(self.server.url, host)
+        return self.proxies.open(self.url, host)
 
     def any_server(
         self,
@@ -179,16 +158,6 @@ class ChaosServer:
     def has_small_disk(self) -> bool:
         return self._mounted
 
-    @contextlib.contextmanager
-    def client(self, timeout_s: float = 5.0) -> Iterator[Any]:
-        """Open a plain client of redis-py, past all proxies."""
-        with redis.Redis.from_url(self.url, socket_timeout=timeout_s, socket_connect_timeout=2) as client:
-            yield client
-
-    def config(self, name: str, value: str | int) -> None:
-        with self.client() as client:
-            client.config_set(name, value)
-
     # -- life ----------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -200,7 +169,7 @@ class ChaosServer:
                 mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)]
                 self._mounted = not subprocess.run(mount, check=False, capture_output=True).returncode
                 begun.callback(self._unmount)
-            begun.callback(self._stop)
+            begun.callback(self.stop)
             self.start()
             if self._has_own_proxies:
                 begun.enter_context(self.proxies)
@@ -210,43 +179,17 @@ class ChaosServer:
     def __exit__(self, *failure: object) -> None:
         self._begun.close()
 
-    def _stop(self) -> None:
-        if self.server.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.server.pid, signal.SIGCONT)
-        self.server.stop()
-
     def _unmount(self) -> None:
         if self._mounted:
             subprocess.run(["umount", self.folder], check=True)
             self._mounted = False
 
-    def kill(self) -> None:
-        self.server.kill()
-
-    def start(self) -> None:
+    def start(self) -> Self:
         """Start it on what its files hold; returns once it answers."""
         with self.clock.around() if self.clock else contextlib.nullcontext():
-            self.server.start()
-
-    def restart(self) -> None:
-        """End it with SIGKILL, and start it with what it has on disk."""
-        self.kill()
-        self.start()
-
-    def pause(self) -> None:
-        self.is_paused = True
-        os.kill(self.server.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.server.pid, signal.SIGCONT)
-        self.is_paused = False
+            return super().start()
 
     # -- limits --------------------------------------------------------------------------------
-
-    def last_log(self) -> Path:
-        """Return its append-only file, or the last of several."""
-        return newest_aof(self.folder)
 
     def fill_disk(self) -> None:
         """Leave no room on its disk: no write is taken any more. Needs ``small_disk``."""

@@ -17,70 +17,29 @@ from typing import Any, Self
 import redis
 from redis.crc import key_slot
 
-from streamworker.dev.cluster import NODE_TIMEOUT_MS, ClusterNode, EmbeddedCluster
 from tests.chaos.proxy import Lines, ProxyThread
-from tests.chaos.servers import ROOM, ChaosServer
 from tests.chaos.slots import OneSlot
 from tests.helpers import wait_for
+from tests.stage.cluster import Cluster, Node
+from tests.stage.disturbed import ChaosServer
+from tests.stage.server import ROLE_S
 
 PRIMARIES = 3
-ASK_S = 0.5
-"""How long a node is asked where the slots are."""
-CONFIG = """
+MORE = """
 cluster-preferred-endpoint-type unknown-endpoint
 cluster-replica-no-failover yes
 repl-backlog-size 32mb
-appendfsync no
 """
 
 
-class _Node(ClusterNode):
-    def __init__(self, password: str, folder: Path) -> None:
-        super().__init__(password, None, NODE_TIMEOUT_MS)
-        self.data_dir, self.appendonly = folder.absolute(), True
-        self._maxmemory = ROOM
-
-    def _config(self) -> str:
-        return super()._config() + CONFIG
-
-
-class _Nodes(EmbeddedCluster):
-    def __init__(self, folder: Path) -> None:
-        super().__init__(PRIMARIES, 1)
-        self.nodes = [_Node(self.password, folder / f"node-{n}") for n in range(len(self.nodes))]
-
-
-class ChaosNode(ChaosServer):
+class ChaosNode(ChaosServer, Node):
     """One node."""
 
-    def __init__(self, node: ClusterNode, number: int, cluster: "ChaosCluster", *, clock: bool) -> None:
-        assert node.data_dir is not None
-        super().__init__(node.data_dir, clock=clock, server=node, proxies=cluster.proxies)
-        self.node = node
+    def __init__(self, number: int, folder: Path, *arguments: Any, **options: Any) -> None:
+        super().__init__(folder, *arguments, more=MORE, **options)
         self.name = f"node {number}"
         self.shard = number % PRIMARIES
         self.holds = f"shard {self.shard}"
-
-    def replication(self) -> dict[str, Any]:
-        """Return what it says of its role; nothing if it does not answer."""
-        if not self.server.running or self.is_paused:
-            return {}
-        try:
-            with self.client(ASK_S) as client:
-                found: dict[str, Any] = client.info("replication")
-                return found
-        except redis.RedisError:
-            return {}
-
-    @property
-    def is_primary(self) -> bool:
-        return self.replication().get("role") == "master"
-
-    @property
-    def follows(self) -> bool:
-        """Whether it is a replica, and hears of every write."""
-        said = self.replication()
-        return said.get("role") == "slave" and said.get("master_link_status") == "up"
 
     def may_take_over(self, yes: bool) -> None:
         self.config("cluster-replica-no-failover", "no" if yes else "yes")
@@ -99,7 +58,7 @@ class ByKey:
         if port is None:
             raise redis.ConnectionError(f"nobody says who has {key}")
         if port not in self._clients:
-            node = next(node for node in self._cluster.nodes if node.node.port == port)
+            node = self._cluster.at(port)
             self._clients[port] = self._stack.enter_context(node.client(self._timeout_s))
         return self._clients[port]
 
@@ -107,49 +66,56 @@ class ByKey:
         return lambda key, *rest, **options: getattr(self.at(key), name)(key, *rest, **options)
 
 
-class ChaosCluster:
+class ChaosCluster(Cluster):
     """All nodes, and the proxies before them; offers what a soak asks of a :class:`ChaosServer`."""
+
+    nodes: list[ChaosNode]  # type: ignore[assignment]
 
     def __init__(self, folder: Path, *, clock: bool = False) -> None:
         self.proxies = ProxyThread()
         self.watch = OneSlot()
         """Looks at all commands that pass the proxies."""
-        self._cluster = _Nodes(folder)
+        self._folder, self._with_clock = folder, clock
         self._hosts = 0
-        self.nodes = [
-            ChaosNode(node, number, self, clock=clock and number % PRIMARIES == 0)
-            for number, node in enumerate(self._cluster.nodes)
-        ]
+        super().__init__(PRIMARIES, 1)
+
+    def make_node(self, number: int, given: tuple[Any, ...]) -> ChaosNode:
+        return ChaosNode(
+            number,
+            self._folder / f"node-{number}",
+            *given,
+            clock=self._with_clock and number % PRIMARIES == 0,
+            proxies=self.proxies,
+        )
 
     def __enter__(self) -> Self:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.proxies)
-            for node in self.nodes:
-                stack.enter_context(node)
-            stack.callback(self._cluster.stop)  # All at once, before one waits for another.
-            self._cluster.start()
-            self._stack = stack.pop_all()
-        return self
+        self.proxies.__enter__()
+        try:
+            return super().__enter__()
+        except BaseException:
+            self.proxies.__exit__(None, None, None)
+            raise
 
     def __exit__(self, *failure: object) -> None:
-        self._stack.__exit__(None, None, None)
+        super().__exit__(*failure)
+        self.proxies.__exit__(None, None, None)
 
     def proxy(self, host: str = "127.0.0.1") -> Lines:
         """Open a proxy before each node, at an address of its own if none is given."""
         if host == "127.0.0.1":
             self._hosts += 1
             host = f"127.0.1.{self._hosts}"
-        return Lines([self.proxies.open(node.url, host, node.node.port, self.watch) for node in self.nodes])
+        return Lines([self.proxies.open(node.url, host, node.port, self.watch) for node in self.nodes])
 
     # -- who has what --------------------------------------------------------------------------
 
     def ports(self) -> dict[int, int]:
         """Return the port of the primary of each slot, as the first node says that answers."""
         for node in self.nodes:
-            if not node.server.running or node.is_paused:
+            if not node.running or node.is_paused:
                 continue
-            with contextlib.suppress(redis.RedisError), node.client(ASK_S) as client:
-                said = client.execute_command("CLUSTER SLOTS")
+            with contextlib.suppress(redis.RedisError):
+                said = node.slots(ROLE_S)
                 return {
                     slot: port for first, last, (_, port, *_), *_ in said for slot in range(first, last + 1)
                 }
@@ -178,11 +144,11 @@ class ChaosCluster:
 
     def server_of(self, key: str) -> ChaosNode | None:
         port = self.ports().get(key_slot(key.encode()))
-        return next((node for node in self.nodes if node.node.port == port), None)
+        return next((node for node in self.nodes if node.port == port), None)
 
     def held_by(self, node: ChaosNode, keys: Sequence[str]) -> list[int]:
         ports = self.ports()
-        return [n for n, key in enumerate(keys) if ports.get(key_slot(key.encode())) == node.node.port]
+        return [n for n, key in enumerate(keys) if ports.get(key_slot(key.encode())) == node.port]
 
     # -- what a soak asks of one server ----------------------------------------------------------
 
@@ -210,6 +176,8 @@ class ChaosCluster:
         return self.watch.crossing + refused
 
     def wait_until_whole(self, timeout_s: float = 30.0) -> None:
+        super().wait_until_whole(timeout_s)
+
         def is_whole() -> bool:
             return all(self.primary(shard) and self.replica(shard) for shard in range(PRIMARIES))
 
