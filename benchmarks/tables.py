@@ -23,7 +23,7 @@ import typer
 from benchmarks.measuring.figures import compact
 from streamworker import App, Table
 from streamworker.cli.output import say
-from streamworker.core.data.partitioner import partition_for
+from streamworker.core.data.placement import Placement
 from streamworker.dev.server import EmbeddedServer
 from streamworker.testing import local_worker, quiet_logs
 
@@ -163,11 +163,11 @@ def run_by_hand(url: str, partitions: int, updates: int) -> Result:
 def fill_by_hand(client: Any, keys: int, partitions: int, updates: int) -> None:
     """Store a value for each key, and add the events."""
     fill(client, keys, partitions, "hand:totals:{}", msgspec.msgpack.encode(Total()))
-    encode = msgspec.json.Encoder().encode
+    encode, placement = msgspec.json.Encoder().encode, Placement(partitions)
     for some in in_lists(events(keys, updates), BATCH):
         pipe = client.pipeline(transaction=False)
         for event in some:
-            pipe.xadd(f"hand:events:{partition_for(event.key.encode(), partitions)}", {"v": encode(event)})
+            pipe.xadd(f"hand:events:{placement.partition_of(event.key.encode())}", {"v": encode(event)})
         pipe.execute()
     for p in range(partitions):
         client.xgroup_create(f"hand:events:{p}", "g", "0", mkstream=True)
@@ -175,11 +175,12 @@ def fill_by_hand(client: Any, keys: int, partitions: int, updates: int) -> None:
 
 def fill(client: Any, keys: int, partitions: int, name: str, body: bytes) -> None:
     """Store a value for each key in the hash of its partition."""
+    placement = Placement(partitions)
     for numbers in in_lists(range(keys), FILL):
         by_partition: dict[int, list[bytes]] = {}
         for number in numbers:
             key = name_of(number).encode()
-            by_partition.setdefault(partition_for(key, partitions), []).extend((key, body))
+            by_partition.setdefault(placement.partition_of(key), []).extend((key, body))
         pipe = client.pipeline(transaction=False)
         for p, flat in by_partition.items():
             pipe.execute_command("HSET", name.format(p), *flat)

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, RecordError, Records
-from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import Placement
 from streamworker.declaring.options import Options, ProcessorOptions
 from streamworker.declaring.specs import FunctionMode
 from streamworker.records.statetables import TableForm
@@ -309,7 +310,7 @@ def test_a_key_of_several_parts_begins_with_the_key_of_the_stream(
     of_record = canonical_key(stream_key)
     assert of_record is not None
     key = ("ann", 7, 12)[: len(of_table)]
-    assert totals.spec.partition_of(key, totals.spec.form.field(key)) == partition_for(of_record, 8)
+    assert totals.spec.partition_of(key, totals.spec.form.field(key)) == Placement(8).partition_of(of_record)
 
 
 def test_the_form_of_a_value_refuses_what_could_not_be_read_again() -> None:

@@ -389,6 +389,18 @@ def test_a_worker_asks_one_clock() -> None:
     }  # fmt: skip
 
 
+def test_which_partitions_a_stream_has_is_asked_of_its_placement() -> None:
+    """The declared number is compared with what Redis has, and nothing else depends on it or routes by it."""
+    declared = {module for module in MODULES if "declared_partitions" in (ROOT / module).read_text("utf-8")}
+    assert declared == {
+        *("declaring/data.py", "declaring/specs.py", "declaring/timers.py"),
+        *("runtime/provisioning.py", "runtime/send/lanes.py", "dev/demo.py"),
+        *("cli/support.py", "cli/data/schema.py", "cli/data/table.py"),
+    }
+    routes = {module for module in CORE if "zlib.crc32" in (ROOT / module).read_text("utf-8")}
+    assert routes == {"core/data/placement.py"}
+
+
 def test_redis_is_spoken_to_in_one_place() -> None:
     """Its exceptions, timeouts and retries are settled there, once."""
     speakers = {module for module in MODULES if uses(module, "redis")}

@@ -14,7 +14,8 @@ import msgspec
 import pyarrow as pa
 
 from streamworker import App
-from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import Placement
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.worker import run_worker
 
@@ -68,7 +69,7 @@ def key_of_each_partition(partitions: int) -> list[str]:
     number = 0
     while len(found) < partitions:
         key = f"k{number}"
-        found.setdefault(partition_for(canonical_key(key) or b"", partitions), key)
+        found.setdefault(Placement(partitions).partition_of(canonical_key(key) or b""), key)
         number += 1
     return [found[p] for p in range(partitions)]
 

@@ -75,7 +75,7 @@ def graph(app: AppPath, declared: Declared = False, json: AsJson = False) -> Non
 def _as_json(
     app: App, edges: list[Edge], tables: Mapping[str, Sequence[TableView]] | None
 ) -> dict[str, object]:
-    streams = {stream.name: stream.spec.partitions for stream in app.registry.streams.values()}
+    streams = {stream.name: stream.spec.placement.total for stream in app.registry.streams.values()}
     if tables is not None:
         held = [{"processor": name, **asdict(each)} for name in tables for each in tables[name]]
         return {"streams": streams, "edges": [asdict(edge) for edge in edges], "tables": held}
@@ -155,7 +155,7 @@ async def _sent(backend: Backend, spec: ProcessorSpec) -> Counter[str]:
     sent = Counter[str]()
     if spec.may_send:
         keys = group_keys(spec)
-        for each in await read_heads(backend, [keys.outbox(p) for p in range(spec.stream.partitions)]):
+        for each in await read_heads(backend, [keys.outbox(p) for p in spec.stream.placement.all]):
             for target, position in each.positions.items():
                 sent[target.stream] += position.records
     return sent
@@ -180,7 +180,7 @@ def _lines(app: App, edges: list[Edge], tables: Mapping[str, Sequence[TableView]
 
     Without ``tables`` there are no figures.
     """
-    partitions = {stream.name: stream.spec.partitions for stream in app.registry.streams.values()}
+    partitions = {stream.name: stream.spec.placement.total for stream in app.registry.streams.values()}
     alone = sorted(partitions.keys() - {edge.start for edge in edges if edge.kind == "reads"})
     lines = [f"{name} x{partitions[name]}  no processor reads it" for name in alone]
     for edge in edges:

@@ -78,7 +78,7 @@ def retry(
 
 def _order(path: str, request: Request, partitions: list[int] | None, why: str, wait: str) -> None:
     app, spec = resolve_processor(path)
-    wanted = sorted(set(partitions or range(spec.stream.partitions)))
+    wanted = sorted(set(partitions or spec.stream.placement.all))
     check_partitions(spec.stream, wanted, "--partition")
     ask(app, _give, spec, request, wanted, why, seconds_of(wait, "--wait"), of=spec.stream)
 

@@ -59,7 +59,7 @@ async def holdings_of(backend: Backend, selection: Selection) -> Holdings:
     if len(specs) == len(selection.app.registry.processors):
         # Of a whole app also the streams that none of its processors reads.
         specs += (stream.spec for stream in selection.app.registry.streams.values())
-    streams = {spec.name: spec.partitions for spec in specs}
+    streams = {spec.name: spec.placement.total for spec in specs}
     groups = [(spec.stream.name, spec.name) for spec in selection.processors]
     return await take_holdings(backend, selection.app.name, streams, groups)
 

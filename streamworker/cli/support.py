@@ -98,7 +98,7 @@ def ask(
     async def asking() -> T:
         async with connected(app) as backend:
             if of is not None:
-                await check_made(backend, StreamKeys(of.app, of.name), of.partitions)
+                await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
             return await function(backend, *arguments)
 
     return run_async(asking)
@@ -123,8 +123,8 @@ def connected(app: StreamApp) -> Backend:
 
 def check_partitions(stream: StreamSpec, wanted: Iterable[int], hint: str) -> None:
     """Refuse partitions that the stream does not have."""
-    if wrong := [p for p in wanted if not 0 <= p < stream.partitions]:
-        there = f"{stream.name} has partitions 0 to {stream.partitions - 1}"
+    if wrong := [p for p in wanted if not 0 <= p < stream.placement.total]:
+        there = f"{stream.name} has partitions 0 to {stream.placement.total - 1}"
         raise typer.BadParameter(f"{there}, and not {ranges(wrong)}.", param_hint=hint)
 
 

@@ -78,7 +78,7 @@ def run_now(
 
 
 async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:
-    keys, partitions = group_keys(group), range(group.stream.partitions)
+    keys, partitions = group_keys(group), group.stream.placement.all
     at_ms = await backend.time_ms()
     await forget_deaths(backend, keys, f"timer {timer.name}")
     if not group.stream.has_records:  # There is no processor to retry.
@@ -153,7 +153,7 @@ async def _row(
     with_calls: bool,
     zone: tzinfo | None,
 ) -> dict[str, Any]:
-    partitions = range(spec.stream.partitions)
+    partitions = spec.stream.placement.all
     calls = await read_calls(backend, group_keys(spec), partitions, timer.name) if with_calls else []
     schedule, newest = timer.schedule, max(calls, key=lambda call: call.began, default=None)
     row = {
@@ -181,7 +181,7 @@ async def _failing(backend: Backend, spec: ProcessorSpec, timer: TimerSpec) -> s
     begin, what = f"timer {timer.name} fails, ", f"timer {timer.name}"
     if deaths := (await read_deaths(backend, group_keys(spec))).get(what):
         return deaths_in_words(what, deaths).removeprefix(f"{what} is ")
-    read = await read_locks(backend, group_keys(spec), list(range(spec.stream.partitions)))
+    read = await read_locks(backend, group_keys(spec), list(spec.stream.placement.all))
     found = [lock.reason for lock in read.values() if isinstance(lock, LockView)]
     return next((reason.removeprefix(begin) for reason in found if reason.startswith(begin)), "")
 

@@ -108,7 +108,7 @@ def stream(
         record=kind,
         key=kind.key_function(key),
         key_fields=kind.key_fields(key),
-        partitions=partitions,
+        declared_partitions=partitions,
         codec=codec,
         records_max=max_records or app.settings.partition_records_max,
         retention=None if retention is None else Retention.of(retention, "retention"),

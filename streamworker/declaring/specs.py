@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes, When
 from streamworker.declaring.middleware import Layer
@@ -49,7 +50,8 @@ class StreamSpec:
     record: RecordType
     key: Callable[[Any], object]
     """Returns a record's key; records with the key ``None`` are spread round robin."""
-    partitions: int
+    declared_partitions: int
+    """What the app says. Which partitions there are, and which has a key, ``placement`` tells."""
     codec: Codec
     records_max: int
     retention: Retention | None = None
@@ -63,6 +65,10 @@ class StreamSpec:
     key_fields: str | tuple[str, ...] | None = None
     """The fields that ``key`` reads, for the keys of tables; ``()`` for no key, None if they are not
     known."""
+    placement: Placement = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "placement", Placement(self.declared_partitions))
 
     @property
     def packing(self) -> Literal["", "json", "msgpack", "arrow", "binary"]:
@@ -105,7 +111,7 @@ class TableSpec:
             routed = canonical_key(key[: self.leading] if self.leading > 1 else key[0])
         elif routed is None:
             routed = self.form.field(key)
-        return None if routed is None else partition_for(routed, self.stream.partitions)
+        return None if routed is None else self.stream.placement.partition_of(routed)
 
 
 Targets = StreamSpec | Mapping[type, StreamSpec] | None

@@ -274,7 +274,7 @@ class Table(Generic[K, V]):
         return StreamKeys(self.app.name, self.spec.stream.name)
 
     def _partitions(self, partition: int | None) -> list[int]:
-        there = range(self.spec.stream.partitions)
+        there = self.spec.stream.placement.all
         if partition is None:
             return list(there)
         if partition not in there:

@@ -201,7 +201,7 @@ def _of_app(app: DeclaringApp) -> ProcessorSpec:
         name=TIMERS_STREAM,
         record=RecordType.of(_NoRecord),
         key=lambda _: None,
-        partitions=1,
+        declared_partitions=1,
         codec="json",
         records_max=0,
         has_records=False,

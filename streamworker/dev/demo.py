@@ -188,7 +188,7 @@ class _Demo:
         """Send all flights while workers start and end; return when Spark has written all rows."""
         total = flights.num_rows
         await self._spark_runs()
-        self.timeline = Timeline(partitions=self.app.registry.streams["flights"].spec.partitions)
+        self.timeline = Timeline(partitions=self.app.registry.streams["flights"].spec.placement.total)
         self.reporter.begin(total)
         begun = time.monotonic()
         sending = asyncio.create_task(self._send(flights))
@@ -220,7 +220,7 @@ class _Demo:
         stream = self.app.registry.streams["flights"].spec
         keys = StreamKeys(self.app.name, stream.name)
         # No producer or worker has started yet, so none has declared the stream.
-        await provision(self.backend, keys, stream.partitions, stream.codec_name)
+        await provision(self.backend, keys, stream.declared_partitions, stream.codec_name)
         while len((await self._look()).readers) < len(self.app.registry.pipelines):
             self._check("Spark ran both pipelines")
             await asyncio.sleep(SAMPLE_S)

@@ -278,7 +278,7 @@ class Partitions:
         async with self._counting:
             if new := {p: each for p, each in self._running.items() if not each.counted}:
                 begins = self.resources.layers and len(new) == len(self._running)
-                locks = range(self.spec.stream.partitions if begins else 0)
+                locks = self.spec.stream.placement.all if begins else ()
                 has_died = await count_left(self.backend, self.keys, owner, new, locks)
                 for each in new.values():
                     each.counted, each.has_died = True, each.has_died or has_died

@@ -18,7 +18,7 @@ async def provision_retention(
 ) -> None:
     """Store the declared retention of a stream and of a group's acked log, and log what that changes."""
     keys, mine = GroupKeys(stream.app, stream.name, group), Retentions(stream.retention, of_log)
-    before = await retention.provision(backend, keys, stream.partitions, mine, again=again)
+    before = await retention.provision(backend, keys, stream.placement.total, mine, again=again)
     names = (f"stream {keys.stream}", f"acked log of {keys.group}")
     for of, was, now in zip(names, before, mine, strict=True):
         if was and now and was != now and not again:
@@ -35,8 +35,8 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
-    await streams.provision(backend, keys, stream.partitions, stream.codec_name, schema=schema)
-    await streams.register(backend, keys, stream.partitions, spec.options.start)
+    await streams.provision(backend, keys, stream.declared_partitions, stream.codec_name, schema=schema)
+    await streams.register(backend, keys, stream.placement.total, spec.options.start)
     if stream.has_records:
         mine = {declaration("processor", spec.name, stream.name): b""}
         for table in spec.tables:
@@ -44,7 +44,7 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         await streams.store_fields(backend, declared_by(stream.app), mine)
     for target in spec.targets:
         await streams.provision(
-            backend, StreamKeys(target.app, target.name), target.partitions, target.codec_name
+            backend, StreamKeys(target.app, target.name), target.declared_partitions, target.codec_name
         )
     await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)
     if spec.forward or spec.uses_columns:

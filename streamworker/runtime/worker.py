@@ -283,7 +283,7 @@ class Worker:
         setup = Setup(
             coordination=settings.coordination,
             identity=Identity(self.name, host, os.getpid(), self._static_id, settings.capacity),
-            partitions=spec.stream.partitions,
+            partitions=spec.stream.placement.total,
             assignment=self._app.assignment,
             timing=settings.part(Timing),
             nonce=lambda: secrets.token_hex(4),

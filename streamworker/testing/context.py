@@ -82,10 +82,10 @@ class FakeContext(Context):
         self, processor: Processor[..., Any], partition: int, key: str | None, headers: Mapping[str, str]
     ) -> None:
         spec = processor.spec
-        if partition not in range(spec.stream.partitions):
+        if partition not in spec.stream.placement.all:
             raise ConfigurationError(
                 f"Stream {spec.stream.name!r} has no partition {partition}.",
-                remedy=f"Its partitions are 0 to {spec.stream.partitions - 1}.",
+                remedy=f"Its partitions are 0 to {spec.stream.placement.total - 1}.",
             )
         fields = {HEADER_PREFIX + name.encode(): value.encode() for name, value in headers.items()}
         entry = Entry(EntryId(time.time_ns() // 1_000_000, 0), fields, 0)

@@ -278,7 +278,7 @@ class LocalWorker(Stored):
             )
         [group] = found
         keys = GroupKeys(group.stream.app, group.stream.name, group.name)
-        partitions = range(group.stream.partitions)
+        partitions = group.stream.placement.all
         at_ms = await self._backend.time_ms() if at is None else time_ms(at, "at")
         await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
         await make_request(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")

@@ -63,7 +63,7 @@ async def scheduled_in(backend: Backend, stream: Stream[T]) -> list[Waits[T]]:
     """Return what waits in the partitions of a stream, in the order in which it is due."""
     spec = stream.spec
     keys, decode = StreamKeys(spec.app, spec.name), _decoder(spec)
-    found = [each for p in range(spec.partitions) for each in await waiting(backend, keys, p)]
+    found = [each for p in spec.placement.all for each in await waiting(backend, keys, p)]
     return [
         Waits(decode(each.fields), each.id, EPOCH + timedelta(milliseconds=each.due_ms))
         for each in sorted(found, key=lambda each: each.due_ms)
@@ -98,7 +98,7 @@ class Stored:
         spec = stream.spec
         keys, decode = StreamKeys(spec.app, spec.name), _decoder(spec)
         found: list[tuple[EntryId, int, T]] = []
-        for partition in range(spec.partitions):
+        for partition in spec.placement.all:
             found += [
                 (entry.id, partition, decode(readable_fields(entry)))
                 for entry in await self._entries(keys.events(partition))
@@ -214,4 +214,4 @@ class Stored:
                 remedy=f"It runs: {', '.join(self._specs)}.",
             )
         stream = self._specs[name].stream
-        return GroupKeys(stream.app, stream.name, name), range(stream.partitions)
+        return GroupKeys(stream.app, stream.name, name), stream.placement.all

@@ -18,7 +18,7 @@ import redis
 
 from streamworker import App
 from streamworker.core.data.outbox import START, OutboxPosition, Target
-from streamworker.core.data.partitioner import partition_for
+from streamworker.core.data.placement import Placement
 from streamworker.errors import BackendError
 from streamworker.redisio.admin.outboxes import Diverged, accept_target, find_diverged
 from streamworker.redisio.data.outbox import Heads, heads_of
@@ -52,7 +52,7 @@ def _partition(stream: str, n: int) -> int:
     customer = item(n).customer
     sku = int(customer[1:]) % SKUS
     key = {"items": customer, "priced": f"s{sku}", "summed": f"r{sku % REGIONS}"}[stream]
-    return partition_for(key.encode(), PARTITIONS[stream])
+    return Placement(PARTITIONS[stream]).partition_of(key.encode())
 
 
 class Way(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 
 from streamworker.cli.doctor.checks import Check
 from streamworker.cli.doctor.command import in_redis
-from streamworker.core.data.partitioner import partition_for
+from streamworker.core.data.placement import Placement
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.errors import BackendRefused, CoordinationError
 from streamworker.redisio.group.operations import KEY_TABLE
@@ -313,7 +313,8 @@ async def is_named_by_doctor(team: Team, key: str) -> bool:
 async def refusal(team: Team) -> str:
     """Return how a send to partition 0 is refused; empty if it is not."""
     number = team.sender.next_number()
-    key = next(key for n in range(999) if partition_for((key := f"own{n}").encode(), team.partitions) == 0)
+    placement = Placement(team.partitions)
+    key = next(key for n in range(999) if placement.partition_of((key := f"own{n}").encode()) == 0)
     try:
         team.sends.confirmed[number] = await team.items.send(Item(key, number))
     except BackendRefused as error:

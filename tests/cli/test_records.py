@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streamworker.cli.exit_codes import ExitCode
-from streamworker.core.data.partitioner import partition_for
+from streamworker.core.data.placement import Placement
 from tests.cli.conftest import SHOP, Invoke, OpenTerminal, lines_of, rewrite, work_off
 from tests.contract.support import url_of_user
 from tests.helpers import wait_for
@@ -54,9 +54,9 @@ def test_tail_says_why_there_is_nothing_to_show(sent: Invoke, redis_url: str) ->
     nobody = sent("tail", "shop:orders", "--key", "nobody")
     assert (nobody.exit_code, nobody.stdout) == (0, "")
     assert nobody.stderr.startswith("No record of key 'nobody' is among the newest 1,000 entries")
-    taken = {partition_for(key, 4) for key in (b"ann", b"bob")}
-    key = next(key for key in map(str, range(100)) if partition_for(key.encode(), 4) not in taken)
-    there = f"partition {partition_for(key.encode(), 4)} of orders, that of '{key}'"
+    taken = {Placement(4).partition_of(key) for key in (b"ann", b"bob")}
+    key = next(key for key in map(str, range(100)) if Placement(4).partition_of(key.encode()) not in taken)
+    there = f"partition {Placement(4).partition_of(key.encode())} of orders, that of '{key}'"
     elsewhere = sent("tail", "shop:orders", "--key", key).stderr
     assert elsewhere == f"Redis knows of no record that was sent to {there}.\n"
     events = [f"sw:{{shop.orders.{p}}}:events" for p in range(4)]

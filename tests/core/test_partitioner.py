@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from streamworker.core.data.partitioner import (
     RoundRobin,
     canonical_key,
-    partition_for,
-    partitions_of_texts,
 )
+from streamworker.core.data.placement import Placement
 from streamworker.errors import RecordError
 from tests.core.vectors import VECTORS
 
@@ -46,17 +45,7 @@ def test_the_published_vectors_hold(key: Any, data: bytes, crc: int, partition: 
     """Each vector's bytes, checksum and partition are what the specification says."""
     assert canonical_key(key) == data
     assert zlib.crc32(data) == crc
-    assert partition_for(data, 16) == partition
-
-
-@pytest.mark.parametrize("partitions", [1, 16])
-def test_many_texts_have_the_partitions_that_each_has(partitions: int) -> None:
-    """And none of them, if one is no text, or none that UTF-8 can hold."""
-    texts = [key for key, *_ in VECTORS if type(key) is str]
-    expected = [partition_for(key.encode(), partitions) for key in texts]
-    assert partitions_of_texts(texts, partitions) == expected
-    for odd in (7, None, b"ann", Colour.RED, "\ud800"):
-        assert partitions_of_texts([*texts, odd], partitions) is None
+    assert Placement(16).partition_of(data) == partition
 
 
 def test_the_checksum_follows_from_its_written_description() -> None:
@@ -107,7 +96,7 @@ def test_every_key_has_a_partition(value: Any, partitions: int) -> None:
     key = canonical_key(value)
     assert (key is None) == (value is None)
     if key is not None:
-        assert 0 <= partition_for(key, partitions) < partitions
+        assert 0 <= Placement(partitions).partition_of(key) < partitions
 
 
 @pytest.mark.parametrize(
@@ -136,5 +125,5 @@ def test_a_value_without_an_agreed_form_is_refused(value: object) -> None:
 def test_records_without_a_key_are_dealt_in_turn() -> None:
     """Each partition gets as many keyless records as the others, also when the number changes."""
     deal = RoundRobin(start=2)
-    assert [deal.next(3) for _ in range(6)] == [2, 0, 1, 2, 0, 1]
-    assert 0 <= deal.next(2) < 2
+    assert [deal.next(range(3)) for _ in range(6)] == [2, 0, 1, 2, 0, 1]
+    assert 0 <= deal.next(range(2)) < 2

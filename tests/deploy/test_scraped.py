@@ -140,7 +140,7 @@ def test_what_prometheus_sums_is_what_was_sent_though_a_worker_was_killed(
     total = 'sum(streamworker_committed_records_total{processor="price"})'
     wait_for(lambda: prometheus.ask(total) == {"": sent}, "the exporter has counted what was sent, once")
     with redis.Redis.from_url(redis_url, protocol=2) as raw:
-        truth = committed_by(raw, stream.spec.partitions)
+        truth = committed_by(raw, stream.spec.placement.total)
     assert sum(truth.values()) == sent and set(truth) == set(WORKERS)
     counted = 'last_over_time(streamworker_records_total{processor="price"}[1h])'
     names = {f"127.0.0.1:{ports[name]}": name for name in WORKERS}

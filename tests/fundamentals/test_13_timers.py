@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from streamworker import App, ConfigurationError, Context
-from streamworker.core.data.partitioner import partition_for
+from streamworker.core.data.placement import Placement
 from streamworker.redisio.keys import GroupKeys
 from streamworker.testing import local_worker
 from tests.helpers import PATIENCE_S
@@ -124,7 +124,7 @@ async def test_a_timer_of_a_processor_runs_in_each_partition_with_its_state_and_
     async def flush(ctx: Context) -> None:
         told[ctx.partition] = told.get(ctx.partition, 0.0) + ctx.state.pop("sum", 0.0)
         assert list(ctx.state) == [], "nothing of the timer's own is in the state"
-        mine = [name for name in customers if partition_for(name.encode(), 4) == ctx.partition]
+        mine = [name for name in customers if Placement(4).partition_of(name.encode()) == ctx.partition]
         for customer, total in (await sums.get_many(mine)).items():
             flushed[customer] = flushed.get(customer, 0.0) + total
             sums.delete(customer)

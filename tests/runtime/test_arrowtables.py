@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import RoundRobin, canonical_key
+from streamworker.core.data.placement import Placement
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.records import RecordType
@@ -57,7 +58,7 @@ def stream_of(hints: dict[str, Any], key: Any, partitions: int) -> StreamSpec:
     """Declare a stream of records with these fields."""
     kind = RecordType.of(msgspec.defstruct("Keyed", list(hints.items())))
     return StreamSpec(
-        app="shop", name="keyed", record=kind, key=kind.key_function(key), partitions=partitions,
+        app="shop", name="keyed", record=kind, key=kind.key_function(key), declared_partitions=partitions,
         codec="arrow", records_max=1000, key_fields=kind.key_fields(key),
     )  # fmt: skip
 
@@ -66,9 +67,9 @@ def assert_routed_alike(spec: StreamSpec, records: Sequence[Any]) -> None:
     """Each row goes where its record goes; one without a key goes anywhere."""
     routed = Router(spec, RoundRobin()).partitions_of(spec.record.to_arrow(records), 2).to_pylist()
     keys = [canonical_key(spec.key(record)) for record in records]
-    alone = [None if key is None else partition_for(key, spec.partitions) for key in keys]
+    alone = [None if key is None else spec.placement.partition_of(key) for key in keys]
     assert [found if key is not None else None for found, key in zip(routed, keys, strict=True)] == alone
-    assert all(0 <= found < spec.partitions for found in routed)
+    assert all(0 <= found < spec.placement.total for found in routed)
 
 
 @pytest.mark.parametrize("name", KEYS)
@@ -133,7 +134,7 @@ async def rows(desk: Bench, partition: int) -> list[tuple[int, str]]:
 
 
 async def numbers(desk: Bench) -> list[int]:
-    found = [await rows(desk, partition) for partition in range(desk.stream.partitions)]
+    found = [await rows(desk, partition) for partition in range(desk.stream.placement.total)]
     return sorted(number for part in found for number, _ in part)
 
 
@@ -147,7 +148,7 @@ async def test_rows_of_one_key_keep_their_order(redis_url: str) -> None:
         found = []
         for partition in range(8):
             for number, customer in await rows(desk, partition):
-                assert partition == partition_for(customer.encode(), 8)
+                assert partition == Placement(8).partition_of(customer.encode())
                 found.append((customer, number))
             assert all(batch.num_rows <= 100 for batch in await entries(desk, partition))
         assert sorted(found, key=lambda each: each[0]) == sorted(found)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 import redis
 
-from streamworker.core.data.partitioner import partition_for
+from streamworker.core.data.placement import Placement
 from streamworker.errors import BackendRefused, ProducerError, StreamFull
 from streamworker.redisio.scripts import APPEND, SEND_ONCE
 from streamworker.runtime.clock import monotonic_s
@@ -120,7 +120,7 @@ async def test_what_follows_an_append_that_may_still_come_stays_what_it_is(redis
 async def test_a_partition_that_filled_up_during_an_outage_holds_up_no_other(redis_url: str) -> None:
     """Two appends of it are repeated for as long as it is full, and take nobody's place meanwhile."""
     full, free = "k4", "k0"
-    assert [partition_for(key.encode(), 2) for key in (full, free)] == [0, 1]
+    assert [Placement(2).partition_of(key.encode()) for key in (full, free)] == [0, 1]
     async with (
         proxied(redis_url) as proxy,
         bench(proxy.url, run=False, call_timeout_ms=200, partitions=2, stream={"records_max": 1_000}) as desk,

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 def counting(desk: Bench, seen: list[Any], *, size: int = 1) -> tuple[ProcessorSpec, Table[str, int]]:
     """Return a processor that counts the orders of a customer, and notes the counts that it read."""
     app = App("shop")
-    orders = app.stream("orders", Order, key="customer", partitions=desk.stream.partitions)
+    orders = app.stream("orders", Order, key="customer", partitions=desk.stream.placement.total)
     counts = app.table("counts", int)
 
     async def count(batch: list[Order]) -> None:

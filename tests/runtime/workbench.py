@@ -308,7 +308,7 @@ async def bench(
         name="orders",
         record=kind,
         key=kind.key_function("customer"),
-        partitions=partitions,
+        declared_partitions=partitions,
         codec="json",
         records_max=1_000_000,
     )

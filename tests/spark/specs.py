@@ -31,8 +31,8 @@ def by_user(frame: Any) -> Any:
 def pipeline(function: Callable[..., Any] = print, *, forward: bool = True, **given: Any) -> PipelineSpec:
     """Return a pipeline over processor ``price`` that is well declared but for ``given``."""
     stream = StreamSpec(
-        app="shop", name="orders", record=RecordType.of(Order), key=lambda order: order.user, partitions=2,
-        codec="json", records_max=100,
+        app="shop", name="orders", record=RecordType.of(Order), key=lambda order: order.user,
+        declared_partitions=2, codec="json", records_max=100,
     )  # fmt: skip
     processor = ProcessorSpec(
         name="price", stream=stream, function=print, mode=FunctionMode.RECORD, is_async=False,

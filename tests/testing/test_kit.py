@@ -331,4 +331,4 @@ async def test_a_timer_runs_when_a_test_says_so(url: str) -> None:
         await worker.run(report, at=datetime(2026, 11, 9, 6, tzinfo=UTC))
     assert times == [datetime(2026, 11, 2, 6, tzinfo=UTC), datetime(2026, 11, 9, 6, tzinfo=UTC)]
     assert partitions == set(range(4))
-    assert orders.spec.partitions == 4
+    assert orders.spec.placement.total == 4

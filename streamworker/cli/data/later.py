@@ -65,7 +65,7 @@ def cancel_scheduled(
 
 
 async def _waiting(backend: Backend, stream: Stream[Any]) -> list[Waiting]:
-    keys, partitions = StreamKeys(stream.app.name, stream.name), range(stream.spec.partitions)
+    keys, partitions = StreamKeys(stream.app.name, stream.name), stream.spec.placement.all
     return [each for partition in partitions for each in await later.waiting(backend, keys, partition)]
 
 

@@ -61,7 +61,7 @@ async def matching(
     from_ms = await backend.time_ms() - round(seconds_of(since, "--since") * 1000) if since is not None else 0
     # The id of a letter is no older than its time.
     after = EntryId(from_ms - 1, SEQUENCE_MAX) if from_ms > 0 else ZERO
-    for partition in range(spec.stream.partitions):
+    for partition in spec.stream.placement.all:
         async for page in stored(backend, group_keys(spec), partition, after):
             for letter in page:
                 if letter.at_ms >= from_ms and error in (None, letter.kind):

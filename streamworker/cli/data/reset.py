@@ -104,7 +104,7 @@ def reset(
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
     app, spec = resolve_processor(processor)
-    wanted = sorted(set(partition or range(spec.stream.partitions)))
+    wanted = sorted(set(partition or spec.stream.placement.all))
     check_partitions(spec.stream, wanted, "--partition")
     ask(app, _reset, app, spec, to, wanted, dry_run, clear_tables, yes, of=spec.stream)
 

@@ -104,10 +104,10 @@ async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any])
     keys = StreamKeys(spec.app, spec.name)
     told = changes(stored, json_schema(spec.record), spec.record.name) if stored else []
     found = [Finding(spec.name, *each) for each in told]
-    made = int(await backend.execute("HGET", keys.meta, "partitions") or spec.partitions)
-    if made != spec.partitions:
+    made = int(await backend.execute("HGET", keys.meta, "partitions") or spec.declared_partitions)
+    if made != spec.declared_partitions:
         effect = f"breaks: workers refuse to start; declare {made}, or take a new stream"
-        found.append(Finding(spec.name, f"partitions: {made} -> {spec.partitions}", effect, True))
+        found.append(Finding(spec.name, f"partitions: {made} -> {spec.declared_partitions}", effect, True))
     bad = await _unreadable(backend, spec, keys, stored)
     for breaks, effect in ((True, "breaks"), (False, "already unreadable")):
         if such := [why for was_readable, why in bad if was_readable is breaks]:
@@ -124,7 +124,7 @@ async def _unreadable(
         return []
     decode = spec.record.decoder(spec.codec)
     found: list[tuple[bool, str]] = []
-    for partition in range(spec.partitions):
+    for partition in spec.placement.all:
         oldest = await backend.execute("XRANGE", keys.events(partition), "-", "+", "COUNT", SAMPLE)
         newest = await backend.execute("XREVRANGE", keys.events(partition), "+", "-", "COUNT", SAMPLE)
         for _, reply in sorted({bytes(each[0]): each for each in (*oldest, *newest)}.items()):
@@ -175,7 +175,7 @@ async def _log(backend: Backend, spec: ProcessorSpec, pipelines: Sequence[str]) 
 
 async def _table(backend: Backend, spec: TableSpec) -> list[Finding]:
     """Say whether some values of each partition can be decoded."""
-    keys, partitions = StreamKeys(spec.stream.app, spec.stream.name), range(spec.stream.partitions)
+    keys, partitions = StreamKeys(spec.stream.app, spec.stream.name), spec.stream.placement.all
     bad: list[str] = []
     for partition in partitions:
         _, flat = await backend.execute("HSCAN", keys.table(partition, spec.name), 0, "COUNT", SAMPLE)

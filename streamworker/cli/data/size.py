@@ -235,6 +235,7 @@ async def _stored(app: StreamApp, spec: StreamSpec, records: list[Any], together
                 for record in islice(cycle(records), max(len(records), SAMPLED_ALONE)):
                     await producer.send(record)
             await producer.aclose()
-            here = await measure_stream(backend, StreamKeys(spec.app, spec.name), spec.partitions, size=True)
+            keys = StreamKeys(spec.app, spec.name)
+            here = await measure_stream(backend, keys, spec.placement.total, size=True)
     held, size = sum(each.records for each in here), sum(each.size for each in here)
     return Holding("stream", spec.name, held, size, str(spec.retention or ""))

@@ -125,8 +125,8 @@ def export(
 
 async def _views(backend: Backend, app: App) -> list[TableView]:
     return [
-        await view_table(backend, StreamKeys(app.name, spec.stream.name), spec.name, spec.stream.partitions)
-        for spec in (table.spec for table in app.registry.tables.values())
+        await view_table(backend, StreamKeys(app.name, of.name), spec.name, of.placement.total)
+        for spec, of in ((table.spec, table.spec.stream) for table in app.registry.tables.values())
     ]
 
 
@@ -140,7 +140,7 @@ async def _opened(table: Table[Any, Any]) -> AsyncIterator[None]:
     """Open the app of a table whose stream has as many partitions as it declares."""
     of = table.spec.stream
     async with table.app:
-        await check_made(table.app.backend(), StreamKeys(of.app, of.name), of.partitions)
+        await check_made(table.app.backend(), StreamKeys(of.app, of.name), of.declared_partitions)
         yield
 
 

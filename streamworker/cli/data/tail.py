@@ -12,7 +12,7 @@ from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import ask, check_partitions, group_keys
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
@@ -72,7 +72,7 @@ def peek(
     """
     app, spec = resolve_processor(processor)
     check_partitions(spec.stream, [] if partition is None else [partition], "PARTITION")
-    asked = range(spec.stream.partitions) if partition is None else [partition]
+    asked = spec.stream.placement.all if partition is None else [partition]
     rows, none = ask(app, _peek, spec, asked, last, partition is None, of=spec.stream)
     if none:
         say(none, error=True)
@@ -84,9 +84,9 @@ class _Lines:
 
     def __init__(self, stream: Stream[Any], key: str | None, *, as_json: bool) -> None:
         self._spec, self._key, self._as_json = stream.spec, key, as_json
-        self.partitions = range(stream.spec.partitions)
+        self.partitions = stream.spec.placement.all
         if key is not None:
-            chosen = partition_for(key.encode(), stream.spec.partitions)
+            chosen = stream.spec.placement.partition_of(key.encode())
             self.partitions = range(chosen, chosen + 1)
 
     def of(self, partition: int, entry: Entry) -> Iterator[tuple[EntryId, str]]:

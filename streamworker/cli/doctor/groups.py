@@ -63,10 +63,10 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
 async def _key_types(backend: Backend, app: App) -> Check:
     expected: dict[str, str] = {}
     for stream in app.registry.streams.values():
-        expected |= health.types_of_keys(app.name, stream.name, stream.spec.partitions)
+        expected |= health.types_of_keys(app.name, stream.name, stream.spec.placement.total)
     for spec in app.registry.processors.values():
-        expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.partitions, spec.name)
-        for p, table in product(range(spec.stream.partitions), spec.tables):
+        expected |= health.types_of_keys(app.name, spec.stream.name, spec.stream.placement.total, spec.name)
+        for p, table in product(spec.stream.placement.all, spec.tables):
             expected |= zip(group_keys(spec).tables(p, [table.name]), ("hash", "zset"), strict=True)
     try:
         wrong = await health.wrong_types(backend, expected)
@@ -81,7 +81,7 @@ async def _key_types(backend: Backend, app: App) -> Check:
 async def _stream(backend: Backend, app: App, path: str, stream: Stream[object]) -> list[Check]:
     """Compare a stream's declaration with its metadata in Redis."""
     keys = StreamKeys(app.name, stream.name)
-    declared, name = stream.spec.partitions, f"stream {stream.name}"
+    declared, name = stream.spec.placement.total, f"stream {stream.name}"
     try:
         found = await backend.execute("HGET", keys.meta, "partitions")
         if found is None:

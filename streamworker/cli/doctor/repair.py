@@ -158,7 +158,7 @@ async def _plan(backend: Backend, app: App, wanted: _Wanted) -> tuple[list[Step]
     steps, doubts = list[Step](), list[str]()
     unknown = set(wanted.readers)
     for spec in app.registry.processors.values():
-        keys, partitions = group_keys(spec), spec.stream.partitions
+        keys, partitions = group_keys(spec), spec.stream.placement.total
         facts = await look(backend, keys, partitions)
         steps += plan_group(facts, app.settings)
         doubts += in_doubt(facts, app.settings)
@@ -180,7 +180,7 @@ async def _plan_undeclared(backend: Backend, app: App, groups: list[str]) -> lis
         check_name("processor", name)
         before = len(steps)
         for stream in app.registry.streams.values():
-            partitions = stream.spec.partitions
+            partitions = stream.spec.placement.total
             present = await holders(backend, StreamKeys(app.name, stream.name), partitions)
             facts = await look(backend, GroupKeys(app.name, stream.name, name), partitions)
             has_keys = facts.membership or facts.locks or facts.readers

@@ -157,7 +157,7 @@ class _Looks:
             if self._show_values:
                 read = partial(self._failing, spec, group)
                 failing += await self._unless_hidden("records", read) or []
-        streams = {stream.name: stream.spec.partitions for stream in self._app.registry.streams.values()}
+        streams = {stream.name: stream.spec.placement.total for stream in self._app.registry.streams.values()}
         return {
             "streams": streams,
             "timers": timers,

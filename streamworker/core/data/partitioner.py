@@ -23,21 +23,17 @@ byte; tests/core/vectors.py has keys to test an implementation with.
 
 Floating-point numbers are refused: equal numbers do not have equal texts in all languages.
 
-**2. The bytes become a partition**: ``crc32(bytes) mod partitions``, with the CRC-32 of zlib, gzip and PNG
-(polynomial 0xEDB88320, reflected, initial value and final xor 0xFFFFFFFF) as an unsigned number. Every
-language's library has it, and it spreads keys evenly enough: it has to choose between 2 and some hundred
-partitions, and does not have to resist an attacker.
-
-A change of the number of partitions changes the partition of most keys. A stream's number of partitions is
-therefore fixed when it is declared.
+**2. The bytes become a partition** (:class:`~streamworker.core.data.placement.Placement`):
+``crc32(bytes) mod partitions``, with the CRC-32 of zlib, gzip and PNG (polynomial 0xEDB88320, reflected,
+initial value and final xor 0xFFFFFFFF) as an unsigned number. Every language's library has it, and it spreads
+keys evenly enough: it has to choose between 2 and some hundred partitions, and does not have to resist an
+attacker.
 """
 
 import datetime as dt
 import enum
 import uuid
-import zlib
 from decimal import Decimal
-from typing import Any
 
 from streamworker.errors import RecordError
 
@@ -103,34 +99,6 @@ def key_parts(key: bytes) -> list[bytes | None]:
     return found
 
 
-def partition_for(key: bytes, partitions: int) -> int:
-    """Return the partition of a canonical key.
-
-    >>> partition_for(b"ann", 16)
-    3
-    """
-    return zlib.crc32(key) % partitions
-
-
-def partitions_of_texts(keys: list[Any], partitions: int) -> list[int] | None:
-    """Return the partition of each key, if all are text that UTF-8 can hold; else None.
-
-    This takes a third of the time of :func:`canonical_key` and :func:`partition_for` for each.
-
-    >>> partitions_of_texts(["ann", "bob"], 16), partitions_of_texts(["ann", 7], 16)
-    ([3, 0], None)
-    """
-    if set(map(type, keys)) != {str}:
-        return None
-    try:
-        if partitions == 1:
-            "".join(keys).encode()
-            return [0] * len(keys)
-        return [crc % partitions for crc in map(zlib.crc32, map(str.encode, keys))]
-    except UnicodeEncodeError:
-        return None
-
-
 class RoundRobin:
     """Assigns records without a key to the partitions in turn.
 
@@ -140,11 +108,11 @@ class RoundRobin:
     def __init__(self, start: int = 0) -> None:
         self._next = start
 
-    def next(self, partitions: int) -> int:
-        """Return the next partition out of ``partitions``."""
-        chosen = self._next % partitions
+    def next(self, active: range) -> int:
+        """Return the next of the partitions that take records."""
+        chosen = self._next % len(active)
         self._next = chosen + 1
-        return chosen
+        return active[chosen]
 
     def back(self, count: int) -> None:
         """Take back the last ``count`` choices: their records were not sent."""

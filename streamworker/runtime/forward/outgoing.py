@@ -52,9 +52,10 @@ class OutboxWriter:
         if partition != IN_TURN:
             yield Target(stream, partition), entries
             return
-        count = self.routes.named(stream).spec.partitions
+        active = self.routes.named(stream).spec.placement.active
+        count = len(active)
         for first in range(min(count, len(entries))):
-            yield Target(stream, (start + first) % count), entries[first::count]
+            yield Target(stream, active[(start + first) % count]), entries[first::count]
 
     def _messages(self, to: Target, entries: Sequence[Any]) -> Iterator[Message]:
         route = self.routes.named(to.stream)

@@ -8,7 +8,7 @@ from itertools import islice, repeat
 from typing import Any
 
 from streamworker.context import Sending
-from streamworker.core.data.partitioner import canonical_key, partition_for, partitions_of_texts
+from streamworker.core.data.partitioner import canonical_key
 from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ProcessingError, RecordError
 from streamworker.records.codecs import short
@@ -127,12 +127,11 @@ class _Route:
         return list(zip(payloads, each))  # noqa: B905 - one of them is endless
 
     def _partitions(self, rows: Sequence[Any]) -> Sequence[int]:
-        count = self.spec.partitions
         keys: list[Any] = list(map(self.spec.key, rows))
-        if (known := partitions_of_texts(keys, count)) is not None:
+        if (known := self.spec.placement.partitions_of_texts(keys)) is not None:
             return known
         raw = map(canonical_key, keys)  # It says which key is wrong, if one is.
-        return [IN_TURN if key is None else partition_for(key, count) for key in raw]
+        return [IN_TURN if key is None else self.spec.placement.partition_of(key) for key in raw]
 
     def args(self, entries: Sequence[Any]) -> list[Argument]:
         """Return what the target's script appends for entries of one partition."""

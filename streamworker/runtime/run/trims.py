@@ -137,7 +137,7 @@ class Trimmer:
 
     async def look(self) -> None:
         """Read how far the readers are, and after ``LOOK_MS`` the retention and how much is held."""
-        count = self.stream.partitions
+        count = self.stream.placement.total
         logs = range(count if self.has_log else 0)
         self.rows, self.is_read = await readers.slowest_rows(self.backend, self.keys, logs)
         now_ms, every_ms = monotonic_ms(), max(LOOK_MS, count * LOOK_MS_PER_PARTITION)
@@ -181,7 +181,7 @@ class Trimmer:
         self, kept: Retention | None, measure: Callable[..., Awaitable[list[retention.Amount]]]
     ) -> list[int | None]:
         """Return how many entries each partition may hold by the limits of size and number; None for any."""
-        count = self.stream.partitions
+        count = self.stream.placement.total
         if kept is None or not kept.is_of_size:
             return [None] * count
         held = await measure(self.backend, self.keys, count, size=kept.size is not None)
@@ -247,7 +247,7 @@ async def keep_unread(
     for stream in streams:
         keys = GroupKeys(stream.app, stream.name, stream.name)
         trimmer = Trimmer(backend, keys, stream, settings, _log.bind(stream=stream.name))
-        kept.append((trimmer, {p: Trims(settings.trim_interval_ms) for p in range(stream.partitions)}))
+        kept.append((trimmer, {p: Trims(settings.trim_interval_ms) for p in stream.placement.all}))
     while kept:
         await anyio.sleep(settings.trim_interval_ms / 1000)
         if has_first():

@@ -12,7 +12,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.core.data.partitioner import canonical_key, partition_for
+from streamworker.core.data.partitioner import canonical_key
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, BackendRefused, RecordError
@@ -79,7 +79,7 @@ class Adopter:
         """Take one look's entries; return how long to pause."""
         source = self.spec.source
         if self._position is None:
-            found = await adopted.standing(self.backend, self._keys, source, self.spec.partitions)
+            found = await adopted.standing(self.backend, self._keys, source, self.spec.placement.total)
             self._position, self._stands = found
             self._kept = self._position
         taken = max(map(_taken, self._stands.values()), default=ZERO)
@@ -157,7 +157,7 @@ class Adopter:
             key = canonical_key(self.spec.key(record))
         except RecordError:
             key = None
-        return partition_for(str(entry_id).encode() if key is None else key, self.spec.partitions)
+        return self.spec.placement.partition_of(str(entry_id).encode() if key is None else key)
 
     def _tell(self, event: str, reason: str) -> None:
         if self._told != reason:

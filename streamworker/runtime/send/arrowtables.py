@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import RoundRobin, canonical_key
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.fitting import make_check
@@ -44,7 +44,7 @@ class TablePacker:
     def windows(self, table: pa.Table, rows_per_entry: int) -> Iterator[pa.RecordBatch]:
         """Cut a table into windows, each of which is packed at a time."""
         bytes_per_row = max(1, _bytes_of(table) // max(1, table.num_rows))
-        rows = min(WINDOW_BYTES // bytes_per_row, WINDOW_ENTRIES * rows_per_entry * self._spec.partitions)
+        rows = min(WINDOW_BYTES // bytes_per_row, WINDOW_ENTRIES * rows_per_entry * self._spec.placement.live)
         for start in range(0, table.num_rows, max(1, rows)):
             yield from table.slice(start, max(1, rows)).combine_chunks().to_batches()
 
@@ -165,7 +165,7 @@ class Router:
         missing = keyed.is_null()
         indexes = pc.subtract(pc.cumulative_sum(missing.cast(pa.int64())), 1)
         chunks = -(-keyed.null_count // chunk)
-        dealt = pa.array([self._deal.next(self._spec.partitions) for _ in range(chunks)], pa.int32())
+        dealt = pa.array([self._deal.next(self._spec.placement.active) for _ in range(chunks)], pa.int32())
         return pc.if_else(missing, dealt.take(pc.divide(pc.max_element_wise(indexes, 0), chunk)), keyed)
 
     def _keyed(self, batch: pa.RecordBatch) -> pa.Array:
@@ -198,7 +198,7 @@ class Router:
 
     def _partition(self, value: object) -> int | None:
         key = canonical_key(value)
-        return None if key is None else partition_for(key, self._spec.partitions)
+        return None if key is None else self._spec.placement.partition_of(key)
 
 
 def _table(partitions: Iterable[int | None]) -> pa.Array:

@@ -86,7 +86,7 @@ class Declaration:
         try:
             await check_durability(self.backend, self.settings)
             keys = StreamKeys(self.spec.app, self.spec.name)
-            await streams.provision(self.backend, keys, self.spec.partitions, self.spec.codec_name)
+            await streams.provision(self.backend, keys, self.spec.declared_partitions, self.spec.codec_name)
         except BackendUnavailable as error:
             self.trouble = error
             raise

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from streamworker.core.data.channel import REMEMBERED_FOR_S, AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.partitioner import partition_for
 from streamworker.core.pauses import Pauses
 from streamworker.core.units import moment
 from streamworker.errors import (
@@ -82,7 +81,7 @@ class NamedSends:
         A record without a key goes where its id leads.
         """
         encoded = _checked(id)
-        partition = partition_for(encoded if key is None else key, self._spec.partitions)
+        partition = self._spec.placement.partition_of(encoded if key is None else key)
         return partition, (self._keys, partition, later.digest_of(key, id), secrets.token_hex(8))
 
     async def send(

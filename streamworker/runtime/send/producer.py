@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamworker.core.data.channel import LostSends
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.partitioner import RoundRobin, canonical_key, partition_for
+from streamworker.core.data.partitioner import RoundRobin, canonical_key
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.core.words import counted
@@ -93,7 +93,7 @@ class Producer:
         self._key = spec.key
         self.leads = () if spec.packing else LEADS
         rng = rng or random.Random()
-        self._deal = RoundRobin(rng.randrange(spec.partitions))
+        self._deal = RoundRobin(rng.randrange(spec.placement.live))
         if observer is not None:
             observer.producer_made(spec)
         declaration = Declaration(backend, spec, settings, observer)
@@ -255,8 +255,8 @@ class Producer:
     def partition_of(self, record: Any) -> int:
         """Return the partition of a record."""
         key = self._key_of(record)
-        partitions = self._spec.partitions
-        return self._deal.next(partitions) if key is None else partition_for(key, partitions)
+        placement = self._spec.placement
+        return self._deal.next(placement.active) if key is None else placement.partition_of(key)
 
 
 class _Sender:

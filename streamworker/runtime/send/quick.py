@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from streamworker.core.data.partitioner import RoundRobin, partitions_of_texts
+from streamworker.core.data.partitioner import RoundRobin
 from streamworker.declaring.specs import StreamSpec
 from streamworker.records.lists import Run, make_list_encoder
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX
@@ -30,7 +30,7 @@ class QuickWay:
             as_run = bool(spec.packing)
             self._encode = make_list_encoder(spec.record, spec.codec, validate=spec.validate, as_run=as_run)
         self._key: Callable[[Any], Any] = spec.key
-        self._partitions = spec.partitions
+        self._spec = spec
         self._deal = deal
         self._payload_bytes_max = payload_bytes_max
 
@@ -47,8 +47,8 @@ class QuickWay:
         partitions = self._partitions_of(records)
         if partitions is None:
             return None
-        if self._partitions == 1:
-            return {0: records}
+        if (placement := self._spec.placement).live == 1:
+            return {placement.base: records}
         groups: defaultdict[int, list[Any]] = defaultdict(list)
         for partition, record in zip(partitions, records, strict=True):
             groups[partition].append(record)
@@ -78,8 +78,9 @@ class QuickWay:
         except Exception:  # noqa: BLE001 - whatever a user's key function raises
             return None
         if keys and keys[0] is None and set(map(type, keys)) == {type(None)}:
-            return [self._deal.next(self._partitions) for _ in keys]
-        return partitions_of_texts(keys, self._partitions)
+            active = self._spec.placement.active
+            return [self._deal.next(active) for _ in keys]
+        return self._spec.placement.partitions_of_texts(keys)
 
 
 def slices(records: Sequence[Any], most: int) -> Iterable[Sequence[Any]]:

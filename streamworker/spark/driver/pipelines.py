@@ -130,7 +130,7 @@ def run_pipelines(
             remote=remote,
             redis_url=redis_url,
             conf=conf,
-            shuffle_partitions=max(each.stream.partitions for spec in specs for each in spec.processors),
+            shuffle_partitions=max(each.stream.placement.total for spec in specs for each in spec.processors),
             keep_open=locks,
         )
         runs = [_Run(spec, found, redis_url, once=once, on_progress=on_progress) for spec in specs]
