@@ -21,7 +21,7 @@ TABLE, TIMER = "t", TICK + "sweep"
 OFTEN = {
     "data/append": 8, "data/commit": 12, "data/forward": 3, "data/later_put": 3, "data/open_outbox": 2,
     "data/tick": 3, "data/trim": 4, "group/acquire": 8, "group/change_members": 4, "group/heartbeat": 4,
-    "admin/repair_partition": 0.2, "admin/repair_group": 0.2, "data/replay_dead": 2,
+    "admin/repair_partition": 0.2, "admin/repair_group": 0.2, "data/replay_dead": 2, "growth/seal": 0.1,
 }  # fmt: skip
 """How often a script is called beside the others."""
 PROTOCOLS = {"claims", "grab", "allocation"}
@@ -302,6 +302,9 @@ class Draws:
     def data__replay_dead(self) -> dict[str, Any]:
         edited = ["v", "2"] * self.number(0, 0, 1)
         return {"id": self.some_id("dead"), "first": "for", "group": self.keys.group, "edited": edited}
+
+    def growth__seal(self) -> dict[str, Any]:
+        return {"map": f"{self.number(1, 2)} 8+12"}
 
     def data__open_outbox(self) -> dict[str, Any]:
         return {}

@@ -175,6 +175,7 @@ CALLS = {
         in_partition(
             scripts.MOVE_CHECKPOINT, cleared=[], group="price", checkpoint="1-0", entries=1, owner=""
         ),
+        in_partition(scripts.SEAL, map="1 8+12"),
         in_partition(scripts.COUNT, after="0-0", since="0-0", most=10),
         in_partition(scripts.REPLAY_DEAD, id="1-0", first="sw:replayed-for", group="price", edited=[]),
         in_group(
@@ -246,7 +247,7 @@ async def prepare(group: Group) -> None:
 
 NEEDS_ROOM = {
     *("data/append", "data/commit", "data/forward", "data/later_move", "data/later_put", "data/replay_dead"),
-    *("data/send_once", "data/set_field", "data/tick"),
+    *("growth/seal", "data/send_once", "data/set_field", "data/tick"),
 }
 """What is refused when memory is full. The others move ownership, remove something, or let workers start."""
 

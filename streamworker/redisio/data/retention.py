@@ -74,7 +74,7 @@ class Edges(NamedTuple):
     """Where one partition of a stream begins and ends."""
 
     last: EntryId
-    """The last id that it gave."""
+    """The last id that it gave; of one that is sealed the last before that."""
     oldest: EntryId | None
     """Its first entry; None if it has none."""
     sent: int
@@ -92,11 +92,12 @@ async def edges(backend: Backend, keys: StreamKeys, partition: int) -> Edges:
             raise
         return Edges(ZERO, None, 0, 0)
     counts = RecordCounts.of(await backend.execute(*RecordCounts.command(keys.counts(partition))))
-    folded = number(await backend.execute("HGET", keys.counts(partition), "folded"))  # see parts/counts.lua
+    folded, sealed = await backend.execute("HMGET", keys.counts(partition), "folded", "sealed")
     first = info[b"first-entry"]
     oldest = EntryId.parse(first[0]) if first else None
-    sent = info[b"entries-added"] + counts.extra - folded
-    return Edges(EntryId.parse(info[b"last-generated-id"]), oldest, sent, counts.present(info[b"length"]))
+    sent = info[b"entries-added"] + counts.extra - number(folded)  # see parts/counts.lua
+    last = sealed.partition(b" ")[0] if sealed else info[b"last-generated-id"]
+    return Edges(EntryId.parse(last), oldest, sent, counts.present(info[b"length"]))
 
 
 async def measure_stream(backend: Backend, keys: StreamKeys, partitions: int, *, size: bool) -> list[Amount]:

@@ -200,6 +200,12 @@ function commands.HEXISTS(key, field)
   return found and found[word(field)] and 1 or 0
 end
 
+function commands.HKEYS(key)
+  local names = {}
+  for i, field in ipairs(hash_at(key) and orders[key] or {}) do names[i] = field end
+  return names
+end
+
 function commands.HLEN(key)
   return hash_at(key) and #orders[key] or 0
 end

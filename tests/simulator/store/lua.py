@@ -12,7 +12,7 @@ from tests.simulator.store.values import Refused, argument, integer
 
 SHAPES = {
     **dict.fromkeys(("XADD", "XDEL", "XLEN", "XTRIM", "ZADD", "ZREM", "ZSCORE"), "one"),
-    "XGROUP": "status",
+    **dict.fromkeys(("XGROUP", "XSETID"), "status"),
     **dict.fromkeys(("XPENDING", "ZRANGE", "ZRANGEBYSCORE"), "many"),
     "XINFO": "info",
     "XRANGE": "entries",

@@ -19,6 +19,8 @@ from tests.simulator.store.values import (
     parse_id,
 )
 
+TOP = (MAX_PART, MAX_PART)
+
 
 class Streams(Keyspace):
     """Streams; an empty one stays a key."""
@@ -47,6 +49,8 @@ class Streams(Keyspace):
         return id_text(new)
 
     def _new_id(self, at: bytes, last: Id) -> Id:
+        if last == TOP:
+            raise Refused("ERR The stream has exhausted the last possible ID, unable to add more items")
         if at == b"*":
             return max((self.now_ms(), 0), (last[0], last[1] + 1))
         if at == b"0-0":
@@ -57,10 +61,24 @@ class Streams(Keyspace):
             raise Refused("ERR The ID specified in XADD is equal or smaller than the target stream top item")
         return new
 
+    def do_xsetid(self, key: bytes, last: bytes, *words: bytes) -> bytes:
+        assert words[0] == b"ENTRIESADDED"
+        stream = self.find_as(key, Stream)
+        if stream is None:
+            raise Refused("ERR no such key")
+        at = parse_id(last)
+        if stream.ids and at < stream.ids[-1]:
+            raise Refused("ERR The ID specified in XSETID is smaller than the target stream top item")
+        if integer(words[1]) < len(stream.ids):
+            raise Refused("ERR The entries_added specified in XSETID is smaller than the length")
+        stream = self.own(key, stream)
+        stream.last, stream.added = at, integer(words[1])
+        return b"OK"
+
     def do_xrange(self, key: bytes, start: bytes, end: bytes, *count: bytes) -> tuple[Any, ...]:
         """Return for each entry its id, how many fields and values it has, and these."""
         low, after = _bound(start)
-        high = (MAX_PART, MAX_PART) if end == b"+" else parse_id(end, MAX_PART)
+        high = TOP if end == b"+" else parse_id(end, MAX_PART)
         stream = self.find_as(key, Stream)
         if stream is None:
             return ()
@@ -74,14 +92,18 @@ class Streams(Keyspace):
         return tuple(flat)
 
     def do_xtrim(self, key: bytes, how: bytes, *words: bytes) -> int:
-        assert how == b"MINID"
         at, *limit = words[1:] if words[0] in (b"~", b"=") else words
-        smallest = parse_id(at)
         stream = self.find_as(key, Stream)
-        count = 0 if stream is None else bisect_left(stream.ids, smallest)
+        if stream is None:
+            return 0
+        if how == b"MAXLEN":
+            count = max(0, len(stream.ids) - integer(at))
+        else:
+            assert how == b"MINID"
+            count = bisect_left(stream.ids, parse_id(at))
         if limit and integer(limit[1]) > 0:
             count = min(count, integer(limit[1]))
-        if stream is not None and count:
+        if count:
             self.own(key, stream).drop_first(count)
         return count
 
@@ -143,7 +165,7 @@ def _bound(start: bytes) -> tuple[Id, bool]:
         return ZERO, False
     after = start.startswith(b"(")
     at = parse_id(start.removeprefix(b"("))
-    if after and at == (MAX_PART, MAX_PART):
+    if after and at == TOP:
         raise Refused("ERR invalid start ID for the interval")
     return at, after
 

@@ -1,13 +1,15 @@
 -- uses: taking later
 -- Sends what is due, in the order of the times, and forgets what was sent or cancelled long ago. Any process
--- may call it at any time: each record is appended and marked in one step.
+-- may call it at any time: each record is appended and marked in one step. Of a partition that is sealed nothing is
+-- sent: what waits there belongs to the partitions that follow it.
 --
 -- KEYS  events (stream)  later (zset)  delayed (hash)  counts (hash)
 -- ARGV  most: ids to look at  limit (number): records that the partition may hold; 0 for no limit
 --       window_ms (number)
--- reply [OK | FULL, number sent, ms until the next is due, or '' if nothing waits] | [BADTYPE, key]
+-- reply [OK | FULL | SEALED, number sent, ms until the next is due, or '' if nothing waits] | [BADTYPE, key]
 local now, sent, code = server_ms(), 0, 'OK'
-local length = records_of(events)
+local length, _, sealed = records_of(events)
+if sealed then return {'SEALED', 0, ''} end
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', later, '-inf', text(now), 'LIMIT', 0, most)) do
   local state, calls, due, rest = later_of(delayed, id)
   if state == 'w' then

@@ -2,6 +2,7 @@
 -- A hash beside a partition lists the streamworker groups that read it, so that a tool that moves or removes
 -- Redis consumer groups cannot remove one from the list. It maps the name to ''; an earlier release counted there.
 local COUNTED_MAX = 10000
+local TOP = '18446744073709551615-18446744073709551615'  -- the last id of a partition that is sealed
 
 local function groups_key(events)
   return beside(events, 'groups')
@@ -29,12 +30,17 @@ local function show_group(events, name, shown, checkpoint)
 end
 
 -- Returns a stream's last id, entries ever added as Redis counts them, length, first entry and the id of the newest
--- entry, which is not the last id where another program deleted that; the stream may be missing.
+-- entry, which is not the last id where another program deleted that; the stream may be missing. Of a partition
+-- that is sealed the last id is the one before that, or the newest if the note of it is lost; the sixth value tells.
 local function stream_position(stream)
   if redis.call('EXISTS', stream) == 0 then return '0-0', 0, 0, nil end
   local info = pairs_of(redis.call('XINFO', 'STREAM', stream))
-  local newest = info['last-entry'] and info['last-entry'][1] or nil
-  return info['last-generated-id'], info['entries-added'], info['length'], info['first-entry'] or nil, newest
+  local newest, last = info['last-entry'] and info['last-entry'][1] or nil, info['last-generated-id']
+  local is_sealed = last == TOP and string.find(stream, ':events$') ~= nil
+  if is_sealed then
+    last = string.match(redis.call('HGET', beside(stream, 'counts'), 'sealed') or '', '^%d+%-%d+') or newest or '0-0'
+  end
+  return last, info['entries-added'], info['length'], info['first-entry'] or nil, newest, is_sealed
 end
 
 -- Returns how many records were ever added.
