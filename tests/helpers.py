@@ -3,13 +3,16 @@
 import asyncio
 import contextlib
 import inspect
+import json
 import logging
+import os
 import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -51,6 +54,13 @@ def whole_lines(path: Path) -> list[str]:
     Its writer may be about to write the rest, or was killed.
     """
     return path.read_bytes().rpartition(b"\n")[0].decode("utf-8", "replace").splitlines()
+
+
+def logged(paths: Iterable[Path], *events: str) -> list[dict[str, Any]]:
+    """Return what workers have logged of some events, by the files of their logs."""
+    lines = (line for path in paths if path.exists() for line in whole_lines(path) if line.startswith("{"))
+    found = (json.loads(line) for line in lines if any(f'"{event}"' in line for event in events))
+    return [each for each in found if each.get("event") in events]
 
 
 def wait_for(
@@ -165,13 +175,73 @@ def inherited(actions: Mapping[signal.Signals, signal.Handlers]) -> Iterator[Non
             signal.signal(number, action)
 
 
-class LoggedProcess:
-    """A process in a session of its own, whose output goes to a file."""
+class Process(ABC):
+    """A process that a test starts, hurts and ends, and whose output goes to a file."""
+
+    name: str
+    log_path: Path
+
+    @property
+    @abstractmethod
+    def pid(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def code(self) -> int | None:
+        """Exit code; negative for a signal, None while it runs."""
+
+    @property
+    def running(self) -> bool:
+        return self.code is None
+
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):  # It has just ended, and nobody has said so yet.
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Ask it to drain and leave (SIGTERM)."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL), and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.wait()
+
+    def pause(self) -> None:
+        """Stop it where it stands (SIGSTOP)."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        self.signal(signal.SIGCONT)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Wait until it has ended, and return its exit code; fail with its log if it does not end in time."""
+        try:
+            wait_for(lambda: not self.running, f"{self.name} ends", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error} Its log:\n{self.log()}") from None
+        assert self.code is not None
+        return self.code
+
+    def end(self) -> None:
+        """End it and all its children, whatever their state; for teardown."""
+        if self.running:
+            end_family(self.pid)
+            self.wait()
+
+
+class LoggedProcess(Process):
+    """A process in a session of its own."""
 
     def __init__(
         self, command: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
     ) -> None:
-        self.log_path = log_path
+        self.name, self.log_path = command[0], log_path
         with log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -189,47 +259,7 @@ class LoggedProcess:
 
     @property
     def code(self) -> int | None:
-        """Exit code; None while it runs."""
         return self.process.poll()
-
-    @property
-    def running(self) -> bool:
-        return self.code is None
-
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8", "replace")
-
-    def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def terminate(self) -> None:
-        """Ask it to drain and leave (SIGTERM)."""
-        self.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it at once (SIGKILL) and wait until it is gone."""
-        self.process.kill()
-        self.process.wait()
-
-    def pause(self) -> None:
-        """Stop it where it stands (SIGSTOP)."""
-        self.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
-        self.signal(signal.SIGCONT)
-
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait until it has ended and return its exit code; fail with its log if it does not end in time."""
-        try:
-            return self.process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"It did not end in {timeout_s} s. Its log:\n{self.log()}") from None
-
-    def end(self) -> None:
-        """End it and all its children, whatever their state; for teardown."""
-        end_family(self.pid)
-        self.process.wait()
 
 
 def end_family(pid: int) -> None:

@@ -4,8 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from streamworker import App
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.redisio.snapshot import take_snapshot
@@ -13,6 +11,7 @@ from streamworker.redisio.wire.client import Backend
 from tests.chains.chain_app import Item, item
 from tests.chaos.forked import Forge, Forked
 from tests.chaos.times import FAST
+from tests.helpers import logged
 
 CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
 """The processors, and what each reads."""
@@ -48,9 +47,7 @@ class ChainScene:
 
     def told(self, *events: str) -> list[dict[str, Any]]:
         """Return what workers have logged of some events."""
-        lines = (line for worker in self.workers for line in worker.log().splitlines())
-        logged = (msgspec.json.decode(line) for line in lines if line.startswith("{"))
-        return [each for each in logged if each["event"] in events]
+        return logged((worker.log_path for worker in self.workers), *events)
 
     def snapshots(self) -> list[GroupSnapshot]:
         async def look() -> list[GroupSnapshot]:

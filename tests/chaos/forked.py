@@ -4,10 +4,8 @@ A start of Python with all that a worker loads takes a second of a core; a fork 
 is forked is a process like any other: with connections, threads and signals of its own.
 """
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from streamworker.cli.exit_codes import ExitCode
-from tests.helpers import PATIENCE_S, end_family, wait_for
+from tests.helpers import Process
 
 ROOT = Path(__file__).parent.parent.parent
 ANSWER_S = 110.0
@@ -25,60 +23,19 @@ ANSWER_S = 110.0
 APP = "tests.chaos.rows_app"
 
 
-class Forked:
+class Forked(Process):
     """A worker or command that was forked; where it is started again, it has another process."""
+
+    pid: int = 0
+    code: int | None = None
 
     def __init__(self, pid: int, name: str, environ: Mapping[str, str], log_path: Path) -> None:
         self.pid, self.name, self.environ, self.log_path = pid, name, environ, log_path
-        self.code: int | None = None
-        """Exit code; negative for a signal, None while it runs."""
-
-    @property
-    def running(self) -> bool:
-        return self.code is None
 
     @property
     def was_unreached(self) -> bool:
         """Whether it did not reach the server when it began, which a supervisor would start again."""
         return self.code == ExitCode.REDIS and "worker_started" not in self.log()
-
-    def signal(self, number: signal.Signals) -> None:
-        if self.code is None:
-            with contextlib.suppress(ProcessLookupError):  # It has just ended, and nobody has said so yet.
-                os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        """Ask it to drain and leave."""
-        self.signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """End it at once, and wait until it is gone."""
-        self.signal(signal.SIGKILL)
-        self.wait()
-
-    def pause(self) -> None:
-        self.signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.signal(signal.SIGCONT)
-
-    def wait(self, timeout_s: float = PATIENCE_S) -> int:
-        """Wait until it has ended, and return its exit code; fail with its log if it does not end in time."""
-        try:
-            wait_for(lambda: not self.running, f"{self.name} ends", timeout_s)
-        except AssertionError as error:
-            raise AssertionError(f"{error} Its log:\n{self.log()}") from None
-        assert self.code is not None
-        return self.code
-
-    def end(self) -> None:
-        """End it and all its children, whatever their state; for teardown."""
-        if self.running:
-            end_family(self.pid)
-            self.wait()
-
-    def log(self) -> str:
-        return self.log_path.read_text("utf-8", "replace") if self.log_path.exists() else ""
 
 
 class Forge:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import redis
 
+from streamworker import App
 from streamworker.core.data.entries import EntryId
 from streamworker.records.entries import Entries
 from streamworker.redisio.group.requests import Request, make_request
@@ -113,8 +114,8 @@ def cells(protocol: str, mode: str) -> list[Cell]:
 
 
 def run_all(them: Sequence[Cell], forge: Forge, url: str, folder: Path) -> list[Row]:
-    """Run cells side by side."""
-    return side_by_side(lambda cell: run(cell, forge, url, folder), them)
+    """Run cells side by side, each to its end, or until more workers died than ever should."""
+    return side_by_side(lambda cell: _Run(cell, forge, url, folder).row(), them)
 
 
 def side_by_side(run_one: Callable[[C], R], them: Sequence[C]) -> list[R]:
@@ -129,28 +130,72 @@ def assert_all_hold(rows: Sequence[Holds]) -> None:
     assert all(row.holds for row in rows), [row for row in rows if not row.holds]
 
 
-def run(cell: Cell, forge: Forge, url: str, folder: Path) -> Row:
-    """Run a cell to its end, or until more workers died than ever should."""
-    return _Run(cell, forge, url, folder).row()
+class Lives:
+    """The lives of a cell: one worker at a time runs, and another one begins when it has died."""
+
+    def __init__(
+        self, forge: Forge, url: str, name: str, protocol: str, variant: str, log_path: Path, **environ: str
+    ) -> None:
+        self._forge, self._name, self._log_path = forge, name, log_path
+        self.environ: Mapping[str, str] = {
+            **os.environ,
+            **PROTOCOLS[protocol],
+            "STREAMWORKER_REDIS_URL": url,
+            "CELL": name,
+            **({"STREAMWORKER_STATIC_ID": "seat-1"} if variant == "static" else {}),
+            **environ,
+        }
+        self._began_s = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """For how long it has run."""
+        return time.monotonic() - self._began_s
+
+    def send(self, declare: Callable[[Mapping[str, str]], tuple[App, Any]], items: Sequence[Any]) -> None:
+        async def send() -> None:
+            app, stream = declare(self.environ)
+            async with app:
+                await stream.send_many(items)
+
+        asyncio.run(send())
+
+    def until(self, is_over: Callable[[], bool], most: int, **environ: str) -> Forked | None:
+        """Start workers until it is over, and return who lives then; None if so many have died before."""
+        for life in range(most):
+            worker = self._forge.fork(f"{self._name}-{life}", {**self.environ, **environ}, self._log_path)
+            if self._survives(worker, is_over):
+                return worker
+        return None
+
+    @staticmethod
+    def _survives(worker: Forked, is_over: Callable[[], bool]) -> bool:
+        wait_for(lambda: not worker.running or is_over(), "a worker dies, or it is over", CELL_S)
+        return worker.running
+
+
+def end(worker: Forked | None) -> int | None:
+    """Ask a worker to leave, and return its exit code."""
+    if worker is None:
+        return None
+    worker.terminate()
+    return worker.wait(CELL_S)
 
 
 class _Run:
     def __init__(self, cell: Cell, forge: Forge, url: str, folder: Path) -> None:
-        self.cell, self.forge, self.url, self.folder = cell, forge, url, folder
+        self.cell, self.url = cell, url
         self.calls = folder / f"{cell.name}.calls"
         is_single = cell.killers % 2 == 0 and not cell.mode.startswith("decode")
-        self.environ: Mapping[str, str] = {
-            **os.environ,
-            **PROTOCOLS[cell.protocol],
-            "WORKER_APP": "tests.chaos.killers_app",
-            "STREAMWORKER_REDIS_URL": url,
-            "CELL": cell.name,
-            "KILLERS_MODE": cell.mode,
-            "KILLERS_POLICY": cell.policy,
-            "KILLERS_SINGLE": "yes" if is_single else "no",
-            "KILLERS_CALLS": str(self.calls),
-            **({"STREAMWORKER_STATIC_ID": "seat-1"} if cell.variant == "static" else {}),
-        }
+        log_path = folder / f"{cell.name}.log"
+        self.lives = Lives(
+            forge, url, cell.name, cell.protocol, cell.variant, log_path,
+            WORKER_APP="tests.chaos.killers_app",
+            KILLERS_MODE=cell.mode,
+            KILLERS_POLICY=cell.policy,
+            KILLERS_SINGLE="yes" if is_single else "no",
+            KILLERS_CALLS=str(self.calls),
+        )  # fmt: skip
         self.keys = GroupKeys(cell.name, STREAM, PROCESSOR)
         self.client = redis.Redis.from_url(url)
         self.items = [Item(f"k{n}", n, n in cell.deadly) for n in range(IN_FRONT + cell.killers + BEHIND)]
@@ -158,12 +203,12 @@ class _Run:
         self.halted: list[int] = []
 
     def row(self) -> Row:
-        began_s = time.monotonic()
-        asyncio.run(self._send())
+        self.lives.send(declare, self.items)
         stored = cast(list[Any], self.client.xrange(self.keys.events(0)))
         flat = [[name, [part for pair in fields.items() for part in pair]] for name, fields in stored]
         self.ids = [entry.id for entry in Entries.of(flat)]
-        code = self._until_all_is_done()
+        most = (DEATHS_MAX + 1) * self.cell.killers + DEATHS_MAX
+        code = end(self.lives.until(self._is_done, most))
         calls = Counter(map(int, whole_lines(self.calls)))
         dead = cast(list[Any], self.client.xrange(self.keys.dead(0)))
         letters = [self.ids.index(EntryId.parse(fields[b"id"])) for _, fields in dead]
@@ -175,34 +220,14 @@ class _Run:
             [item.n for item in self.items if not item.kills and not calls[item.n]],
             self._lag(),
             code,
-            time.monotonic() - began_s,
+            self.lives.seconds,
         )
 
-    async def _send(self) -> None:
-        app, stream = declare(self.environ)
-        async with app:
-            await stream.send_many(self.items)
-
-    def _until_all_is_done(self) -> int | None:
-        lives = (DEATHS_MAX + 1) * self.cell.killers + DEATHS_MAX
-        for life in range(lives):
-            worker = self.forge.fork(f"w{life}", self.environ, self.folder / f"{self.cell.name}.log")
-            while self._wait(worker) == "halted":
-                self._remove_what_halts()
-            if worker.running:
-                worker.terminate()
-                return worker.wait(CELL_S)
-        return None
-
-    def _wait(self, worker: Forked) -> str:
-        return wait_for(lambda: self._state(worker), "a worker dies, halts or is done", CELL_S)
-
-    def _state(self, worker: Forked) -> str:
-        if not worker.running:
-            return "died"
+    def _is_done(self) -> bool:
         if self.client.hget(self.keys.lock(0), "state") == b"halted":
-            return "halted"
-        return "" if self._lag() else "done"
+            self._remove_what_halts()
+            return False
+        return not self._lag()
 
     def _lag(self) -> int:
         stored = self.client.hget(self.keys.lock(0), "checkpoint") or b"0-0"

@@ -24,13 +24,11 @@ from typing import Any, ClassVar
 import redis
 
 from streamworker.redisio.keys import GroupKeys
-from tests.chaos.forked import Forked
 from tests.chaos.proxy import Lines, Proxy
-from tests.helpers import LoggedProcess
+from tests.helpers import Process
 from tests.stage.disturbed import FAKETIME, NEEDS_ROOT, ChaosServer, Namespace
 from tests.stage.nodes import ChaosCluster
 
-Running = Forked | LoggedProcess
 """A process that can be hurt."""
 
 
@@ -39,10 +37,10 @@ class Slot:
     """The place of a process, which is started there again after each end."""
 
     name: str
-    start: Callable[[], Running]
+    start: Callable[[], Process]
     proxy: Proxy | Lines | None = None
     """What lies between it and the server."""
-    process: Running | None = None
+    process: Process | None = None
     is_worker: bool = True
     link: Namespace | None = None
     """What the process has for a network, if it is one of its own."""
@@ -54,8 +52,7 @@ class Slot:
     def send(self, number: signal.Signals) -> None:
         """Send the process a signal; one that has just ended gets none."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.signal(number)
+            self.process.signal(number)
 
     def begin(self) -> None:
         self.process = self.start()

@@ -5,12 +5,8 @@ at most, and then what kills is held back, the commands name it, no record is ac
 once an operator has put it right.
 """
 
-import asyncio
-import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,8 +14,8 @@ import redis
 
 from streamworker.core.ownership.tries import DEATHS_MIN
 from streamworker.redisio.group.risks import deaths_in
-from tests.chaos.forked import Forge, Forked
-from tests.chaos.killers import CELL_S, DEATHS_MAX, PROTOCOLS, side_by_side
+from tests.chaos.forked import Forge
+from tests.chaos.killers import CELL_S, DEATHS_MAX, PROTOCOLS, Lives, end, side_by_side
 from tests.chaos.others_app import KINDS, STREAM, Item, declare
 from tests.helpers import wait_for, whole_lines
 
@@ -93,55 +89,30 @@ class _Run:
         (self.folder / "shown.py").write_text(SHOWN)
         self.what = KINDS[cell.kind]
         self.deaths = self.folder / "deaths"
-        self.environ: Mapping[str, str] = {
-            **os.environ,
-            **PROTOCOLS[cell.protocol],
-            "WORKER_APP": "tests.chaos.others_app",
-            "STREAMWORKER_REDIS_URL": url,
-            "COLUMNS": "400",
-            "CELL": cell.name,
-            "OTHERS_KIND": cell.kind,
-            "OTHERS_DEATHS": str(self.deaths),
-            **({"STREAMWORKER_STATIC_ID": "seat-1"} if cell.variant == "static" else {}),
-        }
+        self.lives = Lives(
+            forge, url, cell.name, cell.protocol, cell.variant, self.folder / "log",
+            WORKER_APP="tests.chaos.others_app",
+            OTHERS_KIND=cell.kind,
+            OTHERS_DEATHS=str(self.deaths),
+            COLUMNS="400",
+        )  # fmt: skip
         self.client = redis.Redis.from_url(url, decode_responses=True)
 
     def row(self) -> Row:
-        began_s = time.monotonic()
-        asyncio.run(self._send())
-        worker = self._until_held_back()
-        unnamed, held_up, code = list[str](), 0, None
+        self.lives.send(declare, [Item(f"k{n}", n) for n in range(RECORDS)])
+        worker = self.lives.until(self._is_held_back, DEATHS_MAX + DEATHS_MIN, OTHERS_KILLS="yes")
+        unnamed, held_up = list[str](), 0
         accused = [lock.get("reason", "") or "deaths" for lock in self._locks() if _accuses(lock)]
         if worker is not None:
             unnamed = [each for each in self._commands() if not self._names(each)]
             held_up = 0 if self.cell.kind == "resource of a worker" else self._lag("two")
             self._put_right()
             wait_for(lambda: not (self._lag("one") or self._lag("two")), "all are handled", CELL_S)
-            worker.terminate()
-            code = worker.wait(CELL_S)
+        code = end(worker)
         letters = sum(self.client.xlen(key) for key in self._keys("dead:*"))
         lag = self._lag("one") + self._lag("two")
         deaths = len(whole_lines(self.deaths))
-        return Row(
-            self.cell, deaths, letters, accused, unnamed, held_up, lag, code, time.monotonic() - began_s
-        )
-
-    async def _send(self) -> None:
-        app, stream = declare(self.environ)
-        async with app:
-            await stream.send_many([Item(f"k{n}", n) for n in range(RECORDS)])
-
-    def _until_held_back(self) -> Forked | None:
-        for life in range(DEATHS_MAX + DEATHS_MIN):
-            environ = {**self.environ, "OTHERS_KILLS": "yes"}
-            worker = self.forge.fork(f"{self.cell.name}-{life}", environ, self.folder / "log")
-            wait_for(partial(self._is_over, worker), "it dies or holds back", CELL_S)
-            if worker.running:
-                return worker
-        return None
-
-    def _is_over(self, worker: Forked) -> bool:
-        return not worker.running or self._is_held_back()
+        return Row(self.cell, deaths, letters, accused, unnamed, held_up, lag, code, self.lives.seconds)
 
     def _is_held_back(self) -> bool:
         """Whether it is, and the records that may go on have done so."""
@@ -172,7 +143,7 @@ class _Run:
 
     def _tells(self, *arguments: str) -> str:
         log = self.folder / "-".join(each.replace(":", "-") for each in arguments)
-        self.forge.run(arguments, cwd=self.folder, environ=self.environ, log_path=log).wait(CELL_S)
+        self.forge.run(arguments, cwd=self.folder, environ=self.lives.environ, log_path=log).wait(CELL_S)
         return log.read_text()
 
     def _keys(self, ending: str) -> list[str]:

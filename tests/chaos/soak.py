@@ -45,8 +45,9 @@ from tests.chaos.cluster_kinds import CLUSTER_KINDS
 from tests.chaos.dump import dump_of, take_dump
 from tests.chaos.forked import Forge
 from tests.chaos.history import Recorder, monotonic_ms, read_history
-from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Running, Slot, is_over
+from tests.chaos.nemesis import LOSSLESS, Field, Names, Nemesis, Slot, is_over
 from tests.chaos.timeline import draw
+from tests.helpers import Process
 from tests.planting import PLANTS
 from tests.stage.disturbed import FAKETIME, ChaosServer, Namespace
 from tests.stage.nodes import PRIMARIES, ChaosCluster
@@ -211,7 +212,7 @@ class Soak:
             return None
 
     def _add(
-        self, name: str, start: Callable[[str], Running], *, is_worker: bool, network: Namespace | None = None
+        self, name: str, start: Callable[[str], Process], *, is_worker: bool, network: Namespace | None = None
     ) -> Slot:
         proxy = self._server.proxy(network.host if network else "127.0.0.1")
         slot = Slot(name, lambda: start(name), proxy=proxy, is_worker=is_worker, link=network)
@@ -236,14 +237,14 @@ class Soak:
             "WORKER_LOG_LEVEL": "debug",
         }
 
-    def _start_worker(self, name: str) -> Running:
+    def _start_worker(self, name: str) -> Process:
         self._starts[name] += 1
         environ = self._environ(name)
         # A file for each start: a worker that is killed may leave half a line.
         number = f"{name}.{self._starts[name]}"
         return self._forge.fork(number, environ, self._history / f"{number}.log")
 
-    def _start_producer(self, name: str) -> Running:
+    def _start_producer(self, name: str) -> Process:
         plan = self.plan
         count = plan.events // plan.producers
         pace = plan.events / plan.producers / (60 * plan.minutes)

@@ -35,7 +35,7 @@ from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
 from tests.chaos.sender import Sender, Sends
 from tests.chaos.times import FAST
-from tests.helpers import whole_lines
+from tests.helpers import logged, whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
 from tests.stage.server import Server
 
@@ -184,7 +184,7 @@ class Team:
 
     def ask_to_leave(self, name: str) -> Forked:
         worker = self.workers.pop(name)
-        worker.signal(signal.SIGTERM)
+        worker.terminate()
         return worker
 
     def _start_again(self) -> None:
@@ -200,14 +200,7 @@ class Team:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """Return the log lines of one event, of all workers that there ever were."""
-        found = []
-        for path in {worker.log_path for worker in self.all_workers}:
-            for line in whole_lines(path):
-                if line.startswith("{") and f'"{event}"' in line:
-                    words = json.loads(line)
-                    if words.get("event") == event:
-                        found.append(words)
-        return found
+        return logged({worker.log_path for worker in self.all_workers}, event)
 
     # -- waiting -------------------------------------------------------------------------------
 

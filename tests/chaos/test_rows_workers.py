@@ -163,12 +163,12 @@ async def test_nothing_that_a_sleeper_had_in_hand_is_committed_when_it_wakes(
                 victim = team.rng.choice(sorted(team.workers))
                 held, asleep = await team.held_by(victim), now_ms()
                 former = {lock.owner for lock in await team.locks()}
-                team.workers[victim].signal(signal.SIGSTOP)
+                team.workers[victim].pause()
                 try:
                     await team.first_commits(asleep, held, above=held)
                     await asyncio.sleep(team.rng.uniform(0, 0.5))
                 finally:
-                    team.workers[victim].signal(signal.SIGCONT)
+                    team.workers[victim].resume()
                 awake = now_ms()
                 latter = {lock.owner for lock in await team.settled() if lock.name == victim}
                 samples.append(now_ms() - awake)

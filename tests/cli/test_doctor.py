@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,13 +86,13 @@ def test_a_live_group_is_left_alone_and_a_dead_one_is_tidied_up(
     result = streamworker("repair", "shop:app", "--yes")
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "There is nothing to repair.\n")
 
-    worker.signal(signal.SIGSTOP)
+    worker.pause()
     wait_for(lambda: silent(raw), "it is silent")
     assert plan(streamworker) == []
     doubtful = streamworker("repair", "shop:app", "--yes")
     assert (doubtful.exit_code, doubtful.stdout) == (ExitCode.OK, "Nothing else is to repair.\n")
     assert doubtful.stderr == "Member w1 of price is silent, and is connected: it may live, and stays.\n"
-    worker.signal(signal.SIGCONT)
+    worker.resume()
     wait_for(lambda: not silent(raw), "it is back")
     assert raw.get("sw:{shop.orders:price}:members") == before
 
