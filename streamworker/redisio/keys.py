@@ -85,6 +85,12 @@ def partitions_in(value: bytes | None) -> int:
     count = whole(value)
     if count is not None and count <= PARTITIONS_MAX:
         return count
+    if re.fullmatch(rb"\d+(\+\d+)+", value):
+        raise ConfigurationError(
+            f"A stream has grown to {value[:40].decode()} partitions, and this release knows streams that "
+            "never grew.",
+            remedy="Update this program: a later release reads and writes such streams.",
+        )
     raise ConfigurationError(
         f"A stream has {value[:40]!r} partitions in Redis, which is no number from 1 to {PARTITIONS_MAX}.",
         remedy="Another program wrote to the key that ends with }:stream. Write the right number there.",

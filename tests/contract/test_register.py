@@ -14,6 +14,7 @@ from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.group import locks
 from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.provisioning import provision
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
@@ -105,6 +106,20 @@ async def test_a_stream_that_was_declared_otherwise_is_refused(
     assert await backend.execute("HGET", STREAM.meta, "partitions") == b"8"
     with pytest.raises(ConfigurationError, match=message):
         await streams.provision(backend, STREAM, partitions, codec)
+
+
+async def test_a_stream_that_a_later_release_has_grown_is_refused_by_everybody(backend: Backend) -> None:
+    """By whoever starts, looks or reads: each would go through some of the partitions, or route by fewer."""
+    await streams.provision(backend, STREAM, 8, "json")
+    await backend.execute("HSET", STREAM.meta, "partitions", "8+12")
+    grown = r"has grown to 8\+12 partitions.*Update this program"
+    for declared in (8, 20):
+        with pytest.raises(ConfigurationError, match=grown):
+            await streams.provision(backend, STREAM, declared, "json")
+        with pytest.raises(ConfigurationError, match=grown):
+            await streams.check_made(backend, STREAM, declared)
+    with pytest.raises(ConfigurationError, match=grown):
+        await take_snapshot(backend, "shop", "orders", "price")
 
 
 async def test_two_apps_cannot_share_keys_by_a_dot_in_their_names(backend: Backend) -> None:

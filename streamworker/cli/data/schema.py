@@ -21,7 +21,7 @@ from streamworker.records.types import RecordKind
 from streamworker.redisio.data import schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.statetables import count_values
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import StreamKeys, partitions_in
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 
@@ -104,7 +104,7 @@ async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any])
     keys = StreamKeys(spec.app, spec.name)
     told = changes(stored, json_schema(spec.record), spec.record.name) if stored else []
     found = [Finding(spec.name, *each) for each in told]
-    made = int(await backend.execute("HGET", keys.meta, "partitions") or spec.declared_partitions)
+    made = partitions_in(await backend.execute("HGET", keys.meta, "partitions")) or spec.declared_partitions
     if made != spec.declared_partitions:
         effect = f"breaks: workers refuse to start; declare {made}, or take a new stream"
         found.append(Finding(spec.name, f"partitions: {made} -> {spec.declared_partitions}", effect, True))

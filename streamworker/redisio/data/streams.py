@@ -32,7 +32,7 @@ from streamworker.records.packs import (
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, number
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, number, partitions_in
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -107,14 +107,14 @@ async def provision(
         values = {**dict(zip(names, mine, strict=True)), "created_at": str(int(time.time() * 1000))}
         await store_fields(backend, keys.meta, values, again=False)
         found = await backend.execute("HMGET", keys.meta, *names, "schema")
-    app, stream, count, used_codec = (value.decode("utf-8", "replace") for value in found[:-1])
+    app, stream, _, used_codec = (value.decode("utf-8", "replace") for value in found[:-1])
     if (app, stream) != mine[:2]:
         raise ConfigurationError(
             f"Stream {keys.stream!r} of app {keys.app!r} would share its keys with stream {stream!r} of app "
             f"{app!r}.",
             remedy="Give one of them a name without a dot.",
         )
-    _check_partitions(keys, count, partitions)
+    _check_partitions(keys, found[2], partitions)
     if used_codec != codec:
         raise ConfigurationError(
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
@@ -134,11 +134,11 @@ async def check_made(backend: Backend, keys: StreamKeys, partitions: int) -> Non
     except BackendRefused:
         return
     if count is not None:
-        _check_partitions(keys, count.decode("utf-8", "replace"), partitions)
+        _check_partitions(keys, count, partitions)
 
 
-def _check_partitions(keys: StreamKeys, stored: str, declared: int) -> None:
-    if stored != str(declared):
+def _check_partitions(keys: StreamKeys, value: bytes, declared: int) -> None:
+    if (stored := partitions_in(value)) != declared:
         raise ConfigurationError(
             f"Stream {keys.stream!r} has partitions={stored} in Redis and {declared} in the app.",
             remedy=f"Declare it with partitions={stored}. Another number would send the records of a key to "
