@@ -23,8 +23,10 @@ from streamworker.testing import local_worker, quiet_logs
 
 ROOT = Path(streamworker.__file__).parent
 WARM = 5
-PERIOD_S = 0.7
-"""Of the timer: it ticks while no worker looks for scheduled records."""
+PERIOD_S = 0.5
+"""Of the timer: neither a look for scheduled records nor the end of a read without entries is measured."""
+REST_S = 0.15
+"""What follows an action is measured for so long: a commit gathers for 0.1 s (``run/committer.py``)."""
 FAR_MS = 3_600_000
 CALM: dict[str, Any] = {
     "heartbeat_interval_ms": FAR_MS,
@@ -116,7 +118,7 @@ def entered(road: str) -> dict[str, set[str]]:
                 await worker.until_drained()
             sys.setprofile(note)
             await act()
-            await anyio.sleep(PERIOD_S / 10)
+            await anyio.sleep(REST_S)
             sys.setprofile(None)
 
     anyio.run(run)
