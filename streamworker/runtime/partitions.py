@@ -32,7 +32,7 @@ from streamworker.runtime.forward.outgoing import OutboxWriter
 from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.fetcher import fetcher_for
+from streamworker.runtime.read.polling import fetcher_for
 from streamworker.runtime.resources import ResourceEnded, Resources
 from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.activity import Trouble

@@ -21,8 +21,8 @@ from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.fetcher import fetcher_for
-from streamworker.runtime.read.reads import Reads
+from streamworker.runtime.read.fetcher import Reads
+from streamworker.runtime.read.polling import fetcher_for
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.watch.keeper import Keeper
 from streamworker.settings import Settings

@@ -37,7 +37,7 @@ from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend, retrying
 from streamworker.runtime.read.buffer import ByteBudget
-from streamworker.runtime.read.fetcher import fetcher_for
+from streamworker.runtime.read.polling import fetcher_for
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, build_runner
 from streamworker.runtime.run.statetables import TableCache

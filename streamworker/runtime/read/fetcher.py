@@ -1,25 +1,42 @@
-"""Reads the partitions of one processor on one server into their buffers.
+"""Reads the partitions of one processor into their buffers.
 
-A single ``XREAD`` asks for every partition that has room, and blocks at the server until one of them has
-entries. So the fetcher does not poll and needs one connection for any number of partitions. When a partition
-is added, or gets room again while a read without it blocks, the fetcher wakes that read with ``CLIENT
-UNBLOCK``. On a Cluster no read may ask for all partitions: :class:`PollingFetcher` asks each node.
+On one server a single ``XREAD`` asks for every partition that has room, and blocks at the server until one
+of them has entries. So the fetcher does not poll and needs one connection for any number of partitions. When
+a partition is added, or gets room again while a read without it blocks, the fetcher wakes that read with
+``CLIENT UNBLOCK``. On a Cluster no read may ask for all partitions: ``PollingFetcher`` asks each node.
+
+Both are :class:`Reads`: they retry with backoff and jitter if Redis does not answer, and never end by
+themselves. A partition's read position moves only with the entries that were put into its buffer.
+
+If a key holds another type, Redis refuses the whole read. ``streamwatch`` leaves its partition out until the
+key is a stream again, and checks what a read does not report.
 """
 
 import contextlib
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
 import anyio
 
-from streamworker.core.data.batching import ReadPlan, spacing_us
+from streamworker.core.data.batching import Candidate, Candidates, ReadPlan, plan_read, spacing_us
+from streamworker.core.data.entries import EntryId
+from streamworker.core.pauses import Pauses
 from streamworker.errors import BackendError, BackendUnavailable
+from streamworker.log import get_logger
+from streamworker.records.entries import Entries
 from streamworker.redisio.data import streams
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend, BlockingConnection
 from streamworker.runtime.clock import monotonic_s
-from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.read.polling import PollingFetcher
-from streamworker.runtime.read.reads import Reads, log
+from streamworker.runtime.read.buffer import ByteBudget, PartitionBuffer
+from streamworker.runtime.read.streamwatch import StreamWatch, Tell
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
+from streamworker.settings import Settings
+
+log = get_logger("streamworker.fetcher")
 
 PARTIAL_BLOCK_MS = 20
 """How long a read blocks if the budget forced it to leave out partitions without work. The next read asks
@@ -32,9 +49,173 @@ UNBLOCK_RETRY_MS = 5
 """Pause before a wake-up is repeated: one that reaches the server before the read has no effect."""
 
 
-def fetcher_for(backend: Backend) -> type[Reads]:
-    """Return the fetcher for one server, or for a Cluster, where no read may ask for all partitions."""
-    return Fetcher if backend.server.has_all_keys else PollingFetcher
+@dataclass(eq=False)
+class Reads(ABC):
+    """The reads of one processor on one stream, on connections of their own."""
+
+    backend: Backend
+    keys: StreamKeys
+    settings: Settings
+    budget: ByteBudget
+    on_regressed: Tell = lambda *_: None
+    """Called once with a partition and a reason when its stream was deleted, or recreated with ids below the
+    read position. The partition is not read until it is added again."""
+    on_unreadable: Tell = lambda *_: None
+    """Called with a partition and a reason when its key holds no stream, and with an empty reason when it
+    holds the stream again and reads continue."""
+    on_back: Callable[[], None] = lambda: None
+    """Called when Redis answers a read after one that had no answer."""
+    rng: random.Random = field(default_factory=random.Random)
+
+    def __post_init__(self) -> None:
+        self._buffers: dict[int, PartitionBuffer] = {}
+        self._watch = StreamWatch(
+            backend=self.backend,
+            keys=self.keys,
+            buffers=self._buffers,
+            on_change=self._room,
+            on_regressed=self.on_regressed,
+            on_unreadable=self.on_unreadable,
+        )
+        self.behind: set[int] = set()
+        """Partitions from which the last read brought as much as it asked for: they have more."""
+        self._turn = 0
+        self.candidates = Candidates()
+        """Partitions that have room, updated when they change. With a thousand partitions, checking each
+        one before a read would cost more than the read."""
+        self._changes: set[PartitionBuffer] = set()
+        """Buffers that have changed since the last read plan."""
+        self._sharing = (0, False)
+        """How many buffers shared the budget at the last read plan, and whether their common estimate was
+        known. If one changes, all partitions are noted anew."""
+        self.reads = 0
+        """How many reads were made."""
+
+    @abstractmethod
+    async def _read_for_ever(self) -> None:
+        """Read until cancelled."""
+
+    @abstractmethod
+    def _wake(self, buffer: PartitionBuffer, *, is_new: bool = False) -> None:
+        """Read a partition soon that was added, or that may have more room."""
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch.compare_idle)
+            tasks.start_soon(self._watch.look_again)
+            await self._read_for_ever()
+
+    def add(self, partition: int, position: EntryId) -> PartitionBuffer:
+        """Start to read a partition, beginning after ``position``.
+
+        If the partition already has a buffer, it is closed, and its runner gets no more entries.
+        """
+        self._drop(partition)
+        buffer = PartitionBuffer(
+            partition, position, self.budget, ahead=2 * self.settings.fetch_count, on_room=self._room
+        )
+        self._buffers[partition] = buffer
+        self._changes.add(buffer)
+        self._wake(buffer, is_new=True)
+        return buffer
+
+    def remove(self, partition: int) -> None:
+        """Stop reading a partition; drop its buffered entries and those that a running read brings.
+
+        This does nothing while a runner uses the partition's buffer, because that may be a later runner
+        than the caller's. A runner closes its buffer when it ends.
+        """
+        buffer = self._buffers.get(partition)
+        if buffer is not None and (buffer.closed or not buffer.in_use):
+            self._drop(partition)
+
+    def _drop(self, partition: int) -> None:
+        buffer = self._buffers.pop(partition, None)
+        self._watch.forget(partition)
+        self.candidates.drop(partition)
+        if buffer is not None:
+            buffer.close()
+
+    def _room(self, buffer: PartitionBuffer) -> None:
+        """Look at a partition again before the next read."""
+        self._changes.add(buffer)
+        self._wake(buffer)
+
+    def _pauses(self) -> Pauses:
+        return Pauses(self.rng.random, max_ms=self.backend.server.pause_max_ms)
+
+    # -- one read --------------------------------------------------------------------------
+
+    def plan(self, only: Collection[int] | None = None, *, shares: int = 1) -> ReadPlan | None:
+        """Choose the partitions of the next read; concurrent reads divide the free budget by ``shares``."""
+        sharing = (self.budget.buffers, self.budget.estimate.is_known)
+        if self._sharing != sharing:
+            self._sharing = sharing
+            self._changes.update(self._buffers.values())
+        most = self.budget.share
+        for buffer in self._changes:
+            self._note(buffer, most)
+        self._changes.clear()
+        self._turn += 1
+        free_bytes, count_max = self.budget.free // shares, self.settings.fetch_count
+        turn, behind, known = self._turn, self.behind, self.candidates.known
+        if only is None:
+            return self.candidates.plan(free_bytes=free_bytes, count_max=count_max, turn=turn, behind=behind)
+        its = [known[p] for p in only if p in known]
+        return plan_read(its, free_bytes=free_bytes, count_max=count_max, turn=turn, behind=behind)
+
+    def _note(self, buffer: PartitionBuffer, share: int) -> None:
+        """Update whether a partition can be read, and how many entries."""
+        partition = buffer.partition
+        if self._buffers.get(partition) is not buffer:
+            return
+        if not buffer.has_room or partition in self._watch.left_out:
+            self.candidates.drop(partition)
+            return
+        estimate = buffer.estimate if buffer.estimate.is_known else self.budget.estimate
+        # A guessed size must not exclude a partition: all shares together fit the budget.
+        most = self.budget.limit if estimate.is_known else share
+        estimate_bytes = max(1, min(estimate.bytes_per_entry, most))
+        self.candidates.put(
+            Candidate(
+                partition=partition,
+                room_bytes=max(0, share - buffer.held),
+                room_entries=buffer.room_entries,
+                estimate_bytes=estimate_bytes,
+                starved=buffer.held == 0,
+                most_entries=min(buffer.most_entries, share // estimate_bytes),
+            )
+        )
+
+    def asked(self, plan: ReadPlan) -> dict[int, PartitionBuffer]:
+        """Return the buffer of each partition of a plan, and count a read."""
+        self.reads += 1
+        return {partition: self._buffers[partition] for partition in plan.partitions}
+
+    def put(self, asked: Mapping[int, PartitionBuffer], count: int, answer: Mapping[int, Entries]) -> int:
+        """Put the entries of a read into the buffers; return how many records they hold."""
+        if self.behind:
+            self.behind.difference_update(asked)
+        for partition, entries in answer.items():
+            # A partition that was removed meanwhile has a closed buffer, which drops entries.
+            asked[partition].put(entries)
+            self._changes.add(asked[partition])
+            if entries.stored >= count:
+                self.behind.add(partition)
+        return sum(map(len, answer.values()))
+
+    async def sort_out(self, plan: ReadPlan, error: BackendError, pause_ms: int) -> None:
+        """Find the partitions whose keys made Redis refuse a read; the others are read again."""
+        log.warning("fetch_refused", error=str(error), retry_in_ms=pause_ms)
+        try:
+            kinds = await self.backend.pipeline([("TYPE", self.keys.events(p)) for p in plan.partitions])
+        except BackendError:
+            kinds = []
+        for partition, kind in zip(plan.partitions, kinds, strict=False):
+            if isinstance(kind, bytes) and kind not in (b"stream", b"none"):
+                self._watch.leave_out(partition, kind.decode())
+        await anyio.sleep(pause_ms / 1000)
 
 
 class Fetcher(Reads):

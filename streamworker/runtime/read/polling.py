@@ -19,7 +19,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.read.buffer import PartitionBuffer
-from streamworker.runtime.read.reads import Reads, log
+from streamworker.runtime.read.fetcher import Fetcher, Reads, log
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import warn
 
@@ -47,6 +47,11 @@ class _Pace:
     """Partitions of the last round."""
     fails: bool = False
     """Whether the last round had no answer; if so, nothing makes the next one start sooner."""
+
+
+def fetcher_for(backend: Backend) -> type[Reads]:
+    """Return the fetcher for one server, or for a Cluster, where no read may ask for all partitions."""
+    return Fetcher if backend.server.has_all_keys else PollingFetcher
 
 
 class PollingFetcher(Reads):
