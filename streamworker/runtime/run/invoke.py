@@ -106,7 +106,7 @@ class Results:
 
     def taken(self, result: Any) -> Any:
         """Return what a function has returned as it is now."""
-        return kept(result) if self._copies else result
+        return kept(result) if self._copies and result is not None else result
 
     def _effects_of_call(
         self, result: Any, call: Call, changes: Changes | None, records: Sequence[Any]

@@ -116,7 +116,8 @@ class StateView(MutableMapping[str, Any]):
             encoded = _encoded(key, value)
             if encoded != self._stored(key):
                 self.changes[key] = encoded
-        check_unchanged(self.watched)
+        if self.watched:
+            check_unchanged(self.watched)
         return self.changes
 
     def close(self) -> None:
