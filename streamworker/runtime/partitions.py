@@ -28,8 +28,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.forward.forwarder import Forwarder
-from streamworker.runtime.forward.outgoing import OutboxWriter
-from streamworker.runtime.forward.routing import Routes
+from streamworker.runtime.forward.routing import OutboxWriter, Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.polling import fetcher_for

@@ -1,26 +1,36 @@
-"""Encodes the rows that a processor sends to other streams, and chooses their partitions.
+"""The way of rows from the call that made them to the messages of a commit.
 
-Both happen as part of the call that made the rows, so that a row that cannot be sent fails that call.
+``Routes`` encodes the rows that a processor sends to other streams, and chooses their partitions. Both happen
+as part of the call that made the rows, so that a row that cannot be sent fails that call. ``OutboxWriter``
+then turns the routed rows of one partition into the messages that its next commit writes to its outbox.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from typing import Any
 
 from streamworker.context import Sending
+from streamworker.core.data.entries import EntryId
+from streamworker.core.data.outbox import START, Message, Target
 from streamworker.core.data.partitioner import canonical_key
 from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ProcessingError, RecordError
 from streamworker.records.codecs import short
 from streamworker.records.lists import make_list_encoder
+from streamworker.redisio.data.outbox import Heads, OutboxWrite, pack_records
 from streamworker.redisio.data.streams import records_args
 from streamworker.redisio.wire.link import Argument
-from streamworker.runtime.send.lane import Encoded, bytes_of
+from streamworker.runtime.forward.forwarder import Source
+from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, Encoded, bytes_of
 from streamworker.runtime.send.producer import HEADERS_MAX, header_fields
 from streamworker.runtime.send.refusals import too_large
 
 IN_TURN = -1
 """Stands for the partition of rows without a key, until their commit deals them out."""
+
+MESSAGE_BYTES_MAX = 512 * 1024
+"""Bytes of a message before it is packed. The target's script takes it in one step, which blocks Redis."""
 
 Routed = dict[tuple[str, int], list[Any]]
 """By stream and partition, in order: encoded rows; for a stream of columns the rows themselves."""
@@ -151,3 +161,76 @@ def joined(own: Headers, carried: Headers) -> Headers:
         return own
     rest = {name: value for name, value in carried.items() if not own or name not in own}
     return {**dict(islice(rest.items(), HEADERS_MAX - len(own or ()))), **(own or {})}
+
+
+class OutboxWriter:
+    """The messages of one outbox, as its owner numbers them, and the way on which they are forwarded."""
+
+    def __init__(self, routes: Routes, source: Source, heads: Heads, *, turn: int, limit: int) -> None:
+        self.source = source
+        self.routes = routes
+        self._limit = limit
+        self._turn = turn
+        """Where rows without a key begin: each source begins elsewhere."""
+        self._last = heads.last
+        self._number = EntryId.parse(heads.last).ms if heads.last else 0
+        self._positions = dict(heads.positions)
+        self._sent: Counter[str] = Counter()
+        for target, position in heads.positions.items():
+            self._sent[target.stream] += position.records
+
+    def write(self, routed: Routed) -> OutboxWrite:
+        """Number and pack rows for the next commit, which must follow the one before."""
+        after = self._last
+        messages: list[Message] = []
+        for (stream, partition), entries in routed.items():
+            for to, its in self._dealt(stream, partition, entries):
+                messages += self._messages(to, its)
+        if messages:
+            self._last = str(messages[-1].id)
+        self.source.written_to = self.source.queues
+        return OutboxWrite(after, messages, self._limit)
+
+    def _dealt(
+        self, stream: str, partition: int, entries: list[Any]
+    ) -> Iterator[tuple[Target, Sequence[Any]]]:
+        """Deal rows without a key out in turn, which goes on from all that was sent to the stream."""
+        start = self._turn + self._sent[stream]
+        self._sent[stream] += len(entries)
+        if partition != IN_TURN:
+            yield Target(stream, partition), entries
+            return
+        active = self.routes.named(stream).spec.placement.active
+        count = len(active)
+        for first in range(min(count, len(entries))):
+            yield Target(stream, active[(start + first) % count]), entries[first::count]
+
+    def _messages(self, to: Target, entries: Sequence[Any]) -> Iterator[Message]:
+        route = self.routes.named(to.stream)
+        most = min(APPEND_ENTRIES_MAX, route.spec.records_max)
+        # A row of a stream of columns is encoded in its message.
+        sizes = [0] * len(entries) if route.spec.codec == "arrow" else list(map(_size_of, entries))
+        for chunk in _chunks(entries, sizes, most):
+            since = self._positions.get(to, START)
+            data = pack_records(route.spec.records_max, route.args(chunk))
+            through = since.after(len(chunk), data)
+            self._number += 1
+            self._positions[to] = through
+            yield Message(self._number, to, since, through, data)
+
+
+def _chunks(entries: Sequence[Any], sizes: Sequence[int], most: int) -> Iterator[Sequence[Any]]:
+    """Cut entries into lists of at most ``most`` entries and about ``MESSAGE_BYTES_MAX`` bytes."""
+    start = size = 0
+    for index, its_size in enumerate(sizes):
+        if index > start and (index - start >= most or size + its_size > MESSAGE_BYTES_MAX):
+            yield entries[start:index]
+            start, size = index, 0
+        size += its_size
+    yield entries[start:]
+
+
+def _size_of(entry: Encoded) -> int:
+    payload, headers = (entry, None) if isinstance(entry, bytes) else entry
+    size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
+    return size + (bytes_of(headers) if headers else 0)

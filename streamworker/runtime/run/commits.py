@@ -24,8 +24,7 @@ from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import WRITTEN, CommitCode, CommitReply, CommitRequest, DeadEntry
 from streamworker.runtime.clock import monotonic_s
-from streamworker.runtime.forward.outgoing import OutboxWriter
-from streamworker.runtime.forward.routing import Routed
+from streamworker.runtime.forward.routing import OutboxWriter, Routed
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity

@@ -28,8 +28,7 @@ from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_ms, monotonic_s
-from streamworker.runtime.forward.outgoing import OutboxWriter
-from streamworker.runtime.forward.routing import Routes
+from streamworker.runtime.forward.routing import OutboxWriter, Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
