@@ -27,8 +27,8 @@ from streamworker.redisio.data.commit import DeadEntry
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import Work
 from streamworker.runtime.run.failures import Left, as_error
-from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.modes.record import GroupingMode
 from streamworker.runtime.run.state import NoState
 from streamworker.runtime.signals import Signal
 

@@ -16,8 +16,8 @@ from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.run.commits import ids_of
 from streamworker.runtime.run.failures import Left, untaken, was_cancelled
 from streamworker.runtime.run.invoke import Effects
-from streamworker.runtime.run.modes.grouping import GroupingMode
 from streamworker.runtime.run.modes.modes import SLICE_MS, Failed
+from streamworker.runtime.run.modes.record import GroupingMode
 
 if TYPE_CHECKING:
     from streamworker.runtime.tracing.spans import BegunCall
