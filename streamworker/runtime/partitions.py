@@ -39,7 +39,7 @@ from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.failures import cancelled_by, describe_error, failure, traceback_of
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
-from streamworker.runtime.run.statetables import TableCache
+from streamworker.runtime.run.state import TableCache
 from streamworker.runtime.run.trims import Trimmer, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
 from streamworker.runtime.send.due import send_due

@@ -8,7 +8,7 @@ import pytest
 from streamworker import App
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.table import Table
-from streamworker.runtime.run.statetables import ITEM_BYTES, StateWithTables, TableCache
+from streamworker.runtime.run.state import ITEM_BYTES, StateWithTables, TableCache
 from tests.helpers import wait_for_async
 from tests.runtime.workbench import Bench, Order, bench
 

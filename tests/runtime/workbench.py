@@ -40,7 +40,7 @@ from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.polling import fetcher_for
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, build_runner
-from streamworker.runtime.run.statetables import TableCache
+from streamworker.runtime.run.state import TableCache
 from streamworker.runtime.send.producer import Producer
 from streamworker.runtime.signals import Gate
 from streamworker.settings import Settings

@@ -42,8 +42,7 @@ from streamworker.runtime.run.modes.metadata import MetadataInvoker
 from streamworker.runtime.run.modes.modes import Mode
 from streamworker.runtime.run.modes.record import RecordMode
 from streamworker.runtime.run.modes.stream import StreamMode
-from streamworker.runtime.run.state import NoState, PartitionState
-from streamworker.runtime.run.statetables import StateWithTables, TableCache
+from streamworker.runtime.run.state import NoState, PartitionState, StateWithTables, TableCache
 from streamworker.runtime.run.timers import Timers
 from streamworker.runtime.signals import Gate
 from streamworker.runtime.tracing.asking import traced

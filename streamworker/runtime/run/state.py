@@ -1,28 +1,49 @@
-"""A partition's keyed state, which handlers use through ``ctx.state``.
+"""A partition's keyed state and its tables: what calls read and write, before it is committed and after.
 
-The state has three layers of encoded values. *base* holds the values of submitted commits, *group* the
-changes of the calls that finished since then, and a :class:`StateView` the changes of the running call. If
-a call fails, its layer is dropped; if a group must be handled again, its layer is dropped. So nothing needs
-to be undone.
+Handlers use the state through ``ctx.state``. It has three layers of encoded values. *base* holds the values
+of submitted commits, *group* the changes of the calls that finished since then, and a :class:`StateView` the
+changes of the running call. If a call fails, its layer is dropped; if a group must be handled again, its
+layer is dropped. So nothing needs to be undone.
 
 Values are stored encoded (MessagePack), and decoded once in a call, which sees its own changes of a list or a
 dict. When the call has succeeded, what it changed in place is encoded and written. A failed attempt cannot
 leave half a change behind.
+
+Tables have these layers, too, and a fourth: the changes of commits that Redis has not confirmed. A read looks
+for each key in the changes of the running call, those of calls that no commit has yet, those of unconfirmed
+commits, and the cache. Only the other keys are read from Redis. A read must not miss the writes of a commit
+that is under way: it may reach Redis before the commit does, on another connection, and would bring the value
+from before it. The cache holds only what Redis holds, and the values in it belong to one runner: after a
+commit that was refused, another worker may have written.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+import random
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from datetime import datetime
+from itertools import count
 from types import MappingProxyType
 from typing import Any
 
+import anyio
 import msgspec
 
-from streamworker.errors import ConfigurationError, RecordError
+from streamworker.context import tables_in_call
+from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import TableSpec
+from streamworker.errors import BackendUnavailable, ConfigurationError, RecordError
 from streamworker.records.codecs import short
-from streamworker.records.statetables import Watched, check_unchanged
+from streamworker.records.statetables import Watched, alive, check_unchanged
+from streamworker.redisio.data.statetables import read_fields
+from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.clock import monotonic_ms
 
 Changes = dict[str | tuple[str, bytes], bytes | None]
 """Encoded new values; None for a key that was deleted. A key of a table is the table's name and a field."""
+
+ITEM_BYTES = 300
+"""What Python needs for one value of the cache beside its bytes."""
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _IN_PLACE = (list, dict)
@@ -30,6 +51,7 @@ _IN_PLACE = (list, dict)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+_numbers = count()
 
 
 class PartitionState:
@@ -246,3 +268,138 @@ class _NoStateView(StateView):
 
     def _check_open(self, what: str = "ctx.state") -> None:  # noqa: ARG002
         self._below.get("")
+
+
+class TableCache:
+    """Values of one processor's tables in this worker, of so many bytes; the longest unused leaves first."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._values: OrderedDict[tuple[int, str, bytes], bytes] = OrderedDict()
+
+    def get(self, key: tuple[int, str, bytes]) -> bytes | None:
+        """Return a value."""
+        value = self._values.get(key)
+        if value is not None:
+            self._values.move_to_end(key)
+        return value
+
+    def put(self, key: tuple[int, str, bytes], value: bytes | None) -> None:
+        """Keep a value; None drops it."""
+        old = self._values.pop(key, None)
+        if old is not None:
+            self._bytes -= len(key[2]) + len(old) + ITEM_BYTES
+        if value is None:
+            return
+        self._values[key] = value
+        self._bytes += len(key[2]) + len(value) + ITEM_BYTES
+        while self._bytes > self._bytes_max:
+            (_, _, field), dropped = self._values.popitem(last=False)
+            self._bytes -= len(field) + len(dropped) + ITEM_BYTES
+
+
+class StateWithTables(PartitionState):
+    """The state of one partition of a processor with tables, and those tables."""
+
+    def __init__(
+        self,
+        stored: Mapping[str, bytes],
+        specs: Sequence[TableSpec],
+        partition: int,
+        backend: Backend,
+        keys: StreamKeys,
+        cache: TableCache,
+        rng: random.Random,
+    ) -> None:
+        super().__init__(stored)
+        self.specs = specs
+        self.ttls = {spec.name: spec.ttl_ms for spec in specs}
+        self.partition = partition
+        self._backend = backend
+        self._keys = keys
+        self._cache = cache
+        self._rng = rng
+        self._number = next(_numbers)
+        """Tells this runner's values in the cache from those of others."""
+        self._unconfirmed: list[Changes] = []
+        """The changes of the commits that are not confirmed, the oldest first."""
+        self._clock_ms = 0
+        """The server's clock minus this process's, as the last answer told."""
+        self._commits = 0
+        """How many commits were confirmed."""
+
+    def view(self) -> StateView:
+        """Return a new layer for one call, and let the tables show it in this task."""
+        view = super().view()
+        tables_in_call.set(_TablesOfView(self, view))
+        return view
+
+    def seal(self) -> Changes:
+        """Return all changes since the last call, for a commit."""
+        # This is first, so that a read always finds each value.
+        self._unconfirmed.append(self._group)
+        return super().seal()
+
+    def confirmed(self, at_ms: int) -> None:
+        """Note that Redis has the oldest commit that was not confirmed, since ``at_ms`` if that is known."""
+        self._commits += 1
+        number, put = self._number, self._cache.put
+        heads = {table: b"%d " % (at_ms + ttl_ms) if ttl_ms else b" " for table, ttl_ms in self.ttls.items()}
+        for key, value in self._unconfirmed.pop(0).items():
+            if not isinstance(key, str):
+                table, field = key
+                put((number, table, field), heads[table] + value if value is not None and at_ms else None)
+        if at_ms:
+            self._clock_ms = at_ms - monotonic_ms()
+
+    async def read(self, table: str, fields: Sequence[bytes], changes: Changes) -> list[bytes | None]:
+        """Return the values of some keys, under the changes of a call; wait while Redis does not answer."""
+        layers = [layer for layer in (changes, self._group, *reversed(self._unconfirmed)) if layer]
+        now_ms = monotonic_ms() + self._clock_ms
+        found: dict[bytes, bytes | None] = {}
+        missing: list[bytes] = []
+        number, cached = self._number, self._cache.get
+        for field in fields:
+            for layer in layers:
+                if (table, field) in layer:
+                    found[field] = layer[table, field]
+                    break
+            else:
+                if (kept := cached((number, table, field))) is None:
+                    missing.append(field)
+                else:
+                    found[field] = alive(kept, now_ms)
+        if missing:
+            commits = self._commits
+            stored, at_ms = await self._ask(table, missing)
+            self._clock_ms = at_ms - monotonic_ms()
+            for field, value in zip(missing, stored, strict=True):
+                found[field] = alive(value, at_ms)
+                # A task that its call left behind may read what a later call has written meanwhile.
+                if value is not None and commits == self._commits:
+                    self._cache.put((self._number, table, field), value)
+        return [found[field] for field in fields]
+
+    async def _ask(self, table: str, fields: Sequence[bytes]) -> tuple[list[bytes | None], int]:
+        pauses = Pauses(self._rng.random)
+        while True:
+            try:
+                return await read_fields(self._backend, self._keys.table(self.partition, table), fields)
+            except BackendUnavailable:
+                await anyio.sleep(pauses.next_ms() / 1000)
+
+
+class _TablesOfView:
+    def __init__(self, state: StateWithTables, view: StateView) -> None:
+        self.partition = state.partition
+        self.specs: Collection[object] = state.specs
+        self._state = state
+        self._view = view
+        self.watched = view.watched
+
+    async def read(self, table: str, fields: Sequence[bytes]) -> list[bytes | None]:
+        return await self._state.read(table, fields, self._view.changes)
+
+    def write(self, table: str, changes: Mapping[bytes, bytes | None]) -> None:
+        self._view.write({(table, field): value for field, value in changes.items()})
