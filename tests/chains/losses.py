@@ -185,7 +185,7 @@ class Judge:
 
     async def _accept_what_was_told(self) -> None:
         """Do what `streamworker repair --accept-targets` does, as somebody who reads the log."""
-        told = {(e["source"], e["to"], e["stands"], e["since"]) for e in self.scene.told("outbox_diverged")}
+        told = {(e["source"], e["to"], e["stands"], e["since"]) for e in self.scene.logged("outbox_diverged")}
         async with Backend.open(self.scene.url, name="repair", call_timeout_ms=10_000) as backend:
             for processor in TARGETS:
                 keys = GroupKeys("chain", CHAIN[processor], processor)
@@ -226,7 +226,7 @@ class Judge:
         """Judge what has come since the last rest."""
         now = self.look()
         self._judge_sender(now)
-        losses = self.scene.told("forwarded_records_lost")
+        losses = self.scene.logged("forwarded_records_lost")
         for way in WAYS:
             self._judge_way(way, now, self._lost(way, now, losses))
         with opened(self.scene.url) as client:

@@ -2,36 +2,25 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 from streamworker import App
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from tests.chains.chain_app import Item, item
-from tests.chaos.forked import Forge, Forked
+from tests.chaos.forked import Forge
 from tests.chaos.times import FAST
-from tests.helpers import logged
+from tests.stage.crew import Crew
 
 CHAIN = {"price": "items", "sum_up": "priced", "report": "summed"}
 """The processors, and what each reads."""
 
 
-class ChainScene:
+class ChainScene(Crew):
     def __init__(self, url: str, forge: Forge, folder: Path, durability: str = "memory") -> None:
-        self.url = url
-        self.durability = durability
-        self.sent = 0
-        self.workers: list[Forked] = []
-        self._forge, self._folder = forge, folder
-
-    def worker(self, **environ: str) -> Forked:
-        name = f"w{len(self.workers) + 1}"
-        its = {"STREAMWORKER_REDIS_URL": self.url, "STREAMWORKER_DURABILITY": self.durability}
-        its["WORKER_APP"] = "tests.chains.chain_app"
-        worker = self._forge.fork(name, {**FAST, **its, **environ}, self._folder / f"{name}.log")
-        self.workers.append(worker)
-        return worker
+        its = {"STREAMWORKER_REDIS_URL": url, "STREAMWORKER_DURABILITY": durability}
+        super().__init__(forge, folder, {**FAST, **its, "WORKER_APP": "tests.chains.chain_app"})
+        self.url, self.durability, self.sent = url, durability, 0
 
     def send(self, count: int) -> None:
         """Send the next records."""
@@ -44,10 +33,6 @@ class ChainScene:
 
         asyncio.run(send())
         self.sent += count
-
-    def told(self, *events: str) -> list[dict[str, Any]]:
-        """Return what workers have logged of some events."""
-        return logged((worker.log_path for worker in self.workers), *events)
 
     def snapshots(self) -> list[GroupSnapshot]:
         async def look() -> list[GroupSnapshot]:

@@ -29,9 +29,8 @@ def test_each_loss_and_each_double_is_told(
     """Of sources and targets in turn. With waits there is none; else their replicas had not followed."""
     draw, is_safe = random.Random(failovers), durability == "replicas"
     scene = ChainScene(nodes.url, crew, tmp_path, durability=durability)
-    for _ in range(2):
-        scene.worker(**KEPT)
-    wait_for(lambda: len(scene.told("worker_started")) == 2, "both work")
+    scene.hire("w1", "w2", **KEPT)
+    wait_for(lambda: len(scene.logged("worker_started")) == 2, "both work")
     judge = Judge(scene)
     for number in range(failovers):
         stream = list(CHAIN.values())[number % len(CHAIN)]

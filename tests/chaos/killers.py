@@ -26,6 +26,7 @@ from tests.chaos.forked import Forge, Forked
 from tests.chaos.killers_app import PROCESSOR, STREAM, Item, declare
 from tests.chaos.times import CLAIM, FAST, LEASE
 from tests.helpers import wait_for, whole_lines
+from tests.stage.crew import Crew
 
 PROTOCOLS = {"membership": FAST, "claim": CLAIM, "lease": LEASE}
 POLICIES = ("dead letter", "halt")
@@ -130,14 +131,14 @@ def assert_all_hold(rows: Sequence[Holds]) -> None:
     assert all(row.holds for row in rows), [row for row in rows if not row.holds]
 
 
-class Lives:
+class Lives(Crew):
     """The lives of a cell: one worker at a time runs, and another one begins when it has died."""
 
     def __init__(
-        self, forge: Forge, url: str, name: str, protocol: str, variant: str, log_path: Path, **environ: str
+        self, forge: Forge, url: str, name: str, protocol: str, variant: str, folder: Path, **environ: str
     ) -> None:
-        self._forge, self._name, self._log_path = forge, name, log_path
-        self.environ: Mapping[str, str] = {
+        self._name = name
+        its = {
             **os.environ,
             **PROTOCOLS[protocol],
             "STREAMWORKER_REDIS_URL": url,
@@ -145,6 +146,7 @@ class Lives:
             **({"STREAMWORKER_STATIC_ID": "seat-1"} if variant == "static" else {}),
             **environ,
         }
+        super().__init__(forge, folder, its)
         self._began_s = time.monotonic()
 
     @property
@@ -163,9 +165,9 @@ class Lives:
     def until(self, is_over: Callable[[], bool], most: int, **environ: str) -> Forked | None:
         """Start workers until it is over, and return who lives then; None if so many have died before."""
         for life in range(most):
-            worker = self._forge.fork(f"{self._name}-{life}", {**self.environ, **environ}, self._log_path)
-            if self._survives(worker, is_over):
-                return worker
+            self.hire(name := f"{self._name}-{life}", **environ)
+            if self._survives(self.workers[name], is_over):
+                return self.workers[name]
         return None
 
     @staticmethod
@@ -187,9 +189,8 @@ class _Run:
         self.cell, self.url = cell, url
         self.calls = folder / f"{cell.name}.calls"
         is_single = cell.killers % 2 == 0 and not cell.mode.startswith("decode")
-        log_path = folder / f"{cell.name}.log"
         self.lives = Lives(
-            forge, url, cell.name, cell.protocol, cell.variant, log_path,
+            forge, url, cell.name, cell.protocol, cell.variant, folder,
             WORKER_APP="tests.chaos.killers_app",
             KILLERS_MODE=cell.mode,
             KILLERS_POLICY=cell.policy,

@@ -90,7 +90,7 @@ class _Run:
         self.what = KINDS[cell.kind]
         self.deaths = self.folder / "deaths"
         self.lives = Lives(
-            forge, url, cell.name, cell.protocol, cell.variant, self.folder / "log",
+            forge, url, cell.name, cell.protocol, cell.variant, self.folder,
             WORKER_APP="tests.chaos.others_app",
             OTHERS_KIND=cell.kind,
             OTHERS_DEATHS=str(self.deaths),
@@ -123,7 +123,7 @@ class _Run:
         if max(died, default=0) < DEATHS_MIN:
             return False
         if self.cell.kind == "resource of a worker":
-            return "start_delayed" in (self.folder / "log").read_text()
+            return bool(self.lives.logged("start_delayed"))
         waits = ["two"] if not self.cell.kind.startswith("timer") else ["one", "two"]
         return not any(self._lag(each) for each in waits)
 

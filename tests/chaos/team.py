@@ -35,8 +35,9 @@ from tests.chaos.forked import Forge, Forked
 from tests.chaos.rows_app import PROCESSOR, STREAM, Item, make_app
 from tests.chaos.sender import Sender, Sends
 from tests.chaos.times import FAST
-from tests.helpers import logged, whole_lines
+from tests.helpers import whole_lines
 from tests.judge import check_chain, check_rows, schemas_of
+from tests.stage.crew import Crew
 from tests.stage.server import Server
 
 APP = "tests.chaos.rows_app:app"
@@ -82,7 +83,7 @@ class Entry:
         return list(decode_entry(EntryId.parse(self.id), dict(self.fields), schemas).to_pylist())
 
 
-class Team:
+class Team(Crew):
     """Some workers of one group, and a sender of its records; an async context manager."""
 
     server: Server
@@ -106,19 +107,16 @@ class Team:
         rng: random.Random | None = None,
     ) -> None:
         self.url, self.name, self.partitions = url, name, partitions
-        self.forge, self.rng = forge, rng or random.Random(0)
-        self.workers: dict[str, Forked] = {}
-        self.all_workers: list[Forked] = []
+        self.rng = rng or random.Random(0)
         self.sends = Sends()
         self.entries: dict[int, list[Entry]] = {p: [] for p in range(partitions)}
         self.flushed: set[int] = set()
         """Numbers that a fault has made vanish, which the test allows."""
         self.keys = GroupKeys(name, STREAM, PROCESSOR)
-        self._folder = folder
         self.ledger = folder / f"{name}-ledger"
         """Where workers write down what they execute, if they are to."""
         self.ledger.mkdir()
-        self._environ = {
+        its = {
             "ROWS_APP": name,
             "ROWS_PARTITIONS": str(partitions),
             "STREAMWORKER_REDIS_URL": worker_url or url,
@@ -127,10 +125,11 @@ class Team:
             **({"ROWS_LEDGER": str(self.ledger)} if ledger else {}),
             **environ,
         }
+        super().__init__(forge, folder, its, prefix=f"{name}-")
         sends = {"STREAMWORKER_REDIS_URL": producer_url or url}
         if single_entries:
             sends["ROWS_SINGLE"] = "1"
-        self._app = make_app(self._environ | sends, durability=durability, durability_replicas=replicas)
+        self._app = make_app(its | sends, durability=durability, durability_replicas=replicas)
         self.items = self._app.registry.streams[STREAM]
         self.sender = Sender(self._app, self.items, lambda n: Item(f"k{n % KEYS}", n), self.sends)
         self._read_to = ["-"] * partitions
@@ -152,19 +151,7 @@ class Team:
         with contextlib.suppress(StreamworkerError):
             await self._stack.aclose()
 
-    @property
-    def environ(self) -> Mapping[str, str]:
-        """What its app goes by."""
-        return self._environ
-
     # -- workers -------------------------------------------------------------------------------
-
-    def hire(self, *names: str, **environ: str) -> None:
-        for name in names:
-            log_path = self._folder / f"{self.name}-{name}.log"
-            worker = self.forge.fork(name, {**self._environ, **environ}, log_path)
-            self.workers[name] = worker
-            self.all_workers.append(worker)
 
     async def hired(self, *names: str, **environ: str) -> list[Lock]:
         """Start workers, and wait until they and those before them share the partitions evenly."""
@@ -179,14 +166,6 @@ class Team:
             yield
         await self.finished()
 
-    def kill(self, name: str) -> None:
-        self.workers.pop(name).signal(signal.SIGKILL)
-
-    def ask_to_leave(self, name: str) -> Forked:
-        worker = self.workers.pop(name)
-        worker.terminate()
-        return worker
-
     def _start_again(self) -> None:
         """Start whoever did not reach the server when it began, as a supervisor would."""
         for worker in self.workers.values():
@@ -197,10 +176,6 @@ class Team:
         await self.until(f"{worker.name} of {self.name} ends", lambda: worker.code is not None)
         assert worker.code is not None
         return worker.code
-
-    def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return the log lines of one event, of all workers that there ever were."""
-        return logged({worker.log_path for worker in self.all_workers}, event)
 
     # -- waiting -------------------------------------------------------------------------------
 

@@ -37,9 +37,8 @@ def test_sources_and_targets_that_go_back_together(
     """What went back at both ends is handled again. A worker may forward what only it still remembers."""
     draw = random.Random(failovers)
     scene = ChainScene(steady.url, crew, tmp_path)
-    for _ in range(2):
-        scene.worker(**KEPT)
-    wait_for(lambda: len(scene.told("worker_started")) == 2, "both work")
+    scene.hire("w1", "w2", **KEPT)
+    wait_for(lambda: len(scene.logged("worker_started")) == 2, "both work")
     judge = Judge(scene)
     for _ in range(failovers):
         with judge.flow():
