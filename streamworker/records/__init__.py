@@ -7,12 +7,11 @@ A record type is a ``msgspec.Struct`` (the fastest), a dataclass, an attrs class
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from streamworker.core.data.entries import Entry
 from streamworker.errors import ConfigurationError, did_you_mean
 from streamworker.records.codecs import (
     BatchDecoder,
@@ -181,13 +180,16 @@ class RecordType(Declared):
     encoder = make_encoder
     decoder = make_decoder
 
-    def decode_many(self, entries: Sequence[Entry], codec: Codec = "json") -> list[Any]:
-        """Decode the records of many entries, or raise some error; :meth:`decoder` says what is wrong."""
+    def batch_decoder(self, codec: Codec = "json") -> BatchDecoder:
+        """Return what decodes the records of many entries, or raises some error.
+
+        What :meth:`decoder` returns says what is wrong.
+        """
         known = codec if isinstance(codec, str) else id(codec)  # A codec of the program may have no hash.
         decode = self._batch_decoders.get(known)
         if decode is None:
             decode = self._batch_decoders[known] = make_batch_decoder(self, codec)
-        return decode(entries)
+        return decode
 
     # -- Arrow -------------------------------------------------------------------------------
 
@@ -204,14 +206,15 @@ class RecordType(Declared):
         """
         return self._columns.schema
 
-    def to_arrow(self, records: Sequence[Any]) -> "pa.RecordBatch":
-        """Convert records to an Arrow record batch with :meth:`arrow_schema`.
+    @cached_property
+    def to_arrow(self) -> "Callable[[Sequence[Any]], pa.RecordBatch]":
+        """Converts records to an Arrow record batch with :meth:`arrow_schema`.
 
         A value that does not fit is a RecordError, which names the field and the record's index.
         """
         from streamworker.records.arrow import to_arrow
 
-        return to_arrow(self._columns, records)
+        return partial(to_arrow, self._columns)
 
     def fit_arrow(
         self, batch: "pa.RecordBatch", *, extra: Literal["refuse", "drop"] = "refuse"

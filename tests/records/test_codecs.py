@@ -57,7 +57,7 @@ def test_every_kind_of_record_survives_every_codec(values: Any) -> None:
             fields = entry_fields(ENCODERS[kind, codec](record))
             assert all(isinstance(part, bytes) for item in fields.items() for part in item)
             assert DECODERS[kind, codec](fields) == record
-            assert record_type.decode_many([Entry(EntryId(1, 0), fields, 1)] * 2, codec) == [record, record]
+            assert record_type.batch_decoder(codec)([Entry(EntryId(1, 0), fields, 1)] * 2) == [record, record]
             if codec == "json":
                 document = json.loads(fields[b"v"])
                 assert (document["text"], document["number"]) == (values["text"], values["number"])
@@ -176,10 +176,10 @@ def test_the_wrong_entry_of_a_batch_is_found() -> None:
     read = entries(good, good, b'{"order_id":null,"customer":"x"}', b"{")
     for batch in (read, list(read)):
         with pytest.raises(msgspec.ValidationError, match="order_id"):
-            ORDER.decode_many(batch)
+            ORDER.batch_decoder()(batch)
         with pytest.raises(DecodeError, match=r"The entry holds no Order: .*order_id"):
             decoded(ORDER, batch)
-        assert ORDER.decode_many(batch[:2]) == [Order(1, "ann")] * 2
+        assert ORDER.batch_decoder()(batch[:2]) == [Order(1, "ann")] * 2
 
 
 # -- renamed, optional, defaults -------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_batch_of_a_programs_own_codec_is_decoded_in_one_pass() -> None:
     for codec in (Shifted(1), Shifted(2)):
         payload = record_type.encoder(codec)(record)
         assert isinstance(payload, bytes)
-        assert record_type.decode_many(entries(payload, payload), codec) == [record, record]
+        assert record_type.batch_decoder(codec)(entries(payload, payload)) == [record, record]
 
 
 def test_an_unknown_codec_is_refused() -> None:

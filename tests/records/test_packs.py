@@ -79,7 +79,7 @@ def test_each_record_has_an_id_and_its_own_payload(codec: Codec, count: int) -> 
     entries = Entries.of([entry_of(EntryId(7, 5), orders, codec, headers=headers)])
     assert len(entries) == count and entries.stored == 1
     assert [entry.id for entry in entries] == [EntryId(7, 5 + index) for index in range(count)]
-    assert ORDERS.decode_many(entries, codec) == orders
+    assert ORDERS.batch_decoder(codec)(entries) == orders
     decode = ORDERS.decoder(codec)
     assert [decode(entry.fields) for entry in entries] == orders
     assert headers_in(entries) == headers
@@ -103,7 +103,7 @@ def test_any_cut_gives_each_record_once(sizes: list[int], data: st.DataObject) -
     entries, found, ids, read = Entries.of(reply), [], [], []
     while len(entries):
         cut = data.draw(st.integers(1, len(entries)))
-        found += ORDERS.decode_many(entries[:cut], "json")
+        found += ORDERS.batch_decoder("json")(entries[:cut])
         of_cut = headers_in(entries[:cut])
         read += [of_cut.get(index, {}) for index in range(cut)]
         ids += [entry.id for entry in entries[:cut]]
@@ -124,10 +124,10 @@ def test_a_position_within_an_entry_leaves_the_records_behind_it(count: int, at:
 def test_no_record_is_given_out_twice_as_the_same_object() -> None:
     """A function may change a record; who decodes the entry again gets a new one."""
     entries = Entries.of([entry_of(EntryId(7, 0), orders_of(range(10)))])
-    first = ORDERS.decode_many(entries[:4], "json")
+    first = ORDERS.batch_decoder("json")(entries[:4])
     first[0].note = "changed"
-    assert ORDERS.decode_many(entries[:4], "json") == orders_of(range(4))
-    assert ORDERS.decode_many(entries[4:], "json") == orders_of(range(4, 10))
+    assert ORDERS.batch_decoder("json")(entries[:4]) == orders_of(range(4))
+    assert ORDERS.batch_decoder("json")(entries[4:]) == orders_of(range(4, 10))
 
 
 GOOD = orders_of(range(5))
@@ -225,7 +225,7 @@ def test_a_frame_that_does_not_tell_its_size_is_read() -> None:
     """Compressors of other languages that write as they go do not know it."""
     changed = holding(streamed(RAW), len(RAW), codec=b"zstd")
     entries = Entries.of([entry_of(EntryId(7, 0), GOOD, changed=changed)])
-    assert ORDERS.decode_many(entries, "json") == GOOD
+    assert ORDERS.batch_decoder("json")(entries) == GOOD
 
 
 def test_a_record_that_is_wrong_leaves_its_neighbours_in_the_entry_readable() -> None:

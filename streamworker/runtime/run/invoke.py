@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -26,7 +26,7 @@ from streamworker.declaring.callables import NOT_RUN
 from streamworker.declaring.middleware import Naming, around
 from streamworker.declaring.specs import FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.errors import DecodeError, ProcessingError, RecordError, StreamworkerError
-from streamworker.records.codecs import short
+from streamworker.records.codecs import BatchDecoder, short
 from streamworker.records.entries import REPLAYED_FOR, header_fields_of, id_at, origin_at, readable_fields
 from streamworker.records.rows import first_id
 from streamworker.records.types import copier, kept
@@ -274,6 +274,12 @@ class Invoker(Results):
 
     # -- decoding ----------------------------------------------------------------------------
 
+    @cached_property
+    def _decode_batch(self) -> BatchDecoder:
+        stream = self.spec.stream
+        assert stream.codec != "arrow"  # ColumnsInvoker decodes these
+        return stream.record.batch_decoder(stream.codec)
+
     def decode(self, entries: Sequence[Entry]) -> Decoded:
         """Decode entries, all in one pass unless one of them is bad."""
         stream = self.spec.stream
@@ -283,7 +289,7 @@ class Invoker(Results):
         first, last = ends
         if not any(first <= record <= last for record in self.aside):
             with suppress(BaseException):  # Code of the record's class may run here, and raise anything.
-                return Decoded(stream.record.decode_many(entries, stream.codec), {})
+                return Decoded(self._decode_batch(entries), {})
         decode = stream.record.decoder(stream.codec)
         return self.one_by_one(entries, lambda entry: decode(readable_fields(entry)))
 
