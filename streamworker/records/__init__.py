@@ -7,7 +7,7 @@ A record type is a ``msgspec.Struct`` (the fastest), a dataclass, an attrs class
 import inspect
 import typing
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from operator import attrgetter, itemgetter
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -212,9 +212,7 @@ class RecordType(Declared):
 
         A value that does not fit is a RecordError, which names the field and the record's index.
         """
-        from streamworker.records.arrow import to_arrow
-
-        return partial(to_arrow, self._columns)
+        return self._columns.batch_of
 
     def fit_arrow(
         self, batch: "pa.RecordBatch", *, extra: Literal["refuse", "drop"] = "refuse"

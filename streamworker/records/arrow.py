@@ -1,4 +1,4 @@
-"""The Arrow schema of a record type, its record batches, and compatible changes of the schema.
+"""The Arrow schema of a record type, and compatible changes of the schema.
 
 A record type's hints are compiled once into a tree of columns (:mod:`.columns`). It has the types
 that Spark maps to its own without a cast: ``string``, ``timestamp[us, UTC]``, list items called
@@ -26,7 +26,6 @@ import numbers
 import typing
 import uuid
 from collections import abc
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -34,15 +33,15 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from streamworker.errors import ConfigurationError, RecordError
+from streamworker.errors import ConfigurationError
 from streamworker.records.columns import (
     Column,
     FieldColumn,
     Leaf,
     ListColumn,
     MapColumn,
-    Misfit,
     StructColumn,
+    fetcher,
     floats,
     in_utc,
     ints,
@@ -114,21 +113,6 @@ def columns_of(record: Declared) -> StructColumn:
     return _struct_column(record, False, _FieldPath(record.name, "", ()))
 
 
-def to_arrow(columns: StructColumn, records: Sequence[Any]) -> pa.RecordBatch:
-    """Build a record batch from records; raise RecordError for a value that does not fit."""
-    values = records if isinstance(records, list) else list(records)
-    try:
-        columns.check_records(values)
-        return pa.RecordBatch.from_arrays(columns.arrays(values), schema=columns.schema)
-    except Misfit as misfit:
-        field = misfit.path.lstrip(".")
-        subject = f"field {field!r} of {columns.name}" if field else "it"
-        raise RecordError(
-            f"Record {misfit.index} (counted from 0, of {len(values)}): {subject} {misfit.what}.",
-            remedy="Change the value, or the type of the field.",
-        ) from None
-
-
 # -- from hints to columns -------------------------------------------------------------------
 
 
@@ -154,19 +138,11 @@ def _struct_column(record: Declared, nullable: bool, at: _FieldPath) -> StructCo
         may_be_absent = is_dict and not field.required
         inner = _FieldPath(at.record, f"{at.path}.{field.name}", (*at.inside, record.python_type))
         column = _column(hint, hint.nullable or may_be_absent, inner)
-        fetch = _fetcher(field.name, record.kind, may_be_absent)
+        fetch = fetcher(field.name, record.kind, may_be_absent)
         leaves_out_none = may_be_absent or field.default is msgspec.UNSET
         members.append(FieldColumn(field.name, column, fetch, field, leaves_out_none))
     accepts = dict if is_dict else record.python_type
     return StructColumn(record.name, members, nullable, accepts, positional=record.is_positional)
-
-
-def _fetcher(name: str, kind: RecordKind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
-    if may_be_absent:
-        return lambda records: [record.get(name) for record in records]
-    if kind is RecordKind.TYPED_DICT:
-        return lambda records: [record[name] for record in records]
-    return lambda records: [getattr(record, name) for record in records]
 
 
 def _column(hint: Hint, nullable: bool, at: _FieldPath) -> Column:

@@ -1,4 +1,4 @@
-"""Columns: from a list of values to an Arrow array, one column at a time.
+"""Columns: from records to an Arrow record batch, one column at a time.
 
 A column has an Arrow type and the Python types that it accepts. Most columns first try a :data:`Quick` way,
 which takes only values that all have the usual type of the column, in half the time. Otherwise a column makes
@@ -27,7 +27,8 @@ import msgspec
 import pyarrow as pa
 
 from streamworker.core.text import storable
-from streamworker.records.types import UNKNOWN_DEFAULT, Field
+from streamworker.errors import RecordError
+from streamworker.records.types import UNKNOWN_DEFAULT, Field, RecordKind
 
 UNFIT = (pa.ArrowException, ValueError, TypeError, OverflowError)
 """What pyarrow raises for values that do not fit."""
@@ -204,6 +205,15 @@ class FieldColumn:
         return self.column.build([value] * rows)
 
 
+def fetcher(name: str, kind: RecordKind, may_be_absent: bool) -> Callable[[list[Any]], list[Any]]:
+    """Return what gets the values of a field from many records."""
+    if may_be_absent:
+        return lambda records: [record.get(name) for record in records]
+    if kind is RecordKind.TYPED_DICT:
+        return lambda records: [record[name] for record in records]
+    return lambda records: [getattr(record, name) for record in records]
+
+
 def _is_special(default: Any) -> bool:
     return any(default is special for special in (msgspec.NODEFAULT, UNKNOWN_DEFAULT, msgspec.UNSET))
 
@@ -234,6 +244,20 @@ class StructColumn(Column):
     def schema(self) -> pa.Schema:
         """The fields as an Arrow schema."""
         return pa.schema(self._fields)
+
+    def batch_of(self, records: Sequence[Any]) -> pa.RecordBatch:
+        """Build a record batch from records; raise RecordError for a value that does not fit."""
+        values = records if isinstance(records, list) else list(records)
+        try:
+            self.check_records(values)
+            return pa.RecordBatch.from_arrays(self.arrays(values), schema=self.schema)
+        except Misfit as misfit:
+            field = misfit.path.lstrip(".")
+            subject = f"field {field!r} of {self.name}" if field else "it"
+            raise RecordError(
+                f"Record {misfit.index} (counted from 0, of {len(values)}): {subject} {misfit.what}.",
+                remedy="Change the value, or the type of the field.",
+            ) from None
 
     def arrays(self, records: list[Any]) -> list[pa.Array]:
         """Build one array for each field from records, none of which is None."""

@@ -11,7 +11,7 @@ import types
 import typing
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 from streamworker.errors import ConfigurationError, RecordError
@@ -168,7 +168,7 @@ def _equal(one: Any, other: Any) -> bool:
 @cache
 def _to_columns(record_type: Declared, names: tuple[str, ...]) -> Callable[[Sequence[Any]], object]:
     """Return what puts some fields of records into columns, if a log can hold records of the type."""
-    from streamworker.records.arrow import columns_of, to_arrow
+    from streamworker.records.arrow import columns_of
     from streamworker.records.columns import StructColumn
 
     try:
@@ -176,4 +176,4 @@ def _to_columns(record_type: Declared, names: tuple[str, ...]) -> Callable[[Sequ
     except ConfigurationError:
         return lambda _: None
     members = [member for member in whole.members if member.name in names]
-    return partial(to_arrow, StructColumn(whole.name, members, nullable=False, accepts=whole.accepts[0]))
+    return StructColumn(whole.name, members, nullable=False, accepts=whole.accepts[0]).batch_of
