@@ -21,9 +21,8 @@ COMMANDS = (
 
 
 def tls_config(folder: Path, port: int, home: Path) -> str:
-    """Return how a server is to run that speaks TLS only, and asks for client certificates."""
+    """Return how a server is to run that speaks TLS at a port, and asks for client certificates."""
     return f"""
-        port 0
         tls-port {port}
         bind 127.0.0.1
         tls-cert-file {folder}/server.pem

@@ -165,6 +165,7 @@ class Lives(Crew):
     def until(self, is_over: Callable[[], bool], most: int, **environ: str) -> Forked | None:
         """Start workers until it is over, and return who lives then; None if so many have died before."""
         for life in range(most):
+            # Each has a name of its own: the dead count as alive while one of their name is connected.
             self.hire(name := f"{self._name}-{life}", **environ)
             if self._survives(self.workers[name], is_over):
                 return self.workers[name]

@@ -55,7 +55,7 @@ class TlsNode(Node):
 
     def _config(self) -> str:
         return f"""{super()._config()}
-            {tls_config(self.folder, self.tls_port, self._home).replace("port 0", "", 1)}
+            {tls_config(self.folder, self.tls_port, self._home)}
             tls-cluster yes
             cluster-announce-hostname localhost
             cluster-preferred-endpoint-type hostname

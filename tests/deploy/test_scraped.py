@@ -5,7 +5,6 @@ SCRAPED_SECONDS=600 makes the load longer.
 
 import json
 import os
-import subprocess
 import time
 import urllib.parse
 import urllib.request
@@ -23,7 +22,7 @@ from streamworker.importing import resolve_stream
 from streamworker.redisio.keys import GroupKeys
 from tests.cli.conftest import SHOP, folder
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.helpers import LoggedProcess, wait_for
 
 __all__ = ["folder"]
 
@@ -54,9 +53,8 @@ class Prometheus:
         (at / "prometheus.yml").write_text(config, "utf-8")
         self.port = free_port()
         options = [f"--web.listen-address=127.0.0.1:{self.port}", f"--storage.tsdb.path={at / 'data'}"]
-        with (at / "prometheus.log").open("wb") as log:
-            command = ["prometheus", f"--config.file={at / 'prometheus.yml'}", *options]
-            self.process = subprocess.Popen(command, cwd=at, stdout=log, stderr=log)
+        command = ["prometheus", f"--config.file={at / 'prometheus.yml'}", *options]
+        self.process = LoggedProcess(command, cwd=at, log_path=at / "prometheus.log", environ=os.environ)
 
     def __enter__(self) -> Self:
         return self

@@ -2,8 +2,6 @@
 
 import asyncio
 import gc
-import os
-import signal
 import socket
 import subprocess
 import warnings
@@ -26,6 +24,7 @@ from tests.cli.conftest import Invoke
 from tests.conftest import NO_REDIS_SERVER, REDIS_SERVER
 from tests.helpers import wait_for
 from tests.security.test_rights import worked
+from tests.stage.server import Server
 
 pytestmark = pytest.mark.full("needs a Redis: the Valkey of PyPI has no TLS")
 
@@ -38,7 +37,6 @@ class Tls:
 
     folder: Path
     port: int
-    pid: int
 
     def url(
         self, *, host: str = "localhost", authority: str = "ca", certificate: str | None = "client"
@@ -59,25 +57,19 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # The parameter leaves these tests out where there is no redis-server.
 @pytest.fixture(scope="module", params=["redis7"])
-def tls(certificates: Path) -> Iterator[Tls]:
-    """A server that speaks TLS only: Debian's Redis, since Valkey's wheel has no TLS."""
+def tls_server(certificates: Path) -> Iterator[tuple[Server, Tls]]:
+    """A server with a port for TLS: Debian's Redis, since Valkey's wheel has no TLS."""
     if REDIS_SERVER is None:
         pytest.fail(NO_REDIS_SERVER)
     free = free_port()
-    config = f"""{tls_config(certificates, free, certificates)}
-        requirepass {PASSWORD}
-        maxmemory-policy noeviction
-        save ""
-    """
-    with subprocess.Popen(
-        [REDIS_SERVER, "-"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
-        assert process.stdin is not None
-        process.stdin.write(config)
-        process.stdin.close()
-        wait_for(lambda: _listens(free), "the TLS server listens")
-        yield Tls(certificates, free, process.pid)
-        process.terminate()
+    more = tls_config(certificates, free, certificates)
+    with Server(binary=REDIS_SERVER, port=0, password=PASSWORD, more=more) as server:
+        yield server, Tls(certificates, free)
+
+
+@pytest.fixture
+def tls(tls_server: tuple[Server, Tls]) -> Tls:
+    return tls_server[1]
 
 
 def _listens(port: int) -> bool:
@@ -93,6 +85,7 @@ def sentinel(tls: Tls, tmp_path: Path) -> Iterator[Tls]:
     config = tmp_path / "sentinel.conf"
     config.write_text(
         f"""{tls_config(tls.folder, free, tmp_path)}
+        port 0
         sentinel resolve-hostnames yes
         sentinel announce-hostnames yes
         sentinel monitor orders localhost {tls.port} 1
@@ -101,7 +94,7 @@ def sentinel(tls: Tls, tmp_path: Path) -> Iterator[Tls]:
     )
     with subprocess.Popen([REDIS_SERVER, str(config), "--sentinel"], stdout=subprocess.DEVNULL) as process:
         wait_for(lambda: _listens(free), "the TLS sentinel listens")
-        yield Tls(tls.folder, free, process.pid)
+        yield Tls(tls.folder, free)
         process.terminate()
 
 
@@ -110,13 +103,14 @@ async def ping(url: str) -> None:
         assert await backend.execute("PING") == b"PONG"
 
 
-def test_a_closed_backend_leaves_no_connection_behind(tls: Tls) -> None:
+def test_a_closed_backend_leaves_no_connection_behind(tls_server: tuple[Server, Tls]) -> None:
     """A command ends right after it has closed: there is no time to wait for a farewell of the server."""
+    server, tls = tls_server
 
     async def calls() -> None:
         async with Backend.open(tls.url(), name="tls", call_timeout_ms=5_000) as backend:
             await asyncio.gather(*(backend.execute("PING") for _ in range(3)))
-            os.kill(tls.pid, signal.SIGSTOP)
+            server.pause()
 
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -124,7 +118,7 @@ def test_a_closed_backend_leaves_no_connection_behind(tls: Tls) -> None:
             asyncio.run(calls())
             gc.collect()
         finally:
-            os.kill(tls.pid, signal.SIGCONT)
+            server.resume()
     assert [str(warning.message) for warning in found] == []
 
 
