@@ -13,7 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.core.policies import DeadLetter, Policy, Skip
 from streamworker.core.units import moment
 from streamworker.errors import ConfigurationError, RecordError

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from streamworker import App, ConfigurationError, Context, RecordError, Records
-from streamworker.core.data.partitioner import canonical_key
-from streamworker.core.data.placement import Placement
+from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.declaring.options import Options, ProcessorOptions
 from streamworker.declaring.specs import FunctionMode
 from streamworker.records.statetables import TableForm

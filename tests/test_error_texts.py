@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from streamworker import App, Retry, Skip
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.core.policies import Policies
 from streamworker.errors import DecodeError, StreamworkerError
 from streamworker.records import RecordType

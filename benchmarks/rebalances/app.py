@@ -14,8 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from streamworker import App
-from streamworker.core.data.partitioner import canonical_key
-from streamworker.core.data.placement import Placement
+from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.worker import run_worker
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
-from streamworker.core.data.partitioner import canonical_key
-from streamworker.core.data.placement import Placement
+from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes, When
 from streamworker.declaring.middleware import Layer

@@ -1,6 +1,6 @@
 """How a table of state holds its keys and values in Redis.
 
-A table is a hash. A field is a key as its canonical bytes, by the table in ``core.data.partitioner``. A value
+A table is a hash. A field is a key as its canonical bytes, by the table in ``core.data.placement``. A value
 is its expiry, a space, and the value in MessagePack::
 
     1795383533683 <MessagePack>     expires at that time of the server's clock, in ms
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from streamworker.core.data.partitioner import canonical_key, key_parts
+from streamworker.core.data.placement import canonical_key, key_parts
 from streamworker.core.words import counted
 from streamworker.errors import ConfigurationError, ProcessingError, RecordError
 from streamworker.records.codecs import loaders, one_line, short

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.partitioner import (
+from streamworker.core.data.placement import (
+    Placement,
     RoundRobin,
     canonical_key,
 )
-from streamworker.core.data.placement import Placement
 from streamworker.errors import RecordError
 from tests.core.vectors import VECTORS
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.partitioner import RoundRobin, canonical_key
-from streamworker.core.data.placement import Placement
+from streamworker.core.data.placement import Placement, RoundRobin, canonical_key
 
 GROWN = (8, 12, 25, 64)
 VECTORS: list[tuple[object, tuple[int, ...]]] = [

@@ -16,7 +16,7 @@ import msgspec
 import pydantic
 
 from streamworker import App, ConfigurationError, RecordError
-from streamworker.core.data.partitioner import RoundRobin
+from streamworker.core.data.placement import RoundRobin
 from streamworker.runtime.send.arrowtables import TablePacker
 from tests.callables import merged
 

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamworker.core.data.partitioner import RoundRobin, canonical_key
-from streamworker.core.data.placement import Placement
+from streamworker.core.data.placement import Placement, RoundRobin, canonical_key
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, ProducerError, RecordError, StreamFull
 from streamworker.records import RecordType

@@ -12,7 +12,7 @@ from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import print_json, say
 from streamworker.cli.support import ask, check_partitions, group_keys
 from streamworker.core.data.entries import Entry, EntryId
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream

@@ -1,26 +1,63 @@
-"""Which partitions a stream has, and which of them has a key.
+"""Chooses the partition of a record, by a rule that a producer in any language can follow.
 
-A stream begins with one *generation* of partitions. A stream that grows gets a further one: the partitions it
-had take nothing more, and the new ones are numbered behind them. ``8+12`` means partitions 0 to 7, which are
-old, and 8 to 19, which are *active*. A key is in one partition of each generation.
+Records with one key must always go to one partition, whichever program sends them. So the rule defines every
+byte; tests/core/vectors.py has keys to test an implementation with.
 
-The rule, which a program in any language can follow, is that of slots on a line. With ``first`` partitions in
-the first generation the line has ``first * width`` slots, ``width`` being the larger of 16 and 65,536 divided
-by ``first``, rounded up. ``crc32(key) mod slots`` is a key's slot. Slots that are equal modulo ``first`` are
-neighbours on the line, so that the first generation is ``crc32(key) mod first``. Each further generation cuts
-the line into equal ranges.
+**1. The key becomes bytes** (:func:`canonical_key`):
+
+    ==========================  =====================================================
+    text                        its UTF-8
+    bytes                       as they are
+    a whole number              decimal ASCII, ``-`` if negative, no leading zeros
+    true, false                 ``true``, ``false``
+    UUID                        36 characters, lower case
+    date                        ``YYYY-MM-DD``
+    time stamp with a zone      ``YYYY-MM-DDTHH:MM:SS.ffffffZ``, in UTC, six digits
+    time stamp without a zone   the same without ``Z``
+    decimal number              fixed point, no exponent, no trailing zeros; zero is ``0``
+    an enumeration's member     its value, by this table
+    several values              ``<length>:<bytes>`` of each, one after the other, where
+                                length counts bytes; an absent one is ``-``
+    none                        no key: the sender picks a partition, one after the other
+    ==========================  =====================================================
+
+Floating-point numbers are refused: equal numbers do not have equal texts in all languages.
+
+**2. The bytes become a partition** (:class:`Placement`): ``crc32(bytes) mod partitions``, with the CRC-32 of
+zlib, gzip and PNG (polynomial 0xEDB88320, reflected, initial value and final xor 0xFFFFFFFF) as an unsigned
+number. Every language's library has it, and it spreads keys evenly enough: it has to choose between 2 and
+some hundred partitions, and does not have to resist an attacker.
+
+**3. Which partitions there are.** A stream begins with one *generation* of partitions. A stream that grows
+gets a further one: the partitions it had take nothing more, and the new ones are numbered behind them.
+``8+12`` means partitions 0 to 7, which are old, and 8 to 19, which are *active*. A key is in one partition of
+each generation.
+
+The rule for all generations is that of slots on a line. With ``first`` partitions in the first generation the
+line has ``first * width`` slots; ``width`` is the larger of 16 and 65,536 divided by ``first``, rounded up.
+``crc32(key) mod slots`` is a key's slot. Slots that are equal modulo ``first`` are neighbours on the line, so
+that the first generation is ``crc32(key) mod first``. Each further generation cuts the line into equal
+ranges.
 
 So a partition has one or two *parents*, the partitions of the generation before that share keys with it, and
 they have lower numbers. Parents never change, since no partition of an old generation takes anything.
 """
 
+import datetime as dt
+import enum
+import uuid
 import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
+from streamworker.errors import RecordError
+
+_KEY_DIGITS_MAX = 1000
+"""Limits the digits of a key: ``Decimal("1E+999999999")`` is a short text, and a gigabyte in fixed point."""
 SLOTS_MIN = 65_536
 WIDTH_MIN = 16
 
@@ -113,3 +150,129 @@ class Placement:
     def _begins(self, count: int) -> list[int]:
         """Return where on the line each partition of a generation begins, and the end of the line."""
         return [-(-self._slots * partition // count) for partition in range(count + 1)]
+
+
+# -- keys ------------------------------------------------------------------------------------
+
+
+def canonical_key(value: object) -> bytes | None:
+    """Return a key as the bytes that decide its partition, or None for no key.
+
+    Raise RecordError for a value that has no agreed form as bytes, such as a float.
+
+    >>> canonical_key("ann")
+    b'ann'
+    >>> canonical_key(("ann", 7))
+    b'3:ann1:7'
+    """
+    if type(value) is str:
+        return _utf8(value)
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, enum.Enum):
+        return canonical_key(value.value)
+    if isinstance(value, str):
+        return _utf8(value)
+    if isinstance(value, bool):
+        return b"true" if value else b"false"
+    if isinstance(value, int):
+        return _integer(value)
+    if isinstance(value, uuid.UUID):
+        return str(value).encode()
+    if isinstance(value, dt.datetime):
+        return _timestamp(value)
+    if isinstance(value, dt.date):
+        return value.isoformat().encode()
+    if isinstance(value, Decimal):
+        return _decimal(value)
+    if isinstance(value, tuple):
+        return b"".join(map(_part, value))
+    raise RecordError(
+        f"A {type(value).__name__} cannot be a key.",
+        remedy="Equal floats do not have equal texts in all languages: use an int, a str or a Decimal."
+        if isinstance(value, float)
+        else "Use str, bytes, int, bool, UUID, date, datetime, Decimal, an Enum, or a tuple of these.",
+    )
+
+
+def key_parts(key: bytes) -> list[bytes | None]:
+    """Return the bytes of each value of a key of several, which :func:`canonical_key` joined.
+
+    >>> key_parts(b"3:ann-1:7")
+    [b'ann', None, b'7']
+    """
+    found: list[bytes | None] = []
+    while key:
+        if key[:1] == b"-":
+            found.append(None)
+            key = key[1:]
+        else:
+            size, _, rest = key.partition(b":")
+            found.append(rest[: int(size)])
+            key = rest[int(size) :]
+    return found
+
+
+class RoundRobin:
+    """Assigns records without a key to the partitions in turn.
+
+    Give each sender another ``start``; otherwise all begin with the same partition.
+    """
+
+    def __init__(self, start: int = 0) -> None:
+        self._next = start
+
+    def next(self, active: range) -> int:
+        """Return the next of the partitions that take records."""
+        chosen = self._next % len(active)
+        self._next = chosen + 1
+        return active[chosen]
+
+    def back(self, count: int) -> None:
+        """Take back the last ``count`` choices: their records were not sent."""
+        self._next -= count
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise RecordError(
+            f"The key {text!a} is not valid text: it holds half of a surrogate pair.",
+            remedy="Repair the text where it is read, or use bytes.",
+        ) from None
+
+
+def _integer(value: int) -> bytes:
+    if value.bit_length() > _KEY_DIGITS_MAX * 3:
+        raise RecordError("The key is a number of more than 1,000 digits.", remedy="Use its text or a hash.")
+    return b"%d" % value
+
+
+def _timestamp(value: dt.datetime) -> bytes:
+    if value.utcoffset() is None:
+        return value.replace(tzinfo=None).isoformat(timespec="microseconds").encode()
+    try:
+        utc = value.astimezone(dt.UTC)
+    except OverflowError:
+        raise RecordError(
+            f"The key {value.isoformat()} lies outside the years 1 to 9999 in UTC.",
+            remedy="Use a time that UTC can hold.",
+        ) from None
+    return utc.replace(tzinfo=None).isoformat(timespec="microseconds").encode() + b"Z"
+
+
+def _decimal(value: Decimal) -> bytes:
+    if not value.is_finite():
+        raise RecordError(f"The key {value} is not a number.", remedy="Use a finite Decimal.")
+    if abs(value.adjusted()) > _KEY_DIGITS_MAX or len(value.as_tuple().digits) > _KEY_DIGITS_MAX:
+        raise RecordError("The key is a number of more than 1,000 digits.", remedy="Use its text or a hash.")
+    text = format(value, "f")
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return b"0" if text in ("0", "-0") else text.encode()
+
+
+def _part(value: object) -> bytes:
+    key = canonical_key(value)
+    return b"-" if key is None else b"%d:%s" % (len(key), key)

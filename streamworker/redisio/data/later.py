@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamworker.core.data.channel import AppendReply
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import StreamKeys

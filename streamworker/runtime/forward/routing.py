@@ -13,7 +13,7 @@ from typing import Any
 from streamworker.context import Sending
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.outbox import START, Message, Target
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.declaring.specs import StreamSpec, Targets
 from streamworker.errors import ProcessingError, RecordError
 from streamworker.records.codecs import short

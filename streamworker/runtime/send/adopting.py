@@ -12,7 +12,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, BackendRefused, RecordError

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from streamworker.core.data.partitioner import RoundRobin, canonical_key
+from streamworker.core.data.placement import RoundRobin, canonical_key
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import ConfigurationError, RecordError
 from streamworker.records.fitting import make_check

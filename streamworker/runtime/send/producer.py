@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from streamworker.core.data.channel import LostSends
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.partitioner import RoundRobin, canonical_key
+from streamworker.core.data.placement import RoundRobin, canonical_key
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
 from streamworker.core.words import counted

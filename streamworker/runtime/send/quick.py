@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from streamworker.core.data.partitioner import RoundRobin
+from streamworker.core.data.placement import RoundRobin
 from streamworker.declaring.specs import StreamSpec
 from streamworker.records.lists import Run, make_list_encoder
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX

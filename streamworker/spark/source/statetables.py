@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
-from streamworker.core.data.partitioner import key_parts
+from streamworker.core.data.placement import key_parts
 from streamworker.errors import DecodeError, RecordError
 from streamworker.redisio.keys import StreamKeys, partitions_in
 from streamworker.spark.source import offsets

@@ -19,7 +19,7 @@ import anyio.abc
 
 from streamworker.core.data.batching import BatchLimits
 from streamworker.core.data.entries import Entry
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.core.data.window import Window
 from streamworker.core.policies import Halt, Retry
 from streamworker.declaring.specs import ProcessorSpec

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from streamworker.context import Sending
 from streamworker.core.data.entries import Entry
-from streamworker.core.data.partitioner import canonical_key
+from streamworker.core.data.placement import canonical_key
 from streamworker.records.entries import headers_of
 from streamworker.redisio.data.ackedlog import ROW_METADATA, log_schema
 from streamworker.runtime.forward.routing import Routed
