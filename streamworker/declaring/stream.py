@@ -213,8 +213,9 @@ class Stream(Generic[T]):
         if timeout is not None or id is not None:
             return await producer.send(record, id=id, headers=headers, on_full=on_full, timeout=timeout)
         # One coroutine less: of thousands of concurrent sends each object counts.
-        partition, part = producer.begin(record, headers, on_full)
-        return Sent(partition, await part.done)
+        part = producer.begin(record, headers, on_full)
+        entry_id = await part.done
+        return Sent(part.partition, entry_id)
 
     async def schedule(
         self,

@@ -82,15 +82,32 @@ def partitions_in(value: bytes | None) -> int:
     """
     if value is None:
         return 0
-    count = whole(value)
-    if count is not None and count <= PARTITIONS_MAX:
-        return count
-    if re.fullmatch(rb"\d+(\+\d+)+", value):
-        raise ConfigurationError(
-            f"A stream has grown to {value[:40].decode()} partitions, and this release knows streams that "
-            "never grew.",
-            remedy="Update this program: a later release reads and writes such streams.",
-        )
+    return never_grown(map_in(value))
+
+
+def never_grown(counts: tuple[int, ...]) -> int:
+    """Return the number of partitions of a stream; raise ConfigurationError if it has grown."""
+    if len(counts) == 1:
+        return counts[0]
+    raise ConfigurationError(
+        f"A stream has grown to {'+'.join(map(str, counts))} partitions, and this release can only send to "
+        "such a stream.",
+        remedy="Update this program: a later release also reads them.",
+    )
+
+
+def map_in(value: bytes) -> tuple[int, ...]:
+    """Return how many partitions each generation of a stream has, as its key stores them.
+
+    It refuses numbers with which no stream can be declared.
+
+    >>> map_in(b"16"), map_in(b"8+12")
+    ((16,), (8, 12))
+    """
+    counts = [whole(part) for part in value.split(b"+")]
+    known = tuple(count for count in counts if count is not None and 1 <= count <= PARTITIONS_MAX)
+    if len(known) == len(counts):
+        return known
     raise ConfigurationError(
         f"A stream has {value[:40]!r} partitions in Redis, which is no number from 1 to {PARTITIONS_MAX}.",
         remedy="Another program wrote to the key that ends with }:stream. Write the right number there.",

@@ -1,5 +1,8 @@
 """Creates what a processor needs in Redis before its group can work."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
@@ -9,7 +12,7 @@ from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
-from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
+from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by, never_grown
 from streamworker.redisio.wire.client import Backend
 
 
@@ -25,6 +28,13 @@ async def provision_retention(
             log.warning("retention_changed", of=of, before=str(was), now=str(now))
 
 
+async def _declare(
+    backend: Backend, keys: StreamKeys, stream: StreamSpec, schema: Mapping[str, Any] | None = None
+) -> None:
+    declared = stream.declared_partitions
+    never_grown(await streams.provision(backend, keys, declared, stream.codec_name, schema=schema))
+
+
 async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
     """Store a processor's name, stream, retention, group in each partition, targets, and schema of its rows.
 
@@ -35,7 +45,7 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
-    await streams.provision(backend, keys, stream.declared_partitions, stream.codec_name, schema=schema)
+    await _declare(backend, keys, stream, schema)
     await streams.register(backend, keys, stream.placement.total, spec.options.start)
     if stream.has_records:
         mine = {declaration("processor", spec.name, stream.name): b""}
@@ -43,9 +53,7 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
             mine[declaration("table", table.name, stream.name)] = table.schema().serialize().to_pybytes()
         await streams.store_fields(backend, declared_by(stream.app), mine)
     for target in spec.targets:
-        await streams.provision(
-            backend, StreamKeys(target.app, target.name), target.declared_partitions, target.codec_name
-        )
+        await _declare(backend, StreamKeys(target.app, target.name), target)
     await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not

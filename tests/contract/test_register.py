@@ -113,9 +113,7 @@ async def test_a_stream_that_a_later_release_has_grown_is_refused_by_everybody(b
     await streams.provision(backend, STREAM, 8, "json")
     await backend.execute("HSET", STREAM.meta, "partitions", "8+12")
     grown = r"has grown to 8\+12 partitions.*Update this program"
-    for declared in (8, 20):
-        with pytest.raises(ConfigurationError, match=grown):
-            await streams.provision(backend, STREAM, declared, "json")
+    for declared in (8, 12, 20):
         with pytest.raises(ConfigurationError, match=grown):
             await streams.check_made(backend, STREAM, declared)
     with pytest.raises(ConfigurationError, match=grown):

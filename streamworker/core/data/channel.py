@@ -53,8 +53,7 @@ class AppendCode(Enum):
     """Nothing was written: the partition stands elsewhere than the append follows. For a record with an id:
     another one of that id is there."""
     SEALED = "SEALED"
-    """Nothing was written: the append follows all that the partition took, which takes nothing any more. This
-    release seals no partition, and reports ``error``."""
+    """Nothing was written: the append follows all that the partition took, which takes nothing any more."""
     REFUSED = "REFUSED"
     """Nothing was written: Redis refused, and ``error`` says why."""
     UNKNOWN = "UNKNOWN"
@@ -96,6 +95,8 @@ class AppendVerdict(Enum):
     WRITTEN = "written"
     NOT_WRITTEN = "not written"
     """It is not written and never will be: every try was answered."""
+    SEALED = "sealed"
+    """It is not written and never will be: the partition takes no more, and an earlier try never came."""
     REFUSED = "refused"
     """Redis refused it. An earlier try without an answer may still be written."""
     REPEAT = "repeat"
@@ -166,7 +167,7 @@ class Channel(Generic[A]):
         """Take in the answer to an append that has not ended.
 
         The caller then calls ``end`` for one that was written or is given up, and ``put_back`` for one that
-        was not written.
+        was not written, or is sealed.
         """
         is_early, append.is_early = append.is_early, False
         if reply.code is AppendCode.UNKNOWN:
@@ -187,7 +188,8 @@ class Channel(Generic[A]):
                 self.stands = append.follows = stands
             return AppendVerdict.REPEAT
         if reply.is_refused:
-            return AppendVerdict.REFUSED
+            is_sealed = reply.code is AppendCode.SEALED
+            return AppendVerdict.SEALED if is_sealed else AppendVerdict.REFUSED
         if reply.code is AppendCode.FULL:
             return AppendVerdict.NOT_WRITTEN
         self.stands = append.number

@@ -71,6 +71,11 @@ class Placement:
     """
 
     def __init__(self, *counts: int) -> None:
+        self.become(*counts)
+
+    def become(self, *counts: int) -> None:
+        """Take in the map that Redis has: all who share this object follow it from now on."""
+        self.__dict__.clear()  # Also what was computed by the map before.
         self.counts = counts
         """How many partitions each generation has."""
         self.live = counts[-1]

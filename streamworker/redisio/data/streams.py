@@ -32,7 +32,7 @@ from streamworker.records.packs import (
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, number, partitions_in
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, map_in, number, partitions_in
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -93,8 +93,8 @@ async def provision(
     codec: str,
     *,
     schema: Mapping[str, Any] | None = None,
-) -> None:
-    """Store how a stream is declared, or compare the declaration with the stored one.
+) -> tuple[int, ...]:
+    """Store how a stream is declared, or compare the declaration with the stored one; return its map.
 
     Other partitions or another codec would route or decode records wrongly. If the JSON Schema of the records
     is given, it replaces the stored one, which only ``streamworker schema check`` reads. The call may be
@@ -114,7 +114,9 @@ async def provision(
             f"{app!r}.",
             remedy="Give one of them a name without a dot.",
         )
-    _check_partitions(keys, found[2], partitions)
+    counts = map_in(found[2])
+    if partitions not in (counts[0], counts[-1]):
+        _check_partitions(keys, found[2], partitions)
     if used_codec != codec:
         raise ConfigurationError(
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
@@ -122,6 +124,13 @@ async def provision(
         )
     if schema and (text := msgspec.json.encode(schema)) != found[-1]:
         await store_fields(backend, keys.meta, {"schema": text})
+    return counts
+
+
+async def stored_map(backend: Backend, keys: StreamKeys) -> tuple[int, ...]:
+    """Return how many partitions each generation of a stream has; empty if there is no stream."""
+    (value,) = await backend.execute("HMGET", keys.meta, "partitions")
+    return () if value is None else map_in(value)
 
 
 async def check_made(backend: Backend, keys: StreamKeys, partitions: int) -> None:

@@ -67,6 +67,8 @@ class Part(msgspec.Struct, eq=False, gc=False):
     """How many records its entries hold."""
     is_last: bool = True
     """Whether the send ends here."""
+    partition: int = 0
+    """For which partition it is; another one once it was moved there."""
     queued_s: float = 0.0
     """When it was queued, if the lane has an observer."""
 
@@ -88,6 +90,39 @@ class Part(msgspec.Struct, eq=False, gc=False):
         )
         rest = self.length - count
         return head, msgspec.structs.replace(self, entries=self.entries[count:], length=rest, records=rest)
+
+
+def shared(parts: Sequence[Part], by: Mapping[int, list[Encoded]]) -> Sequence[Part]:
+    """Return the parts of one send as parts for some partitions; the send is done when all of these are."""
+    if len(by) == 1:
+        for part in parts:
+            (part.partition,) = by
+        return parts
+    whole, left = parts[-1], len(by)
+    size, length = sum(part.size for part in parts), sum(part.length for part in parts)
+
+    def ended(its: "asyncio.Future[EntryId]") -> None:
+        nonlocal left
+        left -= 1
+        if whole.given_up or its.cancelled():
+            return
+        if (error := its.exception()) is not None:
+            whole.done.set_exception(error)
+            whole.done.exception()
+        elif not left:
+            whole.done.set_result(its.result())
+
+    shares = [
+        msgspec.structs.replace(
+            whole, entries=its, single=None, length=len(its), records=len(its), partition=partition,
+            size=size * len(its) // length, done=asyncio.get_running_loop().create_future(),
+        )
+        for partition, its in by.items()
+    ]  # fmt: skip
+    for share in shares:
+        share.done.add_done_callback(ended)
+    whole.done.add_done_callback(lambda _: [share.done.cancel() for share in shares])
+    return shares
 
 
 def check_on_full(value: str) -> None:
@@ -153,6 +188,8 @@ class Lane(Channel[Batch]):
         """How many entries the next append may have."""
         self.pauses: Pauses | None = None
         """Backoff between tries while the partition is full; None while it is not."""
+        self.is_sealed = False
+        """Whether the partition takes no more, so that what is queued waits for the stream's map."""
         self.resting = False
         """Whether the partition is full and the lane waits for its backoff."""
         self.undurable = ""
@@ -174,6 +211,7 @@ class Lane(Channel[Batch]):
         single = entries[0] if length == 1 and not isinstance(entries, Run) else None
         held = entries if single is None else ()
         part = Part(held, single, length, size, on_full, self._loop.create_future(), records)
+        part.partition = self.partition
         if self._sent is not None:
             part.queued_s = monotonic_s()
         self.parts.append(part)
@@ -181,7 +219,7 @@ class Lane(Channel[Batch]):
 
     def is_ready(self, *, ahead: bool) -> bool:
         """Whether an append may start now; ``ahead`` allows a second one beside the one in flight."""
-        if not self.parts or self.resting:
+        if not self.parts or self.resting or self.is_sealed:
             return False
         if not self.in_flight:
             return True

@@ -13,7 +13,7 @@ import asyncio
 import random
 import secrets
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,6 +37,7 @@ from streamworker.redisio.wire.durability import NotDurable
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.durability import check_durability, durability_of, pipelines_of
 from streamworker.runtime.observing import Observer
+from streamworker.runtime.send.growth import StreamGrowth
 from streamworker.runtime.send.lane import (
     APPEND_ENTRIES_MAX,
     Batch,
@@ -86,7 +87,10 @@ class Declaration:
         try:
             await check_durability(self.backend, self.settings)
             keys = StreamKeys(self.spec.app, self.spec.name)
-            await streams.provision(self.backend, keys, self.spec.declared_partitions, self.spec.codec_name)
+            declared = self.spec.declared_partitions
+            counts = await streams.provision(self.backend, keys, declared, self.spec.codec_name)
+            if counts != self.spec.placement.counts:
+                self.spec.placement.become(*counts)
         except BackendUnavailable as error:
             self.trouble = error
             raise
@@ -112,6 +116,7 @@ class Lanes:
         """The confirmed sends that Redis has lost, as far as the producer has noticed."""
         self._rng = rng
         self._lanes: dict[int, Lane] = {}
+        self._growth = StreamGrowth(declaration.backend, spec, self._lanes, self._lane_of, rng)
         self._sent = None if (its := declaration.observer) is None else partial(its.sent, spec)
         self._count_lost = None if its is None else partial(its.sends_lost, spec)
         self._flushes: dict[asyncio.Task[None], str] = {}
@@ -135,27 +140,33 @@ class Lanes:
             raise ProducerError(
                 f"The producer of stream {self._spec.name!r} is closed.", remedy="Send before you close it."
             )
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = self._lanes[partition] = Lane(partition, self._address_of(partition), self._sent)
+        lane = self._lane_of(partition)
         part = lane.add(entries, size, on_full, records)
+        if partition < self._spec.placement.base:
+            self._growth.late(lane.parts.pop())
+            self._kick_all()
         self._kick(lane)
         return part
 
-    async def confirmed(self, part: Part, partition: int, timeout: float | None) -> EntryId:
+    def _lane_of(self, partition: int) -> Lane:
+        if (lane := self._lanes.get(partition)) is None:
+            lane = self._lanes[partition] = Lane(partition, self._address_of(partition), self._sent)
+        return lane
+
+    async def confirmed(self, part: Part, timeout: float | None) -> EntryId:
         """Wait until Redis has the entries of a part; return the id of the last."""
         if timeout is None:
             return await part.done
         try:
             if not (await asyncio.wait((part.done,), timeout=timeout))[0]:
-                await _answer_of_full(self._lanes[partition])
+                await _answer_of_full(self._lanes[part.partition])
             if part.done.done():
                 return part.done.result()
         finally:
             part.done.cancel()
         if not self.declaration.is_made:
             raise not_begun(self._spec, timeout, self.declaration.trouble)
-        raise not_in_time(self._spec, self._lanes[partition], part, timeout, self._durability)
+        raise not_in_time(self._spec, self._lanes[part.partition], part, timeout, self._durability)
 
     def _address_of(self, partition: int) -> str:
         return self._backend.server.known_address_of(self._keys.events(partition))
@@ -180,6 +191,8 @@ class Lanes:
         task.add_done_callback(self._flushed)
 
     def _ready(self, lane: Lane) -> bool:
+        if self._spec.placement.base and self._growth.holds(lane):
+            return False
         # With durability "aof" or "replicas" an append that is done may still be unconfirmed. A round trip
         # then takes so long that encoding in parallel saves nothing.
         return lane.is_ready(ahead=self.declaration.is_made and self._durability.mode == "memory")
@@ -191,6 +204,8 @@ class Lanes:
         self._kick_all()
 
     def _kick_all(self) -> None:
+        if self._spec.placement.base:
+            self._growth.settle()
         for lane in self._lanes.values():
             self._kick(lane)
 
@@ -266,9 +281,8 @@ class Lanes:
                 self._others_go_on()
                 pause_ms = (pauses := pauses or self._pauses()).next_ms()
                 for trouble in {batch.lane.undurable for batch in batches if batch.lane.undurable}:
-                    _log.warning(
-                        "send_not_confirmed", stream=self._spec.name, error=trouble, retry_in_ms=pause_ms
-                    )
+                    told = {"stream": self._spec.name, "error": trouble, "retry_in_ms": pause_ms}
+                    _log.warning("send_not_confirmed", **told)
                 await asyncio.sleep(pause_ms / 1000)
 
     def _others_go_on(self) -> None:
@@ -289,6 +303,9 @@ class Lanes:
                 self._end(batch)
             case AppendVerdict.NOT_WRITTEN:
                 self._found_no_room_now(batch, reply)
+            case AppendVerdict.SEALED:
+                if self._growth.sealed(batch):
+                    self._begin(self._growth.look(), REPEATING)
             case AppendVerdict.REFUSED:
                 assert reply.error is not None
                 self._fail(batch, reply.error)
@@ -317,19 +334,7 @@ class Lanes:
         if lost is None:
             return []
         self.losses.append(lost)
-        tell_lost(
-            _log,
-            "sends_lost",
-            self._count_lost,
-            lost.records,
-            stream=lost.stream,
-            partition=lost.partition,
-            records=lost.records if lost.is_all else f"{lost.records} or more",
-            first=str(lost.first),
-            last=str(lost.last),
-            remedy="Redis lost what it had confirmed. Send these again. `durability` lets it lose less "
-            "(docs: durability).",
-        )
+        _tell(lost, self._count_lost)
         return [lost]
 
     async def verify(self) -> list[LostSends]:
@@ -352,7 +357,7 @@ class Lanes:
     def _found_no_room_now(self, batch: Batch, reply: AppendReply) -> None:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
-        lane.put_back(batch)
+        batch.lane.put_back(batch)
         lane.found_room(self._spec.records_max - reply.length)
         if lane.room > 0 and not batch.is_wide:
             return
@@ -377,7 +382,7 @@ class Lanes:
 
     def _rested(self, lane: Lane) -> None:
         lane.resting = False
-        self._kick(lane)
+        self._kick_all()
 
     def _fail_all(self, batches: Sequence[Batch], error: StreamworkerError) -> None:
         for batch in batches:
@@ -393,6 +398,22 @@ class Lanes:
             self._end(batch)
         else:
             batch.lane.put_back(batch)
+
+
+def _tell(lost: LostSends, count: Callable[[str, int], None] | None) -> None:
+    tell_lost(
+        _log,
+        "sends_lost",
+        count,
+        lost.records,
+        stream=lost.stream,
+        partition=lost.partition,
+        records=lost.records if lost.is_all else f"{lost.records} or more",
+        first=str(lost.first),
+        last=str(lost.last),
+        remedy="Redis lost what it had confirmed. Send these again. `durability` lets it lose less "
+        "(docs: durability).",
+    )
 
 
 async def _answer_of_full(lane: Lane) -> None:

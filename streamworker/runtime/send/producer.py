@@ -115,13 +115,14 @@ class Producer:
         if id is not None:
             entry, _ = self._encoded(record, header_fields(headers))
             return Sent(*await self._named.send(self._key_of(record), id, entry, on_full, _seconds(timeout)))
-        partition, part = self.begin(record, headers, on_full)
-        return Sent(partition, await self._lanes.confirmed(part, partition, _seconds(timeout)))
+        part = self.begin(record, headers, on_full)
+        entry_id = await self._lanes.confirmed(part, _seconds(timeout))
+        return Sent(part.partition, entry_id)
 
-    def begin(self, record: Any, headers: Headers | None, on_full: OnFull) -> tuple[int, Part]:
+    def begin(self, record: Any, headers: Headers | None, on_full: OnFull) -> Part:
         """Begin to send one record; its part is done when Redis has it."""
         partition, entry, size = self.prepared(record, header_fields(headers))
-        return partition, self._lanes.queue((partition, (entry,), size, 1), on_full)
+        return self._lanes.queue((partition, (entry,), size, 1), on_full)
 
     async def schedule(
         self, record: Any, id: str, due: Due, replace: bool, headers: Headers | None, timeout: Duration | None
@@ -270,12 +271,12 @@ class _Sender:
         self._on_full: OnFull = on_full
         self._timeout = timeout
         self._ahead = ahead
-        self._under_way: deque[list[tuple[int, Part]]] = deque()
-        """Chunks: the partitions and the parts of each."""
+        self._under_way: deque[list[Part]] = deque()
+        """The parts of each chunk."""
 
     async def send(self, pieces: list[Piece]) -> None:
         """Send a chunk; wait while too many earlier ones are in flight."""
-        self._under_way.append([(piece[0], self._lanes.queue(piece, self._on_full)) for piece in pieces])
+        self._under_way.append([self._lanes.queue(piece, self._on_full) for piece in pieces])
         while len(self._under_way) > self._ahead:
             await self._confirm_oldest()
 
@@ -285,8 +286,8 @@ class _Sender:
 
     async def _confirm_oldest(self) -> None:
         try:
-            for partition, part in self._under_way[0]:
-                await self._lanes.confirmed(part, partition, self._timeout)
+            for part in self._under_way[0]:
+                await self._lanes.confirmed(part, self._timeout)
                 self.count += part.records
         except BaseException:
             self._failed = True
@@ -300,7 +301,7 @@ class _Sender:
                 await self.finish()
         finally:
             for chunk in self._under_way:
-                for _, part in chunk:
+                for part in chunk:
                     part.done.cancel()
             self._under_way.clear()
             if isinstance(error, StreamworkerError):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from streamworker.core.text import in_words
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, ProducerError, RecordError, StreamFull, StreamworkerError
 from streamworker.redisio.wire.durability import Durability
@@ -55,6 +56,15 @@ def forgotten(spec: StreamSpec) -> ProducerError:
     )
 
 
+def unreadable(spec: StreamSpec, why: Exception) -> ProducerError:
+    """Return the error for a record that waited when its stream grew, and that cannot be routed anew."""
+    return ProducerError(
+        f"Stream {spec.name!r} has grown, and a record that waited cannot be read again to be sent: "
+        f"{in_words(why)}. What waited of this send was not written.",
+        remedy="Send it again: it goes to the partition that has its key now.",
+    )
+
+
 def not_begun(spec: StreamSpec, timeout: float | None, trouble: BackendError | None) -> ProducerError:
     """Return the error for a send of which nothing has left this process; ``trouble`` says why."""
     return ProducerError(
@@ -71,6 +81,12 @@ def not_in_time(
     waiting = sum(each.length for each in lane.parts if each.done is part.done)
     if waiting and not lane.in_flight and lane.pauses is not None:
         return full(spec, lane.partition)
+    if waiting == part.length and lane.is_sealed:
+        return ProducerError(
+            f"Stream {spec.name!r}: partition {lane.partition} takes no more records, and within {timeout} s "
+            "nothing said which partitions follow it. Nothing was written.",
+            remedy="A change of the partitions is under way, and not finished. Finish it, and send again.",
+        )
     if waiting == part.length and not lane.in_flight:
         return not_begun(spec, timeout, None)
     found_no_room = (batch.parts for batch in lane.in_flight if batch.found_no_room)

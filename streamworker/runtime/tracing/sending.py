@@ -34,24 +34,24 @@ class TracingProducer(Producer):
             span.set_attribute("messaging.message.id", str(sent.entry_id))
             return sent
 
-    def begin(self, record: Any, headers: Headers | None, on_full: OnFull) -> tuple[int, Part]:
+    def begin(self, record: Any, headers: Headers | None, on_full: OnFull) -> Part:
         """Begin to send one record; its span ends when Redis has it, or when its sender gives up."""
         span = self._start("send")
         try:
-            partition, part = super().begin(record, _with(span, headers), on_full)
+            part = super().begin(record, _with(span, headers), on_full)
         except BaseException as error:
             ended(span, error)
             raise
-        span.set_attribute("messaging.destination.partition.id", str(partition))
 
         def done(future: "asyncio.Future[EntryId]") -> None:
             error = asyncio.CancelledError() if future.cancelled() else future.exception()
+            span.set_attribute("messaging.destination.partition.id", str(part.partition))
             if error is None:
                 span.set_attribute("messaging.message.id", str(future.result()))
             ended(span, error)
 
         part.done.add_done_callback(done)
-        return partition, part
+        return part
 
     async def schedule(
         self, record: Any, id: str, due: Due, replace: bool, headers: Headers | None, timeout: Duration | None
