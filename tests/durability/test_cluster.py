@@ -21,8 +21,7 @@ QUICK: dict[str, Any] = {"durability_timeout_ms": 100, "grace_period_ms": 1_000}
 
 async def test_a_replica_that_is_stopped_holds_up_what_its_primary_has(nodes: Cluster) -> None:
     """Sends and commits of other nodes go on; those of this one are confirmed when it goes on."""
-    stream = {"partitions": PARTITIONS}
-    async with bench(nodes.url, partitions=PARTITIONS, stream=stream, durability="replicas", **QUICK) as desk:
+    async with bench(nodes.url, partitions=PARTITIONS, durability="replicas", **QUICK) as desk:
         sent = [await desk.producer.send(Order(n, f"c{n}")) for n in range(40)]
         where = {at.partition: f"c{n}" for n, at in enumerate(sent)}
         ports = {p: nodes.primary_of(desk.stream_keys.events(p)).port for p in where}
