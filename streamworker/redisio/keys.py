@@ -92,7 +92,7 @@ def never_grown(counts: tuple[int, ...]) -> int:
     raise ConfigurationError(
         f"A stream has grown to {'+'.join(map(str, counts))} partitions, and this release can only send to "
         "such a stream.",
-        remedy="Update this program: a later release also reads them.",
+        remedy="Update this program: a later release also reads it.",
     )
 
 

@@ -357,7 +357,7 @@ class Lanes:
     def _found_no_room_now(self, batch: Batch, reply: AppendReply) -> None:
         """Put back an append that found no room; report it to senders that do not wait."""
         lane = batch.lane
-        batch.lane.put_back(batch)
+        lane.put_back(batch)
         lane.found_room(self._spec.records_max - reply.length)
         if lane.room > 0 and not batch.is_wide:
             return
@@ -382,7 +382,7 @@ class Lanes:
 
     def _rested(self, lane: Lane) -> None:
         lane.resting = False
-        self._kick_all()
+        self._kick_all() if self._spec.placement.base else self._kick(lane)
 
     def _fail_all(self, batches: Sequence[Batch], error: StreamworkerError) -> None:
         for batch in batches:
