@@ -23,6 +23,7 @@ from structlog.testing import capture_logs
 
 from streamworker import App, Context, DeadLetter, Halt, StreamFull
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
@@ -211,7 +212,7 @@ async def test_i6_a_commit_tells_the_truth(redis_url: str) -> None:
 
     async with Backend.open(redis_url, name="test") as backend, proxied(redis_url) as proxy:
         await streams.provision(backend, StreamKeys("shop", "items"), 1, "json")
-        await streams.register(backend, keys, 1, "earliest")
+        await streams.register(backend, keys, Placement(1), "earliest")
         for n in (1, 2, 3):
             await backend.execute("XADD", keys.events(0), f"{n}-0", "v", "x")
 

@@ -14,6 +14,7 @@ import redis
 
 from benchmarks.measuring.task import BenchEvent, SentRecords, Task, task_of_this_process, tell
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, commit_call
@@ -75,7 +76,7 @@ class Bare:
 
 async def _own(url: str, keys: GroupKeys) -> int:
     async with Backend.open(url, name=OWNER, allow_plaintext=plaintext_allowed(os.environ)) as backend:
-        await register(backend, keys, 1, "earliest")
+        await register(backend, keys, Placement(1), "earliest")
         answer = await acquire(Access(backend, keys, 0), AcquireLocks((0,), OWNER, 1, (OWNER,)))
     lock = answer.replies[0]
     assert isinstance(lock, Acquired), lock

@@ -71,7 +71,9 @@ class Group:
     def __post_init__(self) -> None:
         stream = self.spec.stream
         self.keys = GroupKeys(stream.app, stream.name, self.spec.name)
-        self._access = Access(self.backend, self.keys, self.settings.drain_deadline_ms)
+        self._access = Access(
+            self.backend, self.keys, self.settings.drain_deadline_ms, stream.placement.parents_of
+        )
         self._log = get_logger("streamworker.group").bind(processor=self.spec.name)
         self._events: deque[ev.Event] = deque()
         self._arrived = anyio.Event()

@@ -46,7 +46,7 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
     await _declare(backend, keys, stream, schema)
-    await streams.register(backend, keys, stream.placement.total, spec.options.start)
+    await streams.register(backend, keys, stream.placement, spec.options.start)
     if stream.has_records:
         mine = {declaration("processor", spec.name, stream.name): b""}
         for table in spec.tables:

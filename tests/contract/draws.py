@@ -306,6 +306,9 @@ class Draws:
     def growth__seal(self) -> dict[str, Any]:
         return {"map": f"{self.number(1, 2)} 8+12"}
 
+    def parents(self) -> str:
+        return "0 1" if self.rarely() else ""
+
     def data__open_outbox(self) -> dict[str, Any]:
         return {}
 
@@ -331,7 +334,12 @@ class Draws:
 
     def group__register(self) -> dict[str, Any]:
         start = self.dice.choice(("0-0", "$", self.some_id()))
-        return {"group": self.keys.group, "start": start, "nonce": f"n{self.dice.randrange(99)}"}
+        return {
+            "group": self.keys.group,
+            "start": start,
+            "nonce": f"n{self.dice.randrange(99)}",
+            "parents": self.parents(),
+        }
 
     def group__acquire(self) -> dict[str, Any]:
         owner = self.dice.choice(OWNERS)
@@ -341,6 +349,7 @@ class Draws:
             "drain_deadline_ms": 2_000,
             "group": self.keys.group,
             "nonce": f"n{self.dice.randrange(99)}",
+            "parents": self.parents(),
             "members": [each for each in OWNERS if each == owner or self.dice.random() < 0.6],
         }
 

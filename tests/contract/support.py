@@ -13,6 +13,7 @@ from streamworker.core.control import GroupChanged
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import AcquireLocks, Effect, Event
 from streamworker.core.ownership.locks import Acquired, AcquireReply
@@ -78,7 +79,7 @@ class Group:
         return Group(self.backend, self.stream, keys)
 
     async def register(self, partitions: int = 1, start: str = "earliest") -> None:
-        await streams.register(self.backend, self.keys, partitions, start)
+        await streams.register(self.backend, self.keys, Placement(partitions), start)
 
     async def send(
         self, count: int, partition: int = 0, *, producer: str = "p", limit: int = 0

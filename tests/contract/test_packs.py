@@ -11,6 +11,7 @@ import pytest
 
 from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import ZERO, Entry, EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.records.entries import Entries, StoredEntry, as_stored, origin_at
 from streamworker.records.packs import ENTRY_BYTES_MAX, FIRST, pack, pack_headers
 from streamworker.redisio.data import streams, trimming
@@ -316,7 +317,7 @@ async def test_a_group_that_registers_late_counts_the_records_that_are_there(
         ("third", str(entries[29].id), 70),
     ):
         keys = type(GROUP)("shop", "orders", name)
-        await streams.register(group.backend, keys, 1, start)
+        await streams.register(group.backend, keys, Placement(1), start)
         view = (await take_snapshot(group.backend, "shop", "orders", name)).partitions[0]
         assert (view.lag, view.records) == (lag, 100 - lag), name
     assert await streams.entries_up_to(group.backend, STREAM, 0, entries[29].id) == 30

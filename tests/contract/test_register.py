@@ -5,6 +5,8 @@ import pytest
 
 from streamworker import App
 from streamworker.core.data.entries import ZERO
+from streamworker.core.data.placement import Placement
+from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.log import get_logger
@@ -13,6 +15,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.group import locks
+from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
@@ -29,9 +32,9 @@ class Order(msgspec.Struct):
 async def test_a_new_group_begins_before_the_first_entry_or_behind_the_last(group: Group, raw: Raw) -> None:
     """``earliest`` on every partition; with ``latest`` stock tools see no lag."""
     entries = await group.send(3)
-    assert await streams.register(group.backend, GROUP, 2, "earliest") == {0: ZERO, 1: ZERO}
+    assert await streams.register(group.backend, GROUP, Placement(2), "earliest") == {0: ZERO, 1: ZERO}
     assert (await group.lock()).entries == 0
-    assert await streams.register(group.backend, OTHER_GROUP, 1, "latest") == {0: entries[-1].id}
+    assert await streams.register(group.backend, OTHER_GROUP, Placement(1), "latest") == {0: entries[-1].id}
     lags = {info["name"]: info["lag"] for info in raw.xinfo_groups(STREAM.events(0))}
     assert lags == {b"price": 3, b"audit": 0}
 
@@ -43,7 +46,7 @@ async def test_registering_again_changes_nothing(group: Group) -> None:
     lock = await group.own()
     await group.commit(request(lock, entries))
     before = await group.lock()
-    again = await streams.register(group.backend, GROUP, 1, "latest")
+    again = await streams.register(group.backend, GROUP, Placement(1), "latest")
     assert again == {0: entries[-1].id}
     assert await group.lock() == before
 
@@ -151,3 +154,41 @@ async def test_a_worker_starts_and_drains_where_memory_is_full(
     done = request(lock, list(entries), owner="w2", trim=True, reads=[])
     assert (await group.commit(done)).code is CommitCode.OK
     assert full_memory.xlen(STREAM.events(0)) < held
+
+
+GROWN = Placement(2, 3)
+"""Partition 3 has two parents, 2 and 4 have one."""
+
+
+async def test_a_group_that_is_there_begins_new_partitions_at_their_first_entry(group: Group) -> None:
+    """However it is declared: it must have all that follows; and each waits for those before it."""
+    (before,) = await group.send(1)
+    await streams.register(group.backend, GROUP, Placement(2), "latest")
+    await group.send(2, partition=3)
+    at = await streams.register(group.backend, GROUP, GROWN, "latest")
+    assert at == {0: before.id, **dict.fromkeys((1, 2, 3, 4), ZERO)}
+    found = await locks.read_locks(group.backend, GROUP, GROWN.all)
+    waits_for = [lock.waits_for for lock in found.values() if isinstance(lock, locks.LockView)]
+    assert waits_for == [(), (), (0,), (0, 1), (1,)]
+
+
+async def test_a_new_group_begins_a_grown_stream_where_it_says(group: Group) -> None:
+    """Also if the call that registers it is cut short, and repeated."""
+    (last,) = await group.send(1, partition=3)
+    assert (await streams.register(group.backend, GROUP, GROWN, "latest", [3]))[3] == last.id
+    at = await streams.register(group.backend, GROUP, GROWN, "latest")
+    assert (at[0], at[3]) == (ZERO, last.id)
+    (later,) = await group.send(1, partition=4)
+    other = await streams.register(group.backend, OTHER_GROUP, GROWN, "latest")
+    assert (other[3], other[4]) == (last.id, later.id)
+
+
+async def test_a_lock_that_was_lost_waits_again_when_it_is_acquired(group: Group, raw: Raw) -> None:
+    """Its owner says which partitions come before it, as far as it knows."""
+    access = Access(group.backend, GROUP, 1_000, GROWN.parents_of)
+    ask = AcquireLocks((1, 3), "w1", 1, ("w1",))
+    for _ in range(2):
+        replies = (await locks.acquire(access, ask)).replies
+        waits = [each.waits_for for each in replies.values() if isinstance(each, Acquired)]
+        assert waits == [(), (0, 1)]
+        raw.delete(GROUP.lock(3))

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.redisio.admin import repair
 from streamworker.redisio.data import streams
@@ -143,5 +144,5 @@ async def test_a_forgotten_group_leaves_nothing_behind_and_no_other_group_notice
     assert {key: left[key] for key in of_others if key not in of_both} == {
         key: value for key, value in of_others.items() if key not in of_both
     }
-    await streams.register(group.backend, group.keys, 1, "earliest")
+    await streams.register(group.backend, group.keys, Placement(1), "earliest")
     assert (await group.lock()).entries == 0

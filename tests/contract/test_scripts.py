@@ -84,7 +84,7 @@ _TICK.tables, _TICK.outbox = _COMMIT.tables, _COMMIT.outbox
 CALLS = {
     call.script.name: call
     for call in (
-        in_partition(scripts.REGISTER, group="price", start="0-0", nonce="nonce"),
+        in_partition(scripts.REGISTER, group="price", start="0-0", nonce="nonce", parents="0 1"),
         in_partition(
             scripts.ACQUIRE,
             owner="w1",
@@ -92,6 +92,7 @@ CALLS = {
             drain_deadline_ms=1000,
             group="price",
             nonce="nonce",
+            parents="0 1",
             members=["w1"],
         ),
         Call(
@@ -339,7 +340,7 @@ def test_all_keys_of_a_script_lie_on_one_node_of_a_cluster() -> None:
 LOCK_FIELDS = (
     *("owner", "epoch", "generation", "checkpoint", "entries", "rows", "log", "state", "reason", "aside"),
     *("deaths", "tries", "ordered", "obeyed", "paused_at", "wanted_since", "wanted_at", "wanted_in"),
-    *("from_epoch", "reset", "tail", "gone", "retry"),
+    *("from_epoch", "reset", "tail", "gone", "retry", "from", "done"),
 )
 FIELDS = {
     LOCK: LOCK_FIELDS,

@@ -4,6 +4,7 @@ import pytest
 
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.redisio.data import later, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.later import digest_of
@@ -112,7 +113,7 @@ async def test_a_group_that_begins_at_the_end_begins_at_the_last_record(group: G
     """Not at the seal, where nothing can be committed."""
     last = (await group.send(3))[-1].id
     await seal(group)
-    assert await streams.register(group.backend, GROUP, 1, "latest") == {0: last}
+    assert await streams.register(group.backend, GROUP, Placement(1), "latest") == {0: last}
     assert raw.hget(GROUP.lock(0), "entries") == b"3"
 
 

@@ -14,6 +14,7 @@ import pytest
 from streamworker import App, DeadLetter, DecodeError, Retry
 from streamworker.context import Context
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.errors import ConfigurationError
 from streamworker.feed import Records
 from streamworker.records import RecordType
@@ -250,7 +251,7 @@ async def test_a_checkpoint_within_an_entry_passes_its_first_rows_over(redis_url
         first = EntryId.parse((await desk.ids())[0])
         checkpoint = EntryId(first.ms, first.seq - 6)
         spec = desk.spec(taking(kind, seen), forward=True, batch=None if kind is Order else 10)
-        await register(desk.backend, desk.keys, 1, str(checkpoint))
+        await register(desk.backend, desk.keys, Placement(1), str(checkpoint))
         await desk.start(spec)
         await desk.until_committed(20)
         assert seen == list(range(4, 20))

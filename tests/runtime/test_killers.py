@@ -9,6 +9,7 @@ import pytest
 
 from streamworker import Context, DeadLetter, ProcessDied, Skip
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.dead import list_dead
 from streamworker.redisio.group import locks
@@ -143,7 +144,7 @@ async def test_what_is_removed_without_a_call_in_front_of_such_a_record_does_not
         await desk.send(range(2, 10))
         deaths = Deaths(desk, deadly)
         if removed == "set aside":
-            await streams.register(desk.backend, desk.keys, 1, "0")
+            await streams.register(desk.backend, desk.keys, Placement(1), "0")
             record = EntryId.parse((await desk.ids())[1])
             await make_request(desk.backend, desk.keys, [0], "put", who="ann", why="a test", record=record)
         await deaths.until_committed(mode, 10, errors=errors)
@@ -202,7 +203,7 @@ async def test_a_record_that_was_set_aside_is_not_decoded_again_with_those_behin
     async with bench(redis_url, stream={"codec": code}) as desk:
         await desk.send(range(20))
         ids = await desk.ids()
-        await streams.register(desk.backend, desk.keys, 1, "0")
+        await streams.register(desk.backend, desk.keys, Placement(1), "0")
         deaths = Deaths(desk, (7,), decodes=True)
         code.meets = deaths.meets
         record = EntryId.parse(ids[7])

@@ -10,6 +10,7 @@ import redis
 import structlog
 
 from streamworker import App, Context, DeadLetter, Halt, Policy, Stream
+from streamworker.core.data.placement import Placement
 from streamworker.errors import ConfigurationError
 from streamworker.records import RecordType
 from streamworker.records.entries import REPLAYED_FOR
@@ -100,7 +101,7 @@ async def test_only_the_group_whose_letter_it_was_gets_a_replayed_record(
             assert new is not None
             return str(new)
 
-        await streams.register(backend, GroupKeys("shop", "orders", "late"), 1, "earliest")
+        await streams.register(backend, GroupKeys("shop", "orders", "late"), Placement(1), "earliest")
         async with local_worker(app, url=redis_url, processors=["book", "audit"]) as worker:
             await send(0, 1, 2, 3, 4, 5)
             await worker.until_drained()

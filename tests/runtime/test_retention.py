@@ -11,6 +11,7 @@ import structlog
 
 from streamworker import App
 from streamworker.cli.workers.exporter import samples_of
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.data.trimming import Keep
@@ -173,7 +174,7 @@ async def test_the_forecast_is_what_happens(raw: "redis.Redis", redis_url: str) 
     keys, room = GroupKeys("kept", "orders", "handle"), 12_000_000
     async with Backend.open(redis_url, name="fills") as backend:
         await streams.provision(backend, keys, 1, "json")
-        await streams.register(backend, keys, 1, "earliest")
+        await streams.register(backend, keys, Placement(1), "earliest")
         raw.hset(keys.meta, "retention", "365 days")
         limit = used(raw) + room
         raw.config_set("maxmemory", limit)

@@ -10,6 +10,7 @@ import pytest
 from streamworker import Skip
 from streamworker.context import Context
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.errors import CoordinationError
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.columns import unpacked
@@ -46,7 +47,7 @@ async def test_a_record_is_set_aside_without_a_call(redis_url: str, mode: str, s
 
     async with bench(redis_url, stream={"single_entries": single}) as desk:
         await desk.send(range(40))
-        await streams.register(desk.backend, desk.keys, 1, "0")
+        await streams.register(desk.backend, desk.keys, Placement(1), "0")
         ids = await desk.ids()
         assert await put(desk, EntryId.parse(ids[25]))
         assert await standing(desk) == [EntryId.parse(ids[25])]
@@ -65,7 +66,7 @@ async def test_a_row_of_an_entry_of_columns_is_set_aside_alone(redis_url: str, k
     """Its dead letter holds that row; the other rows of the entry are handled in order."""
     async with columns(redis_url) as desk:
         await send(desk, 30)
-        await streams.register(desk.backend, desk.keys, 1, "0")
+        await streams.register(desk.backend, desk.keys, Placement(1), "0")
         last = EntryId.parse((await desk.ids())[1])
         row = last._replace(seq=last.seq - 4)
         found = await streams.record_at(desk.backend, desk.keys, 0, row)
@@ -83,7 +84,7 @@ async def test_a_row_of_an_entry_of_columns_is_set_aside_alone(redis_url: str, k
 async def test_orders_to_set_aside_have_a_limit_and_the_last_reason_counts(redis_url: str) -> None:
     async with bench(redis_url, run=False) as desk:
         await desk.send(range(101))
-        await streams.register(desk.backend, desk.keys, 1, "0")
+        await streams.register(desk.backend, desk.keys, Placement(1), "0")
         ids = [EntryId.parse(each) for each in await desk.ids()]
         for record in (*ids[:100], ids[0]):
             assert await put(desk, record)

@@ -29,6 +29,7 @@ import redis
 
 from streamworker.core.control import ControlMessage, GroupChanged
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.events import AcquireLocks
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -476,7 +477,7 @@ async def _looked_at(backend: Backend, rng: random.Random) -> int:
         lambda: membership.read_members(backend, GROUP),
         lambda: membership.heartbeat(backend, [membership.Renewal(GROUP, "w1.a", 1, "run")]),
         lambda: locks.acquire(Access(backend, GROUP, 1_000), AcquireLocks((0, 1), "w1.a", 9, ("w1.a",))),
-        lambda: streams.register(backend, GROUP, 2, "earliest"),
+        lambda: streams.register(backend, GROUP, Placement(2), "earliest"),
     ]
     answered = 0
     for look in rng.sample(looks, len(looks)):

@@ -9,6 +9,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.events import AcquireLocks
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.data.ackedlog import encode_batch
@@ -94,7 +95,7 @@ class AckedLog:
         self.redis.hset(declared_by(self.app), declaration("processor", self._processor, self._stream), "")
 
     def register(self) -> None:
-        self._runner.run(register(self._backend, self.keys, self.partitions, "earliest"))
+        self._runner.run(register(self._backend, self.keys, Placement(self.partitions), "earliest"))
 
     def identity(self, partition: int) -> str:
         return str(self.redis.hget(self.keys.lock(partition), "log").decode())

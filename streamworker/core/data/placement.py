@@ -85,6 +85,9 @@ class Placement:
         """Number of the first partition that takes records; 0 for a stream that never grew."""
         self.active = range(self.base, self.total)
         self.all = range(self.total)
+        ends = list(accumulate(counts))
+        self.generations = tuple(map(range, (0, *ends), ends))
+        """The partitions of each generation."""
         self._slots = counts[0] * max(WIDTH_MIN, -(-SLOTS_MIN // counts[0]))
 
     def __str__(self) -> str:

@@ -46,6 +46,9 @@ class Acquired:
     far as is known; None if no owner has died at this checkpoint with records to handle."""
     tries: tuple[tuple[EntryId, int], ...] = ()
     """Records that owners have tried again, and how many calls of each they began."""
+    waits_for: tuple[int, ...] = ()
+    """The partitions of the generation before that share keys with this one, while the group may not be done
+    with them; nothing is handled here until then."""
     reason: str = field(default="", compare=False)
     """What the lock shows as holding the partition up; this owner has not written it since it acquired it."""
 

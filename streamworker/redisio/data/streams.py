@@ -2,7 +2,7 @@
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -12,6 +12,7 @@ import msgspec
 
 from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import Entry, EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.errors import (
     BackendError,
     BackendRefused,
@@ -31,7 +32,7 @@ from streamworker.records.packs import (
     pack_headers,
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
-from streamworker.redisio.group.locks import foreign_lock, new_nonce
+from streamworker.redisio.group.locks import foreign_lock, new_nonce, numbers
 from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, map_in, number, partitions_in
 from streamworker.redisio.scripts import (
     APPEND,
@@ -186,24 +187,39 @@ async def stored_schema(backend: Backend, keys: StreamKeys) -> Mapping[str, Any]
 _STARTS = {"earliest": "0-0", "latest": "$"}
 
 
-async def register(backend: Backend, keys: GroupKeys, partitions: int, start: str) -> dict[int, EntryId]:
-    """Register a group in all partitions of a stream, in one round trip; existing locks stay.
+async def register(
+    backend: Backend, keys: GroupKeys, placement: Placement, start: str, partitions: Collection[int] = ()
+) -> dict[int, EntryId]:
+    """Register a group in some partitions of a stream, or in all if none are named; existing locks stay.
 
-    After that, trimming keeps the entries that the group has not committed. The call may be repeated.
+    After that, trimming keeps the entries that the group has not committed. The call may be repeated. It
+    takes one round trip, and more for a stream that has grown.
 
     A new group begins at ``start``: ``earliest``, ``latest`` (after the last entry), or the entry id after
-    which it begins. The result is the checkpoint of each partition.
+    which it begins. A group that is there already begins a further generation of partitions at its first
+    entry: it must have them all. So the newest generation is registered first, that a call which is cut short
+    does not make a new group one that is there. The result is the checkpoint of each partition.
     """
     after = _STARTS.get(start) or str(EntryId.parse(start))
-    calls = [
-        REGISTER.at(keys, p, group=keys.group, start=after, nonce=new_nonce()) for p in range(partitions)
-    ]
+    oldest = placement.total
+    if placement.base and after != _STARTS["earliest"]:
+        held = await backend.pipeline([("HEXISTS", keys.lock(p), "checkpoint") for p in range(oldest)])
+        oldest = next((p for p, is_there in enumerate(all_answered(held)) if is_there), oldest)
     checkpoints: dict[int, EntryId] = {}
-    for partition, reply in enumerate(all_answered(await backend.run_many(REGISTER, calls))):
-        try:
-            checkpoints[partition] = EntryId.parse(checked(reply)[1])
-        except ConfigurationError as error:
-            raise foreign_lock(partition, error) from None
+    for generation in reversed(placement.generations):
+        its = [p for p in generation if p in (partitions or placement.all)]
+        begins = _STARTS["earliest"] if oldest in range(generation.start) else after
+        calls: list[Call] = []
+        for p in its:
+            parents = numbers(placement.parents_of(p))
+            named = {"group": keys.group, "start": begins, "nonce": new_nonce()}
+            calls.append(REGISTER.at(keys, p, **named, parents=parents))
+        replies = all_answered(await backend.run_many(REGISTER, calls))
+        for partition, reply in zip(its, replies, strict=True):
+            try:
+                checkpoints[partition] = EntryId.parse(checked(reply)[1])
+            except ConfigurationError as error:
+                raise foreign_lock(partition, error) from None
     return checkpoints
 
 

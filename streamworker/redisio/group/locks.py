@@ -56,6 +56,10 @@ class LockView:
     deaths: int = 0
     """How many owners died in a row in the call of ``suspect``."""
     suspect: EntryId | None = None
+    waits_for: tuple[int, ...] = ()
+    """The partitions with whose records the group must be done before it handles any of this one."""
+    done: bool = False
+    """Whether the group is done with all records of this partition, which takes no more."""
     timers: Mapping[str, int] = field(default_factory=dict)
     """The last planned time (ms) of each timer that is done."""
 
@@ -70,7 +74,10 @@ async def acquire(access: Access, ask: AcquireLocks) -> LocksAnswered:
     keys, partitions = access.keys, ask.partitions
     named = {"owner": ask.owner, "generation": ask.generation, "group": keys.group, "members": ask.live}
     named["drain_deadline_ms"] = access.drain_deadline_ms
-    calls = [ACQUIRE.at(keys, p, **named, nonce=new_nonce()) for p in partitions]
+    calls = [
+        ACQUIRE.at(keys, p, **named, nonce=new_nonce(), parents=numbers(access.parents_of(p)))
+        for p in partitions
+    ]
     replies = await access.backend.run_many(ACQUIRE, calls)
     return LocksAnswered(ask.owner, partitions, dict(answered(partitions, replies, _acquire_reply)))
 
@@ -81,9 +88,10 @@ def _acquire_reply(reply: Any) -> AcquireReply:
             identity = log.decode("utf-8", "replace")
             counts = (int(entries), int(rows), identity, int(gone), number(reset))
             requests = (number(requested), bool(paused_at), _aside(aside))
-            deaths, tries, reason = died
-            tried = whole(deaths), _tries(tries), reason.decode("utf-8", "replace")
-            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *requests, *tried)
+            deaths, tries, reason, parents = died
+            tried = whole(deaths), _tries(tries), numbered(parents)
+            why = reason.decode("utf-8", "replace")
+            return Acquired(int(epoch), EntryId.parse(checkpoint), *counts, *requests, *tried, reason=why)
         case [b"HELD", owner, waited_ms]:
             return Held(owner.decode("utf-8", "replace"), int(waited_ms))
         case _:
@@ -224,6 +232,8 @@ def lock_view(flat: Sequence[bytes], partition: int) -> LockView | None:
         aside=_aside(fields.get(b"aside", b"")),
         deaths=number(deaths) if died_at == str(checkpoint) else 0,
         suspect=min(tried, default=None),
+        waits_for=numbered(fields.get(b"from", b"")),
+        done=b"done" in fields,
         timers={
             name.decode("utf-8", "replace").removeprefix(TICK): number(done.partition(b"/")[0])
             for name, done in fields.items()
@@ -265,6 +275,16 @@ async def move_checkpoint(
             return Held(holder.decode("utf-8", "replace"), 0)
         case _:
             return None
+
+
+def numbers(partitions: Iterable[int]) -> str:
+    """Return numbers of partitions as a lock holds them."""
+    return " ".join(map(str, partitions))
+
+
+def numbered(stored: bytes) -> tuple[int, ...]:
+    """Parse numbers of partitions; anything else counts for nothing."""
+    return tuple(one for each in stored.split() if (one := whole(each)) is not None)
 
 
 def new_nonce() -> str:

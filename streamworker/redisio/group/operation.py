@@ -3,7 +3,7 @@
 ``operations.OPERATIONS`` contains all of them.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -19,6 +19,8 @@ class Access:
     backend: Backend
     keys: GroupKeys
     drain_deadline_ms: int
+    parents_of: Callable[[int], Sequence[int]] = lambda _: ()
+    """Returns the partitions that share keys with one in the generation before."""
 
 
 Operation: TypeAlias = Callable[[Access, Any], Awaitable[Event]]

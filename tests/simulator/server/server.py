@@ -14,6 +14,7 @@ from streamworker.core.control import ControlMessage
 from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.entries import ZERO, EntryId
 from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
+from streamworker.core.data.placement import Placement
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Membership
 from streamworker.core.protocols.registry import from_fields
@@ -418,7 +419,7 @@ class SimulatedServer(StoreBackend):
             self.partitions.append(Partition(self, index))
             self._partition_of[self.partitions[index].lock_key] = index
         self.declare()
-        in_one_step(streams.register(self.backend, KEYS, partitions, "earliest"))
+        in_one_step(streams.register(self.backend, KEYS, Placement(partitions), "earliest"))
 
     def declare(self) -> None:
         """Let the server know the number of partitions, as each worker does at its start."""

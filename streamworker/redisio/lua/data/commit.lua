@@ -45,12 +45,14 @@ local function refused(key, answer)
 end
 
 -- 2. The owner holds the lock, and the batch begins at the checkpoint.
-local held = redis.pcall('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries', 'aside')
+local held = redis.pcall('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'entries', 'aside', 'from')
 if held.err then return refused(lock, held) end
 local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
+-- The group may not be done with the partitions that come before; see parts/register.lua.
+if held[7] then return reply('GAP') end
 -- This is checked before the first write: a later failure would leave rows in the log without a checkpoint.
 if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} end
 if held[3] == new then

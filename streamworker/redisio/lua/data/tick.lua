@@ -18,11 +18,12 @@
 local wrong = wrong_type(lock, 'hash', state, 'hash', messages, 'stream', heads, 'hash') or wrong_table(tables_at)
 if wrong then return {'BADTYPE', wrong} end
 
-local held = redis.call('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows')
+local held = redis.call('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'from')
 local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
+if held[5] then return reply('GAP') end  -- as in commit.lua
 if not is_count(held[4]) or held[3] and not is_id(held[3]) then return {'BADTYPE', lock} end
 local done = redis.call('HGET', state, timer) or ''
 if held[3] == checkpoint and done == after then

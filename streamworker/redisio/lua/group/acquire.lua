@@ -22,12 +22,14 @@
 --
 -- KEYS  lock (hash)  events (stream)  acked (stream)  groups (hash)  counts (hash)
 -- ARGV  owner  generation  drain_deadline_ms (number)  group  nonce: of the log, if it is made
+--       parents: as of register.lua, if the lock is made
 --       members...: ids of all members
 -- reply [OK, epoch, checkpoint, entries, rows, log, entries that others deleted before the group had
 --       committed them, without those reported before, epoch of the last reset or '', version of the
 --       operators' requests or '', when the partition was paused or '', a line for each record to set aside,
 --       owners that died in the call of the record after the checkpoint or '' if none died at it,
---       attempts at records and the reason, as `mark` stored them]
+--       attempts at records and the reason, as `mark` stored them, the parents that the group must be done with
+--       before it handles anything here or '']
 --       | [HELD, owner, waited ms] | [STALE, generation of the lock]
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
 local PAUSE_MS = 3000
@@ -36,7 +38,7 @@ local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows')
 if has[1] and not (is_id(has[1]) and is_count(has[2]) and is_count(has[3])) then
   return {'BADTYPE', lock}
 end
-register(lock, events, acked, group, '0-0', nonce)
+register(lock, events, acked, group, '0-0', nonce, parents)
 
 local held = redis.call('HMGET', lock, 'owner', 'epoch', 'generation',
   'wanted_since', 'wanted_at', 'wanted_in')
@@ -50,7 +52,7 @@ local now = server_ms()
 local function granted(epoch)
   local gone = count_deleted(lock, events)
   local has = redis.call('HMGET', lock, 'checkpoint', 'entries', 'rows', 'log', 'reset', 'ordered', 'paused_at',
-    'aside', 'deaths', 'tries', 'reason')
+    'aside', 'deaths', 'tries', 'reason', 'from')
   if has[6] then
     redis.call('HSET', lock, 'obeyed', has[6], 'state', has[7] and 'paused' or 'running', 'reason', '')
     has[11] = ''
@@ -58,7 +60,7 @@ local function granted(epoch)
   local at, deaths = string.match(has[9] or '', '^(%S+) (%d+)$')
   if at ~= has[1] then deaths = string.find(has[10] or '', ' alone$') and '0' or '' end
   return {'OK', epoch, has[1], has[2], has[3], has[4], gone, has[5] or '', has[6] or '', has[7] or '',
-    has[8] or '', deaths, has[10] or '', has[11] or ''}
+    has[8] or '', deaths, has[10] or '', has[11] or '', has[12] or ''}
 end
 
 if held_generation > asked then return {'STALE', held_generation} end

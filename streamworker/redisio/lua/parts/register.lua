@@ -2,11 +2,14 @@
 -- Creates the lock hash and the consumer group if they are missing, and lists the group; returns whether
 -- the lock existed, and its checkpoint.
 --
+-- A partition of a later generation of the stream has parents, which share keys with it. Its lock is made with
+-- their numbers in `from`: the group handles nothing here before it is done with them (commits are answered GAP).
+--
 -- If a lock is lost while its group is listed, the new lock resumes from the consumer group's
 -- last-delivered-id, which each trim moves to the checkpoint. Its acked log continues after its last row, under a new
 -- identity, so that readers notice. A consumer group that is not listed was made by another program, and
 -- its position is ignored.
-local function register(lock, events, acked, group_name, start, nonce)
+local function register(lock, events, acked, group_name, start, nonce, parents)
   begin_writes(lock)
   local group = groups_at(events)[group_name]
   local checkpoint = redis.call('HGET', lock, 'checkpoint')
@@ -47,6 +50,7 @@ local function register(lock, events, acked, group_name, start, nonce)
   redis.call('HSET', lock, 'owner', '', 'epoch', now, 'generation', '0', 'checkpoint', checkpoint,
     'entries', text(entries), 'rows', string.match(log_last, '^(%d+)'), 'log', nonce .. '.' .. now,
     'since', now, 'state', '', 'reason', '')
+  if parents ~= '' then redis.call('HSET', lock, 'from', parents) end
   redis.call('HSET', groups_key(events), group_name, '')
   return false, checkpoint
 end
