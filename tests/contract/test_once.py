@@ -66,6 +66,29 @@ async def test_after_the_window_an_id_is_free_again_and_its_calls_are_known(grou
     assert [str(entry.id).encode() for entry in stored] == [sent.value for sent in calls]
 
 
+async def test_a_call_without_a_record_asks_for_an_id_and_writes_nothing(group: Group) -> None:
+    """A window that has passed leaves the id free, and the call that wrote the record is known."""
+
+    async def asks(call: str, id: str = "a") -> AppendReply:
+        digest = digest_of(b"ann", id)
+        asked = later.send_once(STREAM, 0, digest, call, (), window_ms=60, limit=0)
+        return await asked.run(group.backend, MEMORY)
+
+    assert (await asks("one")).code is AppendCode.SEALED
+    first = await once(group.backend, b"1", call="one")
+    assert await asks("one") == replace(first, code=AppendCode.DUP)
+    assert await asks("two") == AppendReply(AppendCode.OTHER, first.value)
+    second = await once(group.backend, b"2", id="b", call="one", window_ms=60)
+
+    async def is_free() -> bool:
+        return (await asks("two", "b")).code is AppendCode.SEALED
+
+    await wait_for_async(is_free, "the id is free")
+    assert await asks("one", "b") == replace(second, code=AppendCode.DUP)
+    stored = await streams.range_entries(group.backend, STREAM.events(0), ZERO, None, 9)
+    assert [entry.fields[b"v"] for entry in stored] == [b"1", b"2"]
+
+
 async def test_a_full_partition_takes_no_record_with_an_id_and_knows_a_duplicate(group: Group) -> None:
     """What is refused leaves no trace of its id; what is there needs no room."""
     await group.register()

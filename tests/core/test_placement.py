@@ -49,6 +49,7 @@ def test_a_key_moves_from_a_parent_to_its_child(its: tuple[int, ...], key: bytes
         assert older in placement.parents_of(newer)
     assert placed[-1] in placement.active
     assert placement.ancestors_of(placed[-1]) >= {*placed[:-1]}
+    assert placement.path_of(key) == tuple(placed)
 
 
 @given(counts)

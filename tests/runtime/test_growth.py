@@ -50,6 +50,8 @@ async def seal(backend: Backend, *counts: int) -> None:
 async def open_next(backend: Backend, *counts: int) -> None:
     """Say which partitions follow, as its last step."""
     (text,) = await backend.execute("HMGET", KEYS.meta, "partitions")
+    opened = f"opened:{Placement(*map(int, text.split(b'+'))).total}"
+    await backend.execute("HSETNX", KEYS.meta, opened, await backend.time_ms(near=KEYS.meta))
     await backend.execute("HSET", KEYS.meta, "partitions", "+".join((text.decode(), *map(str, counts))))
 
 

@@ -136,6 +136,20 @@ class Placement:
 
     # -- generations ---------------------------------------------------------------------------
 
+    def path_of(self, key: bytes) -> tuple[int, ...]:
+        """Return the partition that a canonical key has in each generation, the active one last.
+
+        >>> Placement(8, 12).path_of(b"ann")
+        (3, 13)
+        """
+        if not self.base:
+            return (self.partition_of(key),)
+        first, width = self.counts[0], self._slots // self.counts[0]
+        slot = zlib.crc32(key) % self._slots
+        place = slot % first * width + slot // first
+        bases = zip((0, *accumulate(self.counts)), self.counts, strict=False)
+        return tuple(base + place * count // self._slots for base, count in bases)
+
     def parents_of(self, partition: int) -> tuple[int, ...]:
         """Return the one or two partitions of the generation before that share keys with a partition."""
         return self._parents[partition]

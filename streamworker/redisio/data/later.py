@@ -12,7 +12,7 @@ from streamworker.core.data.channel import AppendReply
 from streamworker.core.data.placement import canonical_key
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.group.locks import answered
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import StreamKeys, number
 from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Call, Script
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
@@ -57,8 +57,11 @@ def send_once(
     window_ms: int,
     limit: int,
 ) -> IdCall:
-    """Append a record, unless one of its id was appended within the window."""
-    records = [1, "f", len(fields), *fields]
+    """Append a record, unless one of its id was appended within the window.
+
+    Without fields this asks whether one was, in a partition that is sealed: ``SEALED`` says that none was.
+    """
+    records = [1, "f", len(fields), *fields] if fields else []
     named = {"call": call, "window_ms": window_ms, "limit": limit, "records": records}
     return IdCall(SEND_ONCE, SEND_ONCE.at(keys, partition, once=keys.seen(partition, digest), **named))
 
@@ -87,6 +90,16 @@ def cancel(keys: StreamKeys, partition: int, digest: str, call: str, *, window_m
     """Drop a record that waits; the value of the reply is ``0`` if none does."""
     named = {"id": digest, "call": call, "window_ms": window_ms}
     return IdCall(LATER_CANCEL, LATER_CANCEL.at(keys, partition, **named))
+
+
+async def open_since_ms(backend: Backend, keys: StreamKeys, bases: Sequence[int]) -> list[float]:
+    """Return for how long each of some generations of a grown stream has been open; 0 if nobody knows.
+
+    A generation is named by its first partition.
+    """
+    opened = await backend.execute("HMGET", keys.meta, *(f"opened:{base}" for base in bases))
+    now_ms = await backend.time_ms(near=keys.meta)
+    return [max(0, now_ms - number(each)) if each else 0 for each in opened]
 
 
 async def any_waits(backend: Backend, keys: StreamKeys, partitions: Sequence[int]) -> bool:

@@ -16,7 +16,7 @@ The key of a queued record is not kept, since only what moves needs it: the reco
 import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Any
 
@@ -32,7 +32,21 @@ from streamworker.runtime.send.lane import Batch, Encoded, Lane, Part, shared
 from streamworker.runtime.send.refusals import unreadable
 from streamworker.runtime.telling import warn
 
+map_pauses = partial(Pauses, first_ms=20, max_ms=500)
+"""The pauses before the map of a stream that grows is read again."""
+
 _log = get_logger("streamworker.producer")
+
+
+async def follow_map(backend: Backend, spec: StreamSpec) -> None:
+    """Take in the stream's map, if it has grown and Redis answers."""
+    try:
+        counts = await streams.stored_map(backend, StreamKeys(spec.app, spec.name))
+    except BackendUnavailable as error:
+        warn(_log, "map_unread", error, stream=spec.name)
+        return
+    if len(counts) > len(spec.placement.counts):
+        spec.placement.become(*counts)
 
 
 class StreamGrowth:
@@ -68,7 +82,7 @@ class StreamGrowth:
     async def look(self) -> None:
         """Wait until the map says which partitions follow those that are sealed."""
         self.is_looking = True
-        pauses = Pauses(self._rng.random, first_ms=20, max_ms=500)
+        pauses = map_pauses(self._rng.random)
         try:
             while True:
                 if await self._has_grown():
@@ -85,15 +99,9 @@ class StreamGrowth:
         self.settle()
 
     async def _has_grown(self) -> bool:
-        placement = self._spec.placement
-        try:
-            counts = await streams.stored_map(self._backend, StreamKeys(self._spec.app, self._spec.name))
-        except BackendUnavailable as error:
-            warn(_log, "map_unread", error, stream=self._spec.name)
-            return False
-        if len(counts) > len(placement.counts):
-            placement.become(*counts)
-        return not any(lane.is_sealed for lane in map(self._lanes.get, placement.active) if lane is not None)
+        await follow_map(self._backend, self._spec)
+        active = map(self._lanes.get, self._spec.placement.active)
+        return not any(lane.is_sealed for lane in active if lane is not None)
 
     def settle(self) -> None:
         """Move what waits in lanes of old partitions."""

@@ -1,6 +1,11 @@
 """Sends with an id: a record that is sent once within a window, or later.
 
 They do not queue in a lane: the id makes a repeat harmless, so that each is a call of its own.
+
+A call goes to the partition that has its key now. If that is sealed, the call waits for the stream's map and
+goes on in the partition that follows. What a sealed partition knows of an id never changes again, so a call
+looks there first: an earlier try may have come there, or one of another program. It needs no look where the
+window of all ids has passed since.
 """
 
 import asyncio
@@ -8,6 +13,8 @@ import datetime as dt
 import math
 import random
 import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from streamworker.core.data.channel import REMEMBERED_FOR_S, AppendCode, AppendReply
@@ -24,15 +31,23 @@ from streamworker.errors import (
 from streamworker.log import get_logger
 from streamworker.redisio.data import later
 from streamworker.redisio.data.later import IdCall
-from streamworker.redisio.data.streams import entry_fields
+from streamworker.redisio.data.streams import append_by, entry_fields
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import LATER_PUT, SEND_ONCE
+from streamworker.redisio.scripts import LATER_CANCEL, LATER_PUT, SEND_ONCE, Script
 from streamworker.redisio.wire.client import CONNECTIONS
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.durability import durability_of
+from streamworker.runtime.send.growth import follow_map, map_pauses
 from streamworker.runtime.send.lane import Encoded, OnFull, check_on_full
 from streamworker.runtime.send.lanes import Declaration, full_pauses
-from streamworker.runtime.send.refusals import forgotten, full, not_begun, refused_later, too_many
+from streamworker.runtime.send.refusals import (
+    forgotten,
+    full,
+    not_begun,
+    not_grown,
+    refused_later,
+    too_many,
+)
 from streamworker.runtime.telling import warn
 
 ID_BYTES_MAX = 1_024
@@ -57,6 +72,32 @@ class Scheduled(NamedTuple):
     """Whether a record of this id and key waits already, or was sent within the stream's ``id_window``."""
 
 
+Placed = tuple[int, AppendReply]
+"""A partition, and what it has answered."""
+
+
+class _Request(NamedTuple):
+    """A call about an id, to be made at the partition of its key."""
+
+    place: bytes
+    """What decides the partition: the key, or the id of a record that has none."""
+    script: Script
+    at: Callable[[int], IdCall]
+    """Returns the call at a partition."""
+    ask: Callable[[Sequence[int]], Awaitable[Placed | None]]
+    """Asks the partitions that had the key before, which are sealed; returns the answer, if one knows it."""
+
+
+def _named(key: bytes | None, id: str) -> tuple[bytes, str, str]:
+    """Return what decides the partition of a record, the digest of its id, and a name of the call."""
+    encoded = _checked(id)
+    return encoded if key is None else key, later.digest_of(key, id), secrets.token_hex(8)
+
+
+async def _ask_nothing(_: Sequence[int]) -> Placed | None:
+    return None
+
+
 class NamedSends:
     """The sends with an id of one producer."""
 
@@ -69,32 +110,47 @@ class NamedSends:
         self._turns = asyncio.Semaphore(CONNECTIONS)
         """The time limit of a call includes its wait for a connection."""
         self._calls: set[asyncio.Future[None]] = set()
+        self._until_s: Sequence[float] = ()
+        """See :meth:`_known_until_s`."""
 
     async def aclose(self) -> None:
         """Wait for the calls in progress."""
         while self._calls:
             await asyncio.wait(self._calls)
 
-    def _named(self, key: bytes | None, id: str) -> tuple[int, tuple[StreamKeys, int, str, str]]:
-        """Return the partition of a record, and the arguments by which a call names the record and itself.
-
-        A record without a key goes where its id leads.
-        """
-        encoded = _checked(id)
-        partition = self._spec.placement.partition_of(encoded if key is None else key)
-        return partition, (self._keys, partition, later.digest_of(key, id), secrets.token_hex(8))
-
     async def send(
         self, key: bytes | None, id: str, entry: Encoded, on_full: OnFull, timeout: float | None
     ) -> tuple[int, EntryId, bool]:
         """Append a record once; return its partition, its entry, and whether it is a duplicate."""
         check_on_full(on_full)
-        partition, names = self._named(key, id)
-        call = later.send_once(
-            *names, entry_fields(entry), window_ms=self._spec.id_window_ms, limit=self._spec.records_max
-        )
-        reply = await self._confirmed(call, partition, on_full, timeout)
+        place, digest, call = _named(key, id)
+        fields, limit = entry_fields(entry), self._spec.records_max
+        window_ms = self._spec.id_window_ms
+
+        def at(partition: int, fields: Sequence[bytes] = fields) -> IdCall:
+            return later.send_once(
+                self._keys, partition, digest, call, fields, window_ms=window_ms, limit=limit
+            )
+
+        async def ask(older: Sequence[int]) -> Placed | None:
+            until_s, now_s = await self._known_until_s(len(older)), monotonic_s()
+            asked = [p for p, ends_s in zip(older, until_s, strict=True) if now_s < ends_s]
+            calls = [at(p, ()).call for p in asked]
+            replies = await append_by(self._backend, SEND_ONCE, calls, self._durability)
+            found = zip(asked, replies, strict=True)
+            return next((each for each in found if each[1].code is not AppendCode.SEALED), None)
+
+        partition, reply = await self._confirmed(_Request(place, SEND_ONCE, at, ask), on_full, timeout)
         return partition, EntryId.parse(reply.value), reply.code is AppendCode.OTHER
+
+    async def _known_until_s(self, generations: int) -> Sequence[float]:
+        """Return until when, by the clock of this process, sealed partitions of each generation know ids."""
+        if len(self._until_s) != generations:
+            known_s, now_s = max(3_600, self._spec.id_window_ms / 1000), monotonic_s()
+            bases = list(accumulate(self._spec.placement.counts))[:generations]
+            open_ms = await later.open_since_ms(self._backend, self._keys, bases)
+            self._until_s = [now_s + known_s - each / 1000 for each in open_ms]
+        return self._until_s
 
     async def schedule(
         self,
@@ -107,33 +163,41 @@ class NamedSends:
         replace: bool,
     ) -> Scheduled:
         """Keep a record until it is due."""
-        partition, names = self._named(key, id)
-        call = later.schedule(
-            *names,
-            entry_fields(entry),
-            due=due,
-            named=(id, key),
-            replace=replace,
-            limit=self._spec.records_max,
-        )
-        reply = await self._confirmed(call, partition, "raise", timeout)
-        at = moment(int(reply.value))
-        return Scheduled(id, at, reply.code is AppendCode.OTHER)
+        place, digest, call = _named(key, id)
+
+        def at(partition: int) -> IdCall:
+            return later.schedule(
+                self._keys,
+                partition,
+                digest,
+                call,
+                entry_fields(entry),
+                due=due,
+                named=(id, key),
+                replace=replace,
+                limit=self._spec.records_max,
+            )
+
+        _, reply = await self._confirmed(_Request(place, LATER_PUT, at, _ask_nothing), "raise", timeout)
+        return Scheduled(id, moment(int(reply.value)), reply.code is AppendCode.OTHER)
 
     async def cancel(self, key: bytes | None, id: str, timeout: float | None) -> bool:
         """Return whether a record that waited will never be sent."""
-        partition, names = self._named(key, id)
-        call = later.cancel(*names, window_ms=self._spec.id_window_ms)
-        return (await self._confirmed(call, partition, "raise", timeout)).value == b"1"
+        place, digest, call = _named(key, id)
 
-    async def _confirmed(
-        self, call: IdCall, partition: int, on_full: OnFull, timeout: float | None
-    ) -> AppendReply:
+        def at(partition: int) -> IdCall:
+            return later.cancel(self._keys, partition, digest, call, window_ms=self._spec.id_window_ms)
+
+        _, reply = await self._confirmed(_Request(place, LATER_CANCEL, at, _ask_nothing), "raise", timeout)
+        return reply.value == b"1"
+
+    async def _confirmed(self, request: "_Request", on_full: OnFull, timeout: float | None) -> Placed:
+        """Make a request until it is answered; return the partition that did, and its answer."""
         under_way = asyncio.get_running_loop().create_future()
         self._calls.add(under_way)
-        when_full = full_pauses(self._rng.random)
+        when_full, until_grown = full_pauses(self._rng.random), map_pauses(self._rng.random)
         pauses = Pauses(self._rng.random, max_ms=self._backend.server.pause_max_ms)
-        refusal = too_many if call.script is LATER_PUT else full
+        refusal = too_many if request.script is LATER_PUT else full
         trouble: StreamworkerError | None = None
         may_be_done = False
         began_s = monotonic_s()
@@ -146,12 +210,19 @@ class NamedSends:
                     tried_s = monotonic_s()
                     if tried_s >= ends_s:
                         raise forgotten(self._spec)
-                    reply = await self._once(call)
+                    partition, reply = await self._once(request)
                     is_full = reply.code is AppendCode.FULL
                     trouble = refusal(self._spec, partition) if is_full else reply.error
                     if trouble is None:
-                        self._observe(call, reply, monotonic_s() - began_s, has_waited=when_full.failures > 0)
-                        return reply
+                        waited = when_full.failures > 0
+                        self._observe(request.script, reply, monotonic_s() - began_s, has_waited=waited)
+                        return partition, reply
+                    if reply.code is AppendCode.SEALED:
+                        may_be_done, ends_s = False, math.inf  # An earlier try never came, and never will.
+                        trouble = not_grown(self._spec, partition, timeout)
+                        if await self._has_grown(partition, until_grown):
+                            trouble = None
+                        continue
                     if reply.is_refused or (is_full and on_full == "raise"):
                         raise refused_later(self._spec, trouble) if may_be_done else trouble
                     pause_ms = (when_full if is_full else pauses).next_ms()
@@ -166,22 +237,38 @@ class NamedSends:
             self._calls.discard(under_way)
             under_way.set_result(None)
 
-    def _observe(self, call: IdCall, reply: AppendReply, seconds: float, *, has_waited: bool) -> None:
+    async def _has_grown(self, partition: int, pauses: Pauses) -> bool:
+        """Return whether it is known which partitions follow one that is sealed; pause if not."""
+        await follow_map(self._backend, self._spec)
+        if partition not in self._spec.placement.active:
+            return True
+        pause_ms = pauses.next_ms()
+        _log.warning("send_sealed", stream=self._spec.name, retry_in_ms=pause_ms)
+        await asyncio.sleep(pause_ms / 1000)
+        return False
+
+    def _observe(self, script: Script, reply: AppendReply, seconds: float, *, has_waited: bool) -> None:
         if (observer := self._declaration.observer) is None:
             return
         if reply.code is AppendCode.OTHER:
             observer.repeated(self._spec)
-        elif call.script is SEND_ONCE:
+        elif script is SEND_ONCE:
             observer.sent(self._spec, seconds, 1, int(has_waited))
 
-    async def _once(self, call: IdCall) -> AppendReply:
+    async def _once(self, request: "_Request") -> Placed:
+        partition = self._spec.placement.partition_of(request.place)
         try:
             async with self._turns:
                 await self._declaration.make()
-                return await call.run(self._backend, self._durability)
+                *older, partition = self._spec.placement.path_of(request.place)
+                if older and (found := await request.ask(older)):
+                    return found
+                return partition, await request.at(partition).run(self._backend, self._durability)
         except BackendError as error:
             is_unknown = isinstance(error, BackendUnavailable)
-            return AppendReply(AppendCode.UNKNOWN if is_unknown else AppendCode.REFUSED, error=error)
+            return partition, AppendReply(
+                AppendCode.UNKNOWN if is_unknown else AppendCode.REFUSED, error=error
+            )
 
     def _not_in_time(
         self, trouble: StreamworkerError | None, timeout: float | None, may_be_done: bool

@@ -74,6 +74,15 @@ def not_begun(spec: StreamSpec, timeout: float | None, trouble: BackendError | N
     )
 
 
+def not_grown(spec: StreamSpec, partition: int, timeout: float | None) -> ProducerError:
+    """Return the error for a send that waited for the partitions that follow those that are sealed."""
+    return ProducerError(
+        f"Stream {spec.name!r}: partition {partition} takes no more records, and within {timeout} s "
+        "nothing said which partitions follow it. Nothing was written.",
+        remedy="A change of the partitions is under way, and not finished. Finish it, and send again.",
+    )
+
+
 def not_in_time(
     spec: StreamSpec, lane: Lane, part: Part, timeout: float | None, durability: Durability
 ) -> ProducerError:
@@ -82,11 +91,7 @@ def not_in_time(
     if waiting and not lane.in_flight and lane.pauses is not None:
         return full(spec, lane.partition)
     if waiting == part.length and lane.is_sealed:
-        return ProducerError(
-            f"Stream {spec.name!r}: partition {lane.partition} takes no more records, and within {timeout} s "
-            "nothing said which partitions follow it. Nothing was written.",
-            remedy="A change of the partitions is under way, and not finished. Finish it, and send again.",
-        )
+        return not_grown(spec, lane.partition, timeout)
     if waiting == part.length and not lane.in_flight:
         return not_begun(spec, timeout, None)
     found_no_room = (batch.parts for batch in lane.in_flight if batch.found_no_room)

@@ -1,13 +1,14 @@
 -- uses: taking
 -- Appends a record that has an id. Its marks are the names of calls: a call follows none, or one whose window has
--- ended. So a record is refused if another of that id and key was appended within the window.
+-- ended. So a record is refused if another of that id and key was appended within the window. A call without a
+-- record asks whether that is so, at a partition that takes nothing any more, and is answered SEALED if not.
 --
 -- KEYS  events (stream)  counts (hash)
 --       once (string): the entry of the id, the call that appended it, if the window is short the time at which
 --         it ends, and entries and calls of windows before
 -- ARGV  call: its name, the same when it is repeated  window_ms (number)
 --       limit (number): records that the partition may hold; 0 for no limit
---       records...: one, see parts/taking.lua
+--       records...: one, see parts/taking.lua, or none to ask
 -- reply [OK | DUP, id of the entry, 0, whether something was written] | [OTHER, id of the first entry, 0, the same]
 --       | [SEALED | FULL, '', length] | [BADTYPE, key]
 local known = redis.call('GET', once)
@@ -19,6 +20,7 @@ if known then
 end
 local is_free = ends ~= '' and server_ms() >= tonumber(ends)
 local since, its = is_free and stands or '', mine and call or stands
+if records_at > #ARGV and since == its and call ~= its then return {'SEALED', '', 0} end
 local code, last, length = take(events, counts, since, call, its, nil, limit, records_at)
 if code == 'DUP' or code == 'OTHER' then
   local written = redis.pcall('SET', once, known, 'KEEPTTL')  -- refused when memory is full
