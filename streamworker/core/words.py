@@ -51,6 +51,18 @@ def name_of(owner: str) -> str:
     return owner.rpartition(".")[0] or owner
 
 
+def run_of(owner: str) -> str:
+    """Return the name of the connections of the process that made an owner's id: its worker's name and run.
+
+    An earlier release named its connections by the worker alone.
+
+    >>> run_of("w1.5e8c-02"), run_of("w-1.5e8c")
+    ('w1.5e8c', 'w-1')
+    """
+    run, _, join = owner.rpartition("-")
+    return run if run and "." not in join else name_of(owner)
+
+
 def alike(said: Mapping[int, T]) -> dict[T, list[int]]:
     """Return the partitions of which the same is said together, in ascending order."""
     together: dict[T, list[int]] = {}

@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import anyio
@@ -122,6 +123,10 @@ class Worker:
         self._preparing: anyio.CancelScope | None = None
         self._reached = False
         self.name = check_name("worker", name) if name else _new_name()
+        self._run = secrets.token_hex(4)
+        """Tells this process from others whose worker has the same name, in ids of owners and in names of
+        connections."""
+        self._joins = count(1)
         self._app = app
         self._settings: Settings = app.settings
         static_id = static_id or app.settings.static_id
@@ -155,7 +160,8 @@ class Worker:
         settings = self._settings
         rng = random.Random()
         connections = OTHER_CALLS + pipelines_of(settings) * len(self._specs)
-        async with connected(settings, self.name, connections) as backend, AsyncExitStack() as closing:
+        name = f"{self.name}.{self._run}"
+        async with connected(settings, name, connections) as backend, AsyncExitStack() as closing:
             if not await self._patiently(partial(self._prepare, backend)):
                 return True
             try:
@@ -163,8 +169,8 @@ class Worker:
                 resources = await closing.enter_async_context(opened)
             except StoppedAtStart:
                 return True
-            keeper, listener = Keeper(settings, self.name), Listener(backend, rng)
-            watchdog = Watchdog(settings, self.name)
+            keeper, listener = Keeper(settings, name), Listener(backend, rng)
+            watchdog = Watchdog(settings, name)
             for spec in self._specs:
                 core = self._core(spec, rng)
                 observer = self._app.observer
@@ -286,7 +292,7 @@ class Worker:
             partitions=spec.stream.placement.total,
             assignment=self._app.assignment,
             timing=settings.part(Timing),
-            nonce=lambda: secrets.token_hex(4),
+            nonce=lambda: f"{self._run}-{next(self._joins)}",
             jitter=lambda most: rng.randint(0, most),
             balance=settings.part(BalanceRules, "balance_"),
         )

@@ -4,6 +4,7 @@ import pytest
 
 from streamworker.core.ownership.risks import Risk
 from streamworker.redisio.group import risks
+from streamworker.redisio.wire.client import Backend
 from tests.contract.support import Group
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +102,19 @@ async def test_what_kills_in_one_partition_is_found_though_it_ends_in_others(gro
         await ends(group, owner, 1)
     assert await dies(group, NOW) == (False, 3)
     assert await dies(group, NOW, 1) == (True, 1), "the last owner died, and it has not ended since"
+
+
+async def test_a_worker_of_the_same_name_elsewhere_does_not_make_a_dead_one_alive(
+    group: Group, redis_url: str
+) -> None:
+    """Connections have the name of the run, too."""
+    mine, other = f"{NOW}.5e8c", "w1.77aa"
+    async with (
+        Backend.open(redis_url, name=mine) as backend,
+        Backend.open(redis_url, name=f"{other}:heartbeat") as second,
+    ):
+        await second.execute("PING")
+        for place, owner in enumerate((f"{other}-1", "w1.0b1d-2")):
+            await risks.step(backend, group.keys, Risk("timer", f"of-{place}", place), owner, "begin", 2)
+        await risks.count_left(backend, group.keys, f"{mine}-1", ())
+    assert await risks.read_deaths(group.backend, group.keys) == {"timer of-1": 1}

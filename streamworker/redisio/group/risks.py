@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from streamworker.core.ownership.risks import Risk
-from streamworker.core.words import name_of
+from streamworker.core.words import name_of, run_of
 from streamworker.errors import BackendRefused
 from streamworker.redisio.group.membership import connected, names_connected
 from streamworker.redisio.keys import GroupKeys, whole
@@ -72,14 +72,17 @@ async def count_left(
 async def _dead(backend: Backend, keys: GroupKeys, owner: str, others: Collection[str]) -> set[str]:
     """Return which other owners have no connection any more, or were this worker before its last start.
 
-    None has died where this user may not ask for connections, but for those.
+    None has died where this user may not ask for connections, but for those. A worker's name says nothing: a
+    worker of another app, or of another machine, may have the same.
     """
     if not others:
         return set()
     named = await names_connected(backend, keys.risks)
     living = {each.partition(":")[0] for each in named}  # There is one for heartbeats, too.
-    me, names = name_of(owner), {its: name_of(its) for its in others}
-    return {its for its, name in names.items() if name == me or (me in living and name not in living)}
+    can_tell = run_of(owner) in living
+    return {
+        its for its in others if name_of(its) == name_of(owner) or (can_tell and run_of(its) not in living)
+    }
 
 
 async def read_deaths(backend: Backend, keys: GroupKeys) -> dict[str, int]:

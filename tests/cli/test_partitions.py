@@ -1,0 +1,141 @@
+"""`partitions` shows the generations of a stream, and lets it grow."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from streamworker.cli.exit_codes import ExitCode
+from streamworker.core.data.placement import Placement
+from streamworker.importing import resolve_app
+from streamworker.redisio.admin import growth
+from streamworker.redisio.data import streams
+from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY
+from tests.cli.conftest import Invoke
+from tests.raw import opened
+
+KEYS = StreamKeys("shop", "orders")
+PRICE = GroupKeys("shop", "orders", "price")
+
+
+async def made(url: str) -> None:
+    """Send some orders, and register a group that has read none."""
+    app = resolve_app("shop:app")
+    stream = app.registry.streams["orders"]
+    order = stream.spec.record.python_type
+    async with app:
+        await stream.send_many([order(n, f"c{n}", 1.0) for n in range(20)])
+    async with Backend.open(url, name="t") as backend:
+        await streams.register(backend, PRICE, Placement(4), "earliest")
+
+
+@pytest.fixture
+def orders(streamworker: Invoke, shop: Path, redis_url: str) -> str:
+    del streamworker, shop
+    anyio.run(made, redis_url)
+    return redis_url
+
+
+def test_a_stream_grows_and_says_how_far_its_groups_are(streamworker: Invoke, orders: str) -> None:
+    """The command asks for nothing that it was told, and each further one is refused or goes on."""
+    planned = streamworker("partitions", "shop:orders", "6", "--dry-run")
+    assert planned.exit_code == ExitCode.OK, planned.output
+    assert (
+        "orders: 4 → 4+6. 4 partitions of today (0-3) take nothing more, 6 new ones (4-9)" in planned.output
+    )
+    assert "price" in planned.output and "Nothing was changed." in planned.output
+    grown = streamworker("partitions", "shop:orders", "6", "--yes")
+    assert grown.exit_code == ExitCode.OK, grown.output
+    assert "orders has 4+6 partitions" in grown.output
+    with opened(orders) as raw:
+        assert raw.hget(KEYS.meta, "partitions") == raw.hget(KEYS.meta, "growing") == b"4+6"
+        parents = [raw.hget(PRICE.lock(p), "from") for p in range(10)]
+        assert parents[:4] == [None] * 4
+        assert parents[4:] == [
+            " ".join(map(str, Placement(4, 6).parents_of(p))).encode() for p in range(4, 10)
+        ]
+        messages = [fields for _, fields in raw.xrange(PRICE.control)]
+        assert messages[-1][b"kind"] == b"grown" and messages[-1][b"map"] == b"4+6"
+    shown = streamworker("partitions", "shop:orders").output.splitlines()
+    assert [line.split()[:2] for line in shown[1:]] == [["1", "0-3"], ["2", "4-9"]]
+    assert "wait: 4-9" in shown[2] and "open" in shown[1]
+    fewer = streamworker("partitions", "shop:orders", "6", "--yes")
+    assert fewer.exit_code != ExitCode.OK
+    assert "a stream only grows" in fewer.output
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_a_growth_that_was_cut_off_goes_on_when_it_is_run_again(
+    streamworker: Invoke, orders: str, steps: int
+) -> None:
+    """After each of its calls of Redis."""
+
+    class Cut(Exception):
+        pass
+
+    async def cut() -> None:
+        async with Backend.open(orders, name="t") as backend:
+            await growth.prepare(backend, KEYS, 6, MEMORY)
+            real, left = backend.server.exchange, steps
+
+            async def exchange(*args: object, **named: object) -> object:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Cut
+                return await real(*args, **named)  # type: ignore[arg-type]
+
+            backend.server.exchange = exchange  # type: ignore[method-assign, assignment]
+            with pytest.raises(Cut):
+                await growth.go_on(backend, KEYS, MEMORY, "t")
+
+    anyio.run(cut)
+    assert "is growing from 4 to 4+6" in streamworker("partitions", "shop:orders", "8", "--yes").output
+    assert "It is growing to 4+6" in streamworker("partitions", "shop:orders").output
+    assert streamworker("partitions", "shop:orders", "6", "--yes").exit_code == ExitCode.OK
+    with opened(orders) as raw:
+        assert raw.hget(KEYS.meta, "partitions") == b"4+6"
+        assert all(raw.hget(PRICE.lock(p), "from") for p in range(4, 10))
+        for p in range(4):
+            with pytest.raises(Exception, match="exhausted"):
+                raw.xadd(KEYS.events(p), {"v": "x"})
+
+
+def test_what_a_failover_lost_is_done_again(streamworker: Invoke, orders: str) -> None:
+    """A seal, and the map of which the seals have a note."""
+    assert streamworker("partitions", "shop:orders", "6", "--yes").exit_code == ExitCode.OK
+
+    async def heals(*partitions: int) -> str:
+        async with Backend.open(orders, name="t") as backend:
+            return await growth.heal(backend, KEYS, partitions, MEMORY)
+
+    with opened(orders) as raw:
+        last = raw.xinfo_stream(KEYS.events(1))["last-entry"][0]
+        raw.execute_command("XSETID", KEYS.events(1), last)
+        assert anyio.run(heals, 0, 4) == ""
+        assert anyio.run(heals, 0, 1) == "the seal of 1"
+        assert raw.hget(KEYS.counts(1), "sealed") == last + b" 4+6"
+        raw.hset(KEYS.meta, "partitions", "4")
+        raw.hdel(KEYS.meta, "growing")
+        assert anyio.run(heals, 2) == "the map 4+6"
+    assert "It is growing to 4+6" in streamworker("partitions", "shop:orders").output
+    assert streamworker("partitions", "shop:orders", "6", "--yes").exit_code == ExitCode.OK
+
+
+def test_a_stream_with_what_would_not_go_along_is_refused(streamworker: Invoke, orders: str) -> None:
+    """Nothing is sealed or written then."""
+    with opened(orders) as raw:
+        raw.hset(PRICE.state(2), "ann", "{}")
+        refused = streamworker("partitions", "shop:orders", "6", "--yes")
+        assert refused.exit_code != ExitCode.OK
+        assert "price keeps state" in refused.output and "Nothing was changed." in refused.output
+        assert not raw.hexists(KEYS.meta, "growing")
+        raw.delete(PRICE.state(2))
+        raw.xadd(KEYS.events(7), {"v": "left"})
+        assert (
+            "Partitions 7 of stream 'orders' hold entries"
+            in streamworker("partitions", "shop:orders", "6", "--yes").output
+        )
+        assert not raw.hexists(KEYS.meta, "growing")
