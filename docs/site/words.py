@@ -23,6 +23,7 @@ WORDS = {
     "personal-data.md": "GDPR erase delete a user encrypt pii privacy right to be forgotten",
     "monitoring.md": "prometheus grafana alerts metrics consumer lag autoscale",
     "retention.md": "trim memory maxlen backpressure full",
+    "partitions.md": "repartition resize grow scale rebalance more partitions",
     "security.md": "acl tls password users multi tenant",
     "spark.md": "window join watermark jupyter notebook pyspark streaming aggregation",
     "spark-reference.md": "parquet delta duckdb polars pandas jupyter notebook read rows data frame postgresql",

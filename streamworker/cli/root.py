@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from streamworker.cli import acl, graph, health, requests, status, timers, top
-from streamworker.cli.data import dead, later, reset, schema, send, size, table, tail
+from streamworker.cli.data import dead, later, partitions, reset, schema, send, size, table, tail
 from streamworker.cli.doctor import command as doctor
 from streamworker.cli.doctor import repair
 from streamworker.cli.output import say
@@ -79,6 +79,7 @@ app.add_typer(timers.app, name="timers")
 app.add_typer(dead.app, name="dead")
 app.add_typer(table.app, name="table")
 app.command()(reset.reset)
+app.command()(partitions.partitions)
 app.add_typer(schema.app, name="schema")
 app.command()(doctor.doctor)
 app.command()(repair.repair)

@@ -101,6 +101,18 @@ class RequestMade(ControlMessage):
         return f"{self.order} {ranges(self.partitions)} by {self.who}"
 
 
+class StreamGrown(ControlMessage):
+    """The stream of the group has other partitions; its map says which."""
+
+    kind: ClassVar[str] = "grown"
+    map: str
+    """The map, such as ``8+12``; a reader asks Redis for the newest."""
+    who: str
+
+    def __str__(self) -> str:
+        return f"stream grown to {self.map} by {self.who}"
+
+
 def together(messages: Iterable[ControlMessage]) -> list[ControlMessage]:
     """Merge the messages of one kind, owner and generation, one for each partition, into one message."""
     alike: dict[object, ControlMessage] = {}

@@ -176,7 +176,7 @@ CALLS = {
         in_partition(
             scripts.MOVE_CHECKPOINT, cleared=[], group="price", checkpoint="1-0", entries=1, owner=""
         ),
-        in_partition(scripts.SEAL, map="1 8+12"),
+        in_partition(scripts.SEAL, map="8+12"),
         in_partition(scripts.COUNT, after="0-0", since="0-0", most=10),
         in_partition(scripts.REPLAY_DEAD, id="1-0", first="sw:replayed-for", group="price", edited=[]),
         in_group(

@@ -43,7 +43,7 @@ async def seal(backend: Backend, *counts: int) -> None:
     placement = Placement(*map(int, text.split(b"+")))
     after = "+".join(map(str, (*placement.counts, *counts)))
     for partition in placement.active:
-        (reply,) = await backend.run_many(SEAL, [SEAL.at(KEYS, partition, map=f"1 {after}")])
+        (reply,) = await backend.run_many(SEAL, [SEAL.at(KEYS, partition, map=after)])
         assert reply[0] == b"OK"
 
 

@@ -21,6 +21,7 @@ from streamworker.core.control import (
     PartitionsAcquired,
     PartitionsReleased,
     RequestMade,
+    StreamGrown,
 )
 from streamworker.core.events import Effect, Event
 from streamworker.core.protocols.claim.protocol import ClaimCore
@@ -88,6 +89,7 @@ _SHARED: tuple[type[ControlMessage], ...] = (
     PartitionsReleased,
     PartitionsAcquired,
     RequestMade,
+    StreamGrown,
 )
 MESSAGES: dict[str, type[ControlMessage]] = {
     message.kind: message

@@ -7,7 +7,7 @@
 -- the key was deleted and made anew by another program, the partition is sealed at its present end.
 --
 -- KEYS  events (stream)  counts (hash)  groups (hash)
--- ARGV  map: the version of the next map, and the map
+-- ARGV  map: the one that follows, such as '8+12'
 -- reply [OK, last id before the seal, names of the groups that are listed] | [BADTYPE, key]
 local last, added, _, _, _, is_sealed = stream_position(events)
 local known = redis.call('HGET', counts, 'sealed')
