@@ -67,6 +67,26 @@ class RequestsSeen(Event):
         return f"RequestsSeen: {by_words({p: f'version {v}' for p, v in self.versions.items()})}"
 
 
+class PartitionsSeen(Event):
+    """The worker has looked where its group works: on the partitions ``range(first, total)``.
+
+    ``total`` is how many the stream's map has in all generations. ``first`` is where the oldest generation
+    begins that has partitions which are not done in this group. ``total`` only rises; ``first`` falls again
+    if a failover loses that a partition was done.
+
+    A worker looks at intervals and at each ``LookAtPartitions``, and sends what it found even if nothing is
+    new: the core compares it with what the group says by then. The looks of two workers may have different
+    results, in any order.
+    """
+
+    is_routine: ClassVar[bool] = True
+    first: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"PartitionsSeen: {ranges(range(self.first, self.total))}"
+
+
 class Unanswered(Event):
     """A call got no answer: nobody knows whether Redis executed it."""
 
@@ -148,6 +168,15 @@ class ReleaseLocks(Effect):
 
     def __str__(self) -> str:
         return f"ReleaseLocks {ranges(self.epochs)}"
+
+
+class LookAtPartitions(Effect):
+    """Look at the stream's map and at what is done in this group.
+
+    The stream has grown, or others work on other partitions than this worker has seen.
+    ``PartitionsSeen`` follows when both are read; a look that fails is not repeated, since the next one at
+    an interval replaces it. Until then the core starts no runner on a partition that it has not seen.
+    """
 
 
 class PostControl(Effect):

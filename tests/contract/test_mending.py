@@ -17,7 +17,7 @@ from streamworker.core.protocols.lease.events import (
     UpdateLeases,
 )
 from streamworker.core.protocols.membership import events as membership_events
-from streamworker.core.protocols.membership.document import FORMAT, Member, Membership
+from streamworker.core.protocols.membership.document import FORMATS, Member, Membership
 from streamworker.core.protocols.membership.mending import LOOKED_AT_BYTES, fingerprint
 from streamworker.errors import BackendRefused
 from streamworker.redisio.admin import health, repair
@@ -136,7 +136,7 @@ async def test_heartbeats_begin_anew_with_the_members_of_the_document(group: Gro
 
 BROKEN = {
     "cut off": KNOWN.document()[:40],
-    "of a later release": KNOWN.document().replace(b'"v":%d' % FORMAT, b'"v":%d' % (FORMAT + 1)),
+    "of a later release": KNOWN.document().replace(b'"v":%d' % FORMATS[0], b'"v":%d' % (FORMATS[-1] + 1)),
     "members without ids": KNOWN.document().replace(b'"id":"a.1"', b'"id":null'),
     "nested": b"[" * 100_000,
 }

@@ -105,7 +105,12 @@ def test_a_cycle_claims_at_most_one_new_partition_of_those_that_there_are_now(ad
     node = claiming(1 if added else 5)
     assert not of_type(node.claimed({0: 100}), ClaimPartitions)
     node.acquired(0)
-    node.partitions = 5
+    if added:
+        node.partitions = 5
+        node.wait(CYCLE)
+        node.renewed({0: 100})
+        assert node.listed(node.entry(0, ME, 100)) == [ev.LookAtPartitions()]
+        assert not of_type(node.send(ev.PartitionsSeen(0, 5)), ClaimPartitions)
     assert of_type(node.wait(CYCLE), UpdateCheckpoints) == [UpdateCheckpoints(ME, {0: 100})]
     assert node.renewed({0: 101}) == [ListOwnership()]
     assert node.listed(node.entry(0, ME, 101)) == [ClaimPartitions(ME, {1: NO_ENTRY})]
@@ -279,6 +284,39 @@ def test_a_giving_up_without_an_answer_is_repeated() -> None:
     assert node.claimed({0: 100})[-1] == GiveUpPartitions(ME, (0,))
     assert node.send(UNANSWERED) == []
     assert node.wait(RETRY) == [GiveUpPartitions(ME, (0,))]
+
+
+# -- the stream grows --------------------------------------------------------------------------
+
+
+def test_a_partition_that_the_group_no_longer_works_on_is_drained_and_given_up() -> None:
+    """And counts for nobody: what the worker may claim then is its share of the others."""
+    node = ClaimNode().owner_of_one()
+    assert ev.DrainRunner(0, 3) in node.send(ev.PartitionsSeen(1, 5))
+    assert UpdateCheckpoints(ME, {0: 100}) in node.wait(CYCLE)
+    node.renewed({0: 101})
+    others = [node.entry(p, OTHER) for p in (1, 2, 3)]
+    assert node.listed(node.entry(0, ME, 101), *others) == [ClaimPartitions(ME, {4: NO_ENTRY})]
+    node.claimed({4: 102})
+    node.send(ev.RunnerStopped(0, 3))
+    assert node.send(ev.LocksReleased(ME, (0,), frozenset({0})))[-1] == GiveUpPartitions(ME, (0,))
+    node.send(PartitionsGivenUp((0,)))
+    assert node.core.owned == {4}
+
+
+def test_a_partition_that_is_taken_up_again_while_it_is_given_up_is_claimed_anew() -> None:
+    """A failover has lost that it was done; its entry is gone by then, or has another owner."""
+    node = ClaimNode().owner_of_one()
+    node.send(ev.PartitionsSeen(1, 4))
+    node.send(ev.RunnerStopped(0, 3))
+    assert node.send(ev.LocksReleased(ME, (0,), frozenset({0})))[-1] == GiveUpPartitions(ME, (0,))
+    node.send(ev.PartitionsSeen(0, 4))
+    node.acquired(0, epoch=4)
+    effects = node.send(PartitionsGivenUp((0,)))
+    assert ev.DrainRunner(0, 4) in effects
+    node.wait(CYCLE)
+    others = [node.entry(p, OTHER) for p in (1, 2, 3)]
+    assert node.listed(*others) == [ClaimPartitions(ME, {0: NO_ENTRY})]
 
 
 # -- how it is made ----------------------------------------------------------------------------

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamworker.core import control
-from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, PartitionsReleased
+from streamworker.core.control import (
+    ControlMessage,
+    GroupChanged,
+    PartitionsAcquired,
+    PartitionsReleased,
+    StreamGrown,
+)
 from streamworker.core.protocols.lease.events import LeaseChallenged, LeaseEnded
 from streamworker.core.protocols.membership.joining import JoinWanted
 from streamworker.core.protocols.registry import MESSAGES, from_fields
@@ -21,6 +27,7 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
     st.builds(PartitionsAcquired, partitions, st.text(), generations),
     st.builds(LeaseChallenged, partitions, st.text(), generations),
     st.builds(LeaseEnded, partitions, st.text(), generations),
+    st.builds(StreamGrown, st.text(), st.text()),
 )
 
 

@@ -377,3 +377,40 @@ def test_an_outbox_that_has_nothing_more_to_tell_waits_for_nothing() -> None:
     assert outbox.next_deadline_ms() == 250
     outbox.allocate.clear()
     assert outbox.next_deadline_ms() is None
+
+
+# -- the stream grows --------------------------------------------------------------------------
+
+
+def test_a_node_challenges_partitions_that_are_new_and_leaves_out_those_before_the_first() -> None:
+    """At once, if nobody has them; a node that does not know them yet does not race for them."""
+    node = LeaseNode.started(2)
+    node.control(challenged(2))
+    assert not [each for each in node.wait(2 * DELAY) if isinstance(each, RaceForLease)]
+    node.send(LeasesChallenged((0, 1), frozenset()))
+    assert asked(node.send(ev.PartitionsSeen(1, 4))) == {2: FREE, 3: FREE}
+    assert asked(node.send(ev.PartitionsSeen(1, 4))) == {}
+    node.send(LeasesChallenged((2, 3), frozenset({2, 3})))
+    assert asked(node.wait(2 * NORMAL)).keys() == {2, 3}
+    node.control(challenged(0), challenged(3))
+    assert [each.partition for each in node.wait(DELAY) if isinstance(each, RaceForLease)] == [3]
+
+
+def test_a_node_ends_the_partitions_that_are_dropped_and_takes_them_up_again() -> None:
+    """As one that another node has won; a try that was under way is taken back."""
+    node = LeaseNode.started(3)
+    node.own(0)
+    node.control(challenged(1))
+    assert RaceForLease(ME, 1) in node.wait(2 * DELAY)
+    assert ev.DrainRunner(0, 1) in node.send(ev.PartitionsSeen(2, 3))
+    assert node.core.owned == frozenset()
+    assert UpdateLeases(ME, {}, (), {1: 77}) in node.send(LeaseRaced(1, ME, 77))
+    node.send(LeasesUpdated())
+    node.send(ev.RunnerStopped(0, 1))
+    ended = node.send(ev.LocksReleased(ME, (0,), frozenset({0})))
+    assert UpdateLeases(ME, {}, (0,), {}) in ended
+    node.send(LeasesUpdated())
+    node.send(LeasesChallenged((1, 2), frozenset()))
+    assert asked(node.wait(2 * NORMAL)) == {2: DUE}
+    node.send(LeasesChallenged((2,), frozenset()))
+    assert asked(node.send(ev.PartitionsSeen(0, 3))) == {0: FREE, 1: FREE}

@@ -1,8 +1,10 @@
 """The membership document."""
 
 import json
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,8 +114,8 @@ def test_a_document_that_cannot_be_acted_on_is_refused(document: bytes) -> None:
 
 def test_a_document_of_another_format_names_both_formats() -> None:
     """The usual cause is two releases in one group."""
-    with pytest.raises(CoordinationError, match=r"format 2.*knows 1.*same release"):
-        Membership.parse(damaged(v=2))
+    with pytest.raises(CoordinationError, match=r"format 3.*knows 2.*same release"):
+        Membership.parse(damaged(v=3))
 
 
 def test_an_assignment_that_does_not_exist_is_refused_before_anything_is_written() -> None:
@@ -229,3 +231,79 @@ def test_a_held_seat_comes_back_as_it_was_written() -> None:
     read = Membership.parse(stored(membership))
     assert read == membership
     assert read.ids == ("w0.0", "w1.0") and read.present_ids == ("w1.0",)
+
+
+# -- the stream grows --------------------------------------------------------------------------
+
+
+def test_a_stream_that_never_grew_has_the_document_of_the_releases_before() -> None:
+    """Byte for byte; once it has grown, the format is one that those releases leave alone."""
+    alone = Membership.empty(2, "range").with_member(Member("a.1", "a", "host", 1, 5))
+    before = (
+        '{"v":1,"partitions":2,"strategy":"range","members":[{"id":"a.1","name":"a","host":"host","pid":1,'
+        '"joined_ms":5,"state":"active"}],"owners":[0,0]}'
+    )
+    assert alone.body() == before
+    assert alone.with_active(range(5)).body() == (
+        before.replace('"v":1,"partitions":2', '"v":2,"partitions":5').replace(
+            "[0,0]}", '[0,0,0,0,0],"first":0}'
+        )
+    )
+    assert '"owners":[0,0,0],"first":2}' in alone.with_active(range(2, 5)).body()
+
+
+looked = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 9)), max_size=9)
+
+
+@given(st.sampled_from(list(STRATEGIES)), looked)
+def test_whatever_the_group_works_on_is_owned_and_nothing_else(
+    strategy: str, looks: list[tuple[int, int]]
+) -> None:
+    """By equal shares, under each assignment, while members come; and the document can be read."""
+    now = Membership.empty(4, strategy).with_weights((7, 0, 1, 2) if strategy == "weighted" else ())
+    for number, (first, more) in enumerate([(0, 0), *looks]):
+        total = now.partitions + more
+        now = now.with_active(range(min(first, total - 1), total))
+        now = now.with_member(Member(f"m.{number}", "m", "host", 1, 1))
+        counts = Counter(now.owners[p] for p in now.active)
+        assert set(now.owners[: now.active.start]) <= {None} and None not in counts
+        if strategy != "weighted":
+            assert max(counts.values()) - min(counts[each] for each in now.ids) <= 1
+        written = now.body().encode()
+        assert Membership.parse(b'{"generation":7,' + written[1:]) == replace(now, generation=7)
+
+
+def test_the_range_assignment_begins_with_the_first_partition_that_the_group_works_on() -> None:
+    """And a partition that it works on again is shared out like a new one."""
+    both = group("a.1", "b.1", partitions=8).with_active(range(8, 20))
+    assert both.owners == (*(None,) * 8, *("a.1",) * 6, *("b.1",) * 6)
+    again = both.with_active(range(20))
+    assert again.owners == (*("a.1",) * 10, *("b.1",) * 10)
+    assert again == group("a.1", "b.1", partitions=8).with_active(range(20))
+
+
+def test_a_place_that_is_held_keeps_no_partition_that_the_group_no_longer_works_on() -> None:
+    """Its other partitions stay parked."""
+    held = Membership.empty(4, "range").with_member(Member("a.1", "a", "host", 1, 1, static_id="s"))
+    held = held.with_member(Member("b.1", "b", "host", 1, 1)).with_gone(["a.1"], 99)
+    assert held.owners == ("a.1", "a.1", "b.1", "b.1")
+    assert held.with_active(range(1, 6)).owners == (None, "a.1", "b.1", "b.1", "b.1", "b.1")
+
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"first": 4},
+    {"first": 9},
+    {"first": -1},
+    {"first": None},
+    {"first": 2**50},
+    {"v": 1},
+    {"v": 2.0},
+]
+
+
+@pytest.mark.parametrize("fields", IMPOSSIBLE, ids=str)
+def test_a_document_with_a_first_partition_that_cannot_be_is_damage(fields: dict[str, Any]) -> None:
+    """None is too large to be looked at."""
+    good = json.loads(stored(group("a.1", partitions=4).with_active(range(2, 4))))
+    with pytest.raises(CoordinationError, match=r"cannot be read|names"):
+        Membership.parse(json.dumps({**good, **fields}, separators=(",", ":")).encode())

@@ -20,7 +20,7 @@ from streamworker.errors import CoordinationError
 from tests.core.workbench import ME, TIMING, Bench, group, names, of_type, stored
 from tests.simulator.server.damage import DAMAGES
 
-LATER = b'{"generation":11,"v":2,"shards":[]}'
+LATER = b'{"generation":11,"v":3,"shards":[]}'
 UNANSWERED = ev.Unanswered(calls.ReadDocument())
 
 
@@ -53,11 +53,13 @@ def test_what_is_no_json_is_never_of_a_later_release(document: bytes) -> None:
     assert not is_later(document)
 
 
-@pytest.mark.parametrize("v, expected", [(2, True), (99, True), (1, False), (0, False), ("2", False)])
+@pytest.mark.parametrize(
+    "v, expected", [(3, True), (99, True), (2, False), (1, False), (0, False), ("3", False)]
+)
 def test_a_later_release_is_known_by_its_greater_format(v: object, expected: bool) -> None:
     """Whatever else it says; true and 2.0 are no whole numbers."""
     assert is_later(b'{"generation":7,"v":%s,"x":[1]}' % json.dumps(v).encode()) is expected
-    assert not is_later(b'{"v":2,"generation":7}')
+    assert not is_later(b'{"v":9,"generation":7}')
     assert not is_later(b"[" * 100_000)
 
 

@@ -86,6 +86,7 @@ MESSAGES: tuple[control.ControlMessage, ...] = (
     LeaseChallenged((3,), "w1.a", 7),
     LeaseEnded((3,), "w1.a", 7),
     JoinWanted("w3", '{"id":"w3.b"}'),
+    control.StreamGrown("8+12", "ann"),
 )
 
 

@@ -1,9 +1,11 @@
 """Joining, taking over, handing over and leaving: one worker's conversation with its group."""
 
+from dataclasses import replace
+
 import pytest
 
 from streamworker.core import events as ev
-from streamworker.core.control import GroupChanged, PartitionsAcquired
+from streamworker.core.control import GroupChanged, PartitionsAcquired, StreamGrown
 from streamworker.core.ownership.locks import Stale
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.conversation import CONFLICT_PAUSE_MAX_MS, CONFLICT_PAUSE_MS
@@ -45,10 +47,8 @@ def test_the_first_worker_of_a_group_takes_every_partition() -> None:
     assert bench.core.phase is Phase.ACTIVE
 
 
-def test_what_its_group_cannot_share_is_a_configuration_error() -> None:
-    """Another number of partitions, both of which it names; an assignment that does not exist."""
-    with pytest.raises(ConfigurationError, match=r"16 partitions.*started with 8"):
-        Bench.joining(group("w2.1", partitions=16))
+def test_an_assignment_that_does_not_exist_is_a_configuration_error() -> None:
+    """It is refused before the worker takes part."""
     with pytest.raises(ConfigurationError, match="no assignment 'best'"):
         Bench(strategy="best")
 
@@ -102,7 +102,7 @@ def test_a_document_that_cannot_be_read_leaves_everything_as_it_is() -> None:
     """One of a later release; the locks say what is ours. It is read again at the pace of heartbeats."""
     bench = Bench.running(ME, "w2.1")
     bench.changed(11)
-    effects = bench.send(calls.DocumentRead(b'{"generation":11,"v":2,"shards":[]}', 5_000))
+    effects = bench.send(calls.DocumentRead(b'{"generation":11,"v":3,"shards":[]}', 5_000))
     (note,) = effects
     assert isinstance(note, ev.Note)
     assert note.event == "membership_unreadable"
@@ -203,3 +203,66 @@ def test_a_finished_worker_does_nothing_more() -> None:
         ev.RunnerStopped(1, 101),
     ]
     assert [bench.send(event) for event in late] == [[]] * len(late)
+
+
+# -- the stream grows ----------------------------------------------------------------------------
+
+
+def test_who_has_seen_that_the_stream_grew_changes_the_document_on_the_same_path_as_a_join() -> None:
+    """By compare-and-set; the partitions that it does not work on any more are drained."""
+    bench = Bench.running(ME, "w2.1")
+    asked = change(bench.send(ev.PartitionsSeen(0, 12)))
+    assert (asked.expected, asked.message.cause) == (10, "partitions")
+    assert asked.membership.owners == (*(ME,) * 6, *("w2.1",) * 6)
+    bench.grant(bench.send(calls.DocumentChanged(11)))
+    assert bench.send(ev.PartitionsSeen(0, 12)) == []
+
+    asked = change(bench.send(ev.PartitionsSeen(8, 12)))
+    assert asked.membership.owners == (*(None,) * 8, ME, ME, "w2.1", "w2.1")
+    effects = bench.send(calls.DocumentChanged(12))
+    assert [each.partition for each in of_type(effects, ev.DrainRunner)] == [0, 1, 2, 3, 4, 5]
+    bench.stop_runners(effects)
+
+    asked = change(bench.send(ev.PartitionsSeen(0, 12)))
+    assert asked.membership.owners == (*(ME,) * 6, *("w2.1",) * 6)
+
+
+def test_who_knows_less_than_the_document_looks_before_it_works_on_what_it_does_not_know() -> None:
+    """It is asked once, and takes the new partitions when it has seen them."""
+    grown = group(ME, "w2.1", generation=11).with_active(range(8, 16))
+    bench = Bench.running(ME, "w2.1")
+    bench.changed(11)
+    effects = bench.read(grown)
+    assert names(effects) == ["LookAtPartitions", *["DrainRunner"] * 4]
+    bench.changed(12)
+    assert names(bench.read(replace(grown, generation=12))) == []
+    (ask,) = of_type(bench.send(ev.PartitionsSeen(8, 16)), ev.AcquireLocks)
+    assert ask.partitions == (8, 9, 10, 11)
+
+
+def test_a_look_of_before_does_not_undo_what_another_has_seen_since() -> None:
+    """Two that have seen different things look again, and do not contend."""
+    bench = Bench.running(ME, "w2.1")
+    change(bench.send(ev.PartitionsSeen(4, 12)))
+    other = group(ME, "w2.1", generation=11).with_active(range(12))
+    effects = bench.refuse(other)
+    assert "LookAtPartitions" in names(effects)
+    assert not of_type(effects + bench.wait(5_000), calls.ChangeDocument)
+    assert not of_type(bench.send(ev.PartitionsSeen(0, 12)), calls.ChangeDocument)
+
+
+def test_a_worker_whose_map_is_behind_does_not_take_partitions_away() -> None:
+    """What it has seen holds for the partitions that it knows."""
+    bench = Bench.running(ME, "w2.1")
+    bench.changed(11)
+    bench.read(group(ME, "w2.1", generation=11).with_active(range(8, 16)))
+    assert names(bench.send(ev.PartitionsSeen(0, 8))) == []
+    asked = change(bench.send(ev.PartitionsSeen(0, 16)))
+    assert asked.membership.active == range(16)
+
+
+def test_a_message_that_the_stream_grew_makes_a_worker_look() -> None:
+    """Once, however many messages there are."""
+    bench = Bench.running(ME)
+    message = StreamGrown("8+12", "ann")
+    assert bench.send(ev.ControlReceived((message, message))) == [ev.LookAtPartitions()]

@@ -70,7 +70,7 @@ class FaultKind(Enum):
     DAMAGE = "damage"
     """Another program overwrites the membership document, heartbeats or loads."""
     REPARTITION = "repartition"
-    """The app has more partitions from now on."""
+    """The stream has more partitions from now on."""
     ORDER = "order"
     """An operator pauses a partition and resumes it later, or has it retried."""
 

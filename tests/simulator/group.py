@@ -7,6 +7,7 @@ see.
 from collections.abc import Callable
 from random import Random
 
+from streamworker.core.control import StreamGrown
 from streamworker.core.data.outbox import OutboxQueue
 from streamworker.core.protocols.membership.settings import BalanceRules
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
@@ -30,6 +31,8 @@ LOAD_SPELL_MS = 4_000
 """Interval at which loads change during the faults."""
 RETENTION_MS = 1_000
 """How long the source records of every third seed stay after their commit."""
+LOOK_MS = 10_000
+"""How often a worker looks at the partitions of a stream that has grown."""
 START_MS = 1_000_000
 """First time of the server's clock; generations and epochs begin there."""
 
@@ -43,6 +46,7 @@ class SimulatedGroup:
     """
 
     connections = 0
+    _has_grown = False
     has_timers = False
     """Whether each partition has a timer."""
     has_chains = False
@@ -131,10 +135,8 @@ class SimulatedGroup:
 
     def refused(self, worker: SimWorker, error: ConfigurationError) -> None:
         """End a worker whose core raised an error about its configuration."""
-        if not worker.is_wrong and not worker.static_id:
+        if not worker.static_id:
             self.checker.found("crash", f"{worker.name}: {error}")
-        if worker.is_wrong and any(worker_of(lock.owner) == worker.name for lock in self.server.partitions):
-            self.checker.found("I4", f"{worker.name} has a lock, and another number of partitions")
         self.note(f"{worker.name} ends: {error}")
         worker.kill()
         if all(each.name != worker.name for each in self.staying):
@@ -147,7 +149,7 @@ class SimulatedGroup:
         return Setup(
             coordination=self._coordination,
             identity=Identity(worker.name, "host", 1, worker.static_id, capacity=self._capacity_of(worker)),
-            partitions=worker.partitions or len(self.server.partitions),
+            partitions=len(self.server.partitions),
             assignment=self._assignment,
             timing=self.timing,
             nonce=lambda: f"{self.random.getrandbits(40):010x}",
@@ -194,8 +196,8 @@ class SimulatedGroup:
 
     @property
     def staying(self) -> list[SimWorker]:
-        """The live workers with a right configuration that were not asked to leave."""
-        return [w for w in self.workers if w.alive and not w.stopping and not w.is_wrong]
+        """The live workers that were not asked to leave."""
+        return [w for w in self.workers if w.alive and not w.stopping]
 
     # -- the network and the senders -----------------------------------------------------------
 
@@ -226,11 +228,21 @@ class SimulatedGroup:
                 runner.told()
 
     def grow(self, partitions: int) -> None:
-        """Add partitions to the stream, for the protocols that read their number."""
+        """Add partitions to the stream, and tell the workers; they look at intervals from then on."""
         more = partitions - len(self.server.partitions)
         self.note(f"the stream has {partitions} partitions now")
         self.server.grow(partitions)
         self.checker.grow(more)
+        self.server.post(StreamGrown(str(partitions), "ann"))
+        if not self._has_grown:
+            self._has_grown = True
+            self.clock.after(LOOK_MS, self._look_at_partitions)
+
+    def _look_at_partitions(self) -> None:
+        for worker in self.workers:
+            if worker.alive and not worker.finished:
+                worker.look_at_partitions()
+        self.clock.after(LOOK_MS, self._look_at_partitions)
 
     # -- what an observer sees -----------------------------------------------------------------
 

@@ -18,16 +18,11 @@ if TYPE_CHECKING:
 
 
 class SimWorker(Process):
-    """One process: a core, its connection, its clock and its runners.
+    """One process: a core, its connection, its clock and its runners."""
 
-    ``partitions`` is a wrong number in its configuration, or 0 for the right one.
-    """
-
-    def __init__(
-        self, world: "SimulatedGroup", name: str, *, static_id: str = "", partitions: int = 0
-    ) -> None:
+    def __init__(self, world: "SimulatedGroup", name: str, *, static_id: str = "") -> None:
         super().__init__(world)
-        self.name, self.static_id, self.partitions = name, static_id, partitions
+        self.name, self.static_id = name, static_id
         self.stopping, self.finished = False, False
         self.owner = ""
         """Its latest owner id in the locks."""
@@ -48,11 +43,6 @@ class SimWorker(Process):
         self.connect()
         self.later(0, lambda: self.handle(ev.Started()))
         self.later(0, lambda: self._beat(0))
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether its configuration has a wrong number of partitions."""
-        return self.partitions > 0
 
     def connect(self) -> None:
         """Connect, or reconnect, and read the control stream."""
@@ -124,6 +114,10 @@ class SimWorker(Process):
         server, held = self.world.server, self.core.held
         self.request(lambda: ev.RequestsSeen(server.requested(held)), self.handle, lambda: None)
 
+    def look_at_partitions(self) -> None:
+        """Read on which partitions the group works."""
+        self.request(self.world.server.seen, self.handle, lambda: None)
+
     # -- effects -------------------------------------------------------------------------------
 
     def _perform(self, effect: ev.Effect) -> None:
@@ -143,6 +137,8 @@ class SimWorker(Process):
                 self.batches_paused = False
                 for runner in list(self.runners.values()):
                     self.later(0, runner.begin)
+            case ev.LookAtPartitions():
+                self.look_at_partitions()
             case ev.PostControl():
                 self._post(effect)
             case ev.Finished():

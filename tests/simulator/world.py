@@ -62,7 +62,7 @@ class World(SimulatedGroup):
             case FaultKind.DAMAGE:
                 self._damage(fault)
             case FaultKind.REPARTITION:
-                self._repartition(1 + fault.pick % 4)
+                self.grow(len(self.server.partitions) + 1 + fault.pick % 4)
             case FaultKind.ORDER:
                 self._operate(fault)
             case _:
@@ -141,20 +141,6 @@ class World(SimulatedGroup):
         if worker.alive and not worker.stopping:
             self.stop(worker)
 
-    def _repartition(self, more: int) -> None:
-        """Add partitions if the protocol supports it; otherwise start a worker with a wrong number.
-
-        Without a membership document no worker is started: then the declaration of the stream would
-        refuse that worker before it takes part.
-        """
-        partitions = len(self.server.partitions) + more
-        if self.protocol.can_grow:
-            self.grow(partitions)
-        elif self.server.membership is not None:
-            name = f"w{len(self.workers) + 1}"
-            self.note(f"{name} starts, with {partitions} partitions")
-            self.workers.append(SimWorker(self, name, partitions=partitions))
-
     # -- the network and the server ------------------------------------------------------------
 
     def _weather(self, fault: Fault) -> None:
@@ -221,9 +207,6 @@ class World(SimulatedGroup):
             self._before_later = self._before_later if is_of_later_release(before) else before
             for turn in range(1, LATER_LOOKS + 1):
                 self.clock.after(turn * LATER_AWAY_MS, self._put_back)
-        for worker in self.workers:
-            if worker.is_wrong:
-                worker.kill()  # Without a document, the declaration of its stream refuses it.
 
     def _put_back(self) -> None:
         """Replace a document of a later release by the previous one."""
@@ -240,9 +223,7 @@ class World(SimulatedGroup):
         self.clock.after(away_ms + self.random.randint(0, 1_000), self._declare)
         for worker in self.workers:
             worker.disconnect()
-            if worker.is_wrong:
-                worker.kill()  # It declares its stream again, and is refused.
-            elif worker.alive:
+            if worker.alive:
                 worker.later(away_ms + self.random.randint(0, 1_000), worker.connect)
 
     def _declare(self) -> None:
@@ -287,7 +268,7 @@ class World(SimulatedGroup):
     def _roll(self, worker: SimWorker, fault: Fault) -> None:
         """Restart a worker: after a time, or at once while the old process is only paused."""
         how = fault.pick % 3
-        if worker.stopping or worker.is_wrong:
+        if worker.stopping:
             return
         if how == 0 and worker.static_id:
             worker.pause()

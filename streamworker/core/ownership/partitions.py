@@ -8,7 +8,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from streamworker.core import events as ev
-from streamworker.core.control import ControlMessage, PartitionsAcquired, PartitionsReleased, RequestMade
+from streamworker.core.control import (
+    ControlMessage,
+    PartitionsAcquired,
+    PartitionsReleased,
+    RequestMade,
+    StreamGrown,
+)
 from streamworker.core.ownership.lifecycle import HANDLING, State, Trigger, step
 from streamworker.core.ownership.locks import Acquired, AcquireReply, Held, Refused, Stale
 
@@ -135,7 +141,8 @@ class Ownership:
                 for message in messages:
                     if isinstance(message, PartitionsReleased):
                         self._told(message.partitions, now_ms)
-                return self._requested(_news(messages, self._partitions), now_ms)
+                looks = [ev.LookAtPartitions() for each in messages if isinstance(each, StreamGrown)]
+                return [*looks[:1], *self._requested(_news(messages, self._partitions), now_ms)]
             case ev.RequestsSeen(versions):
                 # After a failover that lost a request, the version in the lock is lower.
                 known = self._partitions

@@ -70,8 +70,6 @@ class ProtocolEntry:
     """Finds the rebalances that no ``GroupChanged`` announces."""
     has_document: bool = False
     """Whether a document lists the members and assigns the partitions; heartbeats then carry load."""
-    can_grow: bool = False
-    """Whether workers read the number of partitions while they run; the others refuse another one."""
 
 
 DEFAULT = ByDocument()
@@ -79,7 +77,7 @@ PROTOCOLS: Mapping[str, ProtocolEntry] = {
     entry.settings.name: entry
     for entry in (
         ProtocolEntry(settings=ByDocument, make=WorkerCore, messages=(JoinWanted,), has_document=True),
-        ProtocolEntry(settings=Claim, make=ClaimCore, can_grow=True),
+        ProtocolEntry(settings=Claim, make=ClaimCore),
         ProtocolEntry(settings=Lease, make=LeaseCore, messages=(LeaseChallenged, LeaseEnded), history=races),
     )
 }

@@ -54,7 +54,7 @@ class Setup:
     """The protocol, with its own settings."""
     identity: Identity
     partitions: int
-    """How many the stream has when the worker starts."""
+    """How many the stream has when the worker starts, in all generations."""
     assignment: str
     """Name of the assignment, if the protocol has one."""
     timing: Timing
@@ -64,6 +64,8 @@ class Setup:
     """Returns a number from 0 up to its argument; random choices use it too."""
     balance: BalanceRules = field(default_factory=BalanceRules)
     """The rules for moving partitions by load, under the assignment ``weighted``."""
+    first: int = 0
+    """The first partition that the group works on when the worker starts; see ``PartitionsSeen``."""
 
     def new_owner(self) -> str:
         """Return a name for locks, which no earlier membership of the worker had."""

@@ -21,7 +21,7 @@ from streamworker.core.protocols.claim.events import (
 )
 from streamworker.errors import BackendError
 from streamworker.redisio.group.operation import Access, Operation
-from streamworker.redisio.keys import KeyRow, partitions_in
+from streamworker.redisio.keys import KeyRow, map_in
 from streamworker.redisio.scripts import checked, load
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import ms_of, pairs_of
@@ -44,7 +44,7 @@ async def _list_ownership(access: Access, _: ListOwnership) -> Event:
     flat, time = all_answered(await access.backend.pipeline(asked))
     entries = (_entry(name, text) for name, text in pairs_of(flat).items())
     known = tuple(entry for entry in entries if entry is not None)
-    return OwnershipListed(partitions_in(declared), known, ms_of(time))
+    return OwnershipListed(sum(map_in(declared)) if declared else 0, known, ms_of(time))
 
 
 async def _claim_partitions(access: Access, effect: ClaimPartitions) -> Event:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from streamworker.core.protocols.membership.document import FORMAT
+from streamworker.core.protocols.membership.document import FORMATS
 
 LATER = "is of a later release"
 """Workers do not touch such a document; the simulator later restores the previous one."""
@@ -45,7 +45,7 @@ DAMAGES: Mapping[str, Callable[[bytes], bytes | None]] = {
 string."""
 WRITTEN: Mapping[str, Callable[[bytes], bytes | None]] = {
     **DAMAGES,
-    LATER: lambda document: _with(document, v=FORMAT + 1),
+    LATER: lambda document: _with(document, v=FORMATS[-1] + 1),
 }
 """All values that the simulator writes: damage, which the group repairs, and a document of a later
 release, which the group must not touch."""

@@ -421,6 +421,10 @@ class SimulatedServer(StoreBackend):
         self.declare()
         in_one_step(streams.register(self.backend, KEYS, Placement(partitions), "earliest"))
 
+    def seen(self) -> ev.PartitionsSeen:
+        """Return on which partitions the group works."""
+        return ev.PartitionsSeen(0, len(self.partitions))
+
     def declare(self) -> None:
         """Let the server know the number of partitions, as each worker does at its start."""
         self.store.drop(KEYS.meta.encode())

@@ -25,29 +25,31 @@ class Choice:
     """The owner that it is stolen from; empty if nobody owned it."""
 
 
-def choose(
-    partitions: int, owners: Mapping[int, str], me: str, jitter: Callable[[int], int]
-) -> Choice | None:
+def choose(active: range, owners: Mapping[int, str], me: str, jitter: Callable[[int], int]) -> Choice | None:
     """Return what ``me`` claims next; None if it has its share, or no partition can be claimed.
 
-    ``owners`` has the owner by partition, without expired entries.
+    ``active`` are the partitions that the group works on: all others count for nothing. ``owners`` has the
+    owner by partition, without expired entries.
 
     >>> first = lambda most: 0
-    >>> choose(5, {}, "a", first)
+    >>> choose(range(5), {}, "a", first)
     Choice(partition=0, victim='')
-    >>> choose(5, dict.fromkeys(range(5), "a"), "b", first)
+    >>> choose(range(5), dict.fromkeys(range(5), "a"), "b", first)
     Choice(partition=0, victim='a')
-    >>> choose(5, dict(enumerate("abcde")), "f", first) is None
+    >>> choose(range(5), dict(enumerate("abcde")), "f", first) is None
     True
+    >>> choose(range(5, 6), dict.fromkeys(range(5), "a"), "a", first)
+    Choice(partition=5, victim='')
     """
+    owners = {p: owner for p, owner in owners.items() if p in active}
     counts = {me: 0}
     for owner in owners.values():
         counts[owner] = counts.get(owner, 0) + 1
     mine = counts[me]
-    least, more = divmod(partitions, len(counts))
+    least, more = divmod(len(active), len(counts))
     with_more = sum(1 for count in counts.values() if count > least)
     has_room = mine < least or (mine == least and with_more < more)
-    unclaimed = [p for p in range(partitions) if p not in owners]
+    unclaimed = [p for p in active if p not in owners]
     if unclaimed:
         return Choice(_any(unclaimed, jitter), "") if has_room else None
     most = max((count for owner, count in counts.items() if owner != me), default=0)

@@ -68,7 +68,8 @@ class ClaimCore:
         assert isinstance(setup.coordination, Claim)
         self._setup, self._timing = setup, setup.coordination
         self.owner = setup.new_owner()
-        self._partitions = setup.partitions
+        self._active = range(setup.first, setup.partitions)
+        """The partitions that the group works on, as this worker has seen."""
         self._ownership = Ownership(self.owner, setup.timing.grace_period_ms, setup.retry_ms)
         self._pulse = Pulse(self.owner, self._timing.pause_after_ms)
         self._phase = Phase.NEW
@@ -140,6 +141,11 @@ class ClaimCore:
                 self._calling = False
                 for partition in partitions:
                     self._claims.pop(partition, None)
+                    self._renew.pop(partition, None)
+                return self._assign(now_ms)
+            case ev.PartitionsSeen(first, total):
+                self._active = range(first, max(total, self._active.stop))
+                return self._assign(now_ms)
             case ev.Unanswered(calls.StoreCall()):
                 self._calling = False
                 self._rest(now_ms)
@@ -157,11 +163,12 @@ class ClaimCore:
         """Start the next call to the store, if one is due and none is under way."""
         if self._calling or self._phase is Phase.NEW or now_ms < self._pause_until_ms:
             return []
+        kept = self._desired()
+        idle = (p for p in sorted(self._claims) if self._ownership.state(p) is State.IDLE)
+        if done := tuple(p for p in idle if p not in kept):
+            self._calling = True
+            return [calls.GiveUpPartitions(self.owner, done)]
         if self._phase is Phase.LEAVING:
-            done = tuple(p for p in sorted(self._claims) if self._ownership.state(p) is State.IDLE)
-            if done:
-                self._calling = True
-                return [calls.GiveUpPartitions(self.owner, done)]
             if self._ownership.is_idle:
                 self._phase = Phase.GONE
                 return [ev.Finished()]
@@ -217,11 +224,12 @@ class ClaimCore:
     def _listed(self, event: calls.OwnershipListed, now_ms: int) -> list[ev.Effect]:
         """Read who owns what, and choose what to claim."""
         self._calling = False
-        self._partitions = max(self._partitions, event.partitions)
         self._server_ahead_ms = event.server_ms - now_ms
         oldest_ms = event.server_ms - self._timing.expiry_ms
         entries = {entry.partition: entry for entry in event.entries}
         effects = self._pulse.renewed(self._cycle_ms, now_ms)
+        if event.partitions > self._active.stop:
+            effects.append(ev.LookAtPartitions())
         for partition, entry in entries.items():
             if entry.owner == self.owner:
                 self._take(partition, entry.etag)
@@ -237,7 +245,7 @@ class ClaimCore:
             self._restrained_until_ms = now_ms + 2 * self._timing.cycle_ms
         owners = {p: entry.owner for p, entry in entries.items() if entry.modified_ms >= oldest_ms}
         owners |= dict.fromkeys(self._claims, self.owner)
-        choice = choose(self._partitions, owners, self.owner, self._setup.jitter)
+        choice = choose(self._active, owners, self.owner, self._setup.jitter)
         if choice is not None and now_ms >= self._restrained_until_ms:
             known = entries.get(choice.partition)
             etag = calls.NO_ENTRY if known is None else known.etag
@@ -282,9 +290,13 @@ class ClaimCore:
         return [ev.Note("claim_lost", {"partition": partition, "to": winner})]
 
     def _assign(self, now_ms: int) -> list[ev.Effect]:
-        is_active = self._phase is Phase.ACTIVE
-        desired = {p: self._generations[p] for p in self._claims} if is_active else {}
-        return self._ownership.assign(desired, max(self._claims.values(), default=0), now_ms)
+        return self._ownership.assign(self._desired(), max(self._claims.values(), default=0), now_ms)
+
+    def _desired(self) -> dict[int, int]:
+        """Return the partitions that this worker owns and that its group works on, with their generations."""
+        if self._phase is not Phase.ACTIVE:
+            return {}
+        return {p: self._generations[p] for p in self._claims if p in self._active}
 
     def _live(self, now_ms: int) -> tuple[str, ...]:
         """Return the other owners with recent changes: one without entries now may still be draining."""

@@ -26,8 +26,12 @@ class Challenger:
     def start(self, now_ms: int) -> None:
         """Check all partitions at once."""
         for lease in self._leases.values():
-            lease.heard_ms = now_ms
-            self._check_at(lease, now_ms)
+            self.begin(lease, now_ms)
+
+    def begin(self, lease: LeaseState, now_ms: int) -> None:
+        """Check a partition at once, and challenge it if it is in neither hash."""
+        lease.heard_ms, lease.mode = now_ms, Challenge.FREE
+        self._check_at(lease, now_ms)
 
     def heard(self, lease: LeaseState, now_ms: int) -> None:
         """Note that a node challenged a partition: its normal lease begins anew."""
@@ -93,5 +97,7 @@ class Challenger:
         self._check_at(lease, now_ms + normal_ms + self._jitter(normal_ms // 8))
 
     def _check_at(self, lease: LeaseState, at_ms: int) -> None:
+        if lease.is_dropped:
+            return
         lease.check_ms = at_ms
         self._check_ms = at_ms if self._check_ms is None else min(self._check_ms, at_ms)

@@ -41,10 +41,10 @@ class LeaseCore:
         assert isinstance(setup.coordination, Lease)
         self._setup, self._timing = setup, setup.coordination
         self.owner = setup.new_owner()
-        self._step_ms = self._timing.delay_step_ms(setup.partitions)
         self._load = load
         self._ownership = Ownership(self.owner, setup.timing.grace_period_ms, setup.retry_ms)
-        self._leases = {partition: LeaseState(0, None) for partition in range(setup.partitions)}
+        self._leases: dict[int, LeaseState] = {}
+        self._see(setup.first, setup.partitions)
         self.owned: frozenset[int] = frozenset()
         """The partitions that this node won in a race, and whose locks it holds or is acquiring."""
         self._phase = Phase.NEW
@@ -114,6 +114,8 @@ class LeaseCore:
                 self._outbox.answered(now_ms, done=True)
             case ev.Unanswered(calls.UpdateLeases()):
                 self._outbox.answered(now_ms, done=False)
+            case ev.PartitionsSeen(first, total):
+                return self._changed(self._see(first, total), now_ms)
             case ev.LocksAnswered():
                 return self._locks_answered(event, now_ms)
             case ev.RunnerFenced(partition):
@@ -122,6 +124,34 @@ class LeaseCore:
                 return self._ownership.handle(event, now_ms)
         return []
 
+    # -- the partitions that there are -----------------------------------------------------------
+
+    def _see(self, first: int, total: int) -> list[int]:
+        """Work on the partitions from ``first`` on; return those for which that is new.
+
+        No state is forgotten, since an answer about a dropped partition may be under way.
+        """
+        known = len(self._leases)
+        self._leases |= {partition: LeaseState(0, None) for partition in range(known, total)}
+        self._step_ms = self._timing.delay_step_ms(len(self._leases) - first)
+        new = [p for p, lease in self._leases.items() if lease.is_dropped != (p < first) or p >= known]
+        for partition in new:
+            self._leases[partition].is_dropped = partition < first
+        return new
+
+    def _changed(self, partitions: list[int], now_ms: int) -> list[ev.Effect]:
+        """Challenge the partitions that are new, and shut those down that are dropped."""
+        if self._phase is not Phase.ACTIVE or not partitions:
+            return []
+        for partition in partitions:
+            lease = self._leases[partition]
+            if lease.is_dropped:
+                lease.check_ms = None
+                self._withdraw(partition, lease)
+            else:
+                self._challenger.begin(lease, now_ms)
+        return self._assign(frozenset(p for p in self.owned if not self._leases[p].is_dropped), now_ms)
+
     # -- 2 and 3: wait, then race --------------------------------------------------------------
 
     def _heard(self, messages: tuple[ControlMessage, ...], now_ms: int) -> list[ev.Effect]:
@@ -129,7 +159,7 @@ class LeaseCore:
             if isinstance(message, calls.LeaseChallenged):
                 for partition in message.partitions:
                     lease = self._leases.get(partition)
-                    if lease is not None and self._phase is Phase.ACTIVE:
+                    if lease is not None and not lease.is_dropped and self._phase is Phase.ACTIVE:
                         self._challenger.heard(lease, now_ms)
                         if lease.raced_from_ms is None:
                             lease.raced_from_ms = lease.retry_ms = now_ms
@@ -182,7 +212,7 @@ class LeaseCore:
             lease.won, lease.clear_ms = 0, None
             return self._give_up(partition, now_ms)
         lease.won = event.generation
-        if self._phase is not Phase.ACTIVE:
+        if self._phase is not Phase.ACTIVE or lease.is_dropped:
             self._take_out(partition, lease)
             return []
         if partition in self.owned:
@@ -237,6 +267,12 @@ class LeaseCore:
             self._outbox.clear[partition] = lease.won
         lease.won, lease.clear_ms = 0, None
 
+    def _withdraw(self, partition: int, lease: LeaseState) -> None:
+        """Take part in no race for a partition."""
+        lease.raced_from_ms = lease.wait_until_ms = None
+        lease.wait_for = ""
+        self._take_out(partition, lease)
+
     def _assign(self, mine: frozenset[int], now_ms: int) -> list[ev.Effect]:
         self.owned = mine
         desired = {p: self._leases[p].generation for p in mine}
@@ -267,9 +303,7 @@ class LeaseCore:
             return []
         self._phase, self._left = Phase.LEAVING, self.owned
         for partition, lease in self._leases.items():
-            lease.raced_from_ms = lease.wait_until_ms = None
-            lease.wait_for = ""
-            self._take_out(partition, lease)
+            self._withdraw(partition, lease)
         return self._assign(frozenset(), now_ms)
 
     def _leave(self) -> list[ev.Effect]:

@@ -34,6 +34,8 @@ class LeaseState:
     """The node that has to shut it down first, and until when this node waits for it at most."""
     clear_ms: int | None = None
     """When the node's win is removed from the grab hash."""
+    is_dropped: bool = False
+    """The group no longer works on it: it is neither challenged nor raced for."""
 
 
 class Outbox:

@@ -229,5 +229,5 @@ def _measured(loads: Mapping[str, Mapping[int, int]], membership: Membership) ->
 def _has_drifted(membership: Membership, weights: tuple[int, ...]) -> bool:
     """Whether the document's weights are far from the measured ones."""
     known = membership.weights.known(membership.partitions)
-    away = sum(abs(now - before) for now, before in zip(weights, known, strict=True))
+    away = sum(abs(weights[p] - known[p]) for p in membership.active)
     return away * 100 > sum(weights) * DRIFT_PERCENT and away > IDLE * len(membership.active_ids)

@@ -13,7 +13,7 @@ from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.membership.document import Change, Membership
 from streamworker.core.protocols.membership.mending import Damage, fingerprint, is_of_later_release
 from streamworker.core.protocols.setup import Setup
-from streamworker.errors import ConfigurationError, CoordinationError, InternalError
+from streamworker.errors import CoordinationError, InternalError
 
 CONFLICT_PAUSE_MS = 20
 """Longest pause after the first lost compare-and-set; it doubles with each further one. A change is one round
@@ -26,7 +26,7 @@ class Conversation:
     """The calls about one group's document."""
 
     def __init__(self, setup: Setup) -> None:
-        self.membership = Membership.empty(setup.partitions, setup.assignment)
+        self.membership = Membership.empty(setup.partitions, setup.assignment, setup.first)
         """The newest version that this worker knows."""
         self.server_ms = 0
         """The server's clock in its last answer."""
@@ -89,8 +89,7 @@ class Conversation:
     ) -> Membership | Note:
         """Handle a document; return the version to act on, or a note about what is wrong with it.
 
-        Members repair a damaged document before other workers do, so it matters who ``me`` is. Raise
-        ConfigurationError if the group has another number of partitions.
+        Members repair a damaged document before other workers do, so it matters who ``me`` is.
         """
         self._is_calling, self.server_ms = False, event.server_ms
         if isinstance(event, calls.ChangeRefused):
@@ -98,7 +97,8 @@ class Conversation:
         ours, document = self.membership, event.document
         if document is None and not event.foreign:
             self._damage.forget()
-            self.membership, self._stored = Membership.empty(ours.partitions, ours.strategy), None
+            self.membership = Membership.empty(ours.partitions, ours.strategy, ours.first)
+            self._stored = None
             return self.membership
         try:
             read = self._parse(document, event.foreign)
@@ -112,12 +112,6 @@ class Conversation:
                 seen = event.foreign if document is None else fingerprint(document)
                 self._pause_until_ms = self._damage.look(seen, ours.present(me) is not None, now_ms)
             return Note("membership_unreadable", {"reason": str(error)})
-        if read.partitions != ours.partitions:
-            raise ConfigurationError(
-                f"The group works on {read.partitions} partitions, and this worker was started with "
-                f"{ours.partitions}.",
-                remedy="Use the same number of partitions in all workers.",
-            )
         self._damage.forget()
         self.membership, self._stored = read, document
         return read

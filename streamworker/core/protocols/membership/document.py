@@ -28,14 +28,17 @@ RANKS_MAX = 8
 """A later member waits longer than an earlier one, up to this rank; all members beyond it wait equally
 long."""
 MINUTE_MS = 60_000
-FORMAT = 1
-"""Version of the document format. A release must raise it if it writes anything that this release cannot
-read, even if only a new assignment. Workers leave a document of a higher version alone. They treat
-anything else that they cannot read as damage and repair it. All versions share the beginning,
-``{"generation":N,``, and the field ``v``."""
+FORMATS = (1, 2)
+"""Versions of the document format that this release writes: the second one with the field ``first``, if the
+stream has grown while the group had a document. A release must write another version if it writes anything
+that this release cannot read, even if only a new assignment. Workers leave a document of a higher version
+alone. They treat anything else that they cannot read as damage and repair it. All versions share the
+beginning, ``{"generation":N,``, and the field ``v``."""
 
 WHOLE_MAX = 2**53
 """The largest number up to which Lua represents every whole number."""
+FIRST_MAX = 2**20
+"""More partitions than a stream ever has: a damaged document must not fill the memory."""
 Whole = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_MAX)]
 BEGINNING = b'{"generation":'
 _REPAIRED_BY_WORKERS = (
@@ -71,27 +74,36 @@ class Membership:
     generation: int
     """0 if the group has no document yet."""
     partitions: int
+    """How many the stream has, in all generations."""
     strategy: str
     members: tuple[Member, ...]
     """In join order."""
     owners: Owners
+    """By partition; None also for those before ``first``."""
     weighed: tuple[int, ...] = ()
     """The weight of each partition when the balancer last wrote the weights; empty if it never did."""
     balanced: tuple[tuple[int, int], ...] = ()
     """For each of the balancer's changes in the last minute: its time by the server's clock, and its number
     of moves."""
+    first: int | None = None
+    """The first partition that the group works on; None if that has always been the first one of all."""
 
     # Invariants: len(owners) == partitions. Each owner is an active member, or a member with a static id
     # that is leaving or held (its partitions are parked). len(weighed) == partitions, or weighed is
     # empty.
 
     @classmethod
-    def empty(cls, partitions: int, strategy: str) -> Self:
+    def empty(cls, partitions: int, strategy: str, first: int | None = None) -> Self:
         """Return a group without members."""
         if strategy not in STRATEGIES:
             known = ", ".join(sorted(STRATEGIES))
             raise ConfigurationError(f"There is no assignment {strategy!r}.", remedy=f"Use one of: {known}.")
-        return cls(0, partitions, strategy, (), (None,) * partitions)
+        return cls(0, partitions, strategy, (), (None,) * partitions, first=first or None)
+
+    @property
+    def active(self) -> range:
+        """Return the partitions that the group works on."""
+        return range(self.first or 0, self.partitions)
 
     def get(self, member_id: str) -> Member | None:
         """Return the member with this id."""
@@ -223,6 +235,14 @@ class Membership:
             if member.id not in gone or member.static_id
         )
 
+    def with_active(self, active: range) -> "Membership":
+        """Return the group at work on other partitions; who no longer works on one has no other for it."""
+        kept = [p in active and p < self.partitions for p in range(active.stop)]
+        owners = tuple(self.owners[p] if is_kept else None for p, is_kept in enumerate(kept))
+        weighed = tuple(self.weighed[p] if is_kept else 0 for p, is_kept in enumerate(kept) if self.weighed)
+        changed = replace(self, first=active.start, partitions=active.stop, owners=owners, weighed=weighed)
+        return changed._reassigned(self.members)  # noqa: SLF001
+
     def with_weights(self, weighed: tuple[int, ...]) -> "Membership":
         """Return the group with other weights; this moves no partition."""
         return replace(self, weighed=weighed)
@@ -247,7 +267,7 @@ class Membership:
         if after.strategy != "weighted":
             after = replace(after, weighed=(), balanced=())
         parked = {each.id for each in after.members if each.static_id and each.state != "active"}
-        free = [p for p, owner in enumerate(self.owners) if owner not in parked]
+        free = [p for p in self.active if self.owners[p] not in parked]
         weighed = tuple(after.weighed[p] for p in free) if after.weighed else ()
         weights = replace(after.weights, partitions=weighed)
         previous = tuple(self.owners[p] for p in free)
@@ -264,10 +284,11 @@ class Membership:
     def body(self) -> str:
         """Return the document as JSON without its generation, which the script adds at the front."""
         position: dict[str | None, int | None] = {each.id: index for index, each in enumerate(self.members)}
-        owners = tuple(position[owner] if owner is not None else None for owner in self.owners)
-        body = msgspec.json.encode(
-            _Body(FORMAT, self.partitions, self.strategy, self.members, owners, self.weighed, self.balanced)
-        )
+        owners = tuple(None if (owner := self.owners[p]) is None else position[owner] for p in self.active)
+        weights = self.weighed[self.active.start :]
+        version, first = (FORMATS[0], msgspec.UNSET) if self.first is None else (FORMATS[1], self.first)
+        known = (self.partitions, self.strategy, self.members, owners, weights, self.balanced)
+        body = msgspec.json.encode(_Body(version, *known, first))
         try:  # What the workers cannot read, they would repair again and again.
             self.parse(b"%s1,%s" % (BEGINNING, body[1:]))
         except CoordinationError as error:
@@ -284,23 +305,28 @@ class Membership:
         """
         try:
             head = Head.of(document)
-            if head.v != FORMAT:
+            if head.v not in FORMATS:
                 raise CoordinationError(
-                    f"The membership document has format {head.v}, and this release knows {FORMAT}.",
+                    f"The membership document has format {head.v}, and this release knows {FORMATS[-1]}.",
                     remedy="Run the same release of streamworker on all workers of the group.",
                 )
             if not head.begins(document):
                 raise ValueError("it does not begin with its generation")
             body = _body_of(document)
-            owners = tuple(None if index is None else body.members[index].id for index in body.owners)
+            first = None if body.first is msgspec.UNSET else body.first
+            if (first is None) == (head.v > FORMATS[0]):
+                raise ValueError("its format is another one")
+            dropped = first or 0
+            owned = tuple(None if index is None else body.members[index].id for index in body.owners)
+            owners = (None,) * dropped + owned
+            weights = (0,) * dropped + body.weights if body.weights else ()
         except (ValueError, LookupError, RecursionError) as error:
             raise CoordinationError(
                 f"The membership document cannot be read: {error!r}.", remedy=_REPAIRED_BY_WORKERS
             ) from error
-        membership = cls(
-            head.generation, body.partitions, body.strategy, body.members, owners, body.weights, body.balanced
-        )
-        has_all = len(membership.weighed) in (0, len(owners)) and len(owners) == membership.partitions
+        known = (body.partitions, body.strategy, body.members, owners, weights, body.balanced, first)
+        membership = cls(head.generation, *known)
+        has_all = len(weights) in (0, len(owners)) and len(owners) == membership.partitions > dropped
         if not has_all or membership.strategy not in STRATEGIES:
             raise CoordinationError(
                 f"The membership document names {len(owners)} owners and {len(membership.weighed)} weights "
@@ -315,7 +341,7 @@ class Membership:
         ids = set(self.ids)
         seats = [each.static_id for each in self.members if each.static_id]
         can_own = {each.id for each in self.members if each.state == "active" or each.static_id}
-        is_idle = None in self.owners and bool(self.active_ids)
+        is_idle = None in self.owners[self.active.start :] and bool(self.active_ids)
         if len(ids) < len(self.members) or len(set(seats)) < len(seats):
             wrong = "has a member twice"
         elif is_idle or not can_own.issuperset(filter(None, self.owners)):
@@ -350,6 +376,8 @@ class _Body(msgspec.Struct, omit_defaults=True):
     """Positions in ``members``, which are shorter than ids."""
     weights: tuple[Whole, ...] = ()
     balanced: tuple[tuple[Whole, Whole], ...] = ()
+    first: Annotated[int, msgspec.Meta(ge=0, le=FIRST_MAX)] | msgspec.UnsetType = msgspec.UNSET
+    """Of format 2; owners and weights then begin with this partition."""
 
 
 _body_of = msgspec.json.Decoder(_Body).decode

@@ -1,7 +1,7 @@
 """The group repairs a membership document that cannot be read.
 
 Another program wrote to the key: the value is truncated, has another type, or describes an impossible group.
-A document of a later release is not damaged, and is left alone (``membership.FORMAT``). For any other
+A document of a later release is not damaged, and is left alone (``document.FORMATS``). For any other
 unreadable value, a worker keeps one copy of it for people, and writes the document again as it last **knew**
 it: with the same members, owners, held members and weights. So nothing moves, and no member joins again. A
 member that the writer did not know yet joins again, as after a failover that lost the latest change.
@@ -23,7 +23,7 @@ as in a failover, and whoever wanted it makes it again.
 import hashlib
 from collections.abc import Callable
 
-from streamworker.core.protocols.membership.document import FORMAT, Head
+from streamworker.core.protocols.membership.document import FORMATS, Head
 
 LOOKED_AT_BYTES = 1_048_577
 """A fingerprint covers at most this many bytes of a value; a document with a thousand workers has a fifth of
@@ -47,14 +47,14 @@ def fingerprint(document: bytes) -> str:
 def is_of_later_release(document: bytes) -> bool:
     """Whether a later release may have written a document that this release cannot read.
 
-    >>> is_of_later_release(b'{"generation":7,"v":2}'), is_of_later_release(b'{"generation":7')
+    >>> is_of_later_release(b'{"generation":7,"v":9}'), is_of_later_release(b'{"generation":7')
     (True, False)
     """
     try:
         head = Head.of(document)
     except (ValueError, RecursionError):
         return False
-    return head.begins(document) and head.v > FORMAT
+    return head.begins(document) and head.v > FORMATS[-1]
 
 
 class Damage:

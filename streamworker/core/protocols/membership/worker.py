@@ -40,6 +40,12 @@ class WorkerCore:
         self._asked: tuple[int, ...] | None = None
         self._dead: frozenset[str] = frozenset()
         self._balancer = Balancer(setup.balance)
+        self._seen = range(setup.first, setup.partitions)
+        """The partitions that the group works on, as this worker has seen."""
+        self._compared: range | None = None
+        """The partitions in the document that this worker knew when it saw that."""
+        self._is_looking = False
+        """Whether this worker has asked to look, since the document has others."""
         self._renew_identity()
 
     @property
@@ -58,10 +64,7 @@ class WorkerCore:
         return self._ownership.held
 
     def handle(self, event: ev.Event, now_ms: int) -> list[ev.Effect]:
-        """Handle one event; return the effects to execute, in this order.
-
-        Raise ConfigurationError if the group has another number of partitions.
-        """
+        """Handle one event; return the effects to execute, in this order."""
         if self.phase is Phase.GONE:
             return []
         effects = self._dispatch(event, now_ms)
@@ -112,6 +115,10 @@ class WorkerCore:
                 self._asked = None
             case ev.Unanswered(calls.ReadLoads()):
                 self._balancer.failed()
+            case ev.PartitionsSeen(first, total):
+                self._seen, self._is_looking = range(first, max(total, self._seen.stop)), False
+                self._compared = self.membership.active
+                return self._assign(now_ms)
             case calls.LoadsRead():
                 self._balancer.seen(event, self.membership, self.member)
             case ev.ControlReceived():
@@ -167,6 +174,9 @@ class WorkerCore:
         if self._ownership.newest > now.generation:
             # A failover restored an old document, and a lock was taken in a generation that was lost.
             return Change("rollback", me.name, now)
+        is_ahead = now.active == self._compared != self._seen and self._seen.stop >= now.partitions
+        if is_ahead:
+            return Change("partitions", me.name, now.with_active(self._seen))
         return self._door.let_in(now, now_ms, server_ms) or self._balancer.change(now)
 
     def _joining(self) -> Member:
@@ -207,13 +217,17 @@ class WorkerCore:
                 calls.StartHeartbeat(self.member),
                 ev.Note("joined", {"member": self.member, "generation": membership.generation}),
             ]
+        if membership.active not in (self._seen, self._compared) and not self._is_looking:
+            self._is_looking = True
+            effects.append(ev.LookAtPartitions())
         effects += self._balancer.measure(membership)
         return effects + self._assign(now_ms)
 
     def _assign(self, now_ms: int) -> list[ev.Effect]:
         now = self.membership
         owned = frozenset[int]() if self.phase is Phase.LEAVING else now.owned_by(self.member)
-        return self._ownership.assign(dict.fromkeys(owned, now.generation), now.generation, now_ms)
+        known = (partition for partition in owned if partition < self._seen.stop)
+        return self._ownership.assign(dict.fromkeys(known, now.generation), now.generation, now_ms)
 
     def _removed(self) -> list[ev.Effect]:
         """Give up everything and join again under a new name: the group removed this worker."""
