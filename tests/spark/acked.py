@@ -97,6 +97,13 @@ class AckedLog:
     def register(self) -> None:
         self._runner.run(register(self._backend, self.keys, Placement(self.partitions), "earliest"))
 
+    def register_at(self, partition: int) -> None:
+        """Register the group in a partition of a later generation, and open it."""
+        its = Placement(self.partitions, self.partitions + 1)
+        self._runner.run(register(self._backend, self.keys, its, "earliest", partitions=[partition]))
+        self.redis.hdel(self.keys.lock(partition), "from")
+        self.written[partition] = []
+
     def identity(self, partition: int) -> str:
         return str(self.redis.hget(self.keys.lock(partition), "log").decode())
 

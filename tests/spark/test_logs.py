@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import read_position
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendUnavailable, DataLoss
@@ -23,6 +24,7 @@ from streamworker.spark.source.offsets import Position, Slice
 from streamworker.spark.source.options import SourceOptions
 from streamworker.spark.source.schema import BATCH_ROWS, Conformer, arrow_target, spark_schema, together
 from tests.spark.acked import NOTHING, ORDER, AckedLog, orders
+from tests.spark.reading import Query
 from tests.stage.server import Server
 
 OPTIONS = SourceOptions(app="shop", stream="orders", processor="price", reader="r", retry_timeout_ms=200)
@@ -357,3 +359,26 @@ def test_each_row_of_joined_entries_has_the_metadata_of_its_entry() -> None:
     assert joined.to_pylist() == [row for batch in alone for row in batch.to_pylist()]
     assert joined["_offset"].to_pylist() == [1, 2, 3, 4, 5, 6]
     assert joined["_partition"].to_pylist() == [0, 0, 1, 0, 0, 0]
+
+
+def test_a_query_goes_on_from_its_checkpoint_when_its_stream_has_grown(acked: AckedLog) -> None:
+    """The rows of a new partition come in a batch that begins after its parents' last ones."""
+    placement = Placement(acked.partitions, acked.partitions + 1)
+    acked.fill(0, [3])
+    query = Query(acked.options(reader="r"))
+    assert len(query.batch()) == 3
+    acked.redis.hset(acked.keys.meta, "partitions", str(placement))
+    for p in placement.active:
+        acked.register_at(p)
+    acked.fill(0, [5])
+    children = [p for p in placement.active if placement.parents_of(p) == (0,)]
+    for p in (children[0], placement.active[-1]):
+        acked.fill(p, [2])
+    assert len(query.batch()) == 5, "no parent is done"
+    assert not query.batch()
+    for p in placement.generations[0]:
+        acked.redis.hset(acked.keys.lock(p), "done", "1")
+    assert len(query.batch()) == 4
+    again = Query(acked.options(), query.position)
+    assert not again.batch()
+    assert len(Query(acked.options()).run()) == 12

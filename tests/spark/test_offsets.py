@@ -1,12 +1,13 @@
 """The arithmetic on positions, for every input: nothing is lost, repeated or shared out twice."""
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamworker.core.data.placement import Placement
 from streamworker.errors import ConfigurationError
 from streamworker.spark.source import offsets
 from streamworker.spark.source.offsets import START, Position, Slice
@@ -200,3 +201,39 @@ def test_a_reader_that_stands_before_what_it_told_is_found() -> None:
     position = {0: Position(49, "a"), 1: Position(50, "a"), 3: Position(0, "b")}
     assert offsets.find_stepped_back(position, told, tails) == {0: told[0], 2: told[2]}
     assert offsets.find_stepped_back(position, {}, tails) == {}
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=2, max_size=4).map(lambda more: Placement(*accumulate(more))),
+    st.lists(st.integers(0, 40), min_size=60, max_size=60),
+    st.integers(1, 50),
+)
+def test_rows_of_a_later_generation_come_in_later_batches(
+    placement: Placement, rows: list[int], limit: int
+) -> None:
+    """Whatever the limit of a batch; and all rows are read in the end."""
+    tails = {p: Position(rows[p], f"l{p}") if rows[p] else START for p in placement.all}
+    finished = {p: rows[p] for p in range(placement.base)}
+    at: Mapping[int, Position] = {0: START}
+    while True:
+        until = offsets.parents_first(at, tails, placement, finished)
+        end = offsets.advance(at, until, limit)
+        parts = offsets.slices(at, end)
+        for part in parts:
+            older = placement.ancestors_of(part.partition)
+            assert all(at.get(p, START).rows == rows[p] for p in older)
+        if not parts:
+            break
+        at = end
+    assert {p: at.get(p, START).rows for p in placement.all} == {p: rows[p] for p in placement.all}
+
+
+def test_a_partition_waits_for_a_parent_that_is_not_done() -> None:
+    """Its log may get more rows, however many were read."""
+    placement, at = Placement(2, 4), {0: Position(3, "a"), 1: Position(3, "b")}
+    tails = at | {p: Position(5, f"l{p}") for p in range(2, 6)}
+    waits = offsets.parents_first(at, tails, placement, {0: 3})
+    assert {p for p in placement.active if waits[p] == START} == {
+        p for p in placement.active if placement.parents_of(p) != (0,)
+    }
+    assert offsets.parents_first(at, tails, placement, {0: 3, 1: 4})[5] == START

@@ -133,7 +133,6 @@ async def _refuse_unready(
     for group in groups:
         its = GroupKeys(app.name, stream.name, group)
         found |= {its.state(p): f"{group} keeps state" for p in placement.active}
-        found[its.readers] = f"Spark reads the acked log of {group}"
     there = all_answered(await backend.pipeline([("EXISTS", key) for key in found]))
     why |= {what for what, is_there in zip(found.values(), there, strict=True) if is_there}
     if why:

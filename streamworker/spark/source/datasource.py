@@ -355,6 +355,8 @@ class LogStreamReader(_RowReader, DataSourceStreamReader, SupportsTriggerAvailab
         self._register(position, (tails, now_ms), must=self._registered is None)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         until = offsets.at_most(tails, self._target_offset)
+        if self._logs.placement.base:
+            until = offsets.parents_first(position, until, self._logs.placement, self._logs.finished)
         if (bytes_max := self._options.max_bytes_per_trigger) is not None:
             fit = self._rows_within(bytes_max, position, until)
             rows = fit if rows is None else min(rows, fit)

@@ -15,11 +15,12 @@ import pyarrow as pa
 
 from streamworker.core.data import readers
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition, read_position
 from streamworker.errors import BackendRefused, ConfigurationError, DataLoss
 from streamworker.redisio.data import ackedlog
 from streamworker.redisio.data.ackedlog import ChainLink
-from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in, whole
+from streamworker.redisio.keys import GroupKeys, StreamKeys, map_in, whole
 from streamworker.redisio.wire.info import ms_of
 from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.offsets import START, Offset, Position, Slice
@@ -83,8 +84,10 @@ class AckedLogs:
         self._connection = Connection(options.connection, options.retry_timeout_ms)
         self._stream_keys = StreamKeys(options.app, options.stream)
         self._keys = GroupKeys(options.app, options.stream, options.processor)
-        self._partitions = 0
-        """Number of partitions in the last answer."""
+        self.placement = Placement(1)
+        """The partitions in the last answer; one before the first."""
+        self.finished: Mapping[int, int] = {}
+        """The rows of each log that gets no more: its partition is sealed, and the group is done with it."""
         self.late_rows = 0
         """Rows that were trimmed before this reader began; kept in Redis with its position."""
         self.batch_ms = 0
@@ -104,8 +107,9 @@ class AckedLogs:
     def tails_and_time(self) -> tuple[dict[int, Position], int]:
         """Return :meth:`tails` and the server's clock in ms."""
         while True:
-            looked_at = range(self._partitions)
-            of_locks = [("HMGET", self._keys.lock(p), "rows", "log", "checkpoint", "tail") for p in looked_at]
+            looked_at = self.placement.all
+            fields = ("rows", "log", "checkpoint", "tail", "done")
+            of_locks = [("HMGET", self._keys.lock(p), *fields) for p in looked_at]
             reader = self._options.reader
             of_reader = [("HGET", self._keys.readers, reader)] if reader else []
             count, *locks, time = self._connection.pipeline(
@@ -119,9 +123,12 @@ class AckedLogs:
                     remedy="A worker or a producer declares it when it starts; check the names, and that "
                     f"connection {self._options.connection!r} is the right server and database.",
                 )
-            self._partitions = partitions_in(count)
-            if self._partitions == len(looked_at):
-                return {p: _tail(*lock) for p, lock in zip(looked_at, locks, strict=True)}, ms_of(time)
+            if (counts := map_in(count)) != self.placement.counts:
+                self.placement = Placement(*counts)
+                continue
+            tails = {p: _tail(*lock[:4]) for p, lock in zip(looked_at, locks, strict=True)}
+            self.finished = {p: tails[p].rows for p, lock in zip(looked_at, locks, strict=True) if lock[4]}
+            return tails, ms_of(time)
 
     def wait(self, after: Offset, at_most_ms: int) -> bool:
         """Wait until a log has rows after an offset, or for a time; return whether there may be some."""

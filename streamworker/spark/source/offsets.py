@@ -23,6 +23,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
+from streamworker.core.data.placement import Placement
 from streamworker.errors import ConfigurationError
 
 VERSION = 1
@@ -204,6 +205,23 @@ def at_most(tails: Offset, target: Offset | None) -> dict[int, Position]:
         for p, tail in tails.items()
         if p in target
     }
+
+
+def parents_first(
+    start: Offset, until: Offset, placement: Placement, finished: Mapping[int, int]
+) -> dict[int, Position]:
+    """Return ``until``, but ``start`` for partitions of a later generation that must wait.
+
+    Rows of one batch have no order between partitions. So a key's rows come in order if a partition is read
+    in batches that begin after the last row of all partitions before it that share keys with it.
+    ``finished`` has the number of rows of each log that gets no more.
+    """
+
+    def is_read(p: int) -> bool:
+        return p in finished and start.get(p, START).rows >= finished[p]
+
+    may = {p for p in until if all(map(is_read, placement.ancestors_of(p)))}
+    return {p: at if p in may else start.get(p, START) for p, at in until.items()}
 
 
 def share(limit: int | None, waiting: Mapping[int, int]) -> dict[int, int]:

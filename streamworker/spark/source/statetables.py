@@ -21,7 +21,7 @@ from pyspark.sql.types import IntegerType, StructField, StructType, TimestampTyp
 
 from streamworker.core.data.placement import key_parts
 from streamworker.errors import DecodeError, RecordError
-from streamworker.redisio.keys import StreamKeys, partitions_in
+from streamworker.redisio.keys import StreamKeys, map_in
 from streamworker.spark.source import offsets
 from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.offsets import Slice
@@ -55,7 +55,7 @@ class TableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks: some partitions of the table each, balanced by their keys."""
         (count,) = self._connection.pipeline([("HGET", self._keys.meta, "partitions")])
-        there, options = range(partitions_in(count)), self._options
+        there, options = range(sum(map_in(count)) if count else 0), self._options
         sizes = self._connection.pipeline([("HLEN", self._keys.table(p, options.table)) for p in there])
         parts = [Slice(p, "", 0, size) for p, size in zip(there, sizes, strict=True) if size]
         tasks = offsets.plan(
