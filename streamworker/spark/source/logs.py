@@ -40,6 +40,7 @@ FIRST_COUNT, FIRST_MOST, MOST_COUNT = 4, 16, 1_000
 range at most."""
 ENTRY_BYTES = CHUNK_BYTES // 128
 """What an entry of a first range counts at least, since a log may have larger ones than the log before."""
+_OF_LOCK = ("rows", "log", "checkpoint", "tail", "done")
 SLICES_MAX = 16
 """Slices that are asked for in one answer."""
 
@@ -98,18 +99,14 @@ class AckedLogs:
         """The position that the reader had in Redis when its query began."""
 
     def tails(self) -> dict[int, Position]:
-        """Return the end of each partition's log, in one round trip; the first call takes two.
-
-        Where the group has not acked anything yet, the position has 0 rows and no log.
-        """
+        """Return the end of each partition's log: 0 rows and no log where the group has acked nothing yet."""
         return self.tails_and_time()[0]
 
     def tails_and_time(self) -> tuple[dict[int, Position], int]:
-        """Return :meth:`tails` and the server's clock in ms."""
+        """Return :meth:`tails` and the server's clock in ms, in one round trip; the first call takes two."""
         while True:
             looked_at = self.placement.all
-            fields = ("rows", "log", "checkpoint", "tail", "done")
-            of_locks = [("HMGET", self._keys.lock(p), *fields) for p in looked_at]
+            of_locks = [("HMGET", self._keys.lock(p), *_OF_LOCK) for p in looked_at]
             reader = self._options.reader
             of_reader = [("HGET", self._keys.readers, reader)] if reader else []
             count, *locks, time = self._connection.pipeline(
