@@ -217,6 +217,8 @@ class Group:
                 self.partitions.cancel(partition, epoch, dropped=False)
             case ev.DropRunner(partition, epoch):
                 self.partitions.cancel(partition, epoch, dropped=True)
+            case ev.LookAtPartitions():
+                self.partitions.generations.look()
             case ev.PauseBatches():
                 self.partitions.gate.close()
             case ev.ResumeBatches():
@@ -233,10 +235,12 @@ class Group:
         pauses = Pauses(self.rng.random)
         while True:
             try:
-                return await provision(self.backend, self.spec, self._log, again=True)
+                await provision(self.backend, self.spec, self._log, again=True)
             except BackendError as error:
                 warn(self._log, "declare_failed", error)
                 await anyio.sleep(pauses.next_ms() / 1000)
+            else:
+                return
 
     def _heartbeat_done(self, event: calls.HeartbeatDone) -> None:
         if self.partitions.witness.is_another(event.run_id) and not self._finished:

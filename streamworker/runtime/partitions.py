@@ -22,7 +22,6 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.ackedlog import log_schema
-from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.group.risks import count_left
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -37,10 +36,11 @@ from streamworker.runtime.risks import Risks
 from streamworker.runtime.run.activity import Trouble
 from streamworker.runtime.run.committer import Committer
 from streamworker.runtime.run.failures import cancelled_by, describe_error, failure, traceback_of
+from streamworker.runtime.run.generations import Generations
 from streamworker.runtime.run.rollback import Witness
 from streamworker.runtime.run.runner import PartitionRunner, Stopped, StopReason, build_runner
 from streamworker.runtime.run.state import TableCache
-from streamworker.runtime.run.trims import Trimmer, tell_of_deleted, trim_once
+from streamworker.runtime.run.trims import Trimmer, expire_once, tell_of_deleted, trim_once
 from streamworker.runtime.send.adopting import Adopter
 from streamworker.runtime.send.due import send_due
 from streamworker.runtime.signals import Gate
@@ -117,6 +117,8 @@ class Partitions:
             on_unreadable=partial(self._hinder, "reads"),
             on_back=lambda: self.spawn(self.witness.compare),
         )
+        where = self.backend, self.keys, self.spec, self.settings
+        self.generations = Generations(*where, self.rng, self.log, self.running, self.deliver)
         if self.observer is not None:
             self.observer.processor_runs(self.spec)
 
@@ -126,7 +128,8 @@ class Partitions:
         due = partial(send_due, self.backend, self.spec.stream, self.runners, self.log)
         reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
         adopts = (self._adopt,) if self.spec.stream.source else ()
-        return *reads, self._committer.run, self._maintain, *forwards, *adopts
+        grows = (self.generations.follow, self.generations.finish)
+        return *reads, self._committer.run, self._maintain, *grows, *forwards, *adopts
 
     async def _adopt(self) -> None:
         durability, stream = durability_of(self.settings), self.spec.stream
@@ -230,6 +233,10 @@ class Partitions:
         if effect.lock.reason:  # An earlier runner of this worker wrote it, or a rollback restored it.
             self._show(effect, "")
         await self.witness.acquired(partition, effect.lock)
+        if effect.lock.waits_for:
+            show = partial(self._show, effect)
+            if not await self.generations.opened(effect, running.drained, show):
+                return None if running.drained.is_set() else Stopped(StopReason.FENCED)
         risks = Risks(self.backend, self.keys, partition, effect.owner)
         async with AsyncExitStack() as stack:
 
@@ -321,19 +328,6 @@ class Partitions:
                     self._show(effect, "")
                 return done
 
-    async def _expire(self) -> None:
-        """Remove values of tables that have expired; partitions that commit do so with each commit, too."""
-        tables = [spec.name for spec in self.spec.tables]
-        owners = {
-            p: (runner.commits.start.owner, runner.commits.start.lock.epoch)
-            for p, runner in self.running().items()
-        }
-        try:
-            if tables:
-                await expire_many(self.backend, self.keys, tables, owners)
-        except BackendError as error:
-            warn(self.log, "expire_failed", error)
-
     def _hinder(self, what: Trouble, partition: int, reason: str) -> None:
         if runner := self.runners().get(partition):
             runner.activity.hinder(what, reason)
@@ -362,8 +356,9 @@ class Partitions:
         while True:
             await anyio.sleep(self.settings.trim_interval_ms / 1000)
             if trims := {p: runner.commits.trims for p, runner in self.running().items()}:
-                await trim_once(self._trimmer, trims)
-            await self._expire()
+                await trim_once(self._trimmer, {**self.generations.unowned(), **trims})
+            starts = {p: runner.commits.start for p, runner in self.running().items()}
+            await expire_once(self.backend, self.keys, self.spec, starts, self.log)
             if self._running and self.spec.forward and self.spec.output:
                 try:  # Somebody may have deleted its schema.
                     await schemas.provision_schema(self.backend, self.keys, log_schema(self.spec), again=True)

@@ -6,12 +6,15 @@ from typing import Any
 import pyarrow as pa
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.retention import Retention
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.errors import ConfigurationError
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
+from streamworker.redisio.group import following
 from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by, never_grown
 from streamworker.redisio.wire.client import Backend
 
@@ -28,32 +31,58 @@ async def provision_retention(
             log.warning("retention_changed", of=of, before=str(was), now=str(now))
 
 
+async def provision_unread(backend: Backend, stream: StreamSpec, log: BoundLogger, *, again: bool) -> None:
+    """Store the retention of a stream that no processor of the app reads; ``again`` if it may have grown."""
+    has_grown = _become(stream, await streams.stored_map(backend, StreamKeys(stream.app, stream.name)))
+    if has_grown or not again:
+        await provision_retention(backend, stream, stream.name, None, log, again)
+
+
+def _become(stream: StreamSpec, counts: tuple[int, ...]) -> bool:
+    # A failover may have lost the end of a map that this process has read.
+    if has_grown := len(counts) > len(stream.placement.counts):
+        stream.placement.become(*counts)
+    return has_grown
+
+
 async def _declare(
     backend: Backend, keys: StreamKeys, stream: StreamSpec, schema: Mapping[str, Any] | None = None
-) -> None:
-    declared = stream.declared_partitions
-    never_grown(await streams.provision(backend, keys, declared, stream.codec_name, schema=schema))
+) -> tuple[int, ...]:
+    return await streams.provision(
+        backend, keys, stream.declared_partitions, stream.codec_name, schema=schema
+    )
 
 
-async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> None:
+async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, again: bool = False) -> int:
     """Store a processor's name, stream, retention, group in each partition, targets, and schema of its rows.
 
     It may be called again: it compares what exists with what is declared. Other declarations than those of
     the app are refused. But of two values of the retention the later counts; ``again`` says that this program
     has declared its value before.
+
+    The result is how many partitions the group is registered in: those of the stream's map, and those that
+    follow while it grows.
     """
     stream = spec.stream
     keys = GroupKeys(stream.app, stream.name, spec.name)
     schema = json_schema(stream.record)
-    await _declare(backend, keys, stream, schema)
-    await streams.register(backend, keys, stream.placement, spec.options.start)
+    _become(stream, await _declare(backend, keys, stream, schema))
+    _, after = await following.read_maps(backend, keys)
+    placement = Placement(*max(stream.placement.counts, after, key=len))
+    if placement.base and (spec.tables or spec.timers):
+        raise ConfigurationError(
+            f"Processor {spec.name!r} has tables or timers, and stream {stream.name!r} has grown to "
+            f"{placement} partitions.",
+            remedy="This release does not move them to the partitions that follow. Take a new stream.",
+        )
+    await streams.register(backend, keys, placement, spec.options.start)
     if stream.has_records:
         mine = {declaration("processor", spec.name, stream.name): b""}
         for table in spec.tables:
             mine[declaration("table", table.name, stream.name)] = table.schema().serialize().to_pybytes()
         await streams.store_fields(backend, declared_by(stream.app), mine)
     for target in spec.targets:
-        await _declare(backend, StreamKeys(target.app, target.name), target)
+        never_grown(await _declare(backend, StreamKeys(target.app, target.name), target))
     await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not
@@ -61,3 +90,4 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
         pa.array([0])
     if spec.forward and spec.output is not None:
         await schemas.provision_schema(backend, keys, log_schema(spec))
+    return placement.total

@@ -30,6 +30,7 @@ from streamworker.declaring.parameters import Override
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.log import get_logger
+from streamworker.redisio.group.following import read_first
 from streamworker.redisio.keys import GroupKeys, check_name
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_wrong_tls
@@ -40,7 +41,7 @@ from streamworker.runtime.durability import check_durability, pipelines_of
 from streamworker.runtime.group import Group
 from streamworker.runtime.listener import Listener
 from streamworker.runtime.observing import Observer
-from streamworker.runtime.provisioning import provision, provision_retention
+from streamworker.runtime.provisioning import provision, provision_unread
 from streamworker.runtime.read.collector import rested_collector
 from streamworker.runtime.resources import Resources
 from streamworker.runtime.risks import HeldBack, StartRisks, StoppedAtStart
@@ -146,6 +147,8 @@ class Worker:
             app.registry.middleware, {each.resource: each.value for each in overrides}
         )
         self._groups: list[Group] = []
+        self._firsts: dict[str, int] = {}
+        """For each group the first partition of the oldest generation with which it is not done."""
         self._stopping = False
 
     async def run(self, on_ready: Callable[[], None] | None = None) -> bool:
@@ -220,7 +223,7 @@ class Worker:
             group.stop()
 
     def _has_first(self) -> bool:
-        return any(0 in group.core.held for group in self._groups)
+        return any(group.spec.stream.placement.base in group.core.held for group in self._groups)
 
     def _tell_cycles(self) -> None:
         specs = self._app.registry.processors.values()
@@ -239,8 +242,11 @@ class Worker:
         await check_durability(backend, self._settings)
         for spec in self._app.registry.groups:
             await provision(backend, spec, log)
+        for spec in self._specs:
+            keys = GroupKeys(spec.stream.app, spec.stream.name, spec.name)
+            self._firsts[spec.name] = await read_first(backend, keys, spec.stream.placement)
         for its in self._unread:
-            await provision_retention(backend, its, its.name, None, log, again=False)
+            await provision_unread(backend, its, log, again=False)
 
     async def _patiently(self, call: Callable[[], Awaitable[None]]) -> bool:
         """Make a call of the start; return False if ``stop`` was called meanwhile.
@@ -290,6 +296,7 @@ class Worker:
             coordination=settings.coordination,
             identity=Identity(self.name, host, os.getpid(), self._static_id, settings.capacity),
             partitions=spec.stream.placement.total,
+            first=self._firsts[spec.name],
             assignment=self._app.assignment,
             timing=settings.part(Timing),
             nonce=lambda: f"{self._run}-{next(self._joins)}",

@@ -309,6 +309,12 @@ class Draws:
     def parents(self) -> str:
         return "0 1" if self.rarely() else ""
 
+    def growth__finish(self) -> dict[str, Any]:
+        return {**self.holder(), "step": self.dice.choice(("look", "done"))}
+
+    def growth__open(self) -> dict[str, Any]:
+        return {**self.holder(), "parents": self.parents() or self.lock().get("from", "")}
+
     def data__open_outbox(self) -> dict[str, Any]:
         return {}
 

@@ -104,6 +104,8 @@ CALLS = {
             *scripts.SET_FIELD.call(hash=GROUP.readers, field="spark", seen="{}", value="x"),
         ),
         in_partition(scripts.RELEASE, owner="w1", epoch=5),
+        in_partition(scripts.FINISH, owner="w1", epoch=5, step="done"),
+        in_partition(scripts.OPEN, owner="w1", epoch=5, parents="0 1"),
         in_partition(
             scripts.MARK,
             owner="w1",
@@ -269,6 +271,12 @@ async def test_a_script_needs_its_keys_alone_and_does_all_or_nothing_when_memory
         raw.delete(LOCK)
     if name == "group/move_checkpoint":
         raw.hset(LOCK, "owner", "")
+    if name == "growth/finish":
+        raw.hset(LOCK, "checkpoint", "2-0")
+        raw.delete(OUTBOX.messages)
+        await group.backend.run_many(scripts.SEAL, [scripts.SEAL.at(GROUP, 0, map="1 8+12")])
+    if name == "growth/open":
+        raw.hset(LOCK, "from", "0 1")
     if name == "admin/repair_group":
         raw.set(GROUP.members, '{"generation":7,"v":1}')
     if name == "admin/repair_ahead":

@@ -4,22 +4,27 @@ A trim reads the checkpoints of all groups of the stream. Without this, a thousa
 traffic were trimmed a thousand times a second, with one call each, and mostly nothing was dropped.
 """
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.retention import Retention
-from streamworker.declaring.specs import StreamSpec
-from streamworker.errors import BackendError
+from streamworker.core.events import StartRunner
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
+from streamworker.errors import BackendError, StreamworkerError
 from streamworker.log import get_logger
 from streamworker.redisio.data import retention, trimming
+from streamworker.redisio.data.statetables import expire_many
 from streamworker.redisio.data.trimming import ANY_AGE, TRIM_ENTRIES, Keep, Trimmed
 from streamworker.redisio.group import readers
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.clock import monotonic_ms
+from streamworker.runtime.provisioning import provision_unread
 from streamworker.runtime.telling import warn
 from streamworker.settings import Settings
 
@@ -247,12 +252,33 @@ async def keep_unread(
     for stream in streams:
         keys = GroupKeys(stream.app, stream.name, stream.name)
         trimmer = Trimmer(backend, keys, stream, settings, _log.bind(stream=stream.name))
-        kept.append((trimmer, {p: Trims(settings.trim_interval_ms) for p in stream.placement.all}))
+        kept.append((trimmer, defaultdict[int, Trims](partial(Trims, settings.trim_interval_ms))))
     while kept:
         await anyio.sleep(settings.trim_interval_ms / 1000)
         if has_first():
             for trimmer, trims in kept:
-                await trim_once(trimmer, trims)
+                try:
+                    await provision_unread(backend, trimmer.stream, trimmer.log, again=True)
+                except StreamworkerError as error:
+                    warn(trimmer.log, "map_unread", error)
+                await trim_once(trimmer, {p: trims[p] for p in trimmer.stream.placement.all})
+
+
+async def expire_once(
+    backend: Backend,
+    keys: GroupKeys,
+    spec: ProcessorSpec,
+    starts: Mapping[int, StartRunner],
+    log: BoundLogger,
+) -> None:
+    """Remove values of tables that have expired; partitions that commit do so with each commit, too."""
+    tables = [table.name for table in spec.tables]
+    try:
+        if tables:
+            owners = {p: (start.owner, start.lock.epoch) for p, start in starts.items()}
+            await expire_many(backend, keys, tables, owners)
+    except BackendError as error:
+        warn(log, "expire_failed", error)
 
 
 def tell_of_deleted(log: BoundLogger, entries: int) -> None:

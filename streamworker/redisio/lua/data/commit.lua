@@ -51,7 +51,7 @@ local function reply(code)
   return {code, held[2] or '', held[3] or '', held[4] or '0'}
 end
 if held[1] ~= owner or held[2] ~= epoch then return reply('FENCED') end
--- The group may not be done with the partitions that come before; see parts/register.lua.
+-- The group may not be done with the partitions that come before; see growth/open.lua.
 if held[7] then return reply('GAP') end
 -- This is checked before the first write: a later failure would leave rows in the log without a checkpoint.
 if not (is_count(held[4]) and is_count(held[5])) then return {'BADTYPE', lock} end

@@ -3,7 +3,7 @@
 -- the lock existed, and its checkpoint.
 --
 -- A partition of a later generation of the stream has parents, which share keys with it. Its lock is made with
--- their numbers in `from`: the group handles nothing here before it is done with them (commits are answered GAP).
+-- their numbers in `from`: the group handles nothing here before it is done with them (see growth/finish.lua).
 --
 -- If a lock is lost while its group is listed, the new lock resumes from the consumer group's
 -- last-delivered-id, which each trim moves to the checkpoint. Its acked log continues after its last row, under a new

@@ -1,0 +1,83 @@
+"""How a group goes on to the partitions that follow, when its stream has grown.
+
+The partitions that the stream had are *parents* of those that follow, and take nothing more. A group handles
+records of a partition only when it is done with its parents, so that each key keeps its order. The locks say
+both: ``from`` in that of a partition whose parents the group may not be done with, and ``done`` in that of a
+parent.
+"""
+
+from collections.abc import Collection, Mapping
+
+from streamworker.core.data.placement import Placement
+from streamworker.core.events import StartRunner
+from streamworker.redisio.group.locks import answered, numbers
+from streamworker.redisio.keys import GroupKeys, map_in
+from streamworker.redisio.scripts import FINISH, OPEN, checked
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
+from streamworker.redisio.wire.failures import all_answered
+
+
+async def finish_many(
+    backend: Backend, keys: GroupKeys, starts: Mapping[int, StartRunner], durability: Durability
+) -> set[int]:
+    """Note that the group is done with some partitions, of which this worker is the owner.
+
+    The result is those of which it is noted. The others may have records or messages left, may not be sealed,
+    or have another owner by now. The call may be repeated.
+    """
+    found = set(starts)
+    for step, waited in (("look", durability), ("done", MEMORY)):
+        asked = sorted(found)
+        calls = [
+            FINISH.at(keys, p, owner=starts[p].owner, epoch=starts[p].lock.epoch, step=step) for p in asked
+        ]
+        replies = await backend.run_many(FINISH, calls, durability=waited)
+        known = [reply.error() if isinstance(reply, Undurable) else reply for reply in replies]
+        found = {p for p, reply in answered(asked, known) if reply[0] == b"OK"}
+    return found
+
+
+async def unfinished(backend: Backend, keys: GroupKeys, partitions: Collection[int]) -> set[int]:
+    """Return those of some partitions with which the group is not done."""
+    replies = all_answered(await backend.pipeline([("HMGET", keys.lock(p), "done") for p in partitions]))
+    return {p for p, (done,) in zip(partitions, replies, strict=True) if done is None}
+
+
+async def open_partition(backend: Backend, keys: GroupKeys, start: StartRunner) -> bool:
+    """Let the owner handle records of a partition; return False if it must acquire the lock again.
+
+    The call may be repeated.
+    """
+    named = {"owner": start.owner, "epoch": start.lock.epoch, "parents": numbers(start.lock.waits_for)}
+    call = OPEN.at(keys, start.partition, **named)
+    return bool(checked(await backend.run(OPEN, call))[0] == b"OK")
+
+
+async def read_first(backend: Backend, keys: GroupKeys, placement: Placement) -> int:
+    """Return the first partition of the oldest generation with which the group is not done."""
+    left = await unfinished(backend, keys, range(placement.base)) if placement.base else set()
+    return first_of(placement, left)
+
+
+def first_of(placement: Placement, left: Collection[int]) -> int:
+    """Return the first partition of the oldest generation that has one of those which are ``left``.
+
+    >>> first_of(Placement(2, 3, 4), {3}), first_of(Placement(2, 3, 4), ())
+    (2, 5)
+    """
+    old = placement.generations[:-1]
+    return next((each.start for each in old if not set(each).isdisjoint(left)), placement.base)
+
+
+async def read_maps(backend: Backend, keys: GroupKeys) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the stream's map, and the one that follows while it grows; both empty if there is no stream."""
+    now, after = await backend.execute("HMGET", keys.meta, "partitions", "growing")
+    maps = [() if each is None else map_in(each) for each in (now, after)]
+    return maps[0], max(maps, key=len)
+
+
+async def with_state(backend: Backend, keys: GroupKeys, partitions: Collection[int]) -> set[int]:
+    """Return those of some partitions in which the group keeps state by key."""
+    found = all_answered(await backend.pipeline([("EXISTS", keys.state(p)) for p in partitions]))
+    return {p for p, has_state in zip(partitions, found, strict=True) if has_state}

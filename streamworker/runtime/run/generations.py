@@ -1,0 +1,166 @@
+"""What one group does in one worker while its stream grows (``core/data/placement.py``).
+
+The partitions that a stream had take nothing more, and their keys are in others. In each group by itself a
+key must not be handled in its new partition before all its records in the old one are. So
+
+1. the owner of an old partition notes when the group is done with it (``growth/finish.lua``);
+2. the owner of a new one acquires it as any other, reads nothing until the group is done with all of its
+   parents, and opens it then (``growth/open.lua``);
+3. workers that see that the group is done with a whole generation tell that to their cores, and nobody owns
+   its partitions any more.
+
+A worker reads the map when it starts, when a message tells that the stream has grown, and at intervals. It
+registers the group in new partitions before it tells its core of them. A failover may lose any step, and each
+is repeated until it is seen to be done.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import anyio
+from structlog.stdlib import BoundLogger
+
+from streamworker.core.events import Event, PartitionsSeen, StartRunner
+from streamworker.core.pauses import Pauses
+from streamworker.core.words import ranges
+from streamworker.declaring.specs import ProcessorSpec
+from streamworker.errors import BackendError, StreamworkerError
+from streamworker.redisio.group import following
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.durability import durability_of
+from streamworker.runtime.provisioning import provision
+from streamworker.runtime.run.runner import PartitionRunner
+from streamworker.runtime.run.trims import Trims
+from streamworker.runtime.signals import Signal
+from streamworker.runtime.telling import warn
+from streamworker.settings import Settings
+
+LOOK_S, LOOK_S_PER_PARTITION = 10.0, 0.1
+"""How often a worker looks at the map. A look also asks for the lock of each old partition, so that with more
+than 100 of them it is more seldom."""
+STEP_MIN_MS, STEP_MAX_MS = 100, 1_000
+"""How often a worker looks whether it can go on with a partition."""
+
+
+@dataclass(eq=False)
+class Generations:
+    """The old and the new partitions of one group's stream in one worker."""
+
+    backend: Backend
+    keys: GroupKeys
+    spec: ProcessorSpec
+    settings: Settings
+    rng: random.Random
+    log: BoundLogger
+    runners: Callable[[], Mapping[int, PartitionRunner]]
+    deliver: Callable[[Event], None]
+
+    def __post_init__(self) -> None:
+        self._placement = self.spec.stream.placement
+        self._registered = self._placement.total
+        self._wanted = Signal()
+        self._is_wanted = False
+        self._grown = Signal()
+        self._done: dict[int, int] = {}
+        """The epochs at which this worker has noted that the group is done with a partition."""
+        self._trims: dict[int, Trims] = {}
+        self.first = 0
+        """Where the oldest generation begins with which the group is not done, as of the last look."""
+
+    def look(self) -> None:
+        """Look soon where the group works."""
+        self._is_wanted = True
+        self._wanted.fire()
+
+    async def follow(self) -> None:
+        """Look until cancelled where the group works, and tell the core."""
+        while True:
+            is_wanted, self._is_wanted = self._is_wanted, False
+            try:
+                await self._look(must_tell=is_wanted)
+            except StreamworkerError as error:
+                warn(self.log, "map_unread", error)
+            if not self._is_wanted:
+                await self._wanted.wait(max(LOOK_S, LOOK_S_PER_PARTITION * self._placement.base))
+
+    async def _look(self, *, must_tell: bool) -> None:
+        now, after = await following.read_maps(self.backend, self.keys)
+        if max(sum(after), self._placement.total) > self._registered:
+            self._registered = await provision(self.backend, self.spec, self.log, again=True)
+        if len(now) > len(self._placement.counts):
+            self._placement.become(*now)
+            self.log.info("stream_grown", partitions=str(self._placement))
+        if self._placement.total > self._registered:
+            return  # A producer of this process has read the map since.
+        if self._placement.base:
+            self._grown.fire()
+            left = await following.unfinished(self.backend, self.keys, range(self._placement.base))
+            self._done = {p: epoch for p, epoch in self._done.items() if p not in left}
+            self.first = following.first_of(self._placement, left)
+        if must_tell or self._placement.base:
+            self.deliver(PartitionsSeen(self.first, self._placement.total))
+
+    async def finish(self) -> None:
+        """Note until cancelled with which of this worker's old partitions the group is done."""
+        pauses = Pauses(self.rng.random, first_ms=STEP_MIN_MS, max_ms=STEP_MAX_MS)
+        while True:
+            old = {p: runner for p, runner in self.runners().items() if p < self._placement.base}
+            left = {p: runner for p, runner in old.items() if self._done.get(p) != runner.commits.epoch}
+            if not left:
+                pauses.reset()
+                await self._grown.wait(STEP_MAX_MS / 1000 if self._placement.base else None)
+                continue
+            at_end = {p: each.commits.start for p, each in left.items() if not each.intake.buffer.waiting}
+            try:
+                done = await following.finish_many(
+                    self.backend, self.keys, at_end, durability_of(self.settings)
+                )
+            except BackendError as error:
+                warn(self.log, "finish_failed", error)
+                done = set()
+            if done:
+                self.log.info("partitions_done", partitions=ranges(done))
+                self._done |= {p: at_end[p].lock.epoch for p in done}
+                self.look()
+            await anyio.sleep(pauses.next_ms() / 1000)
+
+    async def opened(self, start: StartRunner, drained: anyio.Event, show: Callable[[str], None]) -> bool:
+        """Wait until the group is done with the parents of a partition, and open it.
+
+        The result is False if the partition drains meanwhile, or must be acquired again.
+        """
+        parents, told = start.lock.waits_for, ""
+        pauses = Pauses(self.rng.random, first_ms=STEP_MIN_MS, max_ms=STEP_MAX_MS)
+        while not drained.is_set():
+            try:
+                if left := await following.unfinished(self.backend, self.keys, parents):
+                    reason = f"waits until the group is done with partition {ranges(left)}"
+                elif kept := await following.with_state(self.backend, self.keys, parents):
+                    reason = f"the state of partition {ranges(kept)} does not move to it in this release"
+                else:
+                    is_open = await following.open_partition(self.backend, self.keys, start)
+                    if told:
+                        show("")
+                    return is_open
+            except BackendError as error:
+                reason = f"cannot be opened: {error}"
+            pause_ms = pauses.next_ms()
+            if reason != told and pauses.failures > 3:  # Most wait for a moment only.
+                told = reason
+                self.log.warning("partition_waits", partition=start.partition, reason=reason)
+                show(reason)
+            with anyio.move_on_after(pause_ms / 1000):
+                await drained.wait()
+        return False
+
+    def unowned(self) -> Mapping[int, Trims]:
+        """Return the partitions that nobody owns any more, if this worker has the first of all others.
+
+        Their records stay as long as another group needs them, or retention keeps them.
+        """
+        if self._placement.base not in self.runners():
+            return {}
+        interval_ms = self.settings.trim_interval_ms
+        return {p: self._trims.setdefault(p, Trims(interval_ms)) for p in range(self.first)}

@@ -1,0 +1,83 @@
+"""How a group goes on from the partitions that a stream had to those that follow."""
+
+import pytest
+
+from streamworker.core.data.placement import Placement
+from streamworker.core.events import StartRunner
+from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.data import streams
+from streamworker.redisio.data.commit import CommitCode
+from streamworker.redisio.group import following
+from streamworker.redisio.scripts import SEAL
+from streamworker.redisio.wire.durability import MEMORY
+from tests.contract.support import GROUP, Group, Raw, request
+
+pytestmark = pytest.mark.anyio
+
+GROWN = Placement(2, 3)
+"""Partition 3 has two parents, 2 and 4 have one."""
+
+
+async def seal(group: Group, *partitions: int) -> None:
+    await group.backend.run_many(SEAL, [SEAL.at(GROUP, p, map="2 2+3") for p in partitions])
+
+
+async def finish(group: Group, lock: Acquired, partition: int = 0, owner: str = "w1") -> bool:
+    starts = {partition: StartRunner(partition, owner, lock)}
+    return partition in await following.finish_many(group.backend, GROUP, starts, MEMORY)
+
+
+async def left(group: Group) -> set[int]:
+    return await following.unfinished(group.backend, GROUP, GROWN.all)
+
+
+async def test_a_group_is_done_with_a_partition_when_nothing_is_left_of_it(group: Group, raw: Raw) -> None:
+    """It is sealed, all records are committed, and all messages have arrived."""
+    await group.register(2)
+    entries = await group.send(2)
+    lock = await group.own()
+    assert not await finish(group, lock)
+    await seal(group, 0)
+    assert not await finish(group, lock)
+    first = request(lock, entries[:1])
+    assert (await group.commit(first)).code is CommitCode.OK
+    assert not await finish(group, lock)
+    raw.xadd(GROUP.outbox(0).messages, {"to": "priced/0"}, id="1-1")
+    assert (await group.commit(request(lock, entries[1:], previous=entries[0].id))).code is CommitCode.OK
+    assert not await finish(group, lock)
+    raw.delete(GROUP.outbox(0).messages)
+    assert await left(group) == set(GROWN.all)
+    for _ in range(2):
+        assert await finish(group, lock)
+        assert await left(group) == {1, 2, 3, 4}
+    assert await following.read_first(group.backend, GROUP, GROWN) == 0
+    other = await group.own("w2", 1)
+    await seal(group, 1)
+    assert await finish(group, other, 1, "w2")
+    assert await following.read_first(group.backend, GROUP, GROWN) == 2
+
+
+async def test_only_the_owner_says_that_the_group_is_done(group: Group) -> None:
+    """Also of a partition that is empty, and not at an epoch before."""
+    await group.register()
+    await seal(group, 0)
+    lock = await group.own()
+    new = await group.own("w2")
+    assert not await finish(group, lock)
+    assert not await finish(group, new, owner="w1")
+    assert await finish(group, new, owner="w2")
+
+
+async def test_nothing_is_committed_before_a_partition_is_open(group: Group) -> None:
+    """And only the owner opens it that has waited for what the lock says."""
+    await streams.register(group.backend, GROUP, GROWN, "earliest")
+    entries = await group.send(1, partition=3)
+    lock = await group.own(partition=3)
+    assert lock.waits_for == (0, 1)
+    assert (await group.commit(request(lock, entries, partition=3))).code is CommitCode.GAP
+    for owner, waited, opens in (("w2", (0, 1), False), ("w1", (0,), False), *[("w1", (0, 1), True)] * 2):
+        known = Acquired(lock.epoch, lock.checkpoint, 0, 0, "log", waits_for=waited)
+        start = StartRunner(3, owner, known)
+        assert await following.open_partition(group.backend, GROUP, start) is opens
+    assert (await group.commit(request(lock, entries, partition=3))).code is CommitCode.OK
+    assert (await group.own(partition=3)).waits_for == ()
