@@ -125,7 +125,8 @@ class Partitions:
     def services(self) -> Sequence[Callable[[], Coroutine[Any, Any, None]]]:
         """Return what must run as long as the group does."""
         forwards = (self._forwarder.run,) if self.spec.may_send else ()
-        due = partial(send_due, self.backend, self.spec.stream, self.runners, self.log)
+        durability = durability_of(self.settings)
+        due = partial(send_due, self.backend, self.spec.stream, self.runners, durability, self.log)
         reads = (self.fetcher.run, due) if self.spec.stream.has_records else ()
         adopts = (self._adopt,) if self.spec.stream.source else ()
         grows = (self.generations.follow, self.generations.finish)

@@ -306,6 +306,19 @@ class Draws:
     def growth__seal(self) -> dict[str, Any]:
         return {"map": f"{self.number(1, 2)} 8+12"}
 
+    def growth__leave_later(self) -> dict[str, Any]:
+        known = [*self.fields(STREAM.delayed(0)).items(), ("i1", "w c1 5 2,1,1,3\ni1kvabc")]
+        moved = self.dice.sample(known, self.number(0, 1))
+        ids = self.dice.sample(["i0", "i1", "i2"], self.number(0, 1, 2))
+        flat = [part for pair in moved for part in pair]
+        return {"most": self.number(0, 1, 100), "ids": ids, "moved": flat}
+
+    def growth__take_later(self) -> dict[str, Any]:
+        state = self.dice.choice(("w c{} 5 2,1,1,3\ni1kvabc", "s c{} 5 9-0 99", "c c{},c1 5  99"))
+        read_ms = self.now_ms() - self.number(0, 0, 3_600_000)
+        known = state.format(self.dice.randrange(9))
+        return {"id": self.later_id()["id"], "at": self.now_ms(), "known": known, "read_ms": read_ms}
+
     def parents(self) -> str:
         return "0 1" if self.rarely() else ""
 

@@ -179,6 +179,10 @@ CALLS = {
             scripts.MOVE_CHECKPOINT, cleared=[], group="price", checkpoint="1-0", entries=1, owner=""
         ),
         in_partition(scripts.SEAL, map="8+12"),
+        in_partition(scripts.LEAVE_LATER, most=10, ids=["id"], moved=["due", "w first 1 1,1,1,1\nabvx"]),
+        in_partition(
+            scripts.TAKE_LATER, id="id", at=1, known="w call 1 1,1,1,1\nabvx", read_ms=2_000_000_000_000
+        ),
         in_partition(scripts.COUNT, after="0-0", since="0-0", most=10),
         in_partition(scripts.REPLAY_DEAD, id="1-0", first="sw:replayed-for", group="price", edited=[]),
         in_group(
@@ -250,7 +254,7 @@ async def prepare(group: Group) -> None:
 
 NEEDS_ROOM = {
     *("data/append", "data/commit", "data/forward", "data/later_move", "data/later_put", "data/replay_dead"),
-    *("growth/seal", "data/send_once", "data/set_field", "data/tick"),
+    *("growth/seal", "growth/take_later", "data/send_once", "data/set_field", "data/tick"),
 }
 """What is refused when memory is full. The others move ownership, remove something, or let workers start."""
 

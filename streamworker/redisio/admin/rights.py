@@ -84,7 +84,7 @@ ROLES = (
         (
             Grant(("get", "set"), ("producer", "seen")),
             Grant(("hset",), ("counts", "delayed")),
-            Grant(("hdel", "hget", "hlen", "zadd", "zscore"), ("later", "delayed")),
+            Grant(("hdel", "hget", "hlen", "zadd", "zrem", "zscore"), ("later", "delayed")),
         ),
     ),
     Role(

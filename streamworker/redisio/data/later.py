@@ -5,15 +5,27 @@ that it answers a repeat.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from streamworker.core.data.channel import AppendReply
+from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.placement import canonical_key
+from streamworker.errors import BackendUnavailable
 from streamworker.redisio.data.streams import append_by
 from streamworker.redisio.group.locks import answered
 from streamworker.redisio.keys import StreamKeys, number
-from streamworker.redisio.scripts import LATER_CANCEL, LATER_MOVE, LATER_PUT, SEND_ONCE, Call, Script
+from streamworker.redisio.scripts import (
+    LATER_CANCEL,
+    LATER_MOVE,
+    LATER_PUT,
+    LEAVE_LATER,
+    SEND_ONCE,
+    TAKE_LATER,
+    Call,
+    Script,
+    checked,
+)
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
 from streamworker.redisio.wire.failures import all_answered
@@ -137,6 +149,56 @@ def _moved(reply: Any) -> Moved:
     return Moved(int(sent), code == b"FULL", int(next_ms) if next_ms else None)
 
 
+async def hand_on(
+    backend: Backend,
+    keys: StreamKeys,
+    partition: int,
+    place_of: Callable[[bytes], int],
+    durability: Durability,
+    *,
+    ids: Sequence[str] = (),
+    most: int = MOVED_MAX,
+) -> int | None:
+    """Move what is scheduled in a sealed partition; ``place_of`` returns where each record goes by its key.
+
+    Moved are the records that wait, nearly in the order of their times, and what is known of some ``ids``.
+    Any process may do this at any time; what is not as durable as it must be stays. The result is how many
+    ids are left; None if a partition that should follow is sealed itself, so that the map is too old.
+    """
+    arrived: list[bytes] = []
+    while True:
+        named = {"most": most, "ids": ids, "moved": arrived}
+        reply = checked(await backend.run(LEAVE_LATER, LEAVE_LATER.at(keys, partition, **named)))
+        read_ms, left, *flat = reply[1:]
+        if not flat:
+            return int(left)
+        rows = list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
+        calls = [
+            TAKE_LATER.at(
+                keys, place_of(_place_in(name, known)), id=name, at=at, known=known, read_ms=int(read_ms)
+            )
+            for name, at, known in rows
+        ]
+        replies = await append_by(backend, TAKE_LATER, calls, durability)
+        taken = [row for row, its in zip(rows, replies, strict=True) if its.code is AppendCode.OK]
+        if not taken:
+            if replies[0].code is AppendCode.SEALED:
+                return None
+            raise replies[0].error or BackendUnavailable(
+                f"What is scheduled in partition {partition} was read too long ago to be moved.",
+                remedy="It is read again.",
+            )
+        arrived = [text for name, _, known in taken for text in (name, known)]
+
+
+def _place_in(digest: bytes, known: bytes) -> bytes:
+    """Return what decides the partition of a record that waits: its key, or its id if it has none."""
+    if not known.startswith(b"w "):
+        return b""
+    name, key = _texts(known)[:2]
+    return name if digest_of(None, name.decode("utf-8", "replace")).encode() == digest else key
+
+
 class Waiting(NamedTuple):
     """A record that waits to be sent."""
 
@@ -161,14 +223,16 @@ async def waiting(backend: Backend, keys: StreamKeys, partition: int) -> list[Wa
 
 
 def _waiting(partition: int, known: bytes) -> Waiting:
-    head, _, texts = known.partition(b"\n")
-    _, _, due, sizes = head.split(b" ")
-    parts: list[bytes] = []
-    for size in map(int, sizes.split(b",")):
-        parts.append(texts[:size])
-        texts = texts[size:]
+    parts = _texts(known)
     name, key = (text.decode("utf-8", "replace") for text in parts[:2])
-    return Waiting(partition, name, key, int(due), pairs_of(parts[2:]))
+    return Waiting(partition, name, key, int(known.split(b" ", 3)[2]), pairs_of(parts[2:]))
+
+
+def _texts(known: bytes) -> list[bytes]:
+    """Return the id, the key and the fields of a record that waits."""
+    head, _, texts = known.partition(b"\n")
+    sizes = list(map(int, head.split(b" ")[3].split(b",")))
+    return [texts[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 async def overdue(backend: Backend, keys: StreamKeys, partitions: int) -> int:

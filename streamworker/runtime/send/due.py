@@ -1,6 +1,6 @@
 """Sends the scheduled records of the partitions that a worker owns when they are due."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import anyio
 from structlog.stdlib import BoundLogger
@@ -10,6 +10,7 @@ from streamworker.errors import BackendError
 from streamworker.redisio.data import later
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import Durability
 from streamworker.runtime.telling import warn
 
 LOOK_S = 2.0
@@ -21,17 +22,26 @@ FULL_S = 0.5
 
 
 async def send_due(
-    backend: Backend, spec: StreamSpec, owned: Callable[[], Collection[int]], log: BoundLogger
+    backend: Backend,
+    spec: StreamSpec,
+    owned: Callable[[], Collection[int]],
+    durability: Durability,
+    log: BoundLogger,
 ) -> None:
     """Send what is due in the partitions that this worker owns now, and so on for ever.
 
-    Owners in several groups do this for one partition; a script sends each record once.
+    Owners in several groups do this for one partition; a script sends each record once. What waits in sealed
+    partitions of a stream that has grown goes to those that follow, whose owners then send it.
     """
     keys = StreamKeys(spec.app, spec.name)
     while True:
         pause_s = LOOK_S
         try:
-            if await later.any_waits(backend, keys, partitions := tuple(owned())):
+            partitions = tuple(owned())
+            older = _sealed(spec, partitions)
+            if await later.any_waits(backend, keys, [*partitions, *older]):
+                for partition in older:
+                    await _hand_on(backend, spec, partition, durability, log)
                 moved = await later.move_due(
                     backend, keys, partitions, limit=spec.records_max, window_ms=spec.id_window_ms
                 )
@@ -44,3 +54,22 @@ async def send_due(
         except BackendError as error:
             warn(log, "scheduled_not_sent", error)
         await anyio.sleep(pause_s)
+
+
+def _sealed(spec: StreamSpec, owned: Collection[int]) -> Sequence[int]:
+    """Return the sealed partitions among those that a worker owns, and those that they follow."""
+    placement = spec.placement
+    if not placement.base:
+        return ()
+    older = {each for partition in owned for each in (partition, *placement.ancestors_of(partition))}
+    return sorted(older.difference(placement.active))
+
+
+async def _hand_on(
+    backend: Backend, spec: StreamSpec, partition: int, durability: Durability, log: BoundLogger
+) -> None:
+    keys = StreamKeys(spec.app, spec.name)
+    try:
+        await later.hand_on(backend, keys, partition, spec.placement.partition_of, durability)
+    except BackendError as error:  # The other partitions go on.
+        warn(log, "scheduled_not_sent", error)

@@ -5,7 +5,8 @@ They do not queue in a lane: the id makes a repeat harmless, so that each is a c
 A call goes to the partition that has its key now. If that is sealed, the call waits for the stream's map and
 goes on in the partition that follows. What a sealed partition knows of an id never changes again, so a call
 looks there first: an earlier try may have come there, or one of another program. It needs no look where the
-window of all ids has passed since.
+window of all ids has passed since. What is scheduled in a sealed partition moves to those that follow, so a
+call about it first moves what is known of its id.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import math
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -33,7 +35,7 @@ from streamworker.redisio.data import later
 from streamworker.redisio.data.later import IdCall
 from streamworker.redisio.data.streams import append_by, entry_fields
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.scripts import LATER_CANCEL, LATER_PUT, SEND_ONCE, Script
+from streamworker.redisio.scripts import LATER_CANCEL, LATER_PUT, SEND_ONCE, Script, sealed
 from streamworker.redisio.wire.client import CONNECTIONS
 from streamworker.runtime.clock import monotonic_s
 from streamworker.runtime.durability import durability_of
@@ -84,18 +86,15 @@ class _Request(NamedTuple):
     script: Script
     at: Callable[[int], IdCall]
     """Returns the call at a partition."""
-    ask: Callable[[Sequence[int]], Awaitable[Placed | None]]
-    """Asks the partitions that had the key before, which are sealed; returns the answer, if one knows it."""
+    ask: Callable[[Sequence[int], int], Awaitable[Placed | None]]
+    """Asks the partitions that had the key before, which are sealed, or moves what they know to the one that
+    has it now; returns an answer, if one has it."""
 
 
 def _named(key: bytes | None, id: str) -> tuple[bytes, str, str]:
     """Return what decides the partition of a record, the digest of its id, and a name of the call."""
     encoded = _checked(id)
     return encoded if key is None else key, later.digest_of(key, id), secrets.token_hex(8)
-
-
-async def _ask_nothing(_: Sequence[int]) -> Placed | None:
-    return None
 
 
 class NamedSends:
@@ -112,6 +111,8 @@ class NamedSends:
         self._calls: set[asyncio.Future[None]] = set()
         self._until_s: Sequence[float] = ()
         """See :meth:`_known_until_s`."""
+        self._left: set[int] = set()
+        """The sealed partitions in which nothing is scheduled any more."""
 
     async def aclose(self) -> None:
         """Wait for the calls in progress."""
@@ -132,7 +133,7 @@ class NamedSends:
                 self._keys, partition, digest, call, fields, window_ms=window_ms, limit=limit
             )
 
-        async def ask(older: Sequence[int]) -> Placed | None:
+        async def ask(older: Sequence[int], _: int) -> Placed | None:
             until_s, now_s = await self._known_until_s(len(older)), monotonic_s()
             asked = [p for p, ends_s in zip(older, until_s, strict=True) if now_s < ends_s]
             calls = [at(p, ()).call for p in asked]
@@ -178,7 +179,8 @@ class NamedSends:
                 limit=self._spec.records_max,
             )
 
-        _, reply = await self._confirmed(_Request(place, LATER_PUT, at, _ask_nothing), "raise", timeout)
+        move = partial(self._move, digest)
+        _, reply = await self._confirmed(_Request(place, LATER_PUT, at, move), "raise", timeout)
         return Scheduled(id, moment(int(reply.value)), reply.code is AppendCode.OTHER)
 
     async def cancel(self, key: bytes | None, id: str, timeout: float | None) -> bool:
@@ -188,8 +190,22 @@ class NamedSends:
         def at(partition: int) -> IdCall:
             return later.cancel(self._keys, partition, digest, call, window_ms=self._spec.id_window_ms)
 
-        _, reply = await self._confirmed(_Request(place, LATER_CANCEL, at, _ask_nothing), "raise", timeout)
+        move = partial(self._move, digest)
+        _, reply = await self._confirmed(_Request(place, LATER_CANCEL, at, move), "raise", timeout)
         return reply.value == b"1"
+
+    async def _move(self, digest: str, older: Sequence[int], partition: int) -> Placed | None:
+        """Move what sealed partitions know of an id that is scheduled, to the one that has its key now."""
+        for each in reversed(older):
+            if each in self._left:
+                continue
+            move = partial(later.hand_on, self._backend, self._keys, each, lambda _: partition)
+            left = await move(self._durability, ids=[digest], most=0)
+            if left is None:
+                return partition, AppendReply(AppendCode.SEALED, error=sealed())
+            if not left:
+                self._left.add(each)
+        return None
 
     async def _confirmed(self, request: "_Request", on_full: OnFull, timeout: float | None) -> Placed:
         """Make a request until it is answered; return the partition that did, and its answer."""
@@ -261,7 +277,7 @@ class NamedSends:
             async with self._turns:
                 await self._declaration.make()
                 *older, partition = self._spec.placement.path_of(request.place)
-                if older and (found := await request.ask(older)):
+                if older and (found := await request.ask(older, partition)):
                     return found
                 return partition, await request.at(partition).run(self._backend, self._durability)
         except BackendError as error:

@@ -16,10 +16,7 @@ local function known_already(code)
   return {code, due}
 end
 if was_made(calls, call) then return known_already('OK') end
-if state == 's' or state == 'c' then
-  local ends = string.match(rest, ' (%d+)$') or redis.call('ZSCORE', later, id) or '0'
-  if tonumber(ends) <= now then state = nil end
-end
+if is_free(later, id, state, rest, now) then state = nil end
 if (state == 'w' or state == 's') and replace ~= '1' then return known_already('OTHER') end
 if redis.call('HGET', counts, 'sealed') then return {'SEALED', '', 0} end
 if limit > 0 and not state and redis.call('HLEN', delayed) >= limit then

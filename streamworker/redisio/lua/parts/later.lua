@@ -19,6 +19,12 @@ local function was_made(calls, call)
   return calls and string.find(',' .. calls .. ',', ',' .. call .. ',', 1, true)
 end
 
+-- Returns whether an id is unknown, or the window has ended of what was sent or cancelled.
+local function is_free(later, id, state, rest, now)
+  if state ~= 's' and state ~= 'c' then return not state end
+  return tonumber(string.match(rest, ' (%d+)$') or redis.call('ZSCORE', later, id) or '0') <= now
+end
+
 -- Returns the names of the last calls with a new one.
 local function with_call(call, calls)
   return calls and call .. ',' .. string.match(calls, '^[^,]*,?[^,]*') or call
