@@ -294,7 +294,7 @@ class Watchdog:
 
     def _cause(self, runner: PartitionRunner | None, stacks: Mapping[str, Sequence[Stack]]) -> Cause:
         if runner is None:
-            return Cause("its stored state, from Redis")
+            return Cause("its stored state, from Redis; or until the group is done with older partitions")
         if runner.ending.halted:
             return Cause(f"an operator: it is halted: {runner.ending.halted}")
         if self._is_blocked:
