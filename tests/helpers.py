@@ -242,7 +242,7 @@ class LoggedProcess(Process):
         self, command: Sequence[str], *, cwd: Path, log_path: Path, environ: Mapping[str, str]
     ) -> None:
         self.name, self.log_path = command[0], log_path
-        with log_path.open("wb") as log:
+        with log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
                 cwd=cwd,

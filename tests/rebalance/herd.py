@@ -23,6 +23,7 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.worker import Worker
 from tests.chaos.forked import Forge, Forked
+from tests.helpers import wait_for_async
 
 PROCESSES = 2
 POLL_S = 0.05
@@ -96,13 +97,12 @@ async def run_herd(forge: Forge, *, workers: int, partitions: int) -> Herd:
 
 
 async def _all_ready(backend: Backend, ready: str, workers: int, processes: Sequence[Forked]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while await backend.execute("SCARD", ready) < workers:
-        ended = [process for process in processes if not process.running]
-        if ended or time.monotonic() > deadline:
-            logs = "\n".join(process.log() for process in ended or processes)
-            raise RuntimeError(f"The workers did not start:\n{logs}")
-        await asyncio.sleep(POLL_S)
+    async def are_ready() -> bool:
+        for process in processes:
+            assert process.running, process.log()
+        return bool(await backend.execute("SCARD", ready) >= workers)
+
+    await wait_for_async(are_ready, "all workers wait at the gate", START_TIMEOUT_S)
 
 
 async def _until_agreed(backend: Backend, keys: GroupKeys, workers: int, partitions: int) -> int | None:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pyspark
 from streamworker.dev.server import free_port
 from streamworker.spark.driver.java import find_java
 from streamworker.spark.driver.session import SMALL_MACHINE, socket_conf
+from tests.helpers import LoggedProcess
 
 ROOT = Path(__file__).parents[2]
 START_S = 300.0
@@ -22,7 +22,22 @@ WAITS = "waits for the previous driver to end"
 """What a driver says while the JVM of the one before is still there."""
 
 
-class Driver:
+class SparkProcess(LoggedProcess):
+    """A process with a JVM, which ends together with it."""
+
+    def alive(self) -> bool:
+        """Whether it runs; fails the test if it has ended by itself."""
+        assert self.running, self.log()[-3000:]
+        return True
+
+    def kill(self) -> None:
+        """End it and its JVM at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+
+
+class Driver(SparkProcess):
     """A Spark driver in a process group of its own, with its JVM."""
 
     def __init__(
@@ -32,38 +47,23 @@ class Driver:
         scratch: str,
         master: str = "local[2]",
     ) -> None:
-        self._log = (folder / "driver.log").open("ab")
         environ = {"STREAMWORKER_REDIS_URL": redis_url, "STREAMWORKER_CONNECTIONS": "", "TMPDIR": scratch}
-        self._process = subprocess.Popen(
+        super().__init__(
             [sys.executable, "-m", "tests.spark.driver", str(folder), master],
-            env={**os.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
+            cwd=ROOT,
+            log_path=folder / "driver.log",
+            environ={**os.environ, **environ},
         )
-        self._folder = folder
         self._said_before = self.said_so_far()
 
     def said_so_far(self) -> int:
-        return (self._folder / "driver.log").read_text().count(WAITS)
+        return self.log().count(WAITS)
 
     def waits(self) -> bool:
         return self.alive() and self.said_so_far() > self._said_before
 
-    def alive(self) -> bool:
-        """Whether it runs; fails the test if it has ended by itself."""
-        assert self._process.poll() is None, (self._folder / "driver.log").read_text()[-3000:]
-        return True
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        self._log.close()
-
     def jvm(self) -> psutil.Process | None:
-        children = psutil.Process(self._process.pid).children(recursive=True)
+        children = psutil.Process(self.pid).children(recursive=True)
         return next((process for process in children if process.name() == "java"), None)
 
     def kill_alone(self) -> psutil.Process:
@@ -71,9 +71,8 @@ class Driver:
         jvm = self.jvm()
         assert jvm is not None
         jvm.suspend()
-        self._process.kill()
-        self._process.wait()
-        self._log.close()
+        self.signal(signal.SIGKILL)
+        self.wait()
         return jvm
 
     def kill_jvm(self) -> None:
@@ -81,17 +80,6 @@ class Driver:
         jvm = self.jvm()
         assert jvm is not None
         jvm.kill()
-
-    def wait(self) -> int:
-        """Wait until it has ended by itself; returns its exit code."""
-        return self._process.wait(60)
-
-    def end(self) -> int:
-        """Ask it to end in order; returns its exit code."""
-        self._process.terminate()
-        code = self._process.wait(60)
-        self._log.close()
-        return code
 
 
 class ConnectServer:
@@ -127,23 +115,15 @@ class ConnectServer:
             "STREAMWORKER_REDIS_URL": redis_url,
             "STREAMWORKER_CONNECTIONS": "",
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: SparkProcess | None = None
 
     def start(self) -> None:
-        with self.log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self._command,
-                env=self._environ,
-                cwd=self.log.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
+        self._process = SparkProcess(
+            self._command, cwd=self.log.parent, log_path=self.log, environ=self._environ
+        )
 
     def answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.log.read_text()[-3000:]
+        assert self._process is not None and self._process.alive()
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
             return True
         return False
@@ -151,6 +131,4 @@ class ConnectServer:
     def kill(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.kill()

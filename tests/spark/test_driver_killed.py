@@ -195,7 +195,8 @@ def finish(orphan: psutil.Process | None, acked: AckedLog, driver: Driver, folde
         outlive(orphan, driver)
         read_all(driver, acked, folder)
     finally:
-        code = driver.end()
+        driver.terminate()
+        code = driver.wait()
     assert code == 0
 
 

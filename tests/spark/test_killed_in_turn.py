@@ -109,7 +109,8 @@ def test_whatever_is_killed_in_turn_each_table_equals_the_log(
                     print(f"kill {life}: {kind}, {done} batches", flush=True)
                 acked.reconnect()
                 read_all(cluster.driver, acked, tmp_path)
-                assert cluster.driver.end() == 0
+                cluster.driver.terminate()
+                assert cluster.driver.wait() == 0
             finally:
                 cluster.driver.kill()
             assert_tables_equal_the_log(acked, tmp_path, spark)

@@ -24,7 +24,7 @@ from streamworker.core.data.readers import read_position
 from streamworker.spark.driver.java import find_java
 from streamworker.spark.driver.session import SMALL_MACHINE
 from tests.conftest import SpawnWorker
-from tests.helpers import wait_for
+from tests.helpers import LoggedProcess, wait_for
 from tests.postgres import INITDB, postgres
 from tests.spark.acked import AckedLog
 from tests.spark.processes import START_S
@@ -150,7 +150,6 @@ class Standalone:
         self, name: str, started: str, more: Sequence[str] = (), environ: dict[str, str] | None = None
     ) -> str:
         """Start a daemon, and wait until it says the words; returns what the group in them matched."""
-        log = self._folder / f"{name}.log"
         daemon = {
             "SPARK_HOME": str(SPARK_HOME),
             "JAVA_HOME": str(find_java().home),
@@ -159,18 +158,15 @@ class Standalone:
         }
         kind = f"org.apache.spark.deploy.{name.lower()}.{name}"
         ports = "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [SPARK_HOME / "bin" / "spark-class", kind, *ports, *more],
-                env={**os.environ, **LOOPBACK, **daemon, **(environ or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self._held.callback(process.wait)
-        self._held.callback(process.kill)
+        process = LoggedProcess(
+            [str(SPARK_HOME / "bin" / "spark-class"), kind, *ports, *more],
+            cwd=self._folder,
+            log_path=self._folder / f"{name}.log",
+            environ={**os.environ, **LOOPBACK, **daemon, **(environ or {})},
+        )
+        self._held.callback(process.end)
         found = wait_for(
-            lambda: re.search(started, log.read_text()), f"the {name} says {started}", timeout_s=START_S
+            lambda: re.search(started, process.log()), f"the {name} says {started}", timeout_s=START_S
         )
         assert found is not None
         return found[1]
