@@ -10,16 +10,16 @@ import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Context, Records, Retry
+from streamworker import App, Context, DeadLetter, Retry
 from streamworker.core.events import MarkLock
 from streamworker.errors import BackendUnavailable
-from streamworker.records.codecs import Codec
 from streamworker.redisio.group import locks
 from streamworker.runtime import group
 from streamworker.runtime.run.modes.keyed import WINDOW_MIN
+from streamworker.runtime.run.runner import StopReason
 from streamworker.testing import LocalWorker, local_worker
 from tests.helpers import wait_for_async
-from tests.runtime.workbench import Order, Priced, bench
+from tests.runtime.workbench import MODES, OVERLAPPING, Order, Priced, bench, start
 
 pytestmark = pytest.mark.anyio
 
@@ -192,60 +192,46 @@ async def test_others_go_on_up_to_a_window_and_then_the_partition_says_that_it_s
         assert running.states[-1] == ""
 
 
-class Spoiling:
-    """Functions that change what they get, and fail four times."""
+async def test_a_slice_of_a_failed_batch_has_one_attempt_and_its_record_all_of_them(redis_url: str) -> None:
+    """After the attempts of the whole, a bad record among a thousand is found in few calls."""
+    calls: list[int] = []
 
-    def __init__(self) -> None:
-        self.seen: list[list[int]] = []
+    async def price(batch: list[Order]) -> None:
+        calls.append(len(batch))
+        if any(order.number == 617 for order in batch):
+            raise ValueError("no")
 
-    def some(self, batch: list[Item]) -> list[Item]:
-        self.seen.append([item.number for item in batch])
-        changed = list(batch)
-        for item in batch:
-            item.number += 100
-        batch.clear()
-        if len(self.seen) < 5:
-            raise ConnectionError("the database is away")
-        return changed
-
-    def one(self, item: Item) -> Item:
-        return self.some([item])[0]
-
-    async def one_async(self, item: Item) -> Item:
-        return self.one(item)
-
-    async def some_async(self, batch: list[Item]) -> list[Item]:
-        return self.some(batch)
-
-    async def records(self, records: Records[Item], ctx: Context) -> None:
-        async for batch in records.take(2):
-            for item in self.some(batch):
-                ctx.forward(item)
+    async with bench(redis_url) as desk:
+        desk.gate.close()
+        await desk.send(range(1_000))
+        errors = Retry(attempts=3, backoff=0.001, then=DeadLetter())
+        running = await desk.start(desk.spec(price, batch=1_000, errors=errors))
+        while running.runner.intake.buffer.waiting < 1_000:
+            await running.runner.intake.wait_draining(0.01)
+        desk.gate.open()
+        await desk.until_committed(1_000)
+        assert calls[:3] == [1_000] * 3 and calls.count(1) >= 3
+        assert len(calls) <= 3 + 20 + 3
+        (letter,) = await desk.dead()
+        assert letter[b"attempts"] == b"3"
 
 
-@pytest.mark.parametrize(
-    ("function", "options", "codec"),
-    [
-        ("one_async", {}, "json"),
-        ("one", {}, "json"),
-        ("one_async", {"concurrency": 2}, "json"),
-        ("some_async", {"batch": 2}, "json"),
-        ("some", {"batch": 2}, "arrow"),
-        ("records", {"output": Item}, "json"),
-    ],
-)
-async def test_each_attempt_gets_the_record_as_it_was_sent(
-    function: str, options: dict[str, Any], codec: Codec, redis_url: str
-) -> None:
-    """A function may change its record and then fail; the next attempt starts from what was sent."""
-    app = App("shop", redis_url=redis_url)
-    items = app.stream("items", Item, partitions=1, codec=codec)
-    spoiling = Spoiling()
-    errors = Retry(backoff=0.01, backoff_max=0.01)
-    processor = app.processor(items, name="p", errors=errors, **options)(getattr(spoiling, function))
-    async with local_worker(app, url=redis_url) as worker:
-        await items.send_many([Item("a", 1), Item("a", 2)])
-        await worker.until_drained()
-        assert [row["number"] for row in await worker.rows(processor)] == [101, 102]
-    assert {number for batch in spoiling.seen for number in batch} <= {1, 2}
-    assert len(spoiling.seen) >= 5
+@pytest.mark.parametrize("mode", [*MODES, OVERLAPPING])
+async def test_draining_during_a_pause_between_attempts_gives_up_the_call(redis_url: str, mode: str) -> None:
+    """A partition that is to be handed over does not wait for a long backoff."""
+    seen: list[int] = []
+
+    def each(order: Order, _: Context) -> Priced:
+        seen.append(order.number)
+        if order.number == 3:
+            raise ValueError("not now")
+        return Priced(order.number, 1.0)
+
+    async with bench(redis_url) as desk:
+        await desk.send(range(4))
+        running = await start(desk, mode, each, errors=Retry(attempts=5, backoff=60.0, backoff_max=60.0))
+        await wait_for_async(lambda: 3 in seen, "the first attempt has failed")
+        with anyio.fail_after(20):  # less than the shortest pause
+            stopped = await running.drained()
+        assert stopped.reason is StopReason.DRAINED
+        assert await desk.committed() == (0 if mode in ("batch", "stream") else 3)
