@@ -91,14 +91,16 @@ def ask(
 ) -> T:
     """Run an async function to its end, with a connection to the app's Redis as its first argument.
 
-    ``of`` is the stream whose declared partitions the function goes through. If the stream has others, it
-    would take some of them for all.
+    ``of`` is the stream whose partitions the function goes through. If the stream has others than the app
+    declares, it would take some of them for all; if it has grown, it has those of its map.
     """
 
     async def asking() -> T:
         async with connected(app) as backend:
             if of is not None:
-                await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
+                counts = await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
+                if counts and counts != of.placement.counts:
+                    of.placement.become(*counts)
             return await function(backend, *arguments)
 
     return run_async(asking)

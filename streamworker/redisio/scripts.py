@@ -237,12 +237,12 @@ def wrong_type(key: bytes | str) -> BackendRefused:
 
 
 def sealed() -> BackendRefused:
-    """Return the error for a partition that takes nothing any more, which a later release may say."""
+    """Return the error for a partition that takes nothing any more, while it is not known what follows it."""
     return BackendRefused(
-        "A partition of the stream is sealed: it takes no more records, and this release does not know where "
-        "they go.",
-        remedy="Update this program. If no release has sealed it, delete the field `sealed` of its counts "
-        "(docs: redis-keys).",
+        "A partition of the stream is sealed: it takes no more records, and it is not known which partitions "
+        "follow it.",
+        remedy="A change of the partitions is under way: finish it (streamworker partitions), and do this "
+        "again. If no release has sealed it, delete the field `sealed` of its counts (docs: redis-keys).",
     )
 
 

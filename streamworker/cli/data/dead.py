@@ -29,6 +29,7 @@ from streamworker.cli.data.letters import (
     stored,
     surveyed,
 )
+from streamworker.cli.data.replaying import replay
 from streamworker.cli.data.wording import as_written, letter_decoded, shortened
 from streamworker.cli.options import AsJson, Limit, ProcessorPath, Yes, argument, option, seconds_of
 from streamworker.cli.output import confirm, console, print_found, print_json, progress_bar, say
@@ -40,13 +41,14 @@ from streamworker.core.words import counted, name_of
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import StreamworkerError
 from streamworker.importing import resolve_processor
-from streamworker.redisio.data.dead import StoredLetter, drop_dead, replay_dead, show_dead
+from streamworker.redisio.data.dead import StoredLetter, drop_dead, show_dead
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.group.locks import read_lock
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.settings import Settings
 from streamworker.tui.figures import local_time
 
 _NONE = "There are no such dead letters."
@@ -114,8 +116,7 @@ def show_letter(
       streamworker dead show shop:price 3/1769860800000-0
     """
     app, spec = resolve_processor(processor)
-    partition, letter_id = parse_name(letter, spec.stream)
-    found = ask(app, _one_letter, spec, partition, letter_id, of=spec.stream)
+    found = ask(app, _one_letter, spec, letter, of=spec.stream)
     if found is None:
         raise StreamworkerError(
             f"There is no dead letter {letter} of {spec.name}.",
@@ -204,7 +205,7 @@ def replay_letters(
     if not chosen:
         give_up(f"{file} has no letter. Nothing was changed." if file else f"{_NONE} Nothing was changed.")
     began_s = monotonic()
-    missing = ask(app, _replay, spec, chosen)
+    missing = ask(app, _replay, spec, app.settings, chosen)
     asked = _count(chosen)
     done = asked - len(missing)
     per_second = f"{done / (monotonic() - began_s):,.0f}/s"
@@ -259,8 +260,7 @@ def put_record(
       streamworker dead put shop:price 7/1795383533683-0 --yes --why "order without a customer"
     """
     app, spec = resolve_processor(processor)
-    partition, record_id = parse_name(record, spec.stream, "RECORD")
-    text = ask(app, _text_of, spec, partition, record_id, of=spec.stream)
+    partition, record_id, text = ask(app, _text_of, spec, record, of=spec.stream)
     if not yes:
         confirm(f"Sets record {record_id} of partition {partition} aside ({text}), and no other. Go on?")
     letter, problem = ask(app, _put, group_keys(spec), partition, record_id, why, wait)
@@ -272,8 +272,9 @@ def put_record(
     )
 
 
-async def _text_of(backend: Backend, spec: ProcessorSpec, partition: int, record_id: EntryId) -> str:
-    """Return a record as text; raise StreamworkerError if the stream does not hold it."""
+async def _text_of(backend: Backend, spec: ProcessorSpec, name: str) -> tuple[int, EntryId, str]:
+    """Return where a record is, and its text; raise StreamworkerError if the stream does not hold it."""
+    partition, record_id = parse_name(name, spec.stream, "RECORD")
     found = await record_at(backend, group_keys(spec), partition, record_id)
     if found is None:
         raise StreamworkerError(
@@ -288,7 +289,7 @@ async def _text_of(backend: Backend, spec: ProcessorSpec, partition: int, record
     record = as_written(spec.stream, fields)
     if isinstance(record, list):
         record = record[0]
-    return "it cannot be decoded" if record is None else shortened(repr(record))
+    return partition, record_id, "it cannot be decoded" if record is None else shortened(repr(record))
 
 
 async def _put(
@@ -340,7 +341,7 @@ async def _chosen(
     chosen: Chosen = {}
     for text in letters or ():
         partition, letter_id = parse_name(text, spec.stream)
-        found = await _one_letter(backend, spec, partition, letter_id)
+        found = await _one_letter(backend, spec, text)
         chosen.setdefault(partition, {})[found.id if found else letter_id] = None
     if not letters:
         async for letter in matching(backend, spec, error, since):
@@ -352,10 +353,9 @@ def _count(chosen: Chosen) -> int:
     return sum(map(len, chosen.values()))
 
 
-async def _one_letter(
-    backend: Backend, spec: ProcessorSpec, partition: int, letter_id: EntryId
-) -> StoredLetter | None:
-    """Return the letter of this id, or that of the record of this id; None if there is neither."""
+async def _one_letter(backend: Backend, spec: ProcessorSpec, name: str) -> StoredLetter | None:
+    """Return the letter of this name, or that of the record of this name; None if there is neither."""
+    partition, letter_id = parse_name(name, spec.stream)
     if found := await show_dead(backend, group_keys(spec), partition, [letter_id]):
         return found[letter_id]
     async for page in stored(backend, group_keys(spec), partition):
@@ -365,14 +365,14 @@ async def _one_letter(
     return None
 
 
-async def _replay(backend: Backend, spec: ProcessorSpec, chosen: Chosen) -> list[str]:
+async def _replay(backend: Backend, spec: ProcessorSpec, settings: Settings, chosen: Chosen) -> list[str]:
     """Replay letters; return the names of those that did not exist."""
     missing: list[str] = []
     passed = 0
     with _halves_told("Replayed", lambda: passed - len(missing)), progress_bar() as progress:
         task = progress.add_task("replaying", total=_count(chosen))
         for partition, page in _pages(chosen):
-            replayed = await replay_dead(backend, group_keys(spec), partition, list(page), page)
+            replayed = await replay(backend, spec, settings, partition, page)
             missing += [f"{partition}/{letter}" for letter, entry in replayed.items() if entry is None]
             progress.advance(task, len(page))
             passed += len(page)

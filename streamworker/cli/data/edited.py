@@ -11,6 +11,7 @@ from streamworker.cli.data.lines import checked_text
 from streamworker.cli.output import say
 from streamworker.cli.support import give_up, group_keys
 from streamworker.core.data.entries import EntryId
+from streamworker.core.data.placement import canonical_key
 from streamworker.core.words import counted
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import RecordError, StreamworkerError
@@ -87,10 +88,11 @@ def _edited(spec: StreamSpec, producer: Producer, letter: StoredLetter, raw: msg
     record = spec.record.decoder("json")({PAYLOAD_FIELD: text})
     headers = {name: value for name, value in letter.fields.items() if name not in own}
     partition, entry, _ = producer.prepared(record, headers)
-    if partition != letter.partition and (key := spec.key(record)) is not None:
+    key = canonical_key(spec.key(record))
+    if key is not None and letter.partition not in spec.placement.path_of(key):
         raise RecordError(
-            f"Key {key!r} belongs to partition {partition}, and the letter to {letter.partition}: send the "
-            "record with `streamworker send`, and drop the letter."
+            f"Key {spec.key(record)!r} belongs to partition {partition}, and the letter to "
+            f"{letter.partition}: send the record with `streamworker send`, and drop the letter."
         )
     payload = entry if isinstance(entry, bytes) else entry[0]
     return {**headers, **({PAYLOAD_FIELD: payload} if isinstance(payload, bytes) else payload)}

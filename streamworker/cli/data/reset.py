@@ -25,7 +25,7 @@ from streamworker.redisio.data.state import TIMERS, read_state
 from streamworker.redisio.data.streams import entries_up_to
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.locks import move_checkpoint, read_lock
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, never_grown
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, local_time
 
@@ -140,6 +140,7 @@ async def _reset(
     yes: bool,
 ) -> None:
     target = parse_target(to)
+    never_grown(spec.stream.placement.counts)
     await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
     is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
     plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.

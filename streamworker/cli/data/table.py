@@ -19,7 +19,7 @@ from streamworker.declaring.table import Table
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.statetables import view_table
 from streamworker.redisio.data.streams import check_made
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import StreamKeys, never_grown
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, memory
 
@@ -140,7 +140,8 @@ async def _opened(table: Table[Any, Any]) -> AsyncIterator[None]:
     """Open the app of a table whose stream has as many partitions as it declares."""
     of = table.spec.stream
     async with table.app:
-        await check_made(table.app.backend(), StreamKeys(of.app, of.name), of.declared_partitions)
+        counts = await check_made(table.app.backend(), StreamKeys(of.app, of.name), of.declared_partitions)
+        never_grown(counts or of.placement.counts)
         yield
 
 

@@ -8,7 +8,7 @@ from itertools import chain
 from streamworker.core.data.entries import ZERO, Entry, EntryId
 from streamworker.records.entries import REPLAYED_FOR, Entries
 from streamworker.redisio.keys import GroupKeys, number
-from streamworker.redisio.scripts import REPLAY_DEAD, checked
+from streamworker.redisio.scripts import REPLAY_DEAD, checked, sealed
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.link import Argument
@@ -110,6 +110,8 @@ async def replay_dead(
     replies = all_answered(await backend.run_many(REPLAY_DEAD, calls))
     for letter, reply in zip(ids, replies, strict=True):
         done = checked(reply)
+        if done[0] == b"SEALED":
+            raise sealed()
         replayed[letter] = EntryId.parse(done[1]) if done[0] == b"OK" else None
     return replayed
 

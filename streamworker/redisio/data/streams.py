@@ -33,7 +33,7 @@ from streamworker.records.packs import (
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
 from streamworker.redisio.group.locks import foreign_lock, new_nonce, numbers
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, map_in, number, partitions_in
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, map_in, number
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -115,9 +115,7 @@ async def provision(
             f"{app!r}.",
             remedy="Give one of them a name without a dot.",
         )
-    counts = map_in(found[2])
-    if partitions not in (counts[0], counts[-1]):
-        _check_partitions(keys, found[2], partitions)
+    counts = _checked_map(keys, found[2], partitions)
     if used_codec != codec:
         raise ConfigurationError(
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
@@ -134,26 +132,29 @@ async def stored_map(backend: Backend, keys: StreamKeys) -> tuple[int, ...]:
     return () if value is None else map_in(value)
 
 
-async def check_made(backend: Backend, keys: StreamKeys, partitions: int) -> None:
-    """Refuse to go through the partitions of a stream that has another number of them, some as if all.
+async def check_made(backend: Backend, keys: StreamKeys, partitions: int) -> tuple[int, ...]:
+    """Refuse to go through the partitions of a stream that is declared otherwise, some as if all.
 
-    A user that may read a table alone may not read the number, and does without this check.
+    The result is the stream's map. It is empty if there is no stream, and for a user that may read a table
+    alone: that may not read the map, and does without this check.
     """
     try:
-        count = await backend.execute("HGET", keys.meta, "partitions")
+        value = await backend.execute("HGET", keys.meta, "partitions")
     except BackendRefused:
-        return
-    if count is not None:
-        _check_partitions(keys, count, partitions)
+        return ()
+    return () if value is None else _checked_map(keys, value, partitions)
 
 
-def _check_partitions(keys: StreamKeys, value: bytes, declared: int) -> None:
-    if (stored := partitions_in(value)) != declared:
+def _checked_map(keys: StreamKeys, value: bytes, declared: int) -> tuple[int, ...]:
+    """Return a stream's map; refuse a declaration that has neither its first number nor its newest."""
+    counts = map_in(value)
+    if declared not in (counts[0], counts[-1]):
         raise ConfigurationError(
-            f"Stream {keys.stream!r} has partitions={stored} in Redis and {declared} in the app.",
-            remedy=f"Declare it with partitions={stored}. Another number would send the records of a key to "
-            "another partition; for that, move to a new stream (docs: recipes/more-partitions).",
+            f"Stream {keys.stream!r} has partitions={value.decode()} in Redis and {declared} in the app.",
+            remedy=f"Declare it with partitions={counts[-1]}. Another number would send the records of a key "
+            "to another partition; for that, move to a new stream (docs: recipes/more-partitions).",
         )
+    return counts
 
 
 async def store_fields(

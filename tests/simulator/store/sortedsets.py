@@ -47,9 +47,9 @@ class SortedSets(Keyspace):
 
     def do_zrange(self, key: bytes, start: bytes, end: bytes, *how: bytes) -> tuple[bytes, ...]:
         assert how == (b"WITHSCORES",)
-        assert (start, end) == (b"0", b"0")
-        order = (self.find_as(key, SortedSet) or SortedSet()).order
-        return tuple([part for score, member in order[:1] for part in (member, number_text(score))])
+        assert start == b"0" and integer(end) >= 0
+        order = (self.find_as(key, SortedSet) or SortedSet()).order[: integer(end) + 1]
+        return tuple([part for score, member in order for part in (member, number_text(score))])
 
 
 def _check_pairs(flat: tuple[bytes, ...], command: str) -> None:

@@ -20,12 +20,12 @@ local function remove(id)
   redis.call('ZREM', later, id)
 end
 
-local function give(id)
+local function give(id, at)
   local known = bytes < BYTES_MAX and redis.call('HGET', delayed, id)
   if not known then return end
   bytes = bytes + #known
   found[#found + 1] = id
-  found[#found + 1] = redis.call('ZSCORE', later, id) or '0'
+  found[#found + 1] = at or redis.call('ZSCORE', later, id) or '0'
   found[#found + 1] = known
 end
 
@@ -34,12 +34,14 @@ for i = moved_at, #ARGV, 2 do
 end
 if redis.call('HGET', counts, 'sealed') then
   for i = ids_at, ids_end do give(ARGV[i]) end
-  for _, id in ipairs(most > 0 and redis.call('ZRANGE', later, 0, most - 1) or {}) do
+  local first = most > 0 and redis.call('ZRANGE', later, 0, most - 1, 'WITHSCORES') or {}
+  for i = 1, #first, 2 do
+    local id, at = first[i], first[i + 1]
     local state, _, _, rest = later_of(delayed, id)
     if state == 'w' then
       if not string.find(rest, '^%d+,%d+[%d,]*\n') then return {'BADTYPE', delayed} end
-      give(id)
-    elseif not state or tonumber(redis.call('ZSCORE', later, id)) <= now then
+      give(id, at)
+    elseif not state or tonumber(at) <= now then
       remove(id)
     end
   end
