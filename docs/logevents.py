@@ -89,6 +89,7 @@ MEANINGS = {
     "finish_failed": "Redis did not note that the group is done with old partitions; it is tried again.",
     "grace_period_over": "A call did not end within `grace_period_ms`, and was cancelled; the next owner makes it "
     "again.",
+    "growth_lost": "A failover has lost a step of a growth, named in the line; it is made again.",
     "handler_failed": "A function raised an error; the line has the policy that applies.",
     "heartbeat_failed": "Heartbeats do not reach Redis; told every few seconds.",
     "heartbeat_refused": "Redis refused a heartbeat, for the error in the line.",

@@ -12,16 +12,19 @@ import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Halt, Stream
+from streamworker import App, Context, Halt, Stream
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
+from streamworker.errors import ConfigurationError
 from streamworker.redisio.admin import growth
 from streamworker.redisio.data.streams import register
 from streamworker.redisio.group import following
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.scripts import SEAL
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
+from streamworker.redisio.wire.info import pairs_of
 from streamworker.runtime import provisioning
 from streamworker.runtime.run import generations, trims
 from streamworker.runtime.worker import Worker
@@ -256,6 +259,7 @@ async def test_a_worker_that_is_killed_at_a_step_leaves_it_to_the_others(
         await settled(backend, 2, 3, living={"w1", "w2"} - {*killed})
 
 
+@SLOW
 async def test_a_halted_partition_holds_up_only_those_that_follow_it(redis_url: str) -> None:
     """In that group alone; their locks name it, and they go on when it does."""
     shop = Shop(redis_url)
@@ -320,6 +324,7 @@ async def test_what_nobody_owns_any_more_is_trimmed_when_no_group_needs_it(
         await wait_for_async(is_empty, "they are trimmed")
 
 
+@SLOW
 async def test_what_a_failover_loses_of_it_is_done_again(redis_url: str) -> None:
     """A partition waits again, and one that nobody owned any more gets an owner until it is done."""
     shop = Shop(redis_url)
@@ -338,6 +343,7 @@ async def test_what_a_failover_loses_of_it_is_done_again(redis_url: str) -> None
         await settled(backend, 2, 3)
 
 
+@SLOW
 async def test_a_group_that_comes_later_handles_one_generation_after_the_other(redis_url: str) -> None:
     """Also if its app declares the newest number of partitions."""
     shop = Shop(redis_url)
@@ -350,3 +356,71 @@ async def test_a_group_that_comes_later_handles_one_generation_after_the_other(r
         async with shop.workers("w1"):
             await shop.all_handled()
             await settled(backend, 2, 3, 5)
+
+
+@SLOW
+@pytest.mark.parametrize("left", ["prepared", "sealed", "the map is lost", "a seal is lost"])
+async def test_workers_go_on_with_a_change_that_somebody_has_left(redis_url: str, left: str) -> None:
+    """The command was killed, or a failover has lost a step."""
+    shop = Shop(redis_url)
+    (keys, *_) = GROUPS
+    async with Backend.open(redis_url, name="tool") as backend, shop.workers("w1", "w2"):
+        await shop.send(400)
+        if left in ("prepared", "sealed"):
+            await growth.prepare(backend, keys, 3, MEMORY)
+        else:
+            await grow(backend, 3)
+            await settled(backend, 2, 3)
+        if left == "sealed":
+            await backend.run_many(SEAL, [SEAL.at(keys, p, map="2+3") for p in (0, 1)])
+        if left == "the map is lost":
+            await backend.execute("HSET", keys.meta, "partitions", "2")
+            await backend.execute("HDEL", keys.meta, "growing")
+        if left == "a seal is lost":
+            last = (await backend.execute("HGET", keys.counts(0), "sealed")).split()[0]
+            await backend.execute("XSETID", keys.events(0), last)
+            await backend.execute("HDEL", keys.counts(0), "sealed")
+
+        async def is_through() -> bool:
+            infos = [await backend.execute("XINFO", "STREAM", keys.events(p)) for p in (0, 1)]
+            is_sealed = all(pairs_of(info)[b"last-generated-id"].startswith(b"1844674") for info in infos)
+            return is_sealed and await backend.execute("HGET", keys.meta, "partitions") == b"2+3"
+
+        await wait_for_async(is_through, "it is through")
+        await shop.send(400)
+        await shop.all_handled()
+        await settled(backend, 2, 3)
+
+
+async def test_state_by_key_holds_the_partitions_that_follow_up(redis_url: str) -> None:
+    """It does not move to them, so that a key would begin anew there."""
+    shop = Shop(redis_url)
+    (keys, *_) = GROUPS
+    async with Backend.open(redis_url, name="tool") as backend, shop.workers("w1"):
+        await shop.send(1)
+        await backend.execute("HSET", keys.state(0), "ann", "1")
+        await grow(backend, 3)
+
+        async def is_held_up() -> bool:
+            reasons = {p: lock.reason for p, lock in (await read(backend, keys, 5)).items()}
+            return {p for p, why in reasons.items() if "the state of partition 0 does not move" in why} == {
+                2,
+                3,
+            }
+
+        await wait_for_async(is_held_up, "they wait")
+
+
+async def test_a_processor_with_tables_or_timers_refuses_a_stream_that_has_grown(redis_url: str) -> None:
+    shop = Shop(redis_url)
+    app, orders = shop.app()
+    totals = app.table("totals", int)
+
+    @app.processor(orders, name="sum", tables=[totals])
+    async def count(order: Order, ctx: Context) -> None: ...
+
+    async with Backend.open(redis_url, name="tool") as backend:
+        await shop.send(1)
+        await grow(backend, 3)
+    with pytest.raises(ConfigurationError, match=r"'sum' has tables or timers, and .* has grown"):
+        await Worker(app).run()

@@ -11,7 +11,7 @@ key must not be handled in its new partition before all its records in the old o
 
 A worker reads the map when it starts, when a message tells that the stream has grown, and at intervals. It
 registers the group in new partitions before it tells its core of them. A failover may lose any step, and each
-is repeated until it is seen to be done.
+is repeated until it is seen to be done. Where the command that lets a stream grow has died, a worker goes on.
 """
 
 import random
@@ -23,9 +23,10 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.core.events import Event, PartitionsSeen, StartRunner
 from streamworker.core.pauses import Pauses
-from streamworker.core.words import ranges
+from streamworker.core.words import name_of, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, StreamworkerError
+from streamworker.redisio.admin import growth
 from streamworker.redisio.group import following
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -66,6 +67,8 @@ class Generations:
         self._done: dict[int, int] = {}
         """The epochs at which this worker has noted that the group is done with a partition."""
         self._trims: dict[int, Trims] = {}
+        self._changing: tuple[int, ...] = ()
+        """The map that was to follow at the last look, if a change was under way."""
         self.first = 0
         """Where the oldest generation begins with which the group is not done, as of the last look."""
 
@@ -92,6 +95,8 @@ class Generations:
         if len(now) > len(self._placement.counts):
             self._placement.become(*now)
             self.log.info("stream_grown", partitions=str(self._placement))
+        if first := self.runners().get(self._placement.base):
+            await self._mend(now, after, name_of(first.commits.start.owner))
         if self._placement.total > self._registered:
             return  # A producer of this process has read the map since.
         if self._placement.base:
@@ -101,6 +106,19 @@ class Generations:
             self.first = following.first_of(self._placement, left)
         if must_tell or self._placement.base:
             self.deliver(PartitionsSeen(self.first, self._placement.total))
+
+    async def _mend(self, now: tuple[int, ...], after: tuple[int, ...], me: str) -> None:
+        """Go on with a change that has stood since the last look, and mend what a failover has lost of one.
+
+        The worker with the first partition that takes records does that; more than one may.
+        """
+        changing, self._changing = self._changing, after if after != now else ()
+        durability, looked = durability_of(self.settings), range(self._placement.base + 1)
+        if lost := await growth.heal(self.backend, self.keys, looked, durability):
+            self.log.error("growth_lost", lost=lost)
+        if changing and changing == self._changing:
+            await growth.go_on(self.backend, self.keys, durability, me)
+            self.look()
 
     async def finish(self) -> None:
         """Note until cancelled with which of this worker's old partitions the group is done."""
