@@ -311,8 +311,8 @@ class Checker:
 
     def judge_end(self, server: SimulatedServer) -> None:
         """Check what is left when all workers have stopped (I8)."""
-        for partition, lock in enumerate(server.partitions):
-            if lock.owner:
+        for partition in server.active:
+            if (lock := server.partitions[partition]).owner:
                 self.found("I8", f"partition {partition}: the lock is still {lock.owner}'s")
         membership = server.membership
         if left := set(server.beats).union(() if membership is None else membership.present_ids):

@@ -149,7 +149,8 @@ class SimulatedGroup:
         return Setup(
             coordination=self._coordination,
             identity=Identity(worker.name, "host", 1, worker.static_id, capacity=self._capacity_of(worker)),
-            partitions=len(self.server.partitions),
+            partitions=self.server.placement.total,
+            first=self.server.active.start,
             assignment=self._assignment,
             timing=self.timing,
             nonce=lambda: f"{self.random.getrandbits(40):010x}",
@@ -227,13 +228,13 @@ class SimulatedGroup:
             if (runner := worker.runners.get(partition)) is not None:
                 runner.told()
 
-    def grow(self, partitions: int) -> None:
-        """Add partitions to the stream, and tell the workers; they look at intervals from then on."""
-        more = partitions - len(self.server.partitions)
-        self.note(f"the stream has {partitions} partitions now")
-        self.server.grow(partitions)
-        self.checker.grow(more)
-        self.server.post(StreamGrown(str(partitions), "ann"))
+    def grow(self, count: int) -> None:
+        """Grow the stream by some partitions, and tell the workers; they look at intervals from then on."""
+        self.server.grow(count)
+        self.note(f"the stream has {self.server.placement} partitions now")
+        self.checker.grow(count)
+        self.checker.figures.happened()
+        self.server.post(StreamGrown(str(self.server.placement), "ann"))
         if not self._has_grown:
             self._has_grown = True
             self.clock.after(LOOK_MS, self._look_at_partitions)
@@ -241,26 +242,30 @@ class SimulatedGroup:
     def _look_at_partitions(self) -> None:
         for worker in self.workers:
             if worker.alive and not worker.finished:
-                worker.look_at_partitions()
+                worker.go_on()
         self.clock.after(LOOK_MS, self._look_at_partitions)
 
     # -- what an observer sees -----------------------------------------------------------------
 
     @property
     def is_settled(self) -> bool:
-        """Whether the owner of each lock handles its partition, and the shares differ by at most one."""
+        """Whether the owner of each lock handles its partition, and the shares differ by at most one.
+
+        Nobody handles a partition that the group no longer works on.
+        """
         if any(w.alive and not w.finished for w in self.workers if w.stopping):
             return False
-        staying, locks = self.staying, self.server.partitions
+        staying = self.staying
+        locks = {p: self.server.partitions[p] for p in self.server.active}
         runners = [r for worker in staying for r in worker.runners.values() if not r.ended]
         handled = {(r.partition, r.owner, r.epoch) for r in runners}
-        owned = {(p, lock.owner, lock.epoch) for p, lock in enumerate(locks)}
+        owned = {(p, lock.owner, lock.epoch) for p, lock in locks.items()}
         if handled != owned or any(r.draining for r in runners):
             return False
         if self.is_weighted:
             return True
         counts = dict.fromkeys((worker.name for worker in staying), 0)
-        for lock in locks:
+        for lock in locks.values():
             counts[worker_of(lock.owner)] += 1
         most = max(counts.values())
         return most - min(counts.values()) <= 1 or (self.may_be_uneven and most == len(locks))
@@ -274,9 +279,10 @@ class SimulatedGroup:
         document = self.server.membership
         if document is None:
             return not self.staying
-        return {member.id for member in document.members} == {worker.owner for worker in self.staying} and (
-            document.owners == tuple(lock.owner or None for lock in self.server.partitions)
-        )
+        active, locks = self.server.active, self.server.partitions
+        owners = *(None,) * active.start, *(locks[p].owner or None for p in active)
+        ids = {member.id for member in document.members}
+        return ids == {worker.owner for worker in self.staying} and document.owners == owners
 
     @property
     def is_caught_up(self) -> bool:

@@ -43,6 +43,10 @@ class Process(ABC):
     def handle(self, event: Event) -> None:
         """Pass an event to the core, and start its effects."""
 
+    @abstractmethod
+    def look_at_partitions(self) -> None:
+        """Read on which partitions the group works, and tell the core."""
+
     # -- time ----------------------------------------------------------------------------------
 
     @property

@@ -19,6 +19,8 @@ from tests.simulator.server.stored import TIMER, Commit, Record
 STUCK_MS = 20_000
 """Duration of a stuck batch: longer than the grace period and the drain deadline."""
 RETRY_MS = 100
+STEP_MS = 300
+"""How often a worker looks whether it can go on with a partition of a stream that has grown."""
 _id_of = attrgetter("id")
 TIMER_MS = 50
 """Longest time that a call of a timer takes."""
@@ -36,6 +38,12 @@ class SimRunner:
 
     def __init__(self, worker: Process, partition: int, owner: str, lock: Acquired) -> None:
         self.worker, self.partition, self.owner, self.epoch = worker, partition, owner, lock.epoch
+        self.start = ev.StartRunner(partition, owner, lock)
+        self.must_open = bool(lock.waits_for)
+        """Whether the group may not be done with the partitions that came before it."""
+        self.is_done = False
+        """Whether it is noted that the group is done with the partition."""
+        self._is_asking = False
         self.checkpoint = lock.checkpoint
         self.aside = frozenset(lock.aside)
         self.tick, self.ticked = worker.world.server.partitions[partition].tick, 0
@@ -58,6 +66,9 @@ class SimRunner:
             return
         if worker.link is None or worker.cut or worker.deaf:
             worker.later(RETRY_MS * 5, self.begin)
+            return
+        if self.must_open:
+            self._ask(lambda: world.server.open(self.start))
             return
         if self.outgoing is not None and not self.outgoing.is_open:
             return
@@ -87,6 +98,8 @@ class SimRunner:
         # A read may begin within an entry some records of which are committed.
         records = read[bisect_right(read, self.checkpoint, key=_id_of) :]
         if not records:
+            if self.partition < world.server.placement.base and not self.is_done:
+                self._ask(lambda: world.server.finish(self.start, self.checkpoint))
             return
         if len(records) > count:  # An entry holds many, and a batch may end within it.
             records = records[: 1 + int(draw() * len(records))]
@@ -109,6 +122,32 @@ class SimRunner:
             sends=sends,
         )
         worker.later(batch_ms, lambda: self._commit(commit, tries=1))
+
+    def _ask(self, do: Callable[[], bool | None]) -> None:
+        """Ask whether a step of a growth is done, until it is."""
+
+        def failed() -> None:
+            self._is_asking = False
+            self.worker.later(STEP_MS, self.told)
+
+        def heard(is_done: bool | None) -> None:
+            self._is_asking = False
+            if self.ended or self.busy:
+                return
+            if is_done is None:
+                self._end(ev.RunnerFenced(self.partition, self.epoch))
+            elif not is_done:
+                self.worker.later(STEP_MS, self.told)
+            elif self.must_open:
+                self.must_open = False
+                self.told()
+            else:
+                self.is_done = True
+                self.worker.look_at_partitions()
+
+        if not self._is_asking:
+            self._is_asking = True
+            self.worker.request(do, heard, failed)
 
     def told(self) -> None:
         """Read the new entries, if the runner waits for entries."""

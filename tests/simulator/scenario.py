@@ -196,8 +196,7 @@ class ScriptedWorld(World):
         return None
 
     def _send_to_all(self, every_ms: int) -> None:
-        for partition in range(len(self.server.partitions)):
-            self.senders.send(partition)
+        self.senders.send_to_all()
         self.clock.after(every_ms, lambda: self._send_to_all(every_ms))
 
     def setup(self, worker: SimWorker) -> Setup:
@@ -212,11 +211,11 @@ class ScriptedWorld(World):
         """Return the time of a control message."""
         return MESSAGE_MS
 
-    def grow(self, partitions: int) -> None:
-        """Add partitions to the stream."""
-        if partitions < len(self.server.partitions):
+    def grow(self, count: int) -> None:
+        """Grow the stream by a generation of some partitions."""
+        if count <= self.server.placement.live:
             raise _impossible("A stream does not shrink", "Name a higher number of partitions.")
-        super().grow(partitions)
+        super().grow(count)
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -276,8 +275,9 @@ class ScriptedWorld(World):
     def result(self) -> str:
         """The owners of the locks."""
         membership = self.server.membership
+        its = self.server.partitions
         parts = [] if membership is None else [f"generation {membership.generation}"]
-        shares = alike({p: name_of(each.owner) or "nobody" for p, each in enumerate(self.server.partitions)})
+        shares = alike({p: name_of(its[p].owner) or "nobody" for p in self.server.active})
         parts += [f"{owner}: {ranges(which)}" for owner, which in shares.items()]
         return "; ".join(parts)
 

@@ -31,7 +31,11 @@ class Senders:
     def stop(self) -> None:
         """Send a last entry to each partition, and no more."""
         self._every_ms = None
-        for partition in range(len(self._ground.server.partitions)):
+        self.send_to_all()
+
+    def send_to_all(self) -> None:
+        """Send an entry to each partition that takes any."""
+        for partition in self._ground.server.placement.active:
             self.send(partition)
 
     @property
@@ -42,7 +46,8 @@ class Senders:
     def _send_some(self) -> None:
         if self._every_ms is not None:
             draw = self._ground.random.random
-            partition = int(draw() * len(self._ground.server.partitions))
+            active = self._ground.server.placement.active
+            partition = active[int(draw() * len(active))]
             first = self._numbers[partition] + 1
             size = SIZES[first % len(SIZES)] if first % LARGE_EVERY else LARGE
             self.send(partition, size if self.fills_entries else 1)
@@ -67,6 +72,10 @@ class Senders:
             # A failover has lost what came before: this follows what the server still has.
             self._since[partition] = int(reply.value)
             reply = server.append(partition, number, count, self._since[partition])
+        if reply.code is AppendCode.SEALED:
+            # A producer sends the records to the partitions that follow; nothing was confirmed here.
+            self._sending.discard(partition)
+            return
         assert reply.is_there, reply
         self._ground.sent(partition)
         if conditions.repeated and self._ground.random.random() < conditions.repeated:

@@ -206,8 +206,7 @@ def _settle(world: World) -> int | None:
     took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     if took_ms is None:
         # A worker that lost a lock in a failover, and has not committed since, notices at its next commit.
-        for partition in range(len(server.partitions)):
-            world.senders.send(partition)
+        world.senders.send_to_all()
         took_ms = world.clock.run_until(at_rest, SETTLE_MS // 2, step_ms=100)
     done, before = 0, -1
     while took_ms is None and world.is_settled and world.is_agreed and before < done:

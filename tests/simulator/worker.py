@@ -39,6 +39,8 @@ class SimWorker(Process):
         self._look_ms: int | None = None
         """When the core's deadline is looked at next, by the simulation's clock."""
         self._control_read = world.server.newest_message()
+        self._seen = world.server.placement.total
+        """How many partitions it knows."""
         self.core = world.make_core(self)
         self.connect()
         self.later(0, lambda: self.handle(ev.Started()))
@@ -115,8 +117,20 @@ class SimWorker(Process):
         self.request(lambda: ev.RequestsSeen(server.requested(held)), self.handle, lambda: None)
 
     def look_at_partitions(self) -> None:
-        """Read on which partitions the group works."""
-        self.request(self.world.server.seen, self.handle, lambda: None)
+        """Read on which partitions the group works, and begin with what that says."""
+
+        def heard(active: range) -> None:
+            self._seen = active.stop
+            self.handle(ev.PartitionsSeen(active.start, active.stop))
+
+        self.request(lambda: self.world.server.active, heard, lambda: None)
+
+    def go_on(self) -> None:
+        """Look as at intervals: a failover may have lost that the group is done with a partition."""
+        self.look_at_partitions()
+        for runner in list(self.runners.values()):
+            runner.is_done = False
+            runner.told()
 
     # -- effects -------------------------------------------------------------------------------
 
@@ -138,7 +152,7 @@ class SimWorker(Process):
                 for runner in list(self.runners.values()):
                     self.later(0, runner.begin)
             case ev.LookAtPartitions():
-                self.look_at_partitions()
+                self.go_on()
             case ev.PostControl():
                 self._post(effect)
             case ev.Finished():
@@ -199,6 +213,8 @@ class SimWorker(Process):
     def _operate(self, effect: ev.Effect) -> None:
         """Perform an effect at the server, and pass its answer, or "no answer", to the core."""
         world, server = self.world, self.world.server
+        if isinstance(effect, ev.AcquireLocks) and max(effect.partitions) >= self._seen:
+            world.checker.found("crash", f"{self.name} asks for a partition that it has not seen: {effect}")
         subjects = _subjects(effect)
         if subjects & self._calls:
             world.checker.found("crash", f"{self.name} has two calls about one thing under way: {effect}")

@@ -26,6 +26,8 @@ LOADS_AWAY_MS = 20_000
 """Time until damaged loads are repaired by hand: workers do not repair them."""
 LATER_AWAY_MS = 6_000
 """Time until a document of a later release is replaced by hand: workers do not touch it."""
+GROWN_MAX = 60
+"""A stream that has so many partitions in all generations does not grow."""
 KNOWN_MS = 2_000
 """Time until each worker has read the document that was put back: it looks once a second."""
 REQUESTS_LOOK_MS = 5_000
@@ -62,7 +64,10 @@ class World(SimulatedGroup):
             case FaultKind.DAMAGE:
                 self._damage(fault)
             case FaultKind.REPARTITION:
-                self.grow(len(self.server.partitions) + 1 + fault.pick % 4)
+                placement = self.server.placement
+                # The command that grows a stream refuses one that is part of a chain.
+                if placement.total < GROWN_MAX and not self.has_chains:
+                    self.grow(placement.live + 1 + fault.pick % 4)
             case FaultKind.ORDER:
                 self._operate(fault)
             case _:
@@ -179,7 +184,7 @@ class World(SimulatedGroup):
         self.server.fail_over(snapshot, alone)
         self.server.behind_ms = behind_ms
         # The operator who added partitions notices that they are missing, and adds them again.
-        self.server.grow(len(self.server.partitions))
+        self.server.grow()
         self._reconnect(away_ms)
 
     def _damage(self, fault: Fault) -> None:
@@ -227,7 +232,8 @@ class World(SimulatedGroup):
                 worker.later(away_ms + self.random.randint(0, 1_000), worker.connect)
 
     def _declare(self) -> None:
-        self.server.declare()
+        declare = self.server.grow if self.server.placement.base else self.server.declare
+        declare()
 
     # -- one worker ----------------------------------------------------------------------------
 

@@ -26,11 +26,12 @@ from streamworker.redisio.data.ackedlog import AckedBatch
 from streamworker.redisio.data.commit import CommitCode, CommitRequest, DeadEntry, commit_many
 from streamworker.redisio.data.outbox import Heads
 from streamworker.redisio.data.trimming import Keep, trim_many
-from streamworker.redisio.group import control, locks, membership, operations, requests
+from streamworker.redisio.group import control, following, locks, membership, operations, requests
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import TICK, GroupKeys, StreamKeys, number
-from streamworker.redisio.scripts import Script
+from streamworker.redisio.scripts import SEAL, Script
 from streamworker.redisio.wire.client import Backend, BlockingConnection
+from streamworker.redisio.wire.durability import MEMORY
 from streamworker.redisio.wire.link import Argument
 from streamworker.runtime.run.threads import in_one_step
 from tests.simulator.server.backend import StoreBackend
@@ -73,7 +74,8 @@ class SimulatedServer(StoreBackend):
         super().__init__(lambda: self._now_us)
         self._now_us = clock() * 1_000
         self.backend = cast(Backend, self)
-        self._access = Access(self.backend, KEYS, drain_deadline_ms)
+        self.placement = Placement(partitions)
+        self._access = Access(self.backend, KEYS, drain_deadline_ms, self.placement.parents_of)
         self.tick_ms = 1
         """How coarse the clock is that ids of records follow."""
         self.behind_ms = 0
@@ -108,7 +110,7 @@ class SimulatedServer(StoreBackend):
         self._commits = 0
         self.partitions: list[Partition] = []
         self._partition_of: dict[bytes, int] = {}
-        self.grow(partitions)
+        self.grow()
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -248,6 +250,12 @@ class SimulatedServer(StoreBackend):
         found = in_one_step(control.read_control(cast(BlockingConnection, self), {KEYS: position}, 0))
         messages = (from_fields(fields) for _, _, fields in found)
         return found[-1][1] if found else position, tuple(each for each in messages if each is not None)
+
+    def history(self) -> list[tuple[int, ControlMessage]]:
+        """Return all control messages, and when each was posted."""
+        found = in_one_step(control.read_control(cast(BlockingConnection, self), {KEYS: ZERO}, 0))
+        known = ((entry_id.ms, from_fields(fields)) for _, entry_id, fields in found)
+        return [(at_ms, message) for at_ms, message in known if message is not None]
 
     # -- documents -----------------------------------------------------------------------------
 
@@ -413,22 +421,46 @@ class SimulatedServer(StoreBackend):
 
     # -- partitions, restarts and failovers ------------------------------------------------------
 
-    def grow(self, partitions: int) -> None:
-        """Declare more partitions."""
-        for index in range(len(self.partitions), partitions):
+    def grow(self, count: int = 0) -> None:
+        """Grow by a generation of some partitions; with 0 do again what was lost of the last growth."""
+        if count:
+            self.placement.become(*self.placement.counts, count)
+        for index in range(len(self.partitions), self.placement.total):
             self.partitions.append(Partition(self, index))
             self._partition_of[self.partitions[index].lock_key] = index
         self.declare()
-        in_one_step(streams.register(self.backend, KEYS, Placement(partitions), "earliest"))
-
-    def seen(self) -> ev.PartitionsSeen:
-        """Return on which partitions the group works."""
-        return ev.PartitionsSeen(0, len(self.partitions))
+        in_one_step(streams.register(self.backend, KEYS, self.placement, "earliest"))
+        for index in range(self.placement.base):
+            in_one_step(self.backend.run(SEAL, SEAL.at(KEYS, index, map=str(self.placement))))
 
     def declare(self) -> None:
-        """Let the server know the number of partitions, as each worker does at its start."""
+        """Let the server know the partitions, as each worker does at its start."""
         self.store.drop(KEYS.meta.encode())
-        in_one_step(streams.provision(self.backend, KEYS, len(self.partitions), "json"))
+        first = self.placement.counts[0]
+        in_one_step(streams.provision(self.backend, KEYS, first, "json"))
+        if self.placement.base:
+            changed = "partitions", str(first), str(self.placement)
+            in_one_step(streams.set_field(self.backend, KEYS.meta, *changed))
+
+    @property
+    def active(self) -> range:
+        """The partitions that the group works on."""
+        first = in_one_step(following.read_first(self.backend, KEYS, self.placement))
+        return range(first, self.placement.total)
+
+    def finish(self, start: ev.StartRunner, checkpoint: EntryId) -> bool | None:
+        """Note that the group is done with a partition; None if it has another owner by now, or went back."""
+        its, p = self.partitions[start.partition], start.partition
+        if in_one_step(following.finish_many(self.backend, KEYS, {p: start}, MEMORY)):
+            return True
+        known = (start.owner, start.lock.epoch, checkpoint)
+        return False if (its.owner, its.epoch, its.checkpoint) == known else None
+
+    def open(self, start: ev.StartRunner) -> bool | None:
+        """Open a partition if the group is done with its parents; None if it has another owner by now."""
+        if in_one_step(following.unfinished(self.backend, KEYS, start.lock.waits_for)):
+            return False
+        return in_one_step(following.open_partition(self.backend, KEYS, start)) or None
 
     def restart(self) -> None:
         """Restart with all data: connections end, and client ids lose their meaning."""
