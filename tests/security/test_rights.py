@@ -23,13 +23,15 @@ from streamworker.core.protocols.membership.events import HeartbeatDone, MendDoc
 from streamworker.core.protocols.membership.mending import fingerprint
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import StreamFull
+from streamworker.redisio.admin import growth
 from streamworker.redisio.admin.rights import ROLE_NAMES, ROLES
 from streamworker.redisio.group import membership, operations
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import KEY_TABLE
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY
 from streamworker.spark.driver.progress import PipelineProgress
 from streamworker.spark.source.declared import find_columns, find_stream
 from streamworker.spark.source.logs import AckedLogs
@@ -40,6 +42,7 @@ from streamworker.spark.source.statetables import TableReader
 from streamworker.testing import local_worker
 from streamworker.variables import URL_VARIABLE
 from tests.cli.conftest import Invoke
+from tests.helpers import wait_for_async
 from tests.security.conftest import UrlOf, refusals
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +87,7 @@ WRITES_GROUPS = (
     ("XADD", ACKED, "*", "a", "b"), ("XADD", DEAD, "*", "a", "b"), ("XADD", CONTROL, "*", "a", "b"),
     ("HSET", LOCK, "owner", "me"), ("HDEL", LOCK, "owner"), ("HSET", STATE, "k", "v"),
     ("SET", MEMBERS, "{}"), ("XGROUP", "SETID", EVENTS, "price", "0-0"), ("XDEL", DEAD, "1-0"),
-    ("XGROUP", "CREATE", EVENTS, "mine", "0"),
+    ("XGROUP", "CREATE", EVENTS, "mine", "0"), ("XSETID", EVENTS, "9-0"),
 )  # fmt: skip
 """What commits, owns, or moves a checkpoint."""
 
@@ -205,7 +208,7 @@ def test_what_a_role_can_write_is_what_its_work_writes(url_of: UrlOf, admin: "re
     writes = granted(admin, "write")
     assert writes["viewer"] == set()
     assert writes["reader"] == {"hset"}
-    assert writes["producer"] == {"hdel", "hset", "hsetnx", "set", "xadd", "zadd"}
+    assert writes["producer"] == {"hdel", "hset", "hsetnx", "set", "xadd", "zadd", "zrem"}
     assert writes["operator"] == writes["worker"]
     deletes = {
         role.name: grant.keys for role in ROLES for grant in role.selectors if "xdel" in grant.commands
@@ -260,6 +263,25 @@ async def test_a_worker_and_an_operator_may_put_aside_what_stands_in_place_of_a_
 async def test_a_worker_has_all_that_the_other_protocols_need(url_of: UrlOf, coordination: str) -> None:
     """On one server: the rights are the same, and a claim takes a second."""
     await worked(url_of("worker"), coordination)
+
+
+async def test_a_stream_grows_with_the_rights_of_an_operator_and_of_its_workers(url_of: UrlOf) -> None:
+    """A worker may also go on with a growth that somebody has left."""
+    app, keys = App("shop", redis_url=url_of("worker")), StreamKeys("shop", "orders")
+    orders, handled = app.stream("orders", Order, partitions=2), list[Order]()
+
+    @app.processor(orders)
+    async def count(order: Order) -> None:
+        handled.append(order)
+
+    async with app, app.worker():
+        for number, role in enumerate(("operator", "worker"), 3):
+            await orders.send_many([Order("ann", n) for n in range(50)])
+            async with Backend.open(url_of(role), name="t") as backend:
+                await growth.prepare(backend, keys, number, MEMORY)
+                await growth.go_on(backend, keys, MEMORY, "t")
+                assert await growth.heal(backend, keys, range(2 + number), MEMORY) == ""
+        await wait_for_async(lambda: len(handled) == 100, "all is handled")
 
 
 async def test_a_producer_has_all_that_it_needs(url_of: UrlOf, redis_url: str) -> None:

@@ -162,7 +162,7 @@ SAMPLES: Mapping[str, tuple[str, ...]] = {
         ((_KEY, "v"), ("set",)),
         ((_KEY, _KEY), ("rename",)),
         ((_KEY, "*", "f", "v"), ("xadd",)),
-        ((_KEY, "1-0"), ("xdel",)),
+        ((_KEY, "1-0"), ("xdel", "xsetid")),
         ((_KEY, "g", "$"), ("xgroup|create", "xgroup|setid")),
         ((_KEY, "g"), ("xpending",)),
         ((_KEY, "-", "+"), ("xrange",)),
