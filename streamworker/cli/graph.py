@@ -135,7 +135,7 @@ def edges_of(app: App, before: Look, after: Look) -> list[Edge]:
             age_ms, failed = max(0, group.taken_ms - each.updated_ms), failure(each, group.taken_ms)
             to = _table_of(app.registry.pipelines.get(each.name))
             edges.append(Edge(name, _node(each.name), "spark", per_s, each.lag_rows, age_ms, to, failed))
-        known, rows = {each.name for each in group.readers}, sum(view.rows for view in group.partitions)
+        known, rows = {each.name for each in group.readers}, sum(view.rows for view in group.all_partitions)
         is_read = not any(group_keys(spec).readers in problem for problem in group.problems)
         edges += [
             Edge(name, _node(pipeline.name), "spark", 0.0, rows, to=_table_of(pipeline), is_known=is_read)

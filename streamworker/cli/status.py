@@ -220,7 +220,7 @@ def _lag_of(snapshot: GroupSnapshot) -> dict[str, Any]:
         "processor": snapshot.processor,
         "stream": snapshot.stream,
         "lag": snapshot.lag,
-        "dead": sum(view.dead for view in snapshot.partitions),
+        "dead": snapshot.dead,
         "partitions": {view.partition: view.lag for view in snapshot.partitions},
         "readers": {reader.name: reader.lag_rows for reader in snapshot.readers},
         "trimmed_before": {reader.name: reader.late_rows for reader in snapshot.readers if reader.late_rows},

@@ -109,6 +109,8 @@ class PartitionView:
     """How many workers died in a row in the call of the record that ``reason`` names."""
     timers: Mapping[str, int] = field(default_factory=dict)
     """The last planned time (ms) of each timer that is done."""
+    waits_for: tuple[int, ...] = ()
+    """The partitions that the group has to be done with before it handles this one, since the stream grew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ class GroupSnapshot:
     members: tuple[MemberView, ...]
     """The workers of the group."""
     partitions: tuple[PartitionView, ...]
-    """The partitions of the stream, in order."""
+    """The partitions that the group works on, in order."""
     readers: tuple[ReaderView, ...]
     """The Spark queries that read the acked log."""
     rebalances: tuple[Rebalance, ...]
@@ -197,6 +199,13 @@ class GroupSnapshot:
     """The tables that the processor writes."""
     died: Mapping[str, int] = field(default_factory=dict)
     """How many workers died in a row in each timer, resource or middleware, such as ``timer sweep``."""
+    done: tuple[PartitionView, ...] = ()
+    """The partitions that take nothing more since the stream grew, and that the group is done with."""
+
+    @property
+    def all_partitions(self) -> tuple[PartitionView, ...]:
+        """All partitions of the stream, in order, also those that the group is done with."""
+        return (*self.done, *self.partitions)
 
     @property
     def alive(self) -> tuple[MemberView, ...]:
@@ -230,7 +239,12 @@ class GroupSnapshot:
     @property
     def committed(self) -> int:
         """Source records that the group has committed, over all partitions."""
-        return sum(view.records for view in self.partitions)
+        return sum(view.records for view in self.all_partitions)
+
+    @property
+    def dead(self) -> int:
+        """Dead letters, over all partitions."""
+        return sum(view.dead for view in self.all_partitions)
 
     @property
     def outbox(self) -> int:

@@ -85,7 +85,8 @@ class Trends:
             return self._last
         now_ms, views = snapshot.taken_ms, snapshot.partitions
         self._records.note(now_ms, tuple(view.records + view.gone + view.lag for view in views))
-        self._rows.note(now_ms, tuple(view.rows for view in views))
+        logs = snapshot.all_partitions
+        self._rows.note(now_ms, tuple(view.rows for view in logs))
         newest_ms = max((change.at_ms for change in snapshot.rebalances), default=0)
         if self._until_ms is not None:
             since = [change.cause for change in snapshot.rebalances if change.at_ms > self._until_ms]
@@ -93,7 +94,7 @@ class Trends:
         self._until_ms = max(newest_ms, self._until_ms or 0)
         self._scale = follow(self._scale, flow_of(snapshot), len(views))
         readers = {
-            reader.name: self._rows.waits_ms(now_ms, [reader.positions.get(v.partition, 0) for v in views])[0]
+            reader.name: self._rows.waits_ms(now_ms, [reader.positions.get(v.partition, 0) for v in logs])[0]
             for reader in snapshot.readers
         }
         oldest_ms, desired = self._oldest_ms(snapshot), self._scale.desired

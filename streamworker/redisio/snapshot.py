@@ -4,7 +4,7 @@ A snapshot is cheap enough to be taken once a second: it reads lengths and hashe
 nothing that grows with the number of entries.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
@@ -12,6 +12,7 @@ from typing import Any
 
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, RequestMade
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
 from streamworker.core.protocols.membership.events import Beat
@@ -29,11 +30,12 @@ from streamworker.core.snapshot import (
 from streamworker.errors import BackendError, BackendRefused
 from streamworker.redisio.data.statetables import view_table
 from streamworker.redisio.group.control import fields_of
+from streamworker.redisio.group.following import first_of
 from streamworker.redisio.group.locks import LockView, lock_view
 from streamworker.redisio.group.membership import read_beats
 from streamworker.redisio.group.readers import read_readers
 from streamworker.redisio.group.risks import deaths_in
-from streamworker.redisio.keys import GroupKeys, partitions_in
+from streamworker.redisio.keys import GroupKeys, map_in
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import all_answered, is_wrong_type
 from streamworker.redisio.wire.info import RecordCounts, ms_of, pairs_of
@@ -43,6 +45,8 @@ SILENT_AFTER_MS = 3_000
 """A member without a heartbeat for this long is shown as silent: two heartbeats at default settings,
 and a margin."""
 
+GOING: Collection[PartitionState] = ("running", "retrying", "draining", "acquiring")
+"""A partition in these states goes on by itself."""
 CONTROL_MESSAGES = 400
 """Control messages read for the last rebalances; each rebalance posts a few."""
 
@@ -83,20 +87,25 @@ async def take_snapshot(
         replies[-1] = None  # A user that was made for an earlier release may not read it.
     time, document, beats, readers, control, declared, risks = all_answered(replies)
     now_ms = ms_of(time)
-    count = partitions_in(declared)
+    placement = Placement(*map_in(declared)) if declared else None
+    count = placement.total if placement else 0
     membership = Membership.parse(document) if document else Membership.empty(count, "range")
-    looks = await _look_at_partitions(backend, keys, membership.partitions or count)
+    looks = await _look_at_partitions(backend, keys, max(membership.partitions, count))
+    left = {view.partition for lock, view in looks if not lock.done}
+    first = first_of(placement, left) if placement else 0
     known_beats = read_beats(beats or []) if document else None
     if not document:
-        membership = _by_locks(looks)
-    partitions = tuple(_judged(look, membership, group) for look in looks)
+        membership = _by_locks(looks, first)
+    judged = [_judged(look, membership, group) for look in looks]
+    done = tuple(judged[:first])
+    partitions = tuple(_waiting(view, judged, looks) for view in judged[first:])
     members = _member_views(membership, known_beats, partitions, now_ms, silent_after_ms)
     if members and all(member.state in ("silent", "held") for member in members):
         partitions = await _silent(backend, keys, partitions)
     views: list[TableView] = []
     for table in tables:
         try:
-            views.append(await view_table(backend, keys, table, len(partitions)))
+            views.append(await view_table(backend, keys, table, len(looks)))
         except BackendRefused as error:
             problems.append(f"Table {table} cannot be read: {error}")
     return GroupSnapshot(
@@ -107,7 +116,7 @@ async def take_snapshot(
         taken_ms=now_ms,
         members=members,
         partitions=partitions,
-        readers=_reader_views(read_readers(readers or []), partitions),
+        readers=_reader_views(read_readers(readers or []), judged),
         rebalances=rebalances(
             [(EntryId.parse(entry_id).ms, fields_of(flat)) for entry_id, flat in reversed(control or [])],
             {view.partition: view.owner for view in partitions if view.owner and view.owner == view.assigned}
@@ -117,6 +126,7 @@ async def take_snapshot(
         problems=tuple(problems),
         tables=tuple(views),
         died=deaths_in(pairs_of(risks or [])),
+        done=done,
     )
 
 
@@ -175,6 +185,7 @@ async def _look_at_partitions(backend: Backend, keys: GroupKeys, count: int) -> 
             pause=held.pause,
             deaths=held.deaths,
             timers=held.timers,
+            waits_for=held.waits_for,
         )
         looks.append((held, known))
     return looks
@@ -202,6 +213,17 @@ def _judged(look: _Look, membership: Membership, group: str) -> PartitionView:
         )
     retry = lock.retry if state == "retrying" else None
     return replace(view, assigned=assigned, state=state, reason=reason, retry=retry)
+
+
+def _waiting(
+    view: PartitionView, all_views: Sequence[PartitionView], looks: Sequence[_Look]
+) -> PartitionView:
+    """Say which partitions one waits for before it is handled, and which of those stand still."""
+    left = [p for p in view.waits_for if p < len(looks) and not looks[p][0].done]
+    if not left or view.state != "running":
+        return view
+    still = [f"; {p} is {all_views[p].state}" for p in left if all_views[p].state not in GOING]
+    return replace(view, reason=f"waits for {', '.join(map(str, left))}{''.join(still)}")
 
 
 def _state(
@@ -248,14 +270,14 @@ async def _silent(
     )
 
 
-def _by_locks(looks: Sequence[_Look]) -> Membership:
+def _by_locks(looks: Sequence[_Look], first: int) -> Membership:
     """Return the members of a group whose protocol keeps no document: the owners of its locks.
 
     Such a protocol has no heartbeats either, so members count as alive while they hold a lock.
     """
     owners = tuple(view.owner for _, view in looks)
     since: dict[str, int] = {}
-    for lock in (lock for lock, _ in looks if lock.owner):
+    for lock in (lock for lock, _ in looks[first:] if lock.owner):
         since[lock.owner] = min(since.get(lock.owner, lock.since_ms), lock.since_ms)
     members = tuple(
         Member(owner, owner.rpartition(".")[0] or owner, "", 0, joined_ms)

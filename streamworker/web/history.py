@@ -59,7 +59,7 @@ class History:
         now_ms, age_ms = snapshot.taken_ms, self._trends.follow(snapshot).oldest_ms
         self.frame = frame = _frame(rows, age_ms)
         self._points.append((now_ms, snapshot.lag, frame["arrived"], frame["committed"], age_ms))
-        matrix = {name: frame[name] for name in ("workers", "owner", "state")}
+        matrix = {name: frame[name] for name in ("workers", "first", "owner", "state")}
         matrix["workers"] = [{name: each[name] for name in ("id", "name")} for each in frame["workers"]]
         stored = zlib.compress(msgspec.json.encode(matrix), 1)
         if not self._matrices or self._matrices[-1][1] != stored:
@@ -107,7 +107,7 @@ def _frame(rows: model.Model, age_ms: int) -> dict[str, Any]:
         for view in group.partitions
         if (why := held_up(view, group.taken_ms, UTC)) or view.state == "halted"
     ]
-    dead = {view.partition: view.dead for view in group.partitions if view.dead}
+    dead = {view.partition: view.dead for view in group.all_partitions if view.dead}
     return {
         **{name: getattr(group, name) for name in ("stream", "processor", "generation")},
         "problems": [*group.problems, *group.unknown],
@@ -126,6 +126,7 @@ def _frame(rows: model.Model, age_ms: int) -> dict[str, Any]:
             }
             for worker in rows.workers
         ],
+        "first": rows.cells[0].view.partition if rows.cells else 0,
         # -1: nobody. -2: somebody who is no member any more.
         "owner": [place.get(cell.view.owner, -2) if cell.view.owner else -1 for cell in rows.cells],
         "wanted": [place.get(cell.view.assigned, -2) if cell.view.assigned else -1 for cell in rows.cells],

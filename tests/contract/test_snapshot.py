@@ -6,13 +6,18 @@ import pytest
 from msgspec import structs
 
 from streamworker.core.control import GroupChanged
+from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
-from streamworker.core.events import MarkLock
+from streamworker.core.events import MarkLock, StartRunner
 from streamworker.core.protocols.membership.events import ChangeDocument
+from streamworker.core.snapshot import GroupSnapshot
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import DeadEntry
 from streamworker.redisio.group import locks, membership
+from streamworker.redisio.group.following import finish_many
+from streamworker.redisio.scripts import SEAL
 from streamworker.redisio.snapshot import take_snapshot
+from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.support import GROUP, STREAM, Group, Raw, everything, register_reader, request
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +65,48 @@ async def test_a_snapshot_shows_owners_progress_and_members(group: Group) -> Non
     (reader,) = view.readers
     assert (reader.name, reader.positions, reader.lag_rows, reader.updated_ms) == ("spark", {0: 25}, 15, 99)
     assert view.lag == 6
+
+
+async def test_a_snapshot_shows_the_partitions_that_the_group_works_on(group: Group) -> None:
+    """Of the others it keeps what was counted; who waits for the old ones says so, and what halts them."""
+    await streams.provision(group.backend, STREAM, 2, "json")
+    await group.register(2)
+    (entry,) = await group.send(1, 1)
+    owners = [await group.own("a.1", p) for p in (0, 1)]
+    letter = DeadEntry(entry.id, {b"v": b"x"}, "no", 1)
+    await group.commit(replace(request(owners[1], [entry], owner="a.1", rows=7, dead=[letter]), partition=1))
+    assert await streams.set_field(group.backend, STREAM.meta, "partitions", "2", "2+3")
+    await streams.register(group.backend, GROUP, Placement(2, 3), "earliest")
+    for p in (0, 1):
+        await group.backend.run(SEAL, SEAL.at(STREAM, p, map="2+3"))
+    await group.own("b.1", 2)
+    halted = MarkLock(0, "a.1", owners[0].epoch, "halted", "ValueError: no")
+    await locks.mark_many(group.backend, GROUP, [halted])
+
+    async def done(*partitions: int) -> None:
+        starts = {p: StartRunner(p, "a.1", owners[p]) for p in partitions}
+        assert await finish_many(group.backend, GROUP, starts, MEMORY) == set(partitions)
+
+    async def look() -> GroupSnapshot:
+        return await take_snapshot(group.backend, "shop", "orders", "price")
+
+    view = await look()
+    assert [each.partition for each in view.partitions] == [0, 1, 2, 3, 4]
+    assert [(each.reason, each.waits_for) for each in view.partitions[1:3]] == [
+        ("", ()),
+        ("waits for 0; 0 is halted", (0,)),
+    ]
+    await done(1)
+    view = await look()
+    assert [each.partition for each in view.partitions] == [0, 1, 2, 3, 4]
+    assert (view.done, view.committed, view.dead) == ((), 1, 1)
+    await locks.mark_many(group.backend, GROUP, [replace(halted, state="running", reason="")])
+    assert (await look()).partitions[2].reason == "waits for 0"
+    await done(0)
+    view = await look()
+    assert ([each.partition for each in view.partitions], view.partitions[0].reason) == ([2, 3, 4], "")
+    assert ([each.partition for each in view.done], view.committed, view.dead) == ([0, 1], 1, 1)
+    assert [(m.name, m.partitions) for m in view.members] == [("b", (2,))]
 
 
 async def test_a_group_that_never_ran_is_an_empty_snapshot(group: Group, raw: Raw) -> None:

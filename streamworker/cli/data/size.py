@@ -158,7 +158,7 @@ def _lines(
             rate, ends = rates.get(held.name), "a group has not read"
         else:
             group = groups[held.name]
-            rows = sum(view.rows for view in group.partitions)
+            rows = sum(view.rows for view in group.all_partitions)
             if not (held.records or rows):
                 continue
             source, ends = rates.get(group.stream), "a reader has not read"

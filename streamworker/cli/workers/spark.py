@@ -188,7 +188,7 @@ def _waiting(
     views = [snapshots[each] for each in spec.reads if each in snapshots]
     if len(views) < len(spec.reads) or any(view.unknown for view in views):
         return "how many rows wait is not known"
-    committed = sum(part.rows for view in views for part in view.partitions)
+    committed = sum(part.rows for view in views for part in view.all_partitions)
     if last is not None and last.positions:
         return counted(max(0, committed - sum(last.positions.values())), "row") + " wait"
     readers = {source_options(spec, each)["reader"] for each in spec.processors}

@@ -178,7 +178,7 @@ class _Looks:
         return None
 
     async def _letters(self, spec: ProcessorSpec, group: GroupSnapshot) -> list[dict[str, Any]]:
-        partitions = [view.partition for view in group.partitions if view.dead]
+        partitions = [view.partition for view in group.all_partitions if view.dead]
         found = await newest_dead(self._backend, group_keys(spec), partitions, RECORDS_SHOWN)
         return [
             {

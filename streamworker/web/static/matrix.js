@@ -34,6 +34,9 @@ function cellOf(partition) {
   return cells[partition];
 }
 
+// A stream that grew begins with a later partition when the group is done with the first ones.
+const numberOf = (p) => p + frame.first;
+
 // On a logarithmic scale, so that a cell does not change with each record: 0 to 8.
 const level = (lag) => (lag ? Math.min(8, Math.ceil(2 * Math.log10(lag + 1))) : 0);
 
@@ -45,15 +48,14 @@ export function layout() {
   grid.classList.toggle("small", !aligned && count > NUMBERED_MAX);
   grid.style.setProperty("--n", count);
   if (aligned) {
-    while (head.childNodes.length < count) head.append(make("span", "", head.childNodes.length));
-    while (head.childNodes.length > count) head.lastChild.remove();
+    head.replaceChildren(...Array.from({ length: count }, (_, p) => make("span", "", numberOf(p))));
     grid.prepend(head);
   } else head.remove();
   cells.forEach((cell) => (cell.seen = ""));
 }
 
 export function draw(next) {
-  const resized = frame?.state.length !== next.state.length;
+  const resized = frame?.state.length !== next.state.length || frame.first !== next.first;
   frame = next;
   if (resized) {
     cells.splice(next.state.length).forEach((cell) => cell.remove());
@@ -100,7 +102,7 @@ function fill(cell, p) {
   cell.dataset.s = state;
   cell.style.setProperty("--l", level(lag));
   const letter = state === "." ? "" : state, wide = aligned && grid.clientWidth - LABEL >= 40 * frame.state.length;
-  const number = frame.state.length > NUMBERED_MAX ? "" : String(p);
+  const number = frame.state.length > NUMBERED_MAX ? "" : String(numberOf(p));
   put(cell, aligned ? [letter, wide && lag != null ? compact(lag) : ""].join(" ").trim() : letter || number);
 }
 
@@ -119,11 +121,12 @@ function wanted(ids) {
 function words(p) {
   const name = (at) => (at >= 0 ? frame.workers[at].name : at === -1 ? "nobody" : "a worker that is gone");
   const known = frame.state[p] !== "?";
-  const said = [`Partition ${p}`, STATES[frame.state[p]] + (known ? `, owned by ${name(frame.owner[p])}` : "")];
+  const said = [`Partition ${numberOf(p)}`, STATES[frame.state[p]] + (known ? `, owned by ${name(frame.owner[p])}` : "")];
   if (frame.lags && known) said.push(`lag ${whole(frame.lags[p])}`, `${compact(frame.rates[p])}/s`);
   if (frame.wanted && frame.wanted[p] !== frame.owner[p]) said.push(`goes to ${name(frame.wanted[p])}`);
-  if (frame.dead?.[p]) said.push(`${whole(frame.dead[p])} dead`);
-  const why = frame.held?.find(([partition]) => partition === p)?.[2];
+  const dead = frame.dead?.[numberOf(p)];
+  if (dead) said.push(`${whole(dead)} dead`);
+  const why = frame.held?.find(([partition]) => partition === numberOf(p))?.[2];
   return said.join(" · ") + (why ? `: ${why}` : "");
 }
 
