@@ -9,7 +9,7 @@ import anyio
 
 from streamworker.cli.options import Partitions, ProcessorPath, option, seconds_of
 from streamworker.cli.output import say
-from streamworker.cli.support import ask, check_partitions, give_up, group_keys
+from streamworker.cli.support import ask, give_up, group_keys, wanted_partitions
 from streamworker.core.words import counted, name_of, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, StreamworkerError
@@ -78,15 +78,14 @@ def retry(
 
 def _order(path: str, request: Request, partitions: list[int] | None, why: str, wait: str) -> None:
     app, spec = resolve_processor(path)
-    wanted = sorted(set(partitions or spec.stream.placement.all))
-    check_partitions(spec.stream, wanted, "--partition")
-    ask(app, _give, spec, request, wanted, why, seconds_of(wait, "--wait"), of=spec.stream)
+    ask(app, _give, spec, request, partitions, why, seconds_of(wait, "--wait"), of=spec.stream)
 
 
 async def _give(
-    backend: Backend, spec: ProcessorSpec, request: Request, wanted: list[int], why: str, wait_s: float
+    backend: Backend, spec: ProcessorSpec, request: Request, among: list[int] | None, why: str, wait_s: float
 ) -> None:
     """Make a request, wait until it is obeyed, and say what was done; fail if not everything was."""
+    wanted = wanted_partitions(spec.stream, among, "--partition")
     keys, name = group_keys(spec), spec.name
     check_holds_keys(await backend.info())  # One node of a Cluster would obey for its own partitions alone.
     before = await read_locks(backend, keys, wanted)

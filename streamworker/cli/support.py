@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from streamworker.cli.exit_codes import ExitCode, code_for
 from streamworker.cli.output import say
+from streamworker.core.data.placement import Placement
 from streamworker.core.snapshot import GroupSnapshot
 from streamworker.core.text import printable_lines
 from streamworker.core.words import ranges
@@ -19,7 +20,7 @@ from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.errors import StreamworkerError
 from streamworker.importing import Selection
-from streamworker.redisio.data.streams import check_made
+from streamworker.redisio.data.maps import check_made, follow_maps
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.snapshot import SILENT_AFTER_MS, take_snapshot
 from streamworker.redisio.wire.client import CONNECTIONS, Backend
@@ -98,9 +99,8 @@ def ask(
     async def asking() -> T:
         async with connected(app) as backend:
             if of is not None:
-                counts = await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
-                if counts and counts != of.placement.counts:
-                    of.placement.become(*counts)
+                await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
+            await follow_maps(backend, placements(app))
             return await function(backend, *arguments)
 
     return run_async(asking)
@@ -121,6 +121,19 @@ def halves_told(told: Callable[[], str]) -> Iterator[None]:
 def connected(app: StreamApp) -> Backend:
     """Open a connection to the app's Redis for the calls of a command."""
     return opened(app.settings, f"{app.name}:cli", CONNECTIONS)
+
+
+def placements(app: StreamApp) -> list[tuple[StreamKeys, Placement]]:
+    """Return what says which partitions the streams of an app have, for ``follow_maps``."""
+    specs = [stream.spec for stream in app.streams.values()]
+    return [(StreamKeys(spec.app, spec.name), spec.placement) for spec in specs]
+
+
+def wanted_partitions(stream: StreamSpec, given: Iterable[int] | None, hint: str) -> list[int]:
+    """Return the partitions that a command was given, in order, or all; refuse those that are not there."""
+    wanted = sorted(set(given or stream.placement.all))
+    check_partitions(stream, wanted, hint)
+    return wanted
 
 
 def check_partitions(stream: StreamSpec, wanted: Iterable[int], hint: str) -> None:

@@ -11,7 +11,7 @@ from streamworker.core.data.retention import Retention
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import ConfigurationError
 from streamworker.records.evolution import json_schema
-from streamworker.redisio.data import retention, schemas, streams
+from streamworker.redisio.data import maps, retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.group import following
@@ -33,7 +33,7 @@ async def provision_retention(
 
 async def provision_unread(backend: Backend, stream: StreamSpec, log: BoundLogger, *, again: bool) -> None:
     """Store the retention of a stream that no processor of the app reads; ``again`` if it may have grown."""
-    has_grown = _become(stream, await streams.stored_map(backend, StreamKeys(stream.app, stream.name)))
+    has_grown = _become(stream, await maps.stored_map(backend, StreamKeys(stream.app, stream.name)))
     if has_grown or not again:
         await provision_retention(backend, stream, stream.name, None, log, again)
 

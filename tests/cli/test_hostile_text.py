@@ -155,6 +155,7 @@ ELSEWHERE = {
     "dev": "its workers write as those of `run`, to the same terminal",
     "demo": "it shows its own records only",
     "exporter": "it prints its address only; prometheus-client escapes labels",
+    "partitions": "it prints names of groups only, which no other program can choose",
     "web": "test_text_of_others_is_shown_as_text; it prints its address only",
 }
 

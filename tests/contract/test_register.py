@@ -11,13 +11,12 @@ from streamworker.core.ownership.locks import Acquired
 from streamworker.errors import BackendRefused, ConfigurationError
 from streamworker.log import get_logger
 from streamworker.records.entries import Entries
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import maps, streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.trimming import trim_many
 from streamworker.redisio.group import locks
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import StreamKeys
-from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.provisioning import provision
 from tests.contract.support import GROUP, OTHER_GROUP, STREAM, Group, Raw, request
@@ -111,16 +110,22 @@ async def test_a_stream_that_was_declared_otherwise_is_refused(
         await streams.provision(backend, STREAM, partitions, codec)
 
 
-async def test_a_stream_that_a_later_release_has_grown_is_refused_by_everybody(backend: Backend) -> None:
-    """By whoever starts, looks or reads: each would go through some of the partitions, or route by fewer."""
+async def test_a_stream_that_has_grown_is_declared_by_its_first_or_newest_number(
+    backend: Backend,
+) -> None:
+    """By another number somebody would go through some of the partitions as if these were all."""
     await streams.provision(backend, STREAM, 8, "json")
     await backend.execute("HSET", STREAM.meta, "partitions", "8+12")
-    grown = r"has grown to 8\+12 partitions.*Update this program"
-    for declared in (8, 12, 20):
-        with pytest.raises(ConfigurationError, match=grown):
-            await streams.check_made(backend, STREAM, declared)
-    with pytest.raises(ConfigurationError, match=grown):
-        await take_snapshot(backend, "shop", "orders", "price")
+    for declared in (8, 12):
+        assert await maps.check_made(backend, STREAM, declared) == (8, 12)
+        placement = Placement(declared)
+        await maps.follow_maps(backend, [(STREAM, placement)])
+        assert placement.counts == (8, 12)
+    with pytest.raises(ConfigurationError, match=r"partitions=8\+12 in Redis and 20 in the app"):
+        await maps.check_made(backend, STREAM, 20)
+    other = Placement(20)
+    await maps.follow_maps(backend, [(STREAM, other)])
+    assert other.counts == (20,)
 
 
 async def test_two_apps_cannot_share_keys_by_a_dot_in_their_names(backend: Backend) -> None:

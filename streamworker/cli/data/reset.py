@@ -11,7 +11,7 @@ from streamworker.app import App
 from streamworker.cli.options import Partitions, ProcessorPath, Yes, option
 from streamworker.cli.output import confirm, print_table, say
 from streamworker.cli.requests import operator
-from streamworker.cli.support import ask, check_partitions, give_up, group_keys, halves_told, take
+from streamworker.cli.support import ask, give_up, group_keys, halves_told, take, wanted_partitions
 from streamworker.core.control import RequestMade
 from streamworker.core.data.entries import SEQUENCE_MAX, ZERO, EntryId
 from streamworker.core.ownership.locks import Held
@@ -104,9 +104,7 @@ def reset(
       streamworker reset shop:price --to 1769860800000-0 --partition 3 --yes
     """
     app, spec = resolve_processor(processor)
-    wanted = sorted(set(partition or spec.stream.placement.all))
-    check_partitions(spec.stream, wanted, "--partition")
-    ask(app, _reset, app, spec, to, wanted, dry_run, clear_tables, yes, of=spec.stream)
+    ask(app, _reset, app, spec, to, partition, dry_run, clear_tables, yes, of=spec.stream)
 
 
 def parse_target(text: str) -> EntryId | None:
@@ -134,13 +132,14 @@ async def _reset(
     app: App,
     spec: ProcessorSpec,
     to: str,
-    wanted: list[int],
+    given: list[int] | None,
     dry_run: bool,
     clear_tables: bool,
     yes: bool,
 ) -> None:
     target = parse_target(to)
     never_grown(spec.stream.placement.counts)
+    wanted = wanted_partitions(spec.stream, given, "--partition")
     await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
     is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
     plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.

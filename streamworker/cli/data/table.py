@@ -17,8 +17,8 @@ from streamworker.core.snapshot import TableView
 from streamworker.core.words import counted
 from streamworker.declaring.table import Table
 from streamworker.importing import resolve_app, resolve_table
+from streamworker.redisio.data.maps import check_made
 from streamworker.redisio.data.statetables import view_table
-from streamworker.redisio.data.streams import check_made
 from streamworker.redisio.keys import StreamKeys, never_grown
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, memory

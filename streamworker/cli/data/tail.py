@@ -10,10 +10,10 @@ import typer
 from streamworker.cli.data.wording import decoded, plain
 from streamworker.cli.options import AsJson, ProcessorPath, argument, option
 from streamworker.cli.output import print_json, say
-from streamworker.cli.support import ask, check_partitions, group_keys
+from streamworker.cli.support import ask, group_keys, wanted_partitions
 from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.placement import canonical_key
-from streamworker.core.words import counted
+from streamworker.core.words import counted, ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.stream import Stream
 from streamworker.errors import RecordError
@@ -71,9 +71,7 @@ def peek(
       streamworker peek shop:price 7 --last 3
     """
     app, spec = resolve_processor(processor)
-    check_partitions(spec.stream, [] if partition is None else [partition], "PARTITION")
-    asked = spec.stream.placement.all if partition is None else [partition]
-    rows, none = ask(app, _peek, spec, asked, last, partition is None, of=spec.stream)
+    rows, none = ask(app, _peek, spec, partition, last, of=spec.stream)
     if none:
         say(none, error=True)
     print_json(rows)
@@ -84,10 +82,8 @@ class _Lines:
 
     def __init__(self, stream: Stream[Any], key: str | None, *, as_json: bool) -> None:
         self._spec, self._key, self._as_json = stream.spec, key, as_json
-        self.partitions = stream.spec.placement.all
-        if key is not None:
-            chosen = stream.spec.placement.partition_of(key.encode())
-            self.partitions = range(chosen, chosen + 1)
+        placement = stream.spec.placement
+        self.partitions: Sequence[int] = placement.all if key is None else placement.path_of(key.encode())
 
     def of(self, partition: int, entry: Entry) -> Iterator[tuple[EntryId, str]]:
         """Yield the ids and the lines of an entry's records."""
@@ -138,9 +134,8 @@ async def _why_none(backend: Backend, stream: Stream[Any], lines: "_Lines", key:
     keys = GroupKeys(stream.app.name, stream.name, stream.name)
     parts = [await retention.edges(backend, keys, p) for p in lines.partitions]
     sent, held = sum(each.sent for each in parts), sum(each.held for each in parts)
-    where = (
-        stream.name if key is None else f"partition {lines.partitions[0]} of {stream.name}, that of {key!r}"
-    )
+    which = f"partition {ranges(lines.partitions)} of {stream.name}, that of {key!r}"
+    where = stream.name if key is None else which
     if not sent:
         return f"Redis knows of no record that was sent to {where}."
     if held and key is None:
@@ -164,13 +159,14 @@ async def _newest(backend: Backend, keys: StreamKeys, lines: _Lines, count: int)
 
 
 async def _peek(
-    backend: Backend, spec: ProcessorSpec, asked: Sequence[int], last: int, names_them: bool
+    backend: Backend, spec: ProcessorSpec, partition: int | None, last: int
 ) -> tuple[list[dict[str, Any]], str]:
     """Return the newest rows of some partitions, and why there are none."""
     from streamworker.redisio.data.ackedlog import decode_entry, without_metadata
     from streamworker.redisio.data.schemas import stored_schemas
 
-    keys = group_keys(spec)
+    asked = wanted_partitions(spec.stream, None if partition is None else [partition], "PARTITION")
+    keys, names_them = group_keys(spec), partition is None
     schemas = await stored_schemas(backend, keys)
     replies = await backend.pipeline([("XREVRANGE", keys.acked(p), "+", "-", "COUNT", last) for p in asked])
     entries = [

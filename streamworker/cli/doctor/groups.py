@@ -2,13 +2,15 @@
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 
 from streamworker.app import App
 from streamworker.cli.doctor.checks import Check, Verdict, fail, ok, warn
 from streamworker.cli.doctor.repair_plan import kind_of
 from streamworker.cli.status import holdings_of, kept, memory_forecast
-from streamworker.cli.support import group_keys, take
+from streamworker.cli.support import group_keys, placements, take
+from streamworker.core.data.placement import Placement
 from streamworker.core.holdings import Holdings
 from streamworker.core.ownership.risks import deaths_in_words, remedy_for
 from streamworker.core.ownership.tries import DEATHS_MIN
@@ -23,10 +25,11 @@ from streamworker.redisio.admin.health import Holder
 from streamworker.redisio.admin.outboxes import find_diverged, messages_waiting
 from streamworker.redisio.admin.repair import logs_ahead
 from streamworker.redisio.data import later
+from streamworker.redisio.data.maps import follow_maps
 from streamworker.redisio.data.outbox import read_heads
 from streamworker.redisio.data.retention import measure_sizes
 from streamworker.redisio.group.membership import quarantined
-from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name
+from streamworker.redisio.keys import GroupKeys, StreamKeys, is_name, map_in
 from streamworker.redisio.scripts import OVERWRITTEN, log_ahead
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
@@ -46,6 +49,8 @@ async def app_checks(backend: Backend, app: App, path: str) -> list[Check]:
 
     ``path`` is the app's on the command line; the remedies contain it.
     """
+    with suppress(StreamworkerError):  # The check of each stream tells it.
+        await follow_maps(backend, placements(app))
     checks = [await _key_types(backend, app)]
     for stream in app.registry.streams.values():
         checks += await _stream(backend, app, path, stream)
@@ -86,12 +91,12 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
         found = await backend.execute("HGET", keys.meta, "partitions")
         if found is None:
             return [ok(name, f"{counted(declared, 'partition')}, not made yet")]
-        if int(found) != declared:
+        if (made := map_in(found)) != stream.spec.placement.counts:
             return [
                 fail(
                     name,
-                    f"declared with {counted(declared, 'partition')}, made with {int(found)}",
-                    f"Declare partitions={int(found)}, or give the stream another name.",
+                    f"declared with {counted(declared, 'partition')}, made with {Placement(*made)}",
+                    f"Declare partitions={made[-1]}, or give the stream another name.",
                 )
             ]
         holders = await health.holders(backend, keys, declared)
@@ -106,7 +111,7 @@ async def _stream(backend: Backend, app: App, path: str, stream: Stream[object])
         if is_name(holder.name)
     }
     return [
-        ok(name, counted(declared, "partition")),
+        ok(name, counted(declared, "partition") + (f": {stream.spec.placement}" if len(made) > 1 else "")),
         *_scheduled(path, name, overdue, sorted(ours)),
         *_undeclared(path, name, others, left),
     ]

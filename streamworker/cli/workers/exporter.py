@@ -15,7 +15,7 @@ import anyio
 from streamworker.cli import logs
 from streamworker.cli.options import GroupPath, Processors, option
 from streamworker.cli.status import holdings_of
-from streamworker.cli.support import connected, take
+from streamworker.cli.support import connected, placements, take
 from streamworker.cli.workers.children import two_stages
 from streamworker.cli.workers.probes import metrics_page
 from streamworker.cli.workers.serving import serve
@@ -26,6 +26,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendUnavailable, StreamworkerError
 from streamworker.importing import Selection, resolve_processors
 from streamworker.log import get_logger
+from streamworker.redisio.data.maps import follow_maps
 from streamworker.runtime.telling import warn
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ class Groups:
 
     async def _look(self) -> tuple[list[GroupSnapshot], Holdings]:
         async with connected(self._selection.app) as backend:
+            await follow_maps(backend, placements(self._selection.app))
             groups = [await take(backend, spec) for spec in self._specs]
             return groups, await holdings_of(backend, self._selection)
 

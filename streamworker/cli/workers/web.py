@@ -16,7 +16,7 @@ from streamworker.cli.graph import Look, edges_of, look
 from streamworker.cli.options import AppPath, option
 from streamworker.cli.output import say
 from streamworker.cli.requests import FAILING
-from streamworker.cli.support import ask, group_keys
+from streamworker.cli.support import ask, group_keys, placements
 from streamworker.cli.timers import timers_of
 from streamworker.cli.workers.serving import listen, parse_address, reached_from, url_of
 from streamworker.core.data.entries import EntryId
@@ -26,6 +26,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendRefused, ConfigurationError, StreamworkerError
 from streamworker.importing import resolve_app, with_pipelines
 from streamworker.redisio.data.dead import newest_dead
+from streamworker.redisio.data.maps import follow_maps
 from streamworker.redisio.data.streams import record_at
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.failures import is_forbidden
@@ -135,6 +136,8 @@ class _Looks:
 
     async def look(self) -> Seen:
         """Take all snapshots, and now and then what changes seldom."""
+        if self._looks % SELDOM == 0:
+            await follow_maps(self._backend, placements(self._app))
         now = await look(self._backend, self._app)
         self._recent.append(now)
         groups = [group for group, _ in now.values()]

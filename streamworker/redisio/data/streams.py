@@ -15,7 +15,6 @@ from streamworker.core.data.entries import Entry, EntryId
 from streamworker.core.data.placement import Placement
 from streamworker.errors import (
     BackendError,
-    BackendRefused,
     BackendUnavailable,
     ConfigurationError,
     RecordError,
@@ -32,8 +31,9 @@ from streamworker.records.packs import (
     pack_headers,
 )
 from streamworker.records.rows import NumberedRows, cut, first_id
+from streamworker.redisio.data import maps
 from streamworker.redisio.group.locks import foreign_lock, new_nonce, numbers
-from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, map_in, number
+from streamworker.redisio.keys import TRIMMED, GroupKeys, StreamKeys, is_name, number
 from streamworker.redisio.scripts import (
     APPEND,
     ARGS_MAX,
@@ -115,7 +115,7 @@ async def provision(
             f"{app!r}.",
             remedy="Give one of them a name without a dot.",
         )
-    counts = _checked_map(keys, found[2], partitions)
+    counts = maps.checked_map(keys, found[2], partitions)
     if used_codec != codec:
         raise ConfigurationError(
             f"Stream {keys.stream!r} is written as {used_codec!r} in Redis and as {codec!r} in the app.",
@@ -123,37 +123,6 @@ async def provision(
         )
     if schema and (text := msgspec.json.encode(schema)) != found[-1]:
         await store_fields(backend, keys.meta, {"schema": text})
-    return counts
-
-
-async def stored_map(backend: Backend, keys: StreamKeys) -> tuple[int, ...]:
-    """Return how many partitions each generation of a stream has; empty if there is no stream."""
-    (value,) = await backend.execute("HMGET", keys.meta, "partitions")
-    return () if value is None else map_in(value)
-
-
-async def check_made(backend: Backend, keys: StreamKeys, partitions: int) -> tuple[int, ...]:
-    """Refuse to go through the partitions of a stream that is declared otherwise, some as if all.
-
-    The result is the stream's map. It is empty if there is no stream, and for a user that may read a table
-    alone: that may not read the map, and does without this check.
-    """
-    try:
-        value = await backend.execute("HGET", keys.meta, "partitions")
-    except BackendRefused:
-        return ()
-    return () if value is None else _checked_map(keys, value, partitions)
-
-
-def _checked_map(keys: StreamKeys, value: bytes, declared: int) -> tuple[int, ...]:
-    """Return a stream's map; refuse a declaration that has neither its first number nor its newest."""
-    counts = map_in(value)
-    if declared not in (counts[0], counts[-1]):
-        raise ConfigurationError(
-            f"Stream {keys.stream!r} has partitions={value.decode()} in Redis and {declared} in the app.",
-            remedy=f"Declare it with partitions={counts[-1]}. Another number would send the records of a key "
-            "to another partition; for that, move to a new stream (docs: recipes/more-partitions).",
-        )
     return counts
 
 

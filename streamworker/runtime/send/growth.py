@@ -25,7 +25,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendUnavailable, StreamworkerError
 from streamworker.log import get_logger
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import maps
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.send.lane import Batch, Encoded, Lane, Part, shared
@@ -41,7 +41,7 @@ _log = get_logger("streamworker.producer")
 async def follow_map(backend: Backend, spec: StreamSpec) -> None:
     """Take in the stream's map, if it has grown and Redis answers."""
     try:
-        counts = await streams.stored_map(backend, StreamKeys(spec.app, spec.name))
+        counts = await maps.stored_map(backend, StreamKeys(spec.app, spec.name))
     except BackendUnavailable as error:
         warn(_log, "map_unread", error, stream=spec.name)
         return
