@@ -134,7 +134,10 @@ class Partitions:
 
     async def _adopt(self) -> None:
         durability, stream = durability_of(self.settings), self.spec.stream
-        held_up = partial(self._hinder, "source", 0)
+
+        def held_up(reason: str) -> None:
+            self._hinder("source", stream.placement.base, reason)
+
         adopter = Adopter(
             self.backend, stream, durability, self.rng.random, self.log, held_up, self._count_lost
         )

@@ -122,14 +122,18 @@ async def _refuse_unready(
     """Refuse a stream with something that this release cannot take along."""
     app, keys = stream.app, StreamKeys(stream.app.name, stream.name)
     assert isinstance(app, App)
-    why = {f"it is adopted from {stream.spec.source}"} if stream.spec.source else set()
+    why: set[str] = set()
     for spec in app.registry.processors.values():
         if spec.stream.name == stream.name:
             why |= {f"{spec.name} writes table {table.name}" for table in spec.tables}
             why |= {f"{spec.name} has timer {timer.name}" for timer in spec.timers}
         elif stream.name in {target.name for target in spec.targets}:
             why.add(f"{spec.name} sends into it")
-    found = {keys.taken(p): "another stream's processor sends into it" for p in placement.active}
+    taken = all_answered(await backend.pipeline([("HGETALL", keys.taken(p)) for p in placement.active]))
+    # A stream that is adopted has its mark there, too, and can grow.
+    if any(not name.startswith(b"source ") for marks in taken for name in marks[::2]):
+        why.add("another stream's processor sends into it")
+    found: dict[str, str] = {}
     for group in groups:
         its = GroupKeys(app.name, stream.name, group)
         found |= {its.state(p): f"{group} keeps state" for p in placement.active}

@@ -1,7 +1,10 @@
 """Takes the entries of a stream that other programs fill, each once, in order by key.
 
-The owner of partition 0 does this, for any processor of the stream. Two of them do no harm: each partition
-takes a piece only if it stands where the piece begins.
+The owner of the first partition that takes records does this, for any processor of the stream. Two of them
+do no harm: each partition takes a piece only if it stands where the piece begins.
+
+If the stream grows, an entry is handed to the partition that has its key now, unless one that had the key
+before has taken it. A sealed partition stands still: its mark, read after the map, is the last one.
 """
 
 from collections.abc import Callable, Collection
@@ -12,7 +15,7 @@ from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO, EntryId
-from streamworker.core.data.placement import canonical_key
+from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.core.pauses import Pauses
 from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError, BackendRefused, RecordError
@@ -21,6 +24,7 @@ from streamworker.redisio.data.adopted import START, Fields, Piece, SourcePositi
 from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import Durability
+from streamworker.runtime.send.growth import follow_map
 from streamworker.runtime.telling import CountLost, tell_lost, warn
 
 READ_ENTRIES = 500
@@ -28,7 +32,7 @@ READ_ENTRIES = 500
 IDLE_S = 0.1
 """Pause while nothing new is there: how late an entry may be taken."""
 ELSEWHERE_S = 1.0
-"""How often it is looked whether this worker has become the owner of partition 0."""
+"""How often it is looked whether this worker has become the owner of the first partition."""
 
 
 @dataclass(eq=False)
@@ -54,13 +58,15 @@ class Adopter:
         self._kept = SourcePosition()
         """The position that is stored, as far as this worker knows."""
         self._stands: dict[int, str] = {}
+        self._placement = self.spec.placement
+        """The partitions as they were when their marks were read."""
         self._told = ""
         self._stood = False
 
     async def run(self, owned: Callable[[], Collection[int]]) -> None:
-        """Take entries while this worker owns partition 0, and so on for ever."""
+        """Take entries while this worker owns the first partition, and so on for ever."""
         while True:
-            if 0 not in owned():
+            if self.spec.placement.base not in owned():
                 self._position = None
                 await anyio.sleep(ELSEWHERE_S)
                 continue
@@ -78,8 +84,9 @@ class Adopter:
     async def _step(self) -> float:
         """Take one look's entries; return how long to pause."""
         source = self.spec.source
-        if self._position is None:
-            found = await adopted.standing(self.backend, self._keys, source, self.spec.placement.total)
+        if self._position is None or self._placement.counts != self.spec.placement.counts:
+            self._placement = Placement(*self.spec.placement.counts)
+            found = await adopted.standing(self.backend, self._keys, source, self._placement.total)
             self._position, self._stands = found
             self._kept = self._position
         taken = max(map(_taken, self._stands.values()), default=ZERO)
@@ -117,9 +124,9 @@ class Adopter:
         """Return whether all partitions have their entries; those that have, do not take them again."""
         waiting: dict[int, list[tuple[EntryId, Fields]]] = {}
         for entry_id, fields in entries:
-            partition = self._partition_of(entry_id, fields)
-            if _taken(self._stands[partition]) < entry_id:
-                waiting.setdefault(partition, []).append((entry_id, fields))
+            path = self._path_of(entry_id, fields)
+            if all(_taken(self._stands[partition]) < entry_id for partition in path):
+                waiting.setdefault(path[-1], []).append((entry_id, fields))
         pieces = [
             Piece(partition, self._stands[partition], str(mine[-1][0]), [fields for _, fields in mine])
             for partition, mine in waiting.items()
@@ -135,6 +142,10 @@ class Adopter:
             durability=self.durability,
         )
         for piece, reply in zip(pieces, replies, strict=True):
+            if reply.code is AppendCode.SEALED:
+                self._position = None  # It may be long until the map says which partitions follow.
+                await follow_map(self.backend, self.spec)
+                return False
             if reply.error is not None:
                 raise reply.error
             if reply.code is not AppendCode.FULL:
@@ -145,19 +156,25 @@ class Adopter:
 
     def _went_back(self, piece: Piece, stands: str) -> None:
         """Read again from where a partition stands that a failover has put back."""
-        back = _taken(stands)
+        back = max(_taken(stands), self._taken_before(piece.partition))
         if self._position is not None and back < _taken(piece.begin):
             self._tell("source_read_again", f"partition {piece.partition} has gone back to {back}")
             self._position = SourcePosition(min(back, self._position.id))
 
-    def _partition_of(self, entry_id: EntryId, fields: Fields) -> int:
-        """Return the partition of an entry; without a key, or without a record, its id decides."""
+    def _taken_before(self, partition: int) -> EntryId:
+        """Return up to where the partitions that one follows have taken all of its keys."""
+        parents = self._placement.parents_of(partition)
+        each = (max(_taken(self._stands[p]), self._taken_before(p)) for p in parents)
+        return min(each, default=ZERO)
+
+    def _path_of(self, entry_id: EntryId, fields: Fields) -> tuple[int, ...]:
+        """Return the partitions that an entry had; without a key, or without a record, its id decides."""
         try:
             record = self._decode(dict(zip(fields[::2], fields[1::2], strict=True)))
             key = canonical_key(self.spec.key(record))
         except RecordError:
             key = None
-        return self.spec.placement.partition_of(str(entry_id).encode() if key is None else key)
+        return self._placement.path_of(str(entry_id).encode() if key is None else key)
 
     def _tell(self, event: str, reason: str) -> None:
         if self._told != reason:
