@@ -118,7 +118,7 @@ class Partitions:
             on_back=lambda: self.spawn(self.witness.compare),
         )
         where = self.backend, self.keys, self.spec, self.settings
-        self.generations = Generations(*where, self.rng, self.log, self.running, self.deliver)
+        self.generations = Generations(*where, self.rng, self.log, self.runners, self.deliver)
         if self.observer is not None:
             self.observer.processor_runs(self.spec)
 

@@ -9,7 +9,7 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import following
 from streamworker.redisio.scripts import SEAL
-from streamworker.redisio.wire.durability import MEMORY
+from streamworker.redisio.wire.durability import MEMORY, Durability, NotDurable
 from tests.contract.support import GROUP, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
@@ -55,6 +55,17 @@ async def test_a_group_is_done_with_a_partition_when_nothing_is_left_of_it(group
     await seal(group, 1)
     assert await finish(group, other, 1, "w2")
     assert await following.read_first(group.backend, GROUP, GROWN) == 2
+
+
+async def test_a_group_is_not_done_before_its_last_commit_is_durable(group: Group) -> None:
+    """Who sees that it is done acts on it at once."""
+    await group.register()
+    await seal(group, 0)
+    starts = {0: StartRunner(0, "w1", await group.own())}
+    with pytest.raises(NotDurable):
+        await following.finish_many(group.backend, GROUP, starts, Durability("replicas", 3, 10))
+    assert 0 in await left(group)
+    assert await following.finish_many(group.backend, GROUP, starts, MEMORY) == {0}
 
 
 async def test_only_the_owner_says_that_the_group_is_done(group: Group) -> None:

@@ -358,6 +358,48 @@ async def test_a_group_that_comes_later_handles_one_generation_after_the_other(r
             await settled(backend, 2, 3, 5)
 
 
+async def unseal(backend: Backend, partition: int) -> None:
+    """Take a partition's seal away, as a failover does that loses it."""
+    events, counts = GROUPS[0].events(partition), GROUPS[0].counts(partition)
+    await backend.execute("XSETID", events, (await backend.execute("HGET", counts, "sealed")).split()[0])
+    await backend.execute("HDEL", counts, "sealed")
+
+
+@SLOW
+async def test_a_seal_that_is_lost_while_groups_wait_for_it_is_made_again(redis_url: str) -> None:
+    """Nobody runs a new partition until then."""
+    shop = Shop(redis_url)
+    async with Backend.open(redis_url, name="tool") as backend:
+        await shop.send(400)
+        async with shop.workers("w1"):
+            await shop.all_handled()
+        await grow(backend, 3)
+        await shop.send(400)
+        await unseal(backend, 0)
+        async with shop.workers("w2"):
+            await shop.all_handled()
+            await settled(backend, 2, 3)
+
+
+@SLOW
+async def test_a_database_that_is_emptied_gets_the_map_that_workers_know(redis_url: str) -> None:
+    """Senders that know it, and those that begin anew, go on."""
+    shop = Shop(redis_url)
+    async with Backend.open(redis_url, name="tool") as backend, shop.workers("w1", "w2"):
+        for count in (3, 5):
+            await shop.send(400)
+            await grow(backend, count)
+        await shop.send(400)
+        await shop.all_handled()
+        await settled(backend, 2, 3, 5)
+        await backend.execute("FLUSHALL")
+        shop.may_repeat = True
+        await shop.send(400)
+        await shop.all_handled()
+        await settled(backend, 2, 3, 5)
+        assert await backend.execute("HGET", GROUPS[0].meta, "partitions") == b"2+3+5"
+
+
 @SLOW
 @pytest.mark.parametrize("left", ["prepared", "sealed", "the map is lost", "a seal is lost"])
 async def test_workers_go_on_with_a_change_that_somebody_has_left(redis_url: str, left: str) -> None:
@@ -377,9 +419,7 @@ async def test_workers_go_on_with_a_change_that_somebody_has_left(redis_url: str
             await backend.execute("HSET", keys.meta, "partitions", "2")
             await backend.execute("HDEL", keys.meta, "growing")
         if left == "a seal is lost":
-            last = (await backend.execute("HGET", keys.counts(0), "sealed")).split()[0]
-            await backend.execute("XSETID", keys.events(0), last)
-            await backend.execute("HDEL", keys.counts(0), "sealed")
+            await unseal(backend, 0)
 
         async def is_through() -> bool:
             infos = [await backend.execute("XINFO", "STREAM", keys.events(p)) for p in (0, 1)]

@@ -21,12 +21,14 @@ from dataclasses import dataclass
 import anyio
 from structlog.stdlib import BoundLogger
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.events import Event, PartitionsSeen, StartRunner
 from streamworker.core.pauses import Pauses
-from streamworker.core.words import name_of, ranges
+from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, StreamworkerError
 from streamworker.redisio.admin import growth
+from streamworker.redisio.data import streams
 from streamworker.redisio.group import following
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
@@ -55,7 +57,8 @@ class Generations:
     settings: Settings
     rng: random.Random
     log: BoundLogger
-    runners: Callable[[], Mapping[int, PartitionRunner]]
+    runners: Callable[[], Mapping[int, PartitionRunner | None]]
+    """Returns the runners of this worker's partitions, None for one that waits or reads its state."""
     deliver: Callable[[Event], None]
 
     def __post_init__(self) -> None:
@@ -95,8 +98,8 @@ class Generations:
         if len(now) > len(self._placement.counts):
             self._placement.become(*now)
             self.log.info("stream_grown", partitions=str(self._placement))
-        if first := self.runners().get(self._placement.base):
-            await self._mend(now, after, name_of(first.commits.start.owner))
+        if self._placement.base in self.runners():
+            await self._mend(now, after)
         if self._placement.total > self._registered:
             return  # A producer of this process has read the map since.
         if self._placement.base:
@@ -107,7 +110,7 @@ class Generations:
         if must_tell or self._placement.base:
             self.deliver(PartitionsSeen(self.first, self._placement.total))
 
-    async def _mend(self, now: tuple[int, ...], after: tuple[int, ...], me: str) -> None:
+    async def _mend(self, now: tuple[int, ...], after: tuple[int, ...]) -> None:
         """Go on with a change that has stood since the last look, and mend what a failover has lost of one.
 
         The worker with the first partition that takes records does that; more than one may.
@@ -117,15 +120,20 @@ class Generations:
         if lost := await growth.heal(self.backend, self.keys, looked, durability):
             self.log.error("growth_lost", lost=lost)
         if changing and changing == self._changing:
-            await growth.go_on(self.backend, self.keys, durability, me)
+            await growth.go_on(self.backend, self.keys, durability, self.keys.group)
             self.look()
+        mine = self._placement.counts
+        if now and now == after == mine[: len(now)] != mine:  # Redis has lost the end of the map.
+            follows = str(Placement(*mine[: len(now) + 1]))
+            for seen in ("", str(Placement(*now))):
+                await streams.set_field(self.backend, self.keys.meta, "growing", seen, follows)
 
     async def finish(self) -> None:
         """Note until cancelled with which of this worker's old partitions the group is done."""
         pauses = Pauses(self.rng.random, first_ms=STEP_MIN_MS, max_ms=STEP_MAX_MS)
         while True:
-            old = {p: runner for p, runner in self.runners().items() if p < self._placement.base}
-            left = {p: runner for p, runner in old.items() if self._done.get(p) != runner.commits.epoch}
+            old = {p: each for p, each in self.runners().items() if each and p < self._placement.base}
+            left = {p: each for p, each in old.items() if self._done.get(p) != each.commits.epoch}
             if not left:
                 pauses.reset()
                 await self._grown.wait(STEP_MAX_MS / 1000 if self._placement.base else None)
