@@ -53,8 +53,8 @@ def stream(
         A field, several fields, or a function of the record. Records with the same key keep
         their order. None spreads the records over all partitions.
     partitions
-        Their number: the most workers that can share the stream. It cannot be changed later
-        (docs: recipes/more-partitions).
+        Their number: the most workers that can share the stream. A command gives a stream more of
+        them later; then this is the first number or the newest one (docs: partitions).
     codec
         ``json``, ``msgpack``, ``fields``, ``arrow``, or a codec of your own; see ``RecordCodec``. With
         ``fields`` an entry's fields are the record's fields, as programs without streamworker write
