@@ -13,6 +13,7 @@ import structlog
 from structlog.stdlib import BoundLogger
 
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.core.protocols.membership.events import HeartbeatDone
 from streamworker.core.words import ranges
@@ -43,7 +44,7 @@ KEYS = GroupKeys("shop", "orders", "price")
 STREAM = StreamKeys("shop", "orders")
 PARTITIONS = range(24)
 FAR = EntryId(9, 0)
-FINE: dict[Any, Any] = {"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a"}
+FINE: dict[Any, Any] = {"checkpoint": "9-0", "entries": 90, "rows": 30, "epoch": 7, "log": "a", "owner": "w1"}
 """A lock as a runner knows it."""
 WENT_BACK = {**FINE, "checkpoint": "8-0", "entries": 80, "rows": 25}
 LOG = cast(BoundLogger, structlog.get_logger("test"))
@@ -76,6 +77,7 @@ class Runner:
 
     def __init__(self) -> None:
         self.commits = self.ending = self
+        self.start = StartRunner(0, "w1", self.committed)
         self.abandoned = ""
         self.outbox = None
 

@@ -243,6 +243,26 @@ async def test_commits_that_are_gone_while_the_entries_are_there_are_done_again(
     assert shop.seen == [1, 2, 3, 2, 3]
 
 
+async def test_an_idle_worker_acquires_a_lock_anew_if_redis_has_lost_who_has_it(durable: Server) -> None:
+    """No commit would tell it, and a partition that takes nothing more has no further one."""
+    async with working(durable.url) as shop:
+        await shop.send(1)
+        await shop.until_committed(1)
+        with durable.client() as client:
+            epoch = int(client.hget(KEYS.lock(0), "epoch"))
+            client.hdel(KEYS.lock(0), "owner")
+            client.hset(KEYS.lock(0), "epoch", epoch - 1)
+        durable.restart()
+
+        def is_back() -> bool:
+            with durable.client() as client:
+                owner, now = client.hmget(KEYS.lock(0), "owner", "epoch")
+            return owner is not None and int(now) >= epoch
+
+        await wait_for_async(is_back, "it has the lock")
+    assert shop.seen == [1]
+
+
 async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Server) -> None:
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:

@@ -11,6 +11,7 @@ from structlog.stdlib import BoundLogger
 from structlog.testing import capture_logs
 
 from streamworker import App, Context
+from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.keys import GroupKeys
 from streamworker.runtime import telling
@@ -54,9 +55,13 @@ class Runner:
     """A partition that runs: what is known of its last commit."""
 
     def __init__(self, committed: Acquired) -> None:
-        self.commits = self
+        self.commits = self.ending = self
         self.committed = committed
+        self.start = StartRunner(0, "w1", committed)
         self.outbox = None
+
+    def abandon(self, reason: str) -> None:
+        pass
 
 
 async def test_who_asks_about_one_partition_waits_for_no_other_whose_lock_cannot_be_read(
