@@ -3,7 +3,7 @@
 import pytest
 
 from streamworker.redisio.wire.client import Backend
-from tests.runtime.test_grown_groups import Shop, grow, settled
+from tests.runtime.test_grown_groups import Shop, all_committed, grow, settled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full("workers on a Cluster")]
 
@@ -18,3 +18,4 @@ async def test_groups_go_on_in_order_while_their_stream_grows(redis_url: str) ->
                 await shop.sends(300)
         await shop.all_handled()
         await settled(backend, 2, 3, 5)
+        await all_committed(backend, shop, 2, 3, 5)

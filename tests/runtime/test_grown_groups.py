@@ -153,6 +153,17 @@ class Shop:
             assert last == self.sent
 
 
+async def all_committed(backend: Backend, shop: Shop, *counts: int) -> None:
+    """Wait until each group has committed all records; locks count each commit of a record."""
+    for keys in GROUPS:
+
+        async def is_committed(keys: GroupKeys = keys) -> bool:
+            locks = await read(backend, keys, sum(counts))
+            return sum(lock.entries for lock in locks.values()) == shop.sent.total()
+
+        await wait_for_async(is_committed, f"{keys.group} has committed all, and nothing twice")
+
+
 async def grow(backend: Backend, count: int) -> None:
     await growth.prepare(backend, GROUPS[0], count, MEMORY)
     await growth.go_on(backend, GROUPS[0], MEMORY, "test")
@@ -204,6 +215,7 @@ async def test_groups_go_on_in_order_while_their_stream_grows_twice(
                 await shop.sends(500)
         await shop.all_handled()
         await settled(backend, 2, 3, 5)
+        await all_committed(backend, shop, 2, 3, 5)
 
 
 STEPS = ["before the group registers", "after the group has registered", "before it is done"]
@@ -257,6 +269,7 @@ async def test_a_worker_that_is_killed_at_a_step_leaves_it_to_the_others(
         await shop.all_handled()
         assert len(killed) == 1
         await settled(backend, 2, 3, living={"w1", "w2"} - {*killed})
+        await all_committed(backend, shop, 2, 3)
 
 
 @SLOW
@@ -294,6 +307,7 @@ async def test_a_halted_partition_holds_up_only_those_that_follow_it(redis_url: 
         async with shop.workers("w3"):
             await shop.all_handled()
             await settled(backend, 2, 3)
+            await all_committed(backend, shop, 2, 3)
 
 
 async def test_what_nobody_owns_any_more_is_trimmed_when_no_group_needs_it(
@@ -334,6 +348,7 @@ async def test_what_a_failover_loses_of_it_is_done_again(redis_url: str) -> None
         await shop.send(400)
         await shop.all_handled()
         await settled(backend, 2, 3)
+        await all_committed(backend, shop, 2, 3)
         for keys in GROUPS:
             await backend.execute("HDEL", keys.lock(1), "done")
             await backend.execute("HSET", keys.lock(3), "from", "0 1")
@@ -341,6 +356,7 @@ async def test_what_a_failover_loses_of_it_is_done_again(redis_url: str) -> None
         await shop.send(400)
         await shop.all_handled()
         await settled(backend, 2, 3)
+        await all_committed(backend, shop, 2, 3)
 
 
 @SLOW
@@ -356,6 +372,7 @@ async def test_a_group_that_comes_later_handles_one_generation_after_the_other(r
         async with shop.workers("w1"):
             await shop.all_handled()
             await settled(backend, 2, 3, 5)
+            await all_committed(backend, shop, 2, 3, 5)
 
 
 async def unseal(backend: Backend, partition: int) -> None:
@@ -379,6 +396,7 @@ async def test_a_seal_that_is_lost_while_groups_wait_for_it_is_made_again(redis_
         async with shop.workers("w2"):
             await shop.all_handled()
             await settled(backend, 2, 3)
+            await all_committed(backend, shop, 2, 3)
 
 
 @SLOW
@@ -413,6 +431,7 @@ async def test_workers_go_on_with_a_change_that_somebody_has_left(redis_url: str
         else:
             await grow(backend, 3)
             await settled(backend, 2, 3)
+            await all_committed(backend, shop, 2, 3)
         if left == "sealed":
             await backend.run_many(SEAL, [SEAL.at(keys, p, map="2+3") for p in (0, 1)])
         if left == "the map is lost":
@@ -430,6 +449,7 @@ async def test_workers_go_on_with_a_change_that_somebody_has_left(redis_url: str
         await shop.send(400)
         await shop.all_handled()
         await settled(backend, 2, 3)
+        await all_committed(backend, shop, 2, 3)
 
 
 async def test_state_by_key_holds_the_partitions_that_follow_up(redis_url: str) -> None:
