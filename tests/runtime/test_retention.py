@@ -13,11 +13,13 @@ from streamworker import App
 from streamworker.cli.workers.exporter import samples_of
 from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
+from streamworker.redisio.admin import growth
 from streamworker.redisio.data import streams, trimming
 from streamworker.redisio.data.trimming import Keep
 from streamworker.redisio.holdings import take_holdings
-from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY
 from streamworker.runtime.run import trims
 from streamworker.testing import local_worker
 from tests.helpers import wait_for_async
@@ -111,6 +113,26 @@ async def test_a_stream_that_nobody_reads_keeps_its_retention(
         await wait_for_async(lambda: raw.xlen(EVENTS) == len(stay), "what the retention keeps")
         numbers = [msgspec.json.decode(fields[b"v"])["number"] for fields in records_of(raw, EVENTS)]
     assert numbers == stay
+
+
+async def test_a_stream_that_nobody_reads_is_trimmed_in_the_partitions_that_it_gets(
+    raw: "redis.Redis", redis_url: str
+) -> None:
+    """It grows while the worker runs, which reads no map for a group of it."""
+    app, keys = App("kept", redis_url=redis_url, trim_interval_ms=50), StreamKeys("kept", "orders")
+    app.processor(app.stream("taken", Order), name="handle")(_ignore)
+    orders = app.stream("orders", Order, partitions=1, single_entries=True, retention="1 ms")
+    async with app, app.worker(), Backend.open(redis_url, name="tool") as backend:
+        await orders.send(Order(0))
+        await growth.prepare(backend, keys, 2, MEMORY)
+        await growth.go_on(backend, keys, MEMORY, "test")
+        assert await orders.send_many([Order(number, f"c{number}") for number in range(20)]) == 20
+        await wait_for_async(lambda: all(raw.xlen(keys.events(p)) == 0 for p in range(3)), "all is trimmed")
+        counts = [raw.hget(keys.counts(p), "dropped") for p in range(3)]
+    assert sum(int(count or 0) for count in counts) == 21
+
+
+async def _ignore(order: Order) -> None: ...
 
 
 async def test_a_changed_retention_takes_effect_and_both_programs_are_told(
