@@ -60,6 +60,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "killers-2": (
         f"{KILLERS}[claim",
         *(f"{KILLERS}[lease-{letter}" for letter in "bckrs"),
+        "tests/chaos/test_grown.py",
     ),
     "failovers": ("tests/durability/", "tests/cluster/", "tests/sentinel/"),
     "meddling": ("tests/contract/test_m",),
