@@ -153,7 +153,8 @@ class Rebalance:
     """``join``, ``leave``, ``death``, ``left`` (after a leave, moves nothing), ``return`` (of a static
     member), ``hold-expired``, ``rollback`` (a failover restored an old document, moves nothing),
     ``repaired`` (the document was damaged, moves nothing), ``balance`` (by load), ``weights`` (moves
-    nothing); or one that only another protocol has (docs: protocols)."""
+    nothing), ``partitions`` (the group works on others since its stream grew); or one that only another
+    protocol has (docs: protocols)."""
     member: str
     at_ms: int
     moved: tuple[int, ...]
