@@ -76,7 +76,7 @@ SEARCHED = {
     "django": "sending/",
     "share a stream": "recipes/share-a-stream/",
     "pip install": "getting-started/",
-    "partition": "glossary/",
+    "partition": "glossary/ partitions/",
     "watermark": "spark/ recipes/late-data/",
     "rebalance": "glossary/ protocol/",
     "kuberntes": "deploy/",
