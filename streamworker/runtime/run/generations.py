@@ -26,7 +26,7 @@ from streamworker.core.events import Event, PartitionsSeen, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec
-from streamworker.errors import BackendError, StreamworkerError
+from streamworker.errors import BackendError, BackendUnavailable, StreamworkerError
 from streamworker.redisio.admin import growth
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import following
@@ -72,8 +72,8 @@ class Generations:
         self._trims: dict[int, Trims] = {}
         self._changing: tuple[int, ...] = ()
         """The map that was to follow at the last look, if a change was under way."""
-        self.first = 0
-        """Where the oldest generation begins with which the group is not done, as of the last look."""
+        self.first = -1 if self._placement.base else 0
+        """Where the oldest generation begins with which the group is not done, as of the last look; else -1."""
 
     def look(self) -> None:
         """Look soon where the group works."""
@@ -98,17 +98,24 @@ class Generations:
         if len(now) > len(self._placement.counts):
             self._placement.become(*now)
             self.log.info("stream_grown", partitions=str(self._placement))
-        if self._placement.base in self.runners():
-            await self._mend(now, after)
-        if self._placement.total > self._registered:
-            return  # A producer of this process has read the map since.
         if self._placement.base:
             self._grown.fire()
+            await self._look_for_done()
+        # A producer of this process may have read a newer map since.
+        is_known = self.first >= 0 and self._placement.total <= self._registered
+        if is_known and (must_tell or self._placement.base):
+            self.deliver(PartitionsSeen(self.first, self._placement.total))
+        if self._placement.base in self.runners():
+            await self._mend(now, after)
+
+    async def _look_for_done(self) -> None:
+        try:
             left = await following.unfinished(self.backend, self.keys, range(self._placement.base))
+        except BackendUnavailable as error:  # One node of a Cluster may be away, and others go on.
+            warn(self.log, "map_unread", error)
+        else:
             self._done = {p: epoch for p, epoch in self._done.items() if p not in left}
             self.first = following.first_of(self._placement, left)
-        if must_tell or self._placement.base:
-            self.deliver(PartitionsSeen(self.first, self._placement.total))
 
     async def _mend(self, now: tuple[int, ...], after: tuple[int, ...]) -> None:
         """Go on with a change that has stood since the last look, and mend what a failover has lost of one.
