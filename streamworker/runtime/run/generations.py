@@ -73,7 +73,7 @@ class Generations:
         self._changing: tuple[int, ...] = ()
         """The map that was to follow at the last look, if a change was under way."""
         self.first = -1 if self._placement.base else 0
-        """Where the oldest generation begins with which the group is not done, as of the last look; else -1."""
+        """Where the oldest generation begins with which the group is not done; -1 if not looked."""
 
     def look(self) -> None:
         """Look soon where the group works."""
