@@ -119,9 +119,14 @@ async def test_the_fingerprint_is_made_by_a_few_members_a_round(group: Group, ra
 # -- heartbeats -----------------------------------------------------------------------------------
 
 
-async def test_heartbeats_begin_anew_with_the_members_of_the_document(group: Group, raw: Raw) -> None:
-    """Nobody is lost, who was removed stays so, and what stood there is kept."""
-    raw.set(GROUP.members, KNOWN.document())
+@pytest.mark.parametrize("version", FORMATS)
+async def test_heartbeats_begin_anew_with_the_members_of_the_document(
+    group: Group, raw: Raw, version: int
+) -> None:
+    """Nobody is lost, who was removed stays so, and what stood there is kept, in each format."""
+    known = KNOWN if version == FORMATS[0] else KNOWN.with_active(range(1, KNOWN.partitions + 1))
+    assert b'"v":%d,' % version in known.document()
+    raw.set(GROUP.members, known.document())
     put(raw, GROUP.beats)
     first = await group.beat("b.1")
     assert (first.lost, first.generation, first.foreign) == (False, 10, GROUP.beats)

@@ -1,7 +1,7 @@
 -- uses: document
 -- The document lists the members, and heartbeats say which of them are alive. If another program overwrote
 -- the heartbeats, they restart from the document.
-local FORMAT = 1
+local FORMATS = {[1] = true, [2] = true}
 
 -- Returns the ids of the members without those in state `held`; nil if the document cannot be read, or has
 -- the format of a later release.
@@ -11,7 +11,7 @@ local function present_in(members)
   if kind ~= 'string' then return nil end
   local is_read, document = pcall(cjson.decode, redis.call('GETRANGE', members, 0, LOOKED_AT - 1))
   if not is_read or type(document) ~= 'table' then return nil end
-  if document.v ~= FORMAT or type(document.members) ~= 'table' then return nil end
+  if not FORMATS[document.v] or type(document.members) ~= 'table' then return nil end
   local ids, seen = {}, {}
   for place, member in pairs(document.members) do
     local id = type(place) == 'number' and type(member) == 'table' and member.id
