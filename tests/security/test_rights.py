@@ -25,6 +25,7 @@ from streamworker.core.snapshot import GroupSnapshot
 from streamworker.errors import StreamFull
 from streamworker.redisio.admin import growth
 from streamworker.redisio.admin.rights import ROLE_NAMES, ROLES
+from streamworker.redisio.data import later
 from streamworker.redisio.group import membership, operations
 from streamworker.redisio.group.operation import Access
 from streamworker.redisio.group.operations import KEY_TABLE
@@ -43,6 +44,9 @@ from streamworker.testing import local_worker
 from streamworker.variables import URL_VARIABLE
 from tests.cli.conftest import Invoke
 from tests.helpers import wait_for_async
+from tests.runtime.test_growth import KEYS, declared
+from tests.runtime.test_growth import Order as Ordered
+from tests.runtime.test_growth_ids import grow
 from tests.security.conftest import UrlOf, refusals
 
 pytestmark = pytest.mark.anyio
@@ -439,3 +443,22 @@ def test_a_run_of_spark_by_a_reader_succeeds_without_a_look_at_partitions(
         )
         assert said in capsys.readouterr().err
     admin.execute_command("ACL", "LOG", "RESET")
+
+
+async def test_a_producer_goes_on_with_ids_and_delays_when_its_stream_grows(
+    url_of: UrlOf, redis_url: str
+) -> None:
+    """It asks old partitions for an id, and moves what it has scheduled; workers move the rest."""
+    app, orders = declared(url_of("producer"))
+    async with app, Backend.open(redis_url, name="tool") as tool:
+        first = await orders.send(Ordered("ann", "me", 1), id="a")
+        for number in range(3):
+            await orders.schedule(Ordered("ann", "me", number), id=str(number), after=60)
+        await grow(tool, 12)
+        assert (await orders.send(Ordered("ann", "me", 2), id="a")).entry_id == first.entry_id
+        assert await orders.cancel("1", key="ann")
+        assert (await orders.schedule(Ordered("ann", "me", 9), id="2", after=60)).duplicate
+        async with Backend.open(url_of("worker"), name="worker") as worker:
+            place_of = orders.spec.placement.partition_of
+            assert await later.hand_on(worker, KEYS, 3, place_of, MEMORY) == 0
+            assert {each.id for each in await later.waiting(worker, KEYS, 13)} == {"0", "2"}

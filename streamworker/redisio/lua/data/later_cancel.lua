@@ -11,7 +11,7 @@ if was_made(calls, call) then
   redis.call('HSET', delayed, id, table.concat({state, calls, due, rest}, ' '))
   return {'OK', '1'}
 end
-if redis.call('HGET', counts, 'sealed') then return {'SEALED', '', 0} end
+if redis.call('HMGET', counts, 'sealed')[1] then return {'SEALED', '', 0} end
 if state ~= 'w' then return {'OK', '0'} end
 local until_ms, ends = known_until(server_ms(), window_ms)
 keep_later(later, delayed, id, until_ms, 'c', with_call(call, calls), due, '', ends)

@@ -18,7 +18,7 @@ end
 if was_made(calls, call) then return known_already('OK') end
 if is_free(later, id, state, rest, now) then state = nil end
 if (state == 'w' or state == 's') and replace ~= '1' then return known_already('OTHER') end
-if redis.call('HGET', counts, 'sealed') then return {'SEALED', '', 0} end
+if redis.call('HMGET', counts, 'sealed')[1] then return {'SEALED', '', 0} end
 if limit > 0 and not state and redis.call('HLEN', delayed) >= limit then
   return {'FULL', '', redis.call('HLEN', delayed)}
 end

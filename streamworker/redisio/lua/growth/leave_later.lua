@@ -32,7 +32,7 @@ end
 for i = moved_at, #ARGV, 2 do
   if redis.call('HGET', delayed, ARGV[i]) == ARGV[i + 1] then remove(ARGV[i]) end
 end
-if redis.call('HGET', counts, 'sealed') then
+if redis.call('HMGET', counts, 'sealed')[1] then
   for i = ids_at, ids_end do give(ARGV[i]) end
   local first = most > 0 and redis.call('ZRANGE', later, 0, most - 1, 'WITHSCORES') or {}
   for i = 1, #first, 2 do

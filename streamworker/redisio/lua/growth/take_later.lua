@@ -9,7 +9,7 @@
 --       known: what was known of it
 --       read_ms (number): when it was read; a record that was sent since may be forgotten after an hour
 -- reply [OK | SEALED | OTHER if it was read too long ago, '', 0] | [BADTYPE, key]
-if redis.call('HGET', counts, 'sealed') then return {'SEALED', '', 0} end
+if redis.call('HMGET', counts, 'sealed')[1] then return {'SEALED', '', 0} end
 local now = server_ms()
 if now > read_ms + REMEMBER_MS - 600000 then return {'OTHER', '', 0} end
 local state, calls, due, rest = later_of(delayed, id)
