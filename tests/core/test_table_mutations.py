@@ -82,7 +82,6 @@ MESSAGES: tuple[control.ControlMessage, ...] = (
     control.PartitionsReleased((1, 2), "w1.a", 7),
     control.PartitionsAcquired((1, 2), "w1.a", 7),
     control.RequestMade("pause", (3,), (9,), "ann", "the mail server moves"),
-    control.StreamGrown("8+12", "ann"),
     LeaseChallenged((3,), "w1.a", 7),
     LeaseEnded((3,), "w1.a", 7),
     JoinWanted("w3", '{"id":"w3.b"}'),

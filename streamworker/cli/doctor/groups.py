@@ -177,14 +177,15 @@ async def _group(backend: Backend, app: App, path: str, spec: ProcessorSpec) -> 
     )
     if spec.forward:
         kept = str(spec.options.retention_of_log or "")
-        log_bytes = await measure_sizes(backend, [keys.acked(view.partition) for view in snapshot.partitions])
+        views = snapshot.all_partitions
+        log_bytes = await measure_sizes(backend, [keys.acked(view.partition) for view in views])
         checks += [
             _schema(snapshot, keys.schemas, stored, settings.trim_interval_ms),
             _log(snapshot, path, settings.acked_entries_max, kept, log_bytes),
             *_readers(snapshot, path),
         ]
-        for p, last in (await logs_ahead(backend, keys, len(snapshot.partitions))).items():
-            ahead = log_ahead(keys.acked(p), last, str(snapshot.partitions[p].rows))
+        for p, last in (await logs_ahead(backend, keys, len(views))).items():
+            ahead = log_ahead(keys.acked(p), last, str(views[p].rows))
             checks.append(fail(f"log {spec.name}", ahead.message, ahead.remedy.replace("APP", path)))
     return checks
 
@@ -302,7 +303,7 @@ async def _outbox(
     backend: Backend, spec: ProcessorSpec, keys: GroupKeys, snapshot: GroupSnapshot, path: str
 ) -> list[Check]:
     """Tell what waits for other streams, what these have lost, and which of them wait for a person."""
-    name, partitions = f"outbox {spec.name}", len(snapshot.partitions)
+    name, partitions = f"outbox {spec.name}", len(snapshot.all_partitions)
     waiting = counted(snapshot.outbox, "message")
     if not spec.may_send and snapshot.outbox:
         remedy = "Let the processor take a Context until they are gone; a worker forwards them then."

@@ -137,6 +137,8 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state == "running")
         yield "streamworker_partition_unowned", one, int(view.state in ("unowned", "acquiring"))
         yield "streamworker_partition_paused", one, int(view.pause is not None)
+    for view in snapshot.done:
+        yield "streamworker_dead_letters", {**group, "partition": str(view.partition)}, view.dead
     for reader in snapshot.readers:
         its = {**group, "reader": reader.name}
         if not snapshot.unknown:
