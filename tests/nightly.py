@@ -40,7 +40,7 @@ SERVERS = ("valkey", "redis7")
 PARTS: dict[str, tuple[str, ...]] = {
     "python-3.13": (),
     "contract": (
-        *(f"tests/contract/test_{letter}" for letter in "acdloprt"),
+        *(f"tests/contract/test_{letter}" for letter in "acdfloprt"),
         *(f"{STORE}[{server}-thousand_{n}" for server in SERVERS for n in (1, 2)),
     ),
     "killers": (

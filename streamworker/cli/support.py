@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from traceback import format_exception
 from typing import Any, NoReturn, TypeVar
 
@@ -18,7 +18,7 @@ from streamworker.core.text import printable_lines
 from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import StreamApp
-from streamworker.errors import StreamworkerError
+from streamworker.errors import BackendUnavailable, StreamworkerError
 from streamworker.importing import Selection
 from streamworker.redisio.data.maps import check_made, follow_maps
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -100,7 +100,8 @@ def ask(
         async with connected(app) as backend:
             if of is not None:
                 await check_made(backend, StreamKeys(of.app, of.name), of.declared_partitions)
-            await follow_maps(backend, placements(app))
+            with suppress(BackendUnavailable):  # The function finds the same, and may wait it out.
+                await follow_maps(backend, placements(app))
             return await function(backend, *arguments)
 
     return run_async(asking)

@@ -241,16 +241,6 @@ async def test_an_answer_from_before_a_failover_confirms_nothing_after_it(redis_
         assert (await desk.numbers())[-600:] == list(range(600))
 
 
-async def test_a_send_with_an_id_to_a_sealed_partition_is_refused(redis_url: str) -> None:
-    """It waits for nothing, and is not told that the partition is full."""
-    async with bench(redis_url, run=False) as desk:
-        await desk.producer.send(Order(1))
-        await desk.backend.execute("HSET", desk.stream_keys.counts(0), "sealed", "1")
-        with pytest.raises(BackendRefused, match="is sealed"):
-            await desk.producer.send(Order(2), id="an-id")
-        assert await desk.numbers() == [1]
-
-
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("id", [None, "an-id"])
 async def test_a_send_that_redis_may_have_forgotten_is_not_written_twice(

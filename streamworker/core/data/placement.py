@@ -50,7 +50,6 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from decimal import Decimal
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -62,6 +61,9 @@ SLOTS_MIN = 65_536
 WIDTH_MIN = 16
 
 
+_COMPUTED = ("_active_of", "_parents")
+
+
 class Placement:
     """The partitions of one stream, generation after generation.
 
@@ -69,6 +71,9 @@ class Placement:
     >>> grown.partition_of(b"ann"), grown.active, grown.parents_of(9), str(grown)
     (13, range(8, 20), (0, 1), '8+12')
     """
+
+    _active_of: list[int]
+    _parents: list[tuple[int, ...]]
 
     def __init__(self, *counts: int) -> None:
         self.become(*counts)
@@ -125,9 +130,18 @@ class Placement:
         except UnicodeEncodeError:
             return None
 
-    @cached_property
-    def _active_of(self) -> list[int]:
-        """The active partition of each slot."""
+    def __getattr__(self, name: str) -> Any:
+        """Compute what is missing, once for each map.
+
+        It is no ``cached_property``: Spark pickles this class to servers that lack it, and a lock cannot be.
+        """
+        if name not in _COMPUTED:
+            raise AttributeError(name)
+        self.__dict__[name] = found = getattr(self, f"_computed{name}")()
+        return found
+
+    def _computed_active_of(self) -> list[int]:
+        """Return the active partition of each slot."""
         first, width = self.counts[0], self._slots // self.counts[0]
         return [
             self.base + (slot % first * width + slot // first) * self.live // self._slots
@@ -159,8 +173,7 @@ class Placement:
         parents = self.parents_of(partition)
         return frozenset(parents).union(*map(self.ancestors_of, parents))
 
-    @cached_property
-    def _parents(self) -> list[tuple[int, ...]]:
+    def _computed_parents(self) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = [()] * self.counts[0]
         for base, (older, newer) in zip((0, *accumulate(self.counts)), pairwise(self.counts), strict=False):
             old = self._begins(older)
