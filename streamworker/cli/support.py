@@ -126,7 +126,7 @@ def connected(app: StreamApp) -> Backend:
 
 def placements(app: StreamApp) -> list[tuple[StreamKeys, Placement]]:
     """Return what says which partitions the streams of an app have, for ``follow_maps``."""
-    specs = [stream.spec for stream in app.streams.values()]
+    specs = [stream.spec for stream in app._streams.values()]  # noqa: SLF001 - of our own kind
     return [(StreamKeys(spec.app, spec.name), spec.placement) for spec in specs]
 
 

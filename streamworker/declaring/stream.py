@@ -35,7 +35,7 @@ class StreamApp(ABC):
         self.settings = settings
         self.observer: Observer | None = None
         """Is told of the work of its senders and workers; see ``observe``."""
-        self.streams = streams
+        self._streams = streams
         """Those that may need connections."""
         self._opened: dict[asyncio.AbstractEventLoop, tuple[Backend, dict[str, Producer]]] = {}
         """The connections of each event loop, and its producers by stream."""
@@ -64,7 +64,7 @@ class StreamApp(ABC):
             # A program may call ``asyncio.run`` several times to send, and never close the app.
             for ended in [each for each in list(self._opened) if each.is_closed()]:
                 self._opened.pop(ended, None)
-            connections = max(CONNECTIONS, pipelines_of(self.settings) * len(self.streams))
+            connections = max(CONNECTIONS, pipelines_of(self.settings) * len(self._streams))
             backend = connected(self.settings, f"{self.name}:producer", connections)
             opened = self._opened[loop] = backend, {}
         return opened

@@ -1,13 +1,10 @@
 """Rebalances by each protocol, with real workers."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 
 import pytest
 
-from streamworker.redisio.keys import StreamKeys
-from tests.chaos.rows_app import STREAM
 from tests.chaos.times import CLAIM, LEASE, STEADY
 from tests.chaos.yard import Yard, scene, sized
 
@@ -76,19 +73,6 @@ async def test_a_thief_waits_for_the_batch_in_hand_and_nothing_runs_twice(yard: 
         await team.finished()
         times = Counter(n for call in team.calls() for n in call["n"])
         assert times == Counter(team.sends.confirmed.keys()), "a record was executed twice or never"
-
-
-@full
-@scene
-async def test_partitions_that_are_added_are_claimed(yard: Yard) -> None:
-    """The number of partitions is read each cycle; records begin at the earliest one."""
-    async with yard.group("added", environ=CLAIM) as team:
-        await team.hired("w1")
-        new = team.partitions
-        await team.raw.hset(StreamKeys(team.name, STREAM).meta, "partitions", new + 1)
-        await team.raw.xadd(team.keys.events(new), {"v": json.dumps({"key": "k", "n": 0})})
-        await team.until("it has an owner", lambda: team.raw.hget(team.keys.lock(new), "owner"))
-        await team.until("its record is in the log", lambda: team.raw.xlen(team.keys.acked(new)))
 
 
 @full
