@@ -45,6 +45,8 @@ def grown_story(seed: int, protocol: str, *, failovers: bool = True) -> World:
     took_ms = world.clock.run_until(lambda: is_through(world), SETTLE_MS, step_ms=200)
     assert took_ms is not None, story(world)
     world.senders.stop()
+    for runner in [runner for worker in world.staying for runner in worker.runners.values()]:
+        runner.witness()
     until(world, lambda: world.is_caught_up, f"all is committed under {protocol}", SETTLE_MS)
     return world
 

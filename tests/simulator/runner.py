@@ -155,6 +155,15 @@ class SimRunner:
             self.waiting = False
             self.worker.soon(self.begin)
 
+    def witness(self) -> None:
+        """End if Redis has gone back behind what was committed, as the runtime's witness tells after a failover.
+
+        A runner that has more to commit hears it by its next commit.
+        """
+        stands = self.worker.world.server.partitions[self.partition].checkpoint
+        if not (self.ended or self.busy) and self.checkpoint > stands:
+            self._end(ev.RunnerFenced(self.partition, self.epoch))
+
     def drain(self) -> None:
         """Finish the current batch and stop."""
         self.draining = True
