@@ -156,9 +156,9 @@ class SimRunner:
             self.worker.soon(self.begin)
 
     def witness(self) -> None:
-        """End if Redis has gone back behind what was committed, as the runtime's witness tells after a failover.
+        """End if Redis has gone back behind what was committed, as the runtime's witness tells it.
 
-        A runner that has more to commit hears it by its next commit.
+        A runner that has more to commit hears of it by its next commit.
         """
         stands = self.worker.world.server.partitions[self.partition].checkpoint
         if not (self.ended or self.busy) and self.checkpoint > stands:
