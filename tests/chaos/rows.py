@@ -112,7 +112,7 @@ ROWS: dict[str, Row] = {
         _rows("workers", "of_those_who_stand_by_one_takes_over")),
     "F31": Row("more partitions", "one declares more", (
         *_rows("workers", "a_worker_that_wants_more_partitions_is_refused_and_the_others_go_on"),
-        "tests/rebalance/test_protocols.py::test_partitions_that_are_added_are_claimed",
+        "tests/runtime/test_grown_groups.py::test_groups_go_on_in_order_while_their_stream_grows_twice",
     )),
     "F32": Row("two releases side by side", "joins, deaths and leaves", (
         *_rows("versions", "workers_of_two_releases_share_a_group_through_joins_deaths_and_leaves"),
