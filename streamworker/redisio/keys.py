@@ -72,34 +72,21 @@ def number(value: bytes | str | None) -> int:
     return whole(value or b"") or 0
 
 
-def partitions_in(value: bytes | None) -> int:
-    """Return the number of partitions that a stream's key stores; 0 if there is no key.
-
-    It refuses a number with which no stream can be declared: callers send commands for each partition.
-
-    >>> partitions_in(b"16"), partitions_in(None)
-    (16, 0)
-    """
-    if value is None:
-        return 0
-    return never_grown(map_in(value))
-
-
 def never_grown(counts: tuple[int, ...]) -> int:
     """Return the number of partitions of a stream; raise ConfigurationError if it has grown."""
     if len(counts) == 1:
         return counts[0]
     raise ConfigurationError(
-        f"A stream has grown to {'+'.join(map(str, counts))} partitions, and this release can only send to "
-        "such a stream.",
-        remedy="Update this program: a later release also reads it.",
+        f"A stream has grown to {'+'.join(map(str, counts))} partitions, and this release can do this only "
+        "with a stream that never grew.",
+        remedy="Take a new stream (docs: recipes/more-partitions).",
     )
 
 
 def map_in(value: bytes) -> tuple[int, ...]:
     """Return how many partitions each generation of a stream has, as its key stores them.
 
-    It refuses numbers with which no stream can be declared.
+    It refuses numbers with which no stream can be declared: callers send commands for each partition.
 
     >>> map_in(b"16"), map_in(b"8+12")
     ((16,), (8, 12))

@@ -220,8 +220,8 @@ def _waiting(
 ) -> PartitionView:
     """Say which partitions one waits for before it is handled, and which of those stand still."""
     left = [p for p in view.waits_for if p < len(looks) and not looks[p][0].done]
-    if not left or view.state != "running":
-        return view
+    if not left or view.state != "running" or view.partition in left:
+        return view  # While a reset moves its checkpoint, its owner says so.
     still = [f"; {p} is {all_views[p].state}" for p in left if all_views[p].state not in GOING]
     return replace(view, reason=f"waits for {', '.join(map(str, left))}{''.join(still)}")
 

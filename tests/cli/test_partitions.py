@@ -61,6 +61,7 @@ def test_a_stream_grows_and_says_how_far_its_groups_are(streamworker: Invoke, or
     shown = streamworker("partitions", "shop:orders").output.splitlines()
     assert [line.split()[:2] for line in shown[1:]] == [["1", "0-3"], ["2", "4-9"]]
     assert "wait: 4-9" in shown[2] and "open" in shown[1]
+    assert "partitions" not in streamworker.does("schema", "check", "shop:app")
     fewer = streamworker("partitions", "shop:orders", "6", "--yes")
     assert fewer.exit_code != ExitCode.OK
     assert "a stream only grows" in fewer.output

@@ -410,6 +410,7 @@ class Draws:
             "checkpoint": self.some_id(),
             "entries": 0,
             "owner": owner,
+            "parents": self.parents(),
             "cleared": cleared,
         }
 

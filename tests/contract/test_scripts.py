@@ -176,7 +176,13 @@ CALLS = {
         ),
         in_group(scripts.HEARTBEAT, member="a", beat="1|run|0", measured="3:120"),
         in_partition(
-            scripts.MOVE_CHECKPOINT, cleared=[], group="price", checkpoint="1-0", entries=1, owner=""
+            scripts.MOVE_CHECKPOINT,
+            cleared=[],
+            group="price",
+            checkpoint="1-0",
+            entries=1,
+            owner="",
+            parents="0",
         ),
         in_partition(scripts.SEAL, map="8+12"),
         in_partition(scripts.LEAVE_LATER, most=10, ids=["id"], moved=["due", "w first 1 1,1,1,1\nabvx"]),

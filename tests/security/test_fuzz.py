@@ -42,7 +42,7 @@ from streamworker.records.entries import Entries
 from streamworker.redisio.data import ackedlog, columns, dead, state, streams
 from streamworker.redisio.group import control, loads, locks, membership, operations_claim, readers
 from streamworker.redisio.group.operation import Access
-from streamworker.redisio.keys import GroupKeys, StreamKeys, partitions_in
+from streamworker.redisio.keys import GroupKeys, StreamKeys, map_in
 from streamworker.redisio.snapshot import take_snapshot
 from streamworker.redisio.wire.client import Backend
 from streamworker.spark.source import logs, offsets
@@ -272,7 +272,7 @@ DECODERS = (
         lambda pair: operations_claim._entry(*pair),
     ),
     Decoder("id", damaged(b"1700000000000-12"), EntryId.parse),
-    Decoder("number of partitions", damaged(b"16"), partitions_in),
+    Decoder("number of partitions", damaged(b"16"), map_in),
     Decoder("offset of Spark", damaged(OFFSET), _offset),
     Decoder(
         "end of a log",

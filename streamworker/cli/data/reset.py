@@ -22,11 +22,14 @@ from streamworker.errors import CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.data import retention
 from streamworker.redisio.data.state import TIMERS, read_state
-from streamworker.redisio.data.streams import entries_up_to
+from streamworker.redisio.data.streams import entries_up_to, set_field
 from streamworker.redisio.group.control import post
-from streamworker.redisio.group.locks import move_checkpoint, read_lock
-from streamworker.redisio.keys import GroupKeys, never_grown
+from streamworker.redisio.group.following import read_maps
+from streamworker.redisio.group.locks import move_checkpoint, numbers, read_lock
+from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import Durability
+from streamworker.runtime.durability import durability_of
 from streamworker.tui.figures import duration, local_time
 
 
@@ -47,11 +50,18 @@ class Move:
     """The first entry that is still there."""
     dropped: bool
     """Whether there were entries before that."""
+    waits_for: tuple[int, ...] = ()
+    """The partitions of the generation before, if the group must be done with them anew."""
 
     @property
     def change(self) -> int:
         """How many records are skipped, or run again if it is negative."""
         return self.entries - self.committed
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """What the lock says that it waits for until all have moved: itself, too, so that nobody opens it."""
+        return (*self.waits_for, self.partition) if self.waits_for else ()
 
     @property
     def lacks(self) -> bool:
@@ -95,7 +105,8 @@ def reset(
     The command refuses while a worker runs the partitions: pause them first. Records that run again
     are forwarded again, so the acked log and Spark's tables hold their rows a second time. The
     processor's own tables keep what was counted since, unless --clear-tables empties them. A
-    position from which on records are gone is refused (docs: retention).
+    position from which on records are gone is refused (docs: retention). If the stream has grown,
+    partitions that follow one that goes back begin anew, and wait for it (docs: partitions).
 
     \b
     Examples:
@@ -138,14 +149,14 @@ async def _reset(
     yes: bool,
 ) -> None:
     target = parse_target(to)
-    never_grown(spec.stream.placement.counts)
     wanted = wanted_partitions(spec.stream, given, "--partition")
     await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
     is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
     plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
-    moves = [move for move in plan if move.change or (clear_tables and spec.tables)]
+    moves = [move for move in plan if move.change or move.waits_for or (clear_tables and spec.tables)]
     if not moves:
         give_up("Nothing would run again and nothing would be skipped. Nothing was changed.")
+    await _refuse_apart(backend, spec, moves, wanted, clear_tables)
     print_table(
         ("partition", "checkpoint", "new checkpoint", "effect"),
         [
@@ -155,6 +166,9 @@ async def _reset(
     )
     tables = [table.name for table in spec.tables]
     say(*_told("Moves", moves), *await _stays(backend, spec, moves, clear_tables))
+    if again := [move for move in moves if move.waits_for]:
+        first = {p for move in again for p in move.waits_for}
+        say(f"Partitions {ranges(move.partition for move in again)} wait until {ranges(first)} are done.")
     if dry_run:
         say("Nothing was changed.")
         return
@@ -162,18 +176,21 @@ async def _reset(
         confirm(f"Move the checkpoint of {counted(len(moves), 'partition')} of {spec.name}?")
         # A worker may have started while the command waited for the answer.
         is_run = await _refuse_if_run(backend, app, spec, [move.partition for move in moves])
-    moved: list[Move] = []
+    keys, durability, moved = group_keys(spec), durability_of(app.settings), list[Move]()
     with halves_told(lambda: " ".join(_told("Moved", moved))):
         try:
-            for move in moves:
+            for move in _in_order(moves):
                 owner = "" if is_run else move.owner
-                await _move(backend, group_keys(spec), move, owner, tables if clear_tables else ())
+                await _move(backend, keys, move, owner, tables if clear_tables else (), durability)
                 moved.append(move)
         finally:
+            for move in filter(lambda move: move.waits_for, moved):
+                held, parents = map(numbers, (move.held, move.waits_for))
+                await set_field(backend, keys.lock(move.partition), "from", held, parents)
             if moved:
-                parts = tuple(move.partition for move in moved)
+                parts = tuple(sorted(move.partition for move in moved))
                 told = RequestMade("reset", parts, (), storable(operator()), f"to {to}")
-                await post(backend, group_keys(spec), [told.fields()])
+                await post(backend, keys, [told.fields()])
     say(*_told("Moved", moves))
     if is_run:
         say(f"Paused: `streamworker resume MODULE:{spec.name}` lets it go on.")
@@ -216,6 +233,33 @@ async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear
     return told
 
 
+async def _refuse_apart(
+    backend: Backend, spec: ProcessorSpec, moves: list[Move], wanted: list[int], clear_tables: bool
+) -> None:
+    """Refuse to move partitions back without those that follow them, and what these have of them."""
+    placement, back = spec.stream.placement, {move.partition for move in moves if move.change < 0}
+    follow = {p for p in placement.all if not back.isdisjoint(placement.ancestors_of(p))}
+    if apart := follow.difference(wanted):
+        raise StreamworkerError(
+            f"Partitions {ranges(apart)} follow {ranges(back)}: what they have handled came later.",
+            remedy="Name them with --partition, too, or leave it out. Nothing was changed.",
+        )
+    tables = ", ".join(table.name for table in spec.tables)
+    if follow and tables and (not clear_tables or len(wanted) < placement.total):
+        raise StreamworkerError(
+            f"What {tables} held for partitions that go back is in those that follow.",
+            remedy="Add --clear-tables, without --partition: then all of them count from nothing. "
+            "Nothing was changed.",
+        )
+    for p in placement.all if follow else ():
+        if any(not name.startswith(TIMERS) for name in await read_state(backend, group_keys(spec), p)):
+            raise StreamworkerError(
+                f"Partition {p} has state, and what state held for partitions that go back is in others now.",
+                remedy="Go back no further than to when the stream grew, or let a processor of another name "
+                "begin at start='earliest'. Nothing was changed.",
+            )
+
+
 async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Move]) -> None:
     """Refuse a position from which on some records are gone."""
     lacking = [move for move in moves if move.lacks]
@@ -239,6 +283,12 @@ async def _refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partit
 
     A killed member stays in the group until its removal.
     """
+    now, after = await read_maps(backend, group_keys(spec))
+    if not now == after == spec.stream.placement.counts:
+        raise CoordinationError(
+            f"Stream {spec.stream.name!r} grows. Nothing was changed.",
+            remedy="Run this again when `streamworker partitions` says that it has grown.",
+        )
     group = await take(backend, spec)
     timeout_ms = app.settings.session_timeout_ms
     # Under a protocol without heartbeats an owner may live.
@@ -247,7 +297,7 @@ async def _refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partit
         for member in group.members
         if (member in group.alive if member.beat_age_ms is None else member.beat_age_ms < timeout_ms)
     ]
-    views = [view for view in group.partitions if view.partition in partitions]
+    views = [view for view in group.all_partitions if view.partition in partitions]
     run = [view.partition for view in views if view.pause is None or view.state == "pausing"]
     if alive and run:
         raise CoordinationError(
@@ -262,8 +312,8 @@ async def _refuse_if_run(backend: Backend, app: App, spec: ProcessorSpec, partit
 async def _plan(
     backend: Backend, spec: ProcessorSpec, partitions: list[int], target: EntryId | None
 ) -> list[Move]:
-    keys = group_keys(spec)
-    moves = []
+    keys, placement = group_keys(spec), spec.stream.placement
+    moves, back = list[Move](), set[int]()
     for partition in partitions:
         lock = await read_lock(backend, keys, partition)
         if lock is None:
@@ -276,15 +326,35 @@ async def _plan(
         # A checkpoint beyond the end would skip entries that are not sent yet.
         after = last if target is None else min(target, last)
         entries = await entries_up_to(backend, keys, partition, after)
-        moves.append(
-            Move(partition, lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, sent > held)
-        )
+        follows = not back.isdisjoint(placement.ancestors_of(partition))
+        if follows and entries > sent - held:  # Its server has another clock.
+            after, entries = ZERO, sent - held
+        was_cut_off = partition in lock.waits_for
+        waits_for = placement.parents_of(partition) if follows or was_cut_off else ()
+        its = (lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, sent > held)
+        moves.append(move := Move(partition, *its, waits_for))
+        back |= {partition} if move.change < 0 else set()
     return moves
 
 
-async def _move(backend: Backend, keys: GroupKeys, move: Move, owner: str, clear: Iterable[str]) -> None:
+def _in_order(moves: list[Move]) -> list[Move]:
+    """Return moves so that, wherever they end, no partition goes back before those that follow it wait."""
+    return [*(m for m in reversed(moves) if m.waits_for), *(m for m in moves if not m.waits_for)]
+
+
+async def _move(
+    backend: Backend, keys: GroupKeys, move: Move, owner: str, clear: Iterable[str], durability: Durability
+) -> None:
     done = await move_checkpoint(
-        backend, keys, move.partition, move.after, entries=move.entries, owner=owner, clear=clear
+        backend,
+        keys,
+        move.partition,
+        move.after,
+        entries=move.entries,
+        owner=owner,
+        clear=clear,
+        waits_for=move.held,
+        durability=durability,
     )
     if done is None:
         raise CoordinationError(

@@ -10,6 +10,7 @@ from streamworker.app import App
 from streamworker.cli.options import AppPath, AsJson
 from streamworker.cli.output import print_found, say
 from streamworker.cli.support import ask, group_keys
+from streamworker.core.data.placement import Placement
 from streamworker.core.text import in_words
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec, TableSpec
 from streamworker.errors import ConfigurationError, ProcessingError, RecordError, StreamworkerError
@@ -20,8 +21,9 @@ from streamworker.records.statetables import alive
 from streamworker.records.types import RecordKind
 from streamworker.redisio.data import schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
+from streamworker.redisio.data.maps import stored_map
 from streamworker.redisio.data.statetables import count_values
-from streamworker.redisio.keys import StreamKeys, partitions_in
+from streamworker.redisio.keys import StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.info import pairs_of
 
@@ -104,10 +106,10 @@ async def _stream(backend: Backend, spec: StreamSpec, stored: Mapping[str, Any])
     keys = StreamKeys(spec.app, spec.name)
     told = changes(stored, json_schema(spec.record), spec.record.name) if stored else []
     found = [Finding(spec.name, *each) for each in told]
-    made = partitions_in(await backend.execute("HGET", keys.meta, "partitions")) or spec.declared_partitions
-    if made != spec.declared_partitions:
-        effect = f"breaks: workers refuse to start; declare {made}, or take a new stream"
-        found.append(Finding(spec.name, f"partitions: {made} -> {spec.declared_partitions}", effect, True))
+    declared, made = spec.declared_partitions, await stored_map(backend, keys)
+    if made and declared not in (made[0], made[-1]):
+        effect = f"breaks: workers refuse to start; declare {made[-1]}, or take a new stream"
+        found.append(Finding(spec.name, f"partitions: {Placement(*made)} -> {declared}", effect, True))
     bad = await _unreadable(backend, spec, keys, stored)
     for breaks, effect in ((True, "breaks"), (False, "already unreadable")):
         if such := [why for was_readable, why in bad if was_readable is breaks]:

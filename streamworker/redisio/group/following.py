@@ -4,13 +4,16 @@ The partitions that the stream had are *parents* of those that follow, and take 
 records of a partition only when it is done with its parents, so that each key keeps its order. The locks say
 both: ``from`` in that of a partition whose parents the group may not be done with, and ``done`` in that of a
 parent.
+
+While a reset moves checkpoints of several generations, ``from`` also has the partition's own number, so that
+nobody opens it. Then the reset removes that number.
 """
 
 from collections.abc import Collection, Mapping
 
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
-from streamworker.redisio.group.locks import answered, numbers
+from streamworker.redisio.group.locks import answered, numbered, numbers
 from streamworker.redisio.keys import GroupKeys, map_in
 from streamworker.redisio.scripts import FINISH, OPEN, checked
 from streamworker.redisio.wire.client import Backend
@@ -42,6 +45,12 @@ async def unfinished(backend: Backend, keys: GroupKeys, partitions: Collection[i
     """Return those of some partitions with which the group is not done."""
     replies = all_answered(await backend.pipeline([("HMGET", keys.lock(p), "done") for p in partitions]))
     return {p for p, (done,) in zip(partitions, replies, strict=True) if done is None}
+
+
+async def parents_in(backend: Backend, keys: GroupKeys, partition: int) -> tuple[int, ...]:
+    """Return the partitions with which the group must be done first, by the lock of a partition."""
+    (parents,) = await backend.execute("HMGET", keys.lock(partition), "from")
+    return numbered(parents or b"")
 
 
 async def open_partition(backend: Backend, keys: GroupKeys, start: StartRunner) -> bool:

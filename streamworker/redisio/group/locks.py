@@ -15,6 +15,8 @@ from streamworker.redisio.group.operation import Access
 from streamworker.redisio.keys import TICK, GroupKeys, number, whole
 from streamworker.redisio.scripts import ACQUIRE, MARK, MOVE_CHECKPOINT, RELEASE, STORE_TRIES, Call, checked
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
+from streamworker.redisio.wire.failures import all_answered
 from streamworker.redisio.wire.info import pairs_of
 
 ALONE = "alone"
@@ -256,19 +258,25 @@ async def move_checkpoint(
     entries: int,
     owner: str = "",
     clear: Iterable[str] = (),
+    waits_for: Iterable[int] = (),
+    durability: Durability = MEMORY,
 ) -> EntryId | Held | None:
     """Move a group's checkpoint by hand, while no worker runs the partition, or its worker has paused it.
 
     The call may be repeated. The script raises the epoch, so that an earlier owner can no longer commit.
     ``entries`` is the number of source entries up to ``to``, which :func:`streams.entries_up_to` counts;
     ``owner`` a dead owner that may still be in the lock; ``clear`` the tables that are emptied in the same
-    step. The result is the previous checkpoint; ``Held`` if a member holds the lock and has not paused, and
+    step; ``waits_for`` the partitions that the group must be done with before, if not those in the lock. The
+    result is the previous checkpoint; ``Held`` if a member holds the lock and has not paused, and
     nothing was moved; None if the group was never registered in the partition.
     """
     cleared, checkpoint = keys.tables(partition, clear), str(to)
     named = {"group": keys.group, "checkpoint": checkpoint, "entries": entries, "owner": owner}
-    call = MOVE_CHECKPOINT.at(keys, partition, **named, cleared=cleared)
-    match checked(await backend.run(MOVE_CHECKPOINT, call)):
+    call = MOVE_CHECKPOINT.at(keys, partition, **named, parents=numbers(waits_for), cleared=cleared)
+    (reply,) = all_answered(await backend.run_many(MOVE_CHECKPOINT, [call], durability=durability))
+    if isinstance(reply, Undurable):
+        raise reply.error()
+    match checked(reply):
         case [b"OK", before]:
             return EntryId.parse(before)
         case [b"HELD", holder]:

@@ -168,7 +168,11 @@ class Generations:
         pauses = Pauses(self.rng.random, first_ms=STEP_MIN_MS, max_ms=STEP_MAX_MS)
         while not drained.is_set():
             try:
-                if left := await following.unfinished(self.backend, self.keys, parents):
+                if start.partition in parents:
+                    if await following.parents_in(self.backend, self.keys, start.partition) != parents:
+                        return False
+                    reason = "a reset of its checkpoint was not finished: run `streamworker reset` again"
+                elif left := await following.unfinished(self.backend, self.keys, parents):
                     reason = f"waits until the group is done with partition {ranges(left)}"
                 elif kept := await following.with_state(self.backend, self.keys, parents):
                     reason = f"the state of partition {ranges(kept)} does not move to it in this release"
