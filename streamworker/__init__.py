@@ -105,7 +105,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """Import a name at its first use."""
     if name == "__version__":
-        found: object = _version()
+        found: object = import_module("streamworker.release").release()
     elif home := next((home for home, names in _HOMES.items() if name in names), None):
         found = getattr(import_module(f"streamworker.{home}"), name)
     else:
@@ -116,12 +116,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("streamworker")
-    except PackageNotFoundError:  # Modules on the path that nobody installed.
-        return "0.0.0"

@@ -37,6 +37,7 @@ MAY_IMPORT = {
     # Each part of the package, and which other parts it may import beside itself. What is listed
     # further up never imports what is listed further down.
     "errors": set(),
+    "release": set(),
     "urls": set(),
     "variables": {"urls"},
     "core": set(),
@@ -48,7 +49,9 @@ MAY_IMPORT = {
     "context": {"core", "records"},
     "feed": {"core"},
     "declared": {"context", "core", "records"},
-    "runtime": {"core", "redisio", "records", "declared", "context", "feed", "settings", "log", "handlers"},
+    "runtime": {
+        "core", "redisio", "records", "declared", "context", "feed", "settings", "log", "handlers", "release",
+    },
     "spark": {"core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers"},
     "declaring": {
         "context", "core", "declared", "feed", "records", "redisio", "runtime", "settings", "spark",

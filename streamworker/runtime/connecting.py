@@ -4,6 +4,7 @@ import sys
 
 from streamworker.errors import ConfigurationError
 from streamworker.redisio.wire.client import Backend
+from streamworker.release import release
 from streamworker.settings import Settings
 
 asked_for: set[str] = set()
@@ -13,7 +14,7 @@ asked_for: set[str] = set()
 def connected(
     settings: Settings, name: str, connections: int, *, call_timeout_ms: int | None = None
 ) -> Backend:
-    """Return a backend with a name in ``CLIENT LIST``; its first call connects.
+    """Return a backend with a name in ``CLIENT LIST``, which ends with this release; its first call connects.
 
     ``call_timeout_ms`` is for calls with large replies; None is that of the settings.
 
@@ -34,7 +35,7 @@ def connected(
         )
     return Backend.open(
         settings.redis_url,
-        name=name,
+        name=f"{name}:{release()}",
         call_timeout_ms=call_timeout_ms or settings.call_timeout_ms,
         connections=connections,
         allow_plaintext=settings.allow_plaintext,

@@ -5,9 +5,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from streamworker.cli.data.partitions import _copies
 from streamworker.cli.exit_codes import ExitCode
 from streamworker.core.data.placement import Placement
-from streamworker.importing import resolve_app
+from streamworker.importing import resolve_app, resolve_stream
 from streamworker.redisio.admin import growth
 from streamworker.redisio.data import streams
 from streamworker.redisio.keys import GroupKeys, StreamKeys
@@ -46,6 +47,7 @@ def test_a_stream_grows_and_says_how_far_its_groups_are(streamworker: Invoke, or
         "orders: 4 → 4+6. 4 partitions of today (0-3) take nothing more, 6 new ones (4-9)" in planned.output
     )
     assert "price" in planned.output and "Nothing was changed." in planned.output
+    assert "Senders wait until all are sealed, about 1" in planned.output
     grown = streamworker("partitions", "shop:orders", "6", "--yes")
     assert grown.exit_code == ExitCode.OK, grown.output
     assert "orders has 4+6 partitions" in grown.output
@@ -102,6 +104,44 @@ def test_a_growth_that_was_cut_off_goes_on_when_it_is_run_again(
         for p in range(4):
             with pytest.raises(Exception, match="exhausted"):
                 raw.xadd(KEYS.events(p), {"v": "x"})
+
+
+def test_programs_of_earlier_releases_are_named_before_they_are_refused(
+    streamworker: Invoke, orders: str
+) -> None:
+    """Connections tell their release in their names, and those of before do not."""
+    planned = streamworker.does("partitions", "shop:orders", "6", "--dry-run")
+    assert "No program of an earlier release is connected." in planned
+    with opened(orders) as raw:
+        raw.client_setname("shop:producer")
+        planned = streamworker.does("partitions", "shop:orders", "6", "--dry-run")
+        assert "1 connection of earlier releases: shop:producer at " in planned
+        refused = streamworker("partitions", "shop:orders", "6")
+        assert refused.exit_code == ExitCode.FAILED
+        assert "Programs of earlier releases are connected. Nothing was changed." in refused.stderr
+        assert not raw.hexists(KEYS.meta, "growing")
+        raw.client_setname("other:producer")
+        assert "No program of" in streamworker.does("partitions", "shop:orders", "6", "--yes")
+
+
+def test_a_growth_says_what_is_copied_and_what_of_the_state_is_no_key(
+    streamworker: Invoke, orders: str
+) -> None:
+    """A field is a key where the key's partition is; those of timers are neither."""
+    del streamworker
+    stream, placement = resolve_stream("shop:orders"), Placement(4)
+    with opened(orders) as raw:
+        for n in range(40):
+            raw.hset(PRICE.state(placement.partition_of(b"c%d" % n)), f"c{n}", "1")
+        for p in range(4):
+            raw.hset(PRICE.state(p), "sum", "1")
+            raw.hset(PRICE.state(p), "\0tick:sweep", "1")
+
+    async def copies() -> tuple[str, set[str]]:
+        async with Backend.open(orders, name="t") as backend:
+            return await _copies(backend, stream, placement, "price")
+
+    assert anyio.run(copies) == ("44 keys of ctx.state: about 3 ms", {"sum"})
 
 
 def test_what_a_failover_lost_is_done_again(streamworker: Invoke, orders: str) -> None:

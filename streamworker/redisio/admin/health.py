@@ -6,7 +6,7 @@ processor declares any more are found at the streams whose trimming they prevent
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,8 +23,6 @@ from streamworker.redisio.wire.link import Argument
 
 PIECE = 1_000
 """Maximum commands in one round trip."""
-
-_NAME = re.compile(rb"(?:^| )name=(\S*)")
 
 CONFIG_NAMES = ("appendonly", "appendfsync", "save", "min-replicas-to-write", "min-replicas-max-lag")
 
@@ -127,12 +125,18 @@ async def connection_names(backend: Backend) -> frozenset[str] | None:
 
     The name of a worker's connection is the worker's name, or begins with it and a colon.
     """
+    if (clients := await _clients(backend)) is None:
+        return None
+    return frozenset(name for each in clients if (name := each.get("name", "")))
+
+
+async def _clients(backend: Backend) -> list[dict[str, str]] | None:
     try:
         listed = b"".join([await each.execute("CLIENT", "LIST") for each in await backend.primaries()])
     except BackendError:
         return None
-    names = (found[1] for line in listed.splitlines() if (found := _NAME.search(line)))
-    return frozenset(name.decode("utf-8", "replace") for name in names if name)
+    lines = listed.decode("utf-8", "replace").splitlines()
+    return [dict(field.partition("=")[::2] for field in line.split()) for line in lines]
 
 
 async def cached_scripts(backend: Backend) -> tuple[int, int] | None:
@@ -142,6 +146,21 @@ async def cached_scripts(backend: Backend) -> tuple[int, int] | None:
     except BackendError:
         return None
     return sum(there), len(there)
+
+
+async def of_earlier_releases(backend: Backend, names: Collection[str]) -> list[str] | None:
+    """Return the connections of some names that tell no release, with their addresses.
+
+    Before streams could grow, none told it. The result is None if this user may not list connections.
+    """
+    if (clients := await _clients(backend)) is None:
+        return None
+    found = set[str]()
+    for each in clients:
+        who, _, rest = each.get("name", "").partition(":")
+        if who in names and not rest.rpartition(":")[2][:1].isdigit():
+            found.add(f"{each['name']} at {each.get('addr', '?')}")
+    return sorted(found)
 
 
 # -- rights ------------------------------------------------------------------------------------
