@@ -14,7 +14,8 @@ from streamworker.redisio.data import streams
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
-from tests.cli.conftest import Invoke
+from tests.cli.conftest import Invoke, OpenTerminal
+from tests.helpers import wait_for
 from tests.raw import opened
 
 KEYS = StreamKeys("shop", "orders")
@@ -104,6 +105,22 @@ def test_a_growth_that_was_cut_off_goes_on_when_it_is_run_again(
         for p in range(4):
             with pytest.raises(Exception, match="exhausted"):
                 raw.xadd(KEYS.events(p), {"v": "x"})
+
+
+def test_on_a_terminal_it_shows_how_far_the_groups_are_until_all_have_caught_up(
+    terminal: OpenTerminal, orders: str
+) -> None:
+    """The growth itself is done before."""
+    run = terminal("partitions", "shop:orders", "6", "--yes")
+    with opened(orders) as raw:
+        wait_for(lambda: "0/6 caught up" in run.read(), "it shows the group")
+        raw.hdel(PRICE.lock(4), "from")
+        wait_for(lambda: "1/6 caught up" in run.read(), "it shows one that is open")
+        assert raw.hget(KEYS.meta, "partitions") == b"4+6"
+        for p in range(4, 10):
+            raw.hdel(PRICE.lock(p), "from")
+    assert run.wait() == ExitCode.OK
+    assert "Caught up: price." in run.text
 
 
 def test_programs_of_earlier_releases_are_named_before_they_are_refused(

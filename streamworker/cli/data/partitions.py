@@ -1,5 +1,6 @@
 """``streamworker partitions``: shows the partitions of a stream, and gives it more of them."""
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import anyio
 
 from streamworker.app import App
 from streamworker.cli.options import Yes, argument, option
-from streamworker.cli.output import confirm, print_table, say
+from streamworker.cli.output import confirm, print_table, progress_bar, say
 from streamworker.cli.requests import operator
 from streamworker.cli.support import LOOK_S, ask
 from streamworker.core.data.placement import Placement
@@ -32,6 +33,7 @@ ROUND_TRIPS, WAIT_MIN_MS = 4, 100
 """How often a growth asks all old partitions or the map between its first seal and the new map. Senders look
 at that from 20 ms on, and at least every 500 ms."""
 NAMED_MAX = 5
+FOLLOW_S = 0.5
 
 
 def partitions(
@@ -46,8 +48,9 @@ def partitions(
 
     The stream gets N new partitions, and those of today take nothing more. Each key goes to one of the
     new ones, and waits in each group until the old partition that it was in is done, so that its
-    records stay in order. A growth is not taken back. A command that was interrupted goes on when it
-    is run again (docs: partitions).
+    records stay in order. On a terminal the command shows how far the groups are, until all have
+    caught up or Ctrl-C. A growth is not taken back. A command that was interrupted goes on when it is
+    run again (docs: partitions).
 
     \b
     Examples:
@@ -89,11 +92,35 @@ async def _grow(backend: Backend, stream: Stream[Any], count: int, dry_run: bool
     if not yes:
         confirm(f"Let {stream.name} grow? This is not taken back.")
     await growth.prepare(backend, keys, count, durability)
-    await growth.go_on(backend, keys, durability, operator())
+    with progress_bar() as progress:
+        task = progress.add_task("sealed", total=len(old))
+        told = lambda _, done, of: progress.update(task, completed=done, total=of)  # noqa: E731
+        await growth.go_on(backend, keys, durability, operator(), told)
     say(
         f"{stream.name} has {maps.next} partitions: {ranges(old)} are sealed, {ranges(new)} take what comes. "
         f"`streamworker partitions MODULE:{stream.name}` shows how far its groups are."
     )
+    if sys.stdout.isatty() and (groups := await groups_of(backend, keys, maps.next)):
+        say("Waits for them; Ctrl-C ends that, and stops nothing.")
+        await _follow(backend, [GroupKeys(keys.app, keys.stream, group) for group in groups], new)
+
+
+async def _follow(backend: Backend, groups: Sequence[GroupKeys], new: range) -> None:
+    """Show how many of the new partitions each group has opened, until it has opened all."""
+    with progress_bar(note="caught up") as progress:
+        tasks = [progress.add_task(keys.group, total=len(new), note="") for keys in groups]
+        left = len(tasks)
+        while left:
+            left = 0
+            for task, keys in zip(tasks, groups, strict=True):
+                locks = await backend.pipeline([("HEXISTS", keys.lock(p), "from") for p in new])
+                waiting = sum(all_answered(locks))
+                left += waiting
+                done = len(new) - waiting
+                progress.update(task, completed=done, note=f"{done}/{len(new)}")
+            if left:
+                await anyio.sleep(FOLLOW_S)
+    say(f"Caught up: {', '.join(keys.group for keys in groups)}.")
 
 
 async def groups_of(backend: Backend, keys: StreamKeys, placement: Placement) -> list[str]:
