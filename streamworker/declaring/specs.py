@@ -96,21 +96,36 @@ class TableSpec:
     """How many of the parts of a key are the stream's key; 0 if the whole key is."""
 
     def schema(self) -> "pa.Schema":
-        """The table's columns for Spark; a part of the key has the type of the record's field of its name."""
+        """The table's columns for Spark; a part of the key has the type of the record's field of its name.
+
+        The metadata says besides who writes it, and how many ``leading`` parts of a key are the stream's.
+        """
         names, field = self.form.names, self.stream.key_fields
-        if names:
-            return self.form.schema({name: self.stream.record.hints.get(name, str) for name in names})
         name = field if isinstance(field, str) else field[0] if field and len(field) == 1 else "key"
-        return self.form.schema({name: self.form.kind})
+        hints = {name: self.stream.record.hints.get(name, str) for name in names} or {name: self.form.kind}
+        found = self.form.schema(hints)
+        about = {"processor": self.processor, "leading": str(self.leading)}
+        return found.with_metadata({**(found.metadata or {}), **about})
+
+    def routed(self, key: Any, field: bytes | None = None) -> bytes | None:
+        """Return the stream's key in a key, given its field if that is known; None if it is absent."""
+        if self.leading:
+            return canonical_key(key[: self.leading] if self.leading > 1 else key[0])
+        return self.form.field(key) if field is None else field
 
     def partition_of(self, key: Any, field: bytes | None = None) -> int | None:
-        """Return the partition of a key, given its field if that is known; None if no part of it decides."""
-        routed = field
-        if self.leading:
-            routed = canonical_key(key[: self.leading] if self.leading > 1 else key[0])
-        elif routed is None:
-            routed = self.form.field(key)
+        """Return the partition that a key has now; None if no part of it decides."""
+        routed = self.routed(key, field)
         return None if routed is None else self.stream.placement.partition_of(routed)
+
+    def is_in(self, partition: int, key: Any, field: bytes) -> bool:
+        """Return whether a partition has a key, or had it before the stream grew."""
+        routed, placement = self.routed(key, field), self.stream.placement
+        if routed is None:
+            return False
+        return placement.partition_of(routed) == partition or (
+            partition < placement.base and partition in placement.path_of(routed)
+        )
 
 
 Targets = StreamSpec | Mapping[type, StreamSpec] | None

@@ -7,10 +7,11 @@ from streamworker.context import TablesInCall, tables_in_call
 from streamworker.declaring.specs import ProcessorSpec, TableSpec
 from streamworker.declaring.stream import StreamApp
 from streamworker.errors import ConfigurationError, RecordError
-from streamworker.records.statetables import TableForm, Watched, alive
+from streamworker.records.statetables import TableForm, Watched
 from streamworker.records.types import read_hint
-from streamworker.redisio.data.statetables import count_values, read_fields, read_table
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.data.statetables import TableReads
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.connecting import connected
 
 K = TypeVar("K")
@@ -92,7 +93,7 @@ class Table(Generic[K, V]):
             bodies = dict(zip(fields, await call.read(self.name, list(fields)), strict=True))
         else:
             fields = {self._form.field(key): key for key in keys}
-            bodies = await self._committed(fields)
+            bodies = await self._reads(self.app.backend()).get(fields)
         form, value_of = self._form, self._form.value_of
         there = [(field, body) for field in fields if (body := bodies.get(field)) is not None]
         present = {field: fields[field] for field, _ in there}
@@ -101,27 +102,16 @@ class Table(Generic[K, V]):
             call.watched.append(Watched(form, present, values, list(map(form.encode, values)), False))
         return dict(zip(present.values(), values, strict=True))
 
-    async def _committed(self, fields: Mapping[bytes, K]) -> dict[bytes, bytes | None]:
-        by_partition: dict[int, list[bytes]] = {}
-        for field, key in fields.items():
-            partition = self.spec.partition_of(key, field)
-            if partition is not None:
-                by_partition.setdefault(partition, []).append(field)
-        bodies: dict[bytes, bytes | None] = {}
-        for partition, its in by_partition.items():
-            stored, at_ms = await read_fields(self.app.backend(), self._keys.table(partition, self.name), its)
-            bodies |= {field: alive(value, at_ms) for field, value in zip(its, stored, strict=True)}
-        return bodies
-
     async def scan(self, *, partition: int | None = None) -> AsyncIterator[tuple[K, V]]:
         """Iterate over all committed keys and values, each key once, one partition after the other.
 
         Each partition is read at one moment, with one command; the partitions are read at different moments.
+        That is so while the stream grows, too.
 
         Parameters
         ----------
         partition
-            Only this one; None reads all.
+            Only the keys that this one has, or had before the stream grew; None reads all.
 
         Raises
         ------
@@ -138,10 +128,11 @@ class Table(Generic[K, V]):
         ...     return {customer: total async for customer, total in totals.scan()}
         """
         settings, name = self.app.settings, f"{self.app.name}:scan"
+        await self._reads(self.app.backend()).follow()
         for each in self._partitions(partition):
             # With a connection and a deadline of its own: a reply may have many megabytes.
             async with connected(settings, name, 1, call_timeout_ms=SCAN_TIMEOUT_MS) as backend:
-                found = await read_table(backend, self._keys, self.name, each)
+                found = await self._reads(backend).scan(each)
             for field, body in found.items():
                 yield self._form.key_of(field, body), self._form.value_of(field, body)
 
@@ -158,8 +149,9 @@ class Table(Generic[K, V]):
         ConfigurationError, BackendError
             As :meth:`scan`.
         """
-        partitions = self._partitions(partition)
-        return sum((await count_values(self.app.backend(), self._keys, self.name, partitions)).values())
+        reads = self._reads(self.app.backend())
+        await reads.follow()
+        return await reads.count(self._partitions(partition))
 
     # -- in a call -----------------------------------------------------------------------------
 
@@ -237,11 +229,12 @@ class Table(Generic[K, V]):
 
     def _fields(self, call: TablesInCall, keys: Iterable[K]) -> dict[bytes, K]:
         """Return keys by their fields; raise RecordError for one that this call may not use."""
-        field_of, partition_of, here = self._form.field, self.spec.partition_of, call.partition
+        field_of, spec, here = self._form.field, self.spec, call.partition
         fields: dict[bytes, K] = {}
         for key in keys:
             field = field_of(key)
-            if here is not None and (partition := partition_of(key, field)) != here:
+            if here is not None and not spec.is_in(here, key, field):
+                partition = spec.partition_of(key, field)
                 where = "no partition" if partition is None else f"partition {partition}"
                 raise RecordError(
                     f"The key {key!r} of table {self.name!r} belongs to {where}, and this call has records "
@@ -269,14 +262,15 @@ class Table(Generic[K, V]):
             )
         return self._spec
 
-    @property
-    def _keys(self) -> StreamKeys:
-        return StreamKeys(self.app.name, self.spec.stream.name)
+    def _reads(self, backend: Backend) -> TableReads:
+        spec = self.spec
+        keys = GroupKeys(self.app.name, spec.stream.name, spec.processor)
+        return TableReads(backend, keys, self.name, spec.leading, spec.stream.placement)
 
     def _partitions(self, partition: int | None) -> list[int]:
-        there = self.spec.stream.placement.all
+        there, active = self.spec.stream.placement.all, self.spec.stream.placement.active
         if partition is None:
-            return list(there)
+            return list(active)
         if partition not in there:
             raise ConfigurationError(
                 f"Table {self.name!r} has no partition {partition}.",

@@ -12,6 +12,7 @@ from typing import Any
 
 from streamworker.core.control import ControlMessage, GroupChanged, PartitionsAcquired, RequestMade
 from streamworker.core.data.entries import ZERO, EntryId
+from streamworker.core.data.inheriting import counted
 from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import ReaderPosition
 from streamworker.core.protocols.membership.document import Member, Membership
@@ -103,9 +104,11 @@ async def take_snapshot(
     if members and all(member.state in ("silent", "held") for member in members):
         partitions = await _silent(backend, keys, partitions)
     views: list[TableView] = []
+    waits = {p for p, (lock, _) in enumerate(looks) if lock.waits_for}
+    holders = counted(placement, waits, set(range(len(looks))) - left) if placement else {}
     for table in tables:
         try:
-            views.append(await view_table(backend, keys, table, len(looks)))
+            views.append(await view_table(backend, keys, table, holders))
         except BackendRefused as error:
             problems.append(f"Table {table} cannot be read: {error}")
     return GroupSnapshot(

@@ -272,6 +272,7 @@ class Partitions:
                 on_state=lambda reason, retry: self._show(effect, reason, retry),
                 log=log,
                 cache=self._cache,
+                ends_ms=partial(self.generations.ends_ms.get, partition),
                 outbox=outbox,
                 observer=self.observer,
             )

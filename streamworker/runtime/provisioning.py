@@ -9,7 +9,6 @@ from structlog.stdlib import BoundLogger
 from streamworker.core.data.placement import Placement
 from streamworker.core.data.retention import Retention
 from streamworker.declaring.specs import ProcessorSpec, StreamSpec
-from streamworker.errors import ConfigurationError
 from streamworker.records.evolution import json_schema
 from streamworker.redisio.data import maps, retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
@@ -69,12 +68,6 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
     _become(stream, await _declare(backend, keys, stream, schema))
     _, after = await following.read_maps(backend, keys)
     placement = Placement(*max(stream.placement.counts, after, key=len))
-    if placement.base and (spec.tables or spec.timers):
-        raise ConfigurationError(
-            f"Processor {spec.name!r} has tables or timers, and stream {stream.name!r} has grown to "
-            f"{placement} partitions.",
-            remedy="This release does not move them to the partitions that follow. Take a new stream.",
-        )
     await streams.register(backend, keys, placement, spec.options.start)
     if stream.has_records:
         mine = {declaration("processor", spec.name, stream.name): b""}

@@ -277,6 +277,7 @@ class Draws:
             "before": "5" if self.rarely() else before,
             "after": after,
             **self.ticked("last_timer"),
+            "knows_end": self.dice.choice(("", "1")),
             **results,
         }
 
@@ -327,6 +328,20 @@ class Draws:
 
     def growth__open(self) -> dict[str, Any]:
         return {**self.holder(), "parents": self.parents() or self.lock().get("from", "")}
+
+    def growth__fill(self) -> dict[str, Any]:
+        values, index = self.keys.tables(0, [TABLE])
+        pairs = [
+            part for n in range(self.number(0, 1, 3)) for part in (f"k{n}", self.dice.choice((" v", "99 v")))
+        ]
+        is_state = self.rarely()
+        return {
+            **self.holder(),
+            "parents": self.parents() or self.lock().get("from", ""),
+            "values": self.keys.state(0) if is_state else values,
+            "index": [] if is_state else [index],
+            "pairs": pairs,
+        }
 
     def data__open_outbox(self) -> dict[str, Any]:
         return {}

@@ -89,6 +89,6 @@ async def test_nothing_is_committed_before_a_partition_is_open(group: Group) -> 
     for owner, waited, opens in (("w2", (0, 1), False), ("w1", (0,), False), *[("w1", (0, 1), True)] * 2):
         known = Acquired(lock.epoch, lock.checkpoint, 0, 0, "log", waits_for=waited)
         start = StartRunner(3, owner, known)
-        assert await following.open_partition(group.backend, GROUP, start) is opens
+        assert await following.open_partition(group.backend, GROUP, start, MEMORY) is opens
     assert (await group.commit(request(lock, entries, partition=3))).code is CommitCode.OK
     assert (await group.own(partition=3)).waits_for == ()

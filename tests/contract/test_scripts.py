@@ -64,6 +64,7 @@ class Call:
 LOCK, EVENTS, ACKED, DEAD = GROUP.lock(0), GROUP.events(0), GROUP.acked(0), GROUP.dead(0)
 GROUPS, COUNTS = GROUP.groups(0), GROUP.counts(0)
 OUTBOX = GROUP.outbox(0)
+VALUES, INDEX = GROUP.tables(0, ["totals"])
 
 
 def in_partition(script: Script, **named: Any) -> Call:
@@ -106,6 +107,15 @@ CALLS = {
         in_partition(scripts.RELEASE, owner="w1", epoch=5),
         in_partition(scripts.FINISH, owner="w1", epoch=5, step="done"),
         in_partition(scripts.OPEN, owner="w1", epoch=5, parents="0 1"),
+        in_partition(
+            scripts.FILL,
+            values=VALUES,
+            index=[INDEX],
+            owner="w1",
+            epoch=5,
+            parents="0 1",
+            pairs=["ann", "99 x"],
+        ),
         in_partition(
             scripts.MARK,
             owner="w1",
@@ -244,8 +254,8 @@ PREPARED: list[tuple[Argument, ...]] = [
     ("HSET", GROUP.beats, "a", "1|1|run|0", "gone", "1|1|run|0"),
     ("HSET", GROUP.readers, "spark", "{}"),
     ("SET", GROUP.damaged, "x"),
-    ("HSET", GROUP.tables(0, ["totals"])[0], "ann", "1 x"),
-    ("ZADD", GROUP.tables(0, ["totals"])[1], 1, "ann"),
+    ("HSET", VALUES, "ann", "1 x"),
+    ("ZADD", INDEX, 1, "ann"),
     ("XADD", OUTBOX.messages, "1-1", "to", "priced/0"),
     ("ZADD", GROUP.later(0), "1", "due"),
     ("HSET", GROUP.delayed(0), "due", "w first 1 1,1,1,1\nabvx"),
@@ -260,7 +270,7 @@ async def prepare(group: Group) -> None:
 
 NEEDS_ROOM = {
     *("data/append", "data/commit", "data/forward", "data/later_move", "data/later_put", "data/replay_dead"),
-    *("growth/seal", "growth/take_later", "data/send_once", "data/set_field", "data/tick"),
+    *("growth/fill", "growth/seal", "growth/take_later", "data/send_once", "data/set_field", "data/tick"),
 }
 """What is refused when memory is full. The others move ownership, remove something, or let workers start."""
 
@@ -285,7 +295,7 @@ async def test_a_script_needs_its_keys_alone_and_does_all_or_nothing_when_memory
         raw.hset(LOCK, "checkpoint", "2-0")
         raw.delete(OUTBOX.messages)
         await group.backend.run_many(scripts.SEAL, [scripts.SEAL.at(GROUP, 0, map="1 8+12")])
-    if name == "growth/open":
+    if name in {"growth/fill", "growth/open"}:
         raw.hset(LOCK, "from", "0 1")
     if name == "admin/repair_group":
         raw.set(GROUP.members, '{"generation":7,"v":1}')
@@ -372,7 +382,7 @@ FIELDS = {
     GROUP.of_group("claims"): ("0", "1", "last"),
     GROUP.of_group("grab"): ("1", "3", "5", "last"),
     GROUP.of_group("allocation"): ("3", "4", "5"),
-    GROUP.tables(0, ["totals"])[0]: ("ann",),
+    VALUES: ("ann",),
 }
 """The fields of hashes that scripts read; ``OTHER_GROUP`` and ``GROUPS`` are read by all that trim."""
 HIGHEST = f"{2**64 - 1}-{2**64 - 1}"

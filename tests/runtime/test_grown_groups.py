@@ -12,10 +12,9 @@ import anyio
 import msgspec
 import pytest
 
-from streamworker import App, Context, Halt, Stream
+from streamworker import App, Halt, Stream
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
-from streamworker.errors import ConfigurationError
 from streamworker.redisio.admin import growth
 from streamworker.redisio.data.streams import register
 from streamworker.redisio.group import following
@@ -247,9 +246,9 @@ async def test_a_worker_that_is_killed_at_a_step_leaves_it_to_the_others(
             await at("after it is done")
         return done
 
-    async def opening(backend: Backend, keys: GroupKeys, start: StartRunner) -> bool:
+    async def opening(backend: Backend, keys: GroupKeys, start: StartRunner, wait: Any) -> bool:
         await at("before it opens")
-        is_open = await opens(backend, keys, start)
+        is_open = await opens(backend, keys, start, wait)
         await at("after it has opened")
         return is_open
 
@@ -450,37 +449,3 @@ async def test_workers_go_on_with_a_change_that_somebody_has_left(redis_url: str
         await shop.all_handled()
         await settled(backend, 2, 3)
         await all_committed(backend, shop, 2, 3)
-
-
-async def test_state_by_key_holds_the_partitions_that_follow_up(redis_url: str) -> None:
-    """It does not move to them, so that a key would begin anew there."""
-    shop = Shop(redis_url)
-    (keys, *_) = GROUPS
-    async with Backend.open(redis_url, name="tool") as backend, shop.workers("w1"):
-        await shop.send(1)
-        await backend.execute("HSET", keys.state(0), "ann", "1")
-        await grow(backend, 3)
-
-        async def is_held_up() -> bool:
-            reasons = {p: lock.reason for p, lock in (await read(backend, keys, 5)).items()}
-            return {p for p, why in reasons.items() if "the state of partition 0 does not move" in why} == {
-                2,
-                3,
-            }
-
-        await wait_for_async(is_held_up, "they wait")
-
-
-async def test_a_processor_with_tables_or_timers_refuses_a_stream_that_has_grown(redis_url: str) -> None:
-    shop = Shop(redis_url)
-    app, orders = shop.app()
-    totals = app.table("totals", int)
-
-    @app.processor(orders, name="sum", tables=[totals])
-    async def count(order: Order, ctx: Context) -> None: ...
-
-    async with Backend.open(redis_url, name="tool") as backend:
-        await shop.send(1)
-        await grow(backend, 3)
-    with pytest.raises(ConfigurationError, match=r"'sum' has tables or timers, and .* has grown"):
-        await Worker(app).run()

@@ -72,7 +72,7 @@ async def _grow(backend: Backend, stream: Stream[Any], count: int, dry_run: bool
     groups = await groups_of(backend, keys, maps.now)
     wait_ms = ROUND_TRIPS * 1000 * (anyio.current_time() - began_s)
     if not (await growth.read_maps(backend, keys)).is_changing:
-        await _refuse_unready(backend, stream, maps.now, groups)
+        await _refuse_unready(backend, stream, maps.now)
     old, new = maps.now.active, maps.next.active
     say(
         f"{stream.name}: {maps.now} → {maps.next}. {counted(len(old), 'partition')} of today "
@@ -222,29 +222,20 @@ def _price(then: GroupSnapshot, now: GroupSnapshot, seconds: float) -> tuple[str
 # -- what cannot grow yet ----------------------------------------------------------------------
 
 
-async def _refuse_unready(
-    backend: Backend, stream: Stream[Any], placement: Placement, groups: list[str]
-) -> None:
+async def _refuse_unready(backend: Backend, stream: Stream[Any], placement: Placement) -> None:
     """Refuse a stream with something that this release cannot take along."""
     app, keys = stream.app, StreamKeys(stream.app.name, stream.name)
     assert isinstance(app, App)
     why: set[str] = set()
     for spec in app.registry.processors.values():
         if spec.stream.name == stream.name:
-            why |= {f"{spec.name} writes table {table.name}" for table in spec.tables}
-            why |= {f"{spec.name} has timer {timer.name}" for timer in spec.timers}
-        elif stream.name in {target.name for target in spec.targets}:
+            continue
+        if stream.name in {target.name for target in spec.targets}:
             why.add(f"{spec.name} sends into it")
     taken = all_answered(await backend.pipeline([("HGETALL", keys.taken(p)) for p in placement.active]))
     # A stream that is adopted has its mark there, too, and can grow.
     if any(not name.startswith(b"source ") for marks in taken for name in marks[::2]):
         why.add("another stream's processor sends into it")
-    found: dict[str, str] = {}
-    for group in groups:
-        its = GroupKeys(app.name, stream.name, group)
-        found |= {its.state(p): f"{group} keeps state" for p in placement.active}
-    there = all_answered(await backend.pipeline([("EXISTS", key) for key in found]))
-    why |= {what for what, is_there in zip(found.values(), there, strict=True) if is_there}
     if why:
         raise StreamworkerError(
             f"Stream {stream.name!r} cannot grow with this release: {'; '.join(sorted(why))}.",

@@ -18,8 +18,8 @@ from streamworker.core.words import counted
 from streamworker.declaring.table import Table
 from streamworker.importing import resolve_app, resolve_table
 from streamworker.redisio.data.maps import check_made
-from streamworker.redisio.data.statetables import view_table
-from streamworker.redisio.keys import StreamKeys, never_grown
+from streamworker.redisio.data.statetables import holders, view_table
+from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.tui.figures import duration, memory
 
@@ -124,10 +124,12 @@ def export(
 
 
 async def _views(backend: Backend, app: App) -> list[TableView]:
-    return [
-        await view_table(backend, StreamKeys(app.name, of.name), spec.name, of.placement.total)
-        for spec, of in ((table.spec, table.spec.stream) for table in app.registry.tables.values())
-    ]
+    views = []
+    for spec in (table.spec for table in app.registry.tables.values()):
+        keys = GroupKeys(app.name, spec.stream.name, spec.processor)
+        partitions = await holders(backend, keys, spec.stream.placement)
+        views.append(await view_table(backend, keys, spec.name, partitions))
+    return views
 
 
 async def _get(table: Table[Any, Any], key: Any) -> Any:
@@ -137,11 +139,11 @@ async def _get(table: Table[Any, Any], key: Any) -> Any:
 
 @asynccontextmanager
 async def _opened(table: Table[Any, Any]) -> AsyncIterator[None]:
-    """Open the app of a table whose stream has as many partitions as it declares."""
+    """Open the app of a table whose stream has the partitions that it declares, or has grown from them."""
     of = table.spec.stream
     async with table.app:
         counts = await check_made(table.app.backend(), StreamKeys(of.app, of.name), of.declared_partitions)
-        never_grown(counts or of.placement.counts)
+        of.placement.become(*(counts or of.placement.counts))
         yield
 
 

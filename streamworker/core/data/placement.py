@@ -61,7 +61,7 @@ SLOTS_MIN = 65_536
 WIDTH_MIN = 16
 
 
-_COMPUTED = ("_active_of", "_parents")
+_COMPUTED = ("_active_of", "_parents", "_children")
 
 
 class Placement:
@@ -74,6 +74,7 @@ class Placement:
 
     _active_of: list[int]
     _parents: list[tuple[int, ...]]
+    _children: list[list[int]]
 
     def __init__(self, *counts: int) -> None:
         self.become(*counts)
@@ -168,6 +169,10 @@ class Placement:
         """Return the one or two partitions of the generation before that share keys with a partition."""
         return self._parents[partition]
 
+    def children_of(self, partition: int) -> Sequence[int]:
+        """Return the partitions of the generation after that share keys with a partition, in order."""
+        return self._children[partition]
+
     def ancestors_of(self, partition: int) -> frozenset[int]:
         """Return the parents of a partition, their parents, and so on."""
         parents = self.parents_of(partition)
@@ -180,6 +185,13 @@ class Placement:
             for low, high in pairwise(self._begins(newer)):
                 its = range(bisect_right(old, low) - 1, bisect_right(old, high - 1))
                 found.append(tuple(base + parent for parent in its))
+        return found
+
+    def _computed_children(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in self.all]
+        for partition in self.all:
+            for parent in self.parents_of(partition):
+                found[parent].append(partition)
         return found
 
     def _begins(self, count: int) -> list[int]:
@@ -246,6 +258,20 @@ def key_parts(key: bytes) -> list[bytes | None]:
             found.append(rest[: int(size)])
             key = rest[int(size) :]
     return found
+
+
+def leading_key(field: bytes, leading: int) -> bytes | None:
+    """Return the stream's key in the key of a table, which begins with it; None if it is absent.
+
+    ``leading`` says how many of the table key's parts it is; 0 if it is the whole key.
+
+    >>> leading_key(b"ann", 0), leading_key(b"3:ann2:13", 1), leading_key(b"3:ann2:131:7", 2)
+    (b'ann', b'ann', b'3:ann2:13')
+    """
+    if not leading:
+        return field
+    parts = key_parts(field)[:leading]
+    return parts[0] if leading == 1 else b"".join(map(_part, parts))
 
 
 class RoundRobin:

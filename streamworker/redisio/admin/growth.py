@@ -137,8 +137,9 @@ async def go_on(
     calls = [SEAL.at(keys, p, map=str(maps.next)) for p in old]
     sealed = [checked(reply) for reply in await _durably(backend, SEAL, calls, durability)]
     told("sealed", len(sealed), len(old))
-    groups = await _register(backend, keys, maps.next, {n for _, _, names in sealed for n in names}, known)
-    now_ms = await backend.time_ms(keys.meta)
+    groups = await _register(backend, keys, maps.next, {n for _, _, names, _ in sealed for n in names}, known)
+    # Timers of an old partition ran until its seal, by the clock of its node.
+    now_ms = max(await backend.time_ms(keys.meta), *(at_ms for _, _, _, at_ms in sealed))
     await streams.store_fields(backend, keys.meta, {f"opened:{maps.next.base}": str(now_ms)}, again=False)
     await _set(backend, keys, "partitions", str(maps.now), str(maps.next), durability)
     message = StreamGrown(str(maps.next), storable(who)).fields()

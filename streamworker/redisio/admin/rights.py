@@ -70,13 +70,17 @@ _WORKER = Grant(
 _DOCUMENTS = Grant(("get", "getrange", "set"), ("members", "producer", "seen"))
 _DAMAGED = Grant(("getrange", "memory|usage", "rename", "set", "unlink"), ("members", "damaged"))
 """Rights to move a damaged membership document aside, and to read it."""
-_SEALS = Grant(("xsetid",), ("events",)), Grant(("hkeys",), ("groups",))
-"""Rights to let a stream grow, and to go on with a growth that somebody has left."""
+_GROWS = (
+    Grant(("xsetid",), ("events",)),
+    Grant(("hkeys",), ("groups",)),
+    Grant(("unlink",), ("table", "expiry", "state")),
+)
+"""Rights to let a stream grow, to go on when somebody has left that, and to remove what has moved."""
 _DAMAGED_BEATS = Grant(("getrange", "memory|usage", "rename", "unlink"), ("beats", "damaged"))
 """The same rights for heartbeats."""
 
 ROLES = (
-    Role("worker", _WORKER, (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, *_SEALS, Grant(("xdel",), ("outbox",)))),
+    Role("worker", _WORKER, (_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, *_GROWS, Grant(("xdel",), ("outbox",)))),
     Role(
         "producer",
         Grant(
@@ -125,16 +129,18 @@ ROLES = (
             ("table", "expiry"),
             read_only=True,
         ),
+        # Where values are while a stream grows.
+        (Grant(("hget", "hmget"), ("stream", "lock"), read_only=True),),
     ),
     Role(
         "operator",
         _WORKER,
         # SCAN returns the names of all keys of the server, since key patterns do not apply to it.
         (
-            *(_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, *_SEALS),
+            *(_DOCUMENTS, _DAMAGED, _DAMAGED_BEATS, *_GROWS),
             Grant(("xdel",), ("dead", "outbox")),
             Grant(("scan",), ("members",)),
-            Grant(("memory|usage", "unlink"), ("table", "expiry")),
+            Grant(("memory|usage",), ("table", "expiry")),
         ),
     ),
 )

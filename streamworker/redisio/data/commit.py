@@ -88,6 +88,8 @@ class CommitRequest:
     Such a commit has results but no records, and ``new`` is ``previous``."""
     before: bytes = b""
     """What the field of the timer holds before the commit."""
+    knows_end: bool = False
+    """Whether the planned time is one that the partition still has though it is sealed."""
     ticked: tuple[str, bytes] = ("", b"")
     """The field of the timer whose call this owner committed last, and its value since; empty for none."""
     state: Mapping[str | tuple[str, bytes], bytes | None] = field(default_factory=dict)
@@ -195,6 +197,7 @@ def tick_call(keys: GroupKeys, request: CommitRequest) -> Call:
         timer=request.timer,
         before=request.before,
         after=request.state[request.timer],
+        knows_end="1" if request.knows_end else "",
         last_timer=request.ticked[0],
         ticked=request.ticked[1],
         **_results(keys, request),

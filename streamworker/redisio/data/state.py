@@ -1,6 +1,6 @@
 """Reads a partition's keyed state; ``commit`` writes it atomically with the checkpoint."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -67,11 +67,18 @@ async def calls_asked_for(
 
 
 async def read_state(backend: Backend, keys: GroupKeys, partition: int) -> dict[str, bytes]:
-    """Return a partition's whole state; it is read in slices that do not block the server."""
+    """Return a partition's whole state."""
     found: dict[str, bytes] = {}
+    async for page in scan_hash(backend, keys.state(partition)):
+        found.update((field.decode("utf-8", "replace"), value) for field, value in page.items())
+    return found
+
+
+async def scan_hash(backend: Backend, key: str) -> AsyncIterator[Mapping[bytes, bytes]]:
+    """Iterate over a hash that does not change meanwhile, in slices that do not block the server."""
     cursor = b"0"
     while True:
-        cursor, flat = await backend.execute("HSCAN", keys.state(partition), cursor, "COUNT", SCAN_COUNT)
-        found.update((key.decode("utf-8", "replace"), value) for key, value in pairs_of(flat).items())
+        cursor, flat = await backend.execute("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
+        yield pairs_of(flat)
         if int(cursor) == 0:
-            return found
+            return

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
 from streamworker.redisio.group.locks import answered, numbered, numbers
-from streamworker.redisio.keys import GroupKeys, map_in
-from streamworker.redisio.scripts import FINISH, OPEN, checked
+from streamworker.redisio.keys import GroupKeys, map_in, number
+from streamworker.redisio.scripts import FINISH, OPEN, SET_FIELD, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -53,14 +53,19 @@ async def parents_in(backend: Backend, keys: GroupKeys, partition: int) -> tuple
     return numbered(parents or b"")
 
 
-async def open_partition(backend: Backend, keys: GroupKeys, start: StartRunner) -> bool:
+async def open_partition(
+    backend: Backend, keys: GroupKeys, start: StartRunner, durability: Durability
+) -> bool:
     """Let the owner handle records of a partition; return False if it must acquire the lock again.
 
-    The call may be repeated.
+    The call may be repeated. It covers what was copied before.
     """
     named = {"owner": start.owner, "epoch": start.lock.epoch, "parents": numbers(start.lock.waits_for)}
     call = OPEN.at(keys, start.partition, **named)
-    return bool(checked(await backend.run(OPEN, call))[0] == b"OK")
+    (reply,) = await backend.run_many(OPEN, [call], durability=durability)
+    if isinstance(reply, Undurable):
+        raise reply.error()
+    return bool(checked(reply)[0] == b"OK")
 
 
 async def read_first(backend: Backend, keys: GroupKeys, placement: Placement) -> int:
@@ -86,7 +91,41 @@ async def read_maps(backend: Backend, keys: GroupKeys) -> tuple[tuple[int, ...],
     return maps[0], max(maps, key=len)
 
 
-async def with_state(backend: Backend, keys: GroupKeys, partitions: Collection[int]) -> set[int]:
-    """Return those of some partitions in which the group keeps state by key."""
-    found = all_answered(await backend.pipeline([("EXISTS", keys.state(p)) for p in partitions]))
-    return {p for p, has_state in zip(partitions, found, strict=True) if has_state}
+async def read_opened(backend: Backend, keys: GroupKeys, placement: Placement) -> dict[int, int]:
+    """Return by old partition when those that follow it were opened, in ms by the server's clock."""
+    old = placement.generations[:-1]
+    found = await backend.execute("HMGET", keys.meta, *(f"opened:{its.stop}" for its in old))
+    return {p: number(at) for its, at in zip(old, found, strict=True) if at for p in its}
+
+
+async def moved(backend: Backend, keys: GroupKeys, partitions: Collection[int]) -> set[int]:
+    """Return those of some partitions that have their tables and keyed state no more."""
+    replies = all_answered(await backend.pipeline([("HMGET", keys.lock(p), "moved") for p in partitions]))
+    return {p for p, (is_moved,) in zip(partitions, replies, strict=True) if is_moved}
+
+
+async def not_open(backend: Backend, keys: GroupKeys, partitions: Collection[int]) -> set[int]:
+    """Return those of some partitions that have not taken over yet what they follow."""
+    asked = [("HMGET", keys.lock(p), "checkpoint", "from") for p in partitions]
+    replies = all_answered(await backend.pipeline(asked))
+    return {p for p, (there, parents) in zip(partitions, replies, strict=True) if parents or not there}
+
+
+async def remove_moved(
+    backend: Backend,
+    keys: GroupKeys,
+    partitions: Collection[int],
+    tables: Collection[str],
+    durability: Durability,
+) -> None:
+    """Remove tables and keyed state of old partitions; all that follow have their own. It may be repeated.
+
+    The note comes first: who looks for them later goes on to those that follow.
+    """
+    calls = [SET_FIELD.call(hash=keys.lock(p), field="moved", seen="", value="1") for p in partitions]
+    for reply in await backend.run_many(SET_FIELD, calls, durability=durability):
+        if isinstance(reply, Undurable):
+            raise reply.error()
+        checked(reply)
+    names = [[keys.state(p), *keys.tables(p, tables)] for p in partitions]
+    all_answered(await backend.pipeline([("UNLINK", *its) for its in names]))

@@ -65,7 +65,8 @@ class Work:
     """Rows for other streams, encoded."""
     timer: str = ""
     before: bytes = b""
-    """For the call of a timer the field that names it, and its value before; see ``CommitRequest``."""
+    knows_end: bool = False
+    """For the call of a timer the field that names it, its value before, and more; see ``CommitRequest``."""
     state: Changes = field(default_factory=dict)
     holds_rows: bool = False
     """Whether the entries are those of a stream of columns."""
@@ -169,6 +170,7 @@ class Commits:
             last=as_stored(*origin_at(entries, -1)) if entries else None,
             timer=work.timer,
             before=work.before,
+            knows_end=work.knows_end,
             ticked=self._ticked,
             state=work.state,
             dead=work.dead,

@@ -5,9 +5,10 @@ key must not be handled in its new partition before all its records in the old o
 
 1. the owner of an old partition notes when the group is done with it (``growth/finish.lua``);
 2. the owner of a new one acquires it as any other, reads nothing until the group is done with all of its
-   parents, and opens it then (``growth/open.lua``);
+   parents, takes over their tables and keyed state (``growth/fill.lua``), and opens it then
+   (``growth/open.lua``);
 3. workers that see that the group is done with a whole generation tell that to their cores, and nobody owns
-   its partitions any more.
+   its partitions any more. What was taken over is removed there.
 
 A worker reads the map when it starts, when a message tells that the stream has grown, and at intervals. It
 registers the group in new partitions before it tells its core of them. A failover may lose any step, and each
@@ -27,7 +28,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
 from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import BackendError, BackendUnavailable, StreamworkerError
-from streamworker.redisio.admin import growth
+from streamworker.redisio.admin import growth, inheriting
 from streamworker.redisio.data import streams
 from streamworker.redisio.group import following
 from streamworker.redisio.keys import GroupKeys
@@ -45,6 +46,10 @@ LOOK_S, LOOK_S_PER_PARTITION = 10.0, 0.1
 than 100 of them it is more seldom."""
 STEP_MIN_MS, STEP_MAX_MS = 100, 1_000
 """How often a worker looks whether it can go on with a partition."""
+SHOWN_S = 1.0
+"""How often a partition shows how much it has taken over."""
+TAKE_OVER_MAX = 2
+"""How many partitions take over at a time: each has two calls at Redis, of which one copies."""
 
 
 @dataclass(eq=False)
@@ -70,6 +75,12 @@ class Generations:
         self._done: dict[int, int] = {}
         """The epochs at which this worker has noted that the group is done with a partition."""
         self._trims: dict[int, Trims] = {}
+        self._taken_over, self._moved = set[int](), set[int]()
+        """The old partitions of which all that follow were open at the last look, and those of them whose
+        tables and keyed state are removed."""
+        self._copies = anyio.Semaphore(TAKE_OVER_MAX)
+        self.ends_ms: dict[int, int] = {}
+        """By old partition up to when timers run there."""
         self._changing: tuple[int, ...] = ()
         """The map that was to follow at the last look, if a change was under way."""
         self.first = -1 if self._placement.base else 0
@@ -99,6 +110,8 @@ class Generations:
             self._placement.become(*now)
             self.log.info("stream_grown", partitions=str(self._placement))
         if self._placement.base:
+            if self._placement.base - 1 not in self.ends_ms:
+                self.ends_ms |= await following.read_opened(self.backend, self.keys, self._placement)
             self._grown.fire()
             await self._look_for_done()
         # A producer of this process may have read a newer map since.
@@ -107,6 +120,8 @@ class Generations:
             self.deliver(PartitionsSeen(self.first, self._placement.total))
         if self._placement.base in self.runners():
             await self._mend(now, after)
+            if self.first > 0:
+                await self._remove_moved()
 
     async def _look_for_done(self) -> None:
         try:
@@ -116,6 +131,7 @@ class Generations:
         else:
             self._done = {p: epoch for p, epoch in self._done.items() if p not in left}
             self.first = following.first_of(self._placement, left)
+            self._moved.intersection_update(range(self.first))  # A reset begins anew.
 
     async def _mend(self, now: tuple[int, ...], after: tuple[int, ...]) -> None:
         """Go on with a change that has stood since the last look, and mend what a failover has lost of one.
@@ -135,6 +151,21 @@ class Generations:
             for seen in ("", str(Placement(*now))):
                 await streams.set_field(self.backend, self.keys.meta, "growing", seen, follows)
 
+    async def _remove_moved(self) -> None:
+        """Remove what all partitions that follow have taken over.
+
+        They have to be open at two looks in a row: a failover may lose what was written last.
+        """
+        before, children = self._taken_over, self._placement.children_of
+        old = set(range(self.first)) - self._moved
+        asked = {child for p in old for child in children(p)}
+        waiting = await following.not_open(self.backend, self.keys, asked)
+        self._taken_over = {p for p in old if waiting.isdisjoint(children(p))}
+        if gone := self._taken_over & before:
+            tables, durability = [table.name for table in self.spec.tables], durability_of(self.settings)
+            await following.remove_moved(self.backend, self.keys, gone, tables, durability)
+            self._moved |= gone
+
     async def finish(self) -> None:
         """Note until cancelled with which of this worker's old partitions the group is done."""
         pauses = Pauses(self.rng.random, first_ms=STEP_MIN_MS, max_ms=STEP_MAX_MS)
@@ -145,7 +176,7 @@ class Generations:
                 pauses.reset()
                 await self._grown.wait(STEP_MAX_MS / 1000 if self._placement.base else None)
                 continue
-            at_end = {p: each.commits.start for p, each in left.items() if not each.intake.buffer.waiting}
+            at_end = {p: each.commits.start for p, each in left.items() if each.is_at_end}
             try:
                 done = await following.finish_many(
                     self.backend, self.keys, at_end, durability_of(self.settings)
@@ -164,20 +195,25 @@ class Generations:
 
         The result is False if the partition drains meanwhile, or must be acquired again.
         """
-        parents, told = start.lock.waits_for, ""
+        parents, told, told_s = start.lock.waits_for, "", 0.0
         pauses = Pauses(self.rng.random, first_ms=STEP_MIN_MS, max_ms=STEP_MAX_MS)
+
+        def goes_on(reason: str) -> bool:
+            nonlocal told, told_s
+            if (now_s := anyio.current_time()) > told_s + SHOWN_S:
+                told, told_s = reason, now_s
+                show(reason)
+            return not drained.is_set()
+
         while not drained.is_set():
             try:
                 if start.partition in parents:
                     if await following.parents_in(self.backend, self.keys, start.partition) != parents:
                         return False
                     reason = "a reset of its checkpoint was not finished: run `streamworker reset` again"
-                elif left := await following.unfinished(self.backend, self.keys, parents):
-                    reason = f"waits until the group is done with partition {ranges(left)}"
-                elif kept := await following.with_state(self.backend, self.keys, parents):
-                    reason = f"the state of partition {ranges(kept)} does not move to it in this release"
-                else:
-                    is_open = await following.open_partition(self.backend, self.keys, start)
+                elif not (reason := await self._waits(start)):
+                    async with self._copies:
+                        is_open = await self._take_over(start, goes_on)
                     if told:
                         show("")
                     return is_open
@@ -191,6 +227,23 @@ class Generations:
             with anyio.move_on_after(pause_ms / 1000):
                 await drained.wait()
         return False
+
+    async def _waits(self, start: StartRunner) -> str:
+        """Return what a partition waits for before it can take over; empty if nothing is left."""
+        if left := await inheriting.waits_for(self.backend, self.keys, self._placement, start):
+            return f"waits until the group is done with partition {ranges(left)}"
+        if lost := await following.moved(self.backend, self.keys, start.lock.waits_for):
+            return (
+                f"a failure has lost its tables and state, which partition {ranges(lost)} no longer has: "
+                "restore a backup, or remove the field `from` of its lock to go on without them"
+            )
+        return ""
+
+    async def _take_over(self, start: StartRunner, goes_on: Callable[[str], bool]) -> bool:
+        tables = {table.name: table.leading for table in self.spec.tables}
+        has_all = await inheriting.take_over(self.backend, self.keys, self._placement, start, tables, goes_on)
+        durability = durability_of(self.settings)
+        return has_all and await following.open_partition(self.backend, self.keys, start, durability)
 
     def unowned(self) -> Mapping[int, Trims]:
         """Return the partitions that nobody owns any more, if this worker has the first of all others.

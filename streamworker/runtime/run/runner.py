@@ -149,6 +149,13 @@ class PartitionRunner:
             raise asyncio.CancelledError
         return self.ending.stopped or Stopped(StopReason.DRAINED)
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether nothing is left to do here, as far as known, in a partition that takes nothing more."""
+        if self.commits.is_committing or self.intake.buffer.waiting:
+            return False
+        return self.intake.timers.are_through
+
     def drain(self) -> None:
         """Let no other call start; the running one is finished and committed, and the runner ends."""
         self.intake.drain()
@@ -192,6 +199,7 @@ def build_runner(
     on_state: Callable[[str, tuple[int, ...]], None],
     log: BoundLogger,
     cache: TableCache,
+    ends_ms: Callable[[], int | None] = lambda: None,
     outbox: OutboxWriter | None = None,
     observer: Observer | None = None,
     names_layers: bool = False,
@@ -201,8 +209,8 @@ def build_runner(
     ``state`` is the partition's stored state at the time of the acquire, encoded. The fetcher fills
     ``buffer``, which the runner closes when it ends; the committer's ``run()`` must be running. ``on_halted``
     is called once with the reason when the error policy stops the partition, and ``on_state`` with what
-    holds it up. ``cache`` has values of the tables of this worker. ``outbox`` takes messages for other
-    streams. With ``names_layers`` the first record names the middleware, see ``Tries``.
+    holds it up. ``cache`` has this worker's values of tables. ``ends_ms`` says when the timers of a sealed
+    partition end. ``outbox`` takes messages. With ``names_layers`` the first record names the middleware.
     """
     app, partition, epoch, owner = spec.stream.app, start.partition, start.lock.epoch, start.owner
     log = log.bind(app=app, processor=spec.name, partition=partition, epoch=epoch)
@@ -246,12 +254,10 @@ def build_runner(
     routes = outbox.routes if outbox else Routes(spec.into, settings.entry_bytes_max)
     aside: dict[EntryId, Exception] = {}
     aside.update({record: SetAside(f"Set aside {why}") for record, why in start.lock.aside.items()})
-    invoker = invoker_type(spec, owned, kept, settings.handler_threads, routes, aside)
-    calls = [
-        (timer, Invoker(timer.call, owned, kept, settings.handler_threads, routes.also(timer.call.into), {}))
-        for timer in spec.timers
-    ]
-    timers = Timers(calls, state, commits, rng)
+    where = owned, kept, settings.handler_threads
+    invoker = invoker_type(spec, *where, routes, aside)
+    calls = [(timer, Invoker(timer.call, *where, routes.also(timer.call.into), {})) for timer in spec.timers]
+    timers = Timers(calls, state, commits, rng, ends_ms)
     intake = Intake(buffer, gate, activity, commits, timers, tries, aside)
     buffer.use(spec.batch)
     mode = mode_type(invoker, intake, rng)

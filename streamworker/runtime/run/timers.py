@@ -6,7 +6,7 @@ never done twice, and a worker that dies leaves the next time to the next owner.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +46,8 @@ class Tick(NamedTuple):
     """The field that says so; its value begins with the planned time."""
     before: bytes
     """What it held before."""
+    knows_end: bool
+    """Whether it is known up to when the partition, which takes nothing more, has planned times."""
     fields: Changes
     """What it holds now, and what other fields tell of the call."""
     changes: Changes
@@ -73,20 +75,24 @@ class _Timer:
         }
         """The fields by which somebody asked for a call now, and the times to call it for."""
 
-    def due(self, now_ms: int, committed: EntryId) -> Due | None:
+    def due(self, now_ms: int, ends_ms: int | None, committed: EntryId) -> Due | None:
         if self.held is not None:
             return self.held[0] if self.held[1] <= committed else None
-        found = self.planned(now_ms)
+        found = self.planned(now_ms, ends_ms)
         return None if self.spec.when and found and found.runs else found
 
-    def planned(self, now_ms: int) -> Due | None:
-        if self.last_ms < 0:
-            return Due(now_ms, False)  # Nothing was missed before it was first deployed.
+    def planned(self, now_ms: int, ends_ms: int | None) -> Due | None:
+        if self.last_ms < 0:  # Nothing was missed before it was first deployed.
+            return Due(now_ms, False) if ends_ms is None else None
         if now_ms < self.not_before_ms:
             return None
         if self.asked:
             return Due(self.last_ms, True)  # What is planned comes at its own time, besides.
-        return due(self.spec.schedule, self.spec.missed, self.last_ms, now_ms)
+        upto_ms = now_ms if ends_ms is None else min(now_ms, ends_ms)
+        return due(self.spec.schedule, self.spec.missed, self.last_ms, upto_ms)
+
+    def is_through(self, ends_ms: int) -> bool:
+        return self.last_ms < 0 or self.spec.schedule.after(self.last_ms) > ends_ms
 
     def next_ms(self, now_ms: int) -> int:
         """Return when to look again."""
@@ -103,6 +109,8 @@ class Timers:
     stored: Mapping[str, bytes]
     commits: Commits
     rng: random.Random
+    ends_ms: Callable[[], int | None]
+    """Returns up to when the partition has planned times, if it takes nothing more and that is known."""
 
     def __post_init__(self) -> None:
         self.log, committer, start = self.commits.log, self.commits.committer, self.commits.start
@@ -122,7 +130,10 @@ class Timers:
         pauses = Pauses(self.rng.random)
         while self._timers:
             try:
-                self._ahead_ms = await self._server_ms() - monotonic_ms()
+                # No call counts in a sealed partition until the time is known up to which they do.
+                if await self._look() and self.ends_ms() is None:
+                    await anyio.sleep(pauses.next_ms() / 1000)
+                    continue
                 await self._hold()
             except BackendError as error:
                 warn(self.log, "timers_wait", error)
@@ -131,7 +142,8 @@ class Timers:
             if pauses.failures:
                 pauses.reset()
             now_ms = self._now_ms()
-            if any(timer.due(now_ms, self._committed) for timer in self._timers):
+            ends_ms = self.ends_ms()
+            if any(timer.due(now_ms, ends_ms, self._committed) for timer in self._timers):
                 self.are_due = True
                 self.commits.buffer.wake()
                 await self._changed.wait()
@@ -151,7 +163,7 @@ class Timers:
         A look that finds an older end lowers it: another program has deleted the newest entries.
         """
         for timer in self._timers:
-            before, end = timer.held or (timer.planned(self._now_ms()), None)
+            before, end = timer.held or (timer.planned(self._now_ms(), self.ends_ms()), None)
             if timer.spec.when and before and before.runs:
                 committer, partition = self.commits.committer, self.commits.start.partition
                 newest = await newest_id(committer.backend, committer.keys.events(partition))
@@ -161,9 +173,21 @@ class Timers:
     def _committed(self) -> EntryId:
         return self.commits.committed.checkpoint
 
-    async def _server_ms(self) -> int:
+    async def _look(self) -> bool:
+        """Read the server's time, and return whether the partition takes nothing more."""
         committer, partition = self.commits.committer, self.commits.start.partition
-        return await committer.backend.time_ms(committer.keys.lock(partition))
+        counts, backend = committer.keys.counts(partition), committer.backend
+        self._ahead_ms = await backend.time_ms(counts) - monotonic_ms()
+        (sealed,) = await backend.execute("HMGET", counts, "sealed")
+        return sealed is not None
+
+    @property
+    def are_through(self) -> bool:
+        """Whether all planned times are done that a partition has that takes nothing more."""
+        ends_ms = self.ends_ms()
+        return not self._timers or (
+            ends_ms is not None and all(timer.is_through(ends_ms) for timer in self._timers)
+        )
 
     def _show(self, trouble: str) -> None:
         self.commits.activity.hinder("timer", trouble)
@@ -179,7 +203,7 @@ class Timers:
         """
         for timer in self._round:
             now_ms = self._now_ms()
-            found = timer.due(now_ms, self._committed)
+            found = timer.due(now_ms, self.ends_ms(), self._committed)
             if found is not None and (tick := await self._tick(timer, found, now_ms)) is not None:
                 return tick
         self._round = iter(self._timers)
@@ -233,7 +257,7 @@ class Timers:
         if timer.pauses.failures:
             timer.pauses.reset()
         before, timer.done = timer.done, done
-        return Tick(TICK + name, before, fields, changes, sends)
+        return Tick(TICK + name, before, self.ends_ms() is not None, fields, changes, sends)
 
     def _held_back(self, timer: _Timer, error: BackendError | HeldBack) -> None:
         """Note that a timer was not called: too many workers died in it, or it could not be named."""

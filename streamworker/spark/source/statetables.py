@@ -4,6 +4,9 @@ A partition of a table is one hash. One command reads it at one moment, as ``Tab
 is decoded in pages while it arrives. So a task needs memory for a page, and the server for that part of the
 answer which was not read yet (docs/decisions/0072-a-table-is-read-as-it-arrives.md).
 
+While a stream grows, a key is where it was until the partition that it goes to is open
+(``redisio/data/statetables.py``).
+
 A worker has stored the table's columns, with what their decoder needs (``TableForm.schema``): executors do
 not import the program whose type the values have.
 """
@@ -19,9 +22,10 @@ import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import IntegerType, StructField, StructType, TimestampType
 
-from streamworker.core.data.placement import key_parts
-from streamworker.errors import DecodeError, RecordError
-from streamworker.redisio.keys import StreamKeys, map_in
+from streamworker.core.data.inheriting import LOCK_FIELDS, Where, where_now
+from streamworker.core.data.placement import Placement, key_parts, leading_key
+from streamworker.errors import BackendUnavailable, DecodeError, RecordError
+from streamworker.redisio.keys import GroupKeys, StreamKeys, map_in
 from streamworker.spark.source import offsets
 from streamworker.spark.source.connection import Connection
 from streamworker.spark.source.offsets import Slice
@@ -51,13 +55,19 @@ class TableReader(DataSourceReader):
         self._fields = list(columns)[len(self._key_names) :]
         self._is_record = b"record" in columns.metadata
         self._target = arrow_target(schema)
+        about = columns.metadata
+        self._leading = int(about.get(b"leading", b"0"))
+        self._group = GroupKeys(options.app, options.stream, about.get(b"processor", b"unknown").decode())
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the tasks: some partitions of the table each, balanced by their keys."""
-        (count,) = self._connection.pipeline([("HGET", self._keys.meta, "partitions")])
-        there, options = range(sum(map_in(count)) if count else 0), self._options
+        options, placement = self._options, self._read_map()
+        there = placement.active if placement else ()
         sizes = self._connection.pipeline([("HLEN", self._keys.table(p, options.table)) for p in there])
-        parts = [Slice(p, "", 0, size) for p, size in zip(there, sizes, strict=True) if size]
+        # What is not open yet may have nothing, and is read elsewhere.
+        least = 1 if placement and placement.base else 0
+        parts = [Slice(p, "", 0, max(size, least)) for p, size in zip(there, sizes, strict=True)]
+        parts = [part for part in parts if part.rows]
         tasks = offsets.plan(
             parts, options.parallelism or os.cpu_count() or 1, at_most=options.max_partitions
         )
@@ -73,8 +83,43 @@ class TableReader(DataSourceReader):
             for page in self._pages(p):
                 yield self._batch(p, page, self._decoded(decode, page))
 
+    def _read_map(self) -> Placement | None:
+        (counts,) = self._connection.pipeline([("HGET", self._keys.meta, "partitions")])
+        return None if counts is None else Placement(*map_in(counts))
+
+    def _where(self, p: int, *, is_parent: bool = False) -> Where:
+        (lock,) = self._connection.pipeline([("HMGET", self._group.lock(p), *LOCK_FIELDS)])
+        return where_now(lock, is_parent=is_parent)
+
+    def _holders(self, placement: Placement, p: int, *, is_parent: bool = False) -> Iterator[int]:
+        """Yield the partitions that have keys of one now."""
+        where = self._where(p, is_parent=is_parent)
+        if where is Where.HERE or (where is Where.AFTER and (is_parent or p >= placement.base)):
+            yield p
+            return
+        beside = placement.parents_of if where is Where.BEFORE else placement.children_of
+        for other in beside(p):
+            yield from self._holders(placement, other, is_parent=where is Where.BEFORE)
+
     def _pages(self, p: int) -> Iterator[list[Row]]:
-        now_ms, pairs = self._connection.read_hash(self._keys.table(p, self._options.table))
+        placement = self._read_map()
+        assert placement is not None
+        for holder in dict.fromkeys(self._holders(placement, p)):
+            now_ms, pairs = self._connection.read_hash(self._keys.table(holder, self._options.table))
+            if self._where(holder, is_parent=True) is Where.AFTER:
+                raise BackendUnavailable(
+                    f"Values of table {self._options.table!r} have moved while they were read.",
+                    remedy="Run the query again: the stream grows.",
+                )
+            if holder != p:
+                pairs = (pair for pair in pairs if p in placement.path_of(self._routed(pair[0])))
+            yield from self._paged(now_ms, pairs)
+
+    def _routed(self, field: bytes) -> bytes:
+        return leading_key(field, self._leading) or b""
+
+    @staticmethod
+    def _paged(now_ms: int, pairs: Iterator[tuple[bytes, bytes]]) -> Iterator[list[Row]]:
         page, size = list[Row](), 0
         for field, stored in pairs:
             expiry, _, body = stored.partition(b" ")

@@ -460,7 +460,7 @@ class SimulatedServer(StoreBackend):
         """Open a partition if the group is done with its parents; None if it has another owner by now."""
         if in_one_step(following.unfinished(self.backend, KEYS, start.lock.waits_for)):
             return False
-        return in_one_step(following.open_partition(self.backend, KEYS, start)) or None
+        return in_one_step(following.open_partition(self.backend, KEYS, start, MEMORY)) or None
 
     def restart(self) -> None:
         """Restart with all data: connections end, and client ids lose their meaning."""

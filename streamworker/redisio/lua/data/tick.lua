@@ -4,10 +4,14 @@
 -- if the field has the value that it had before the call. The script recognises a repeated commit by the value
 -- after it.
 --
--- KEYS  lock (hash)  state (hash)  messages (stream)  heads (hash)
+-- In a partition that takes nothing more, a timer has its last planned times, and those that follow have the
+-- others. So the owner must know by then which time parts them.
+--
+-- KEYS  lock (hash)  state (hash)  messages (stream)  heads (hash)  counts (hash)
 --       tables...: for each table its values (hash) and its expiry index (zset)
 -- ARGV  owner  epoch  checkpoint: at which the timer was called
 --       timer: the field that holds the planned time  before  after: what it holds before and after; `sets` sets it
+--       knows_end: '1' if the planned time is one that the partition still has though it is sealed
 --       last_timer: the field of the timer that this owner called last; '' for none  ticked: what it holds since
 --       outbox_limit (number): messages that the outbox may hold  outbox_last: id of its last message
 --       sets (list): fields and values of state to set  dels (list): fields of state to delete
@@ -15,7 +19,8 @@
 --       changes...: of tables, see parts/tables.lua
 -- reply [OK | DUP | FENCED | GAP | OUTBOX, epoch, checkpoint, rows]; OK with tables: and the server's ms
 --       | [BADTYPE, key] for a key of another type, and for a lock with fields that another program wrote
-local wrong = wrong_type(lock, 'hash', state, 'hash', messages, 'stream', heads, 'hash') or wrong_table(tables_at)
+local wrong = wrong_type(lock, 'hash', state, 'hash', messages, 'stream', heads, 'hash', counts, 'hash')
+  or wrong_table(tables_at)
 if wrong then return {'BADTYPE', wrong} end
 
 local held = redis.call('HMGET', lock, 'owner', 'epoch', 'checkpoint', 'rows', 'from')
@@ -35,6 +40,7 @@ end
 if held[3] ~= checkpoint or done ~= before or is_tick_lost(state, last_timer, ticked) then
   return reply('GAP')
 end
+if knows_end == '' and redis.call('HEXISTS', counts, 'sealed') == 1 then return reply('GAP') end
 local code = sends_at <= sends_end and outbox_refuses(messages, heads, outbox_last, outbox_limit)
 if code then return reply(code) end
 

@@ -17,7 +17,7 @@ local holder = held[1] or ''
 local is_paused = held[4] and held[5] == held[6]
 if holder ~= owner and holder ~= '' and not is_paused then return {'HELD', holder} end
 if holder == owner or holder == '' then free(lock) end
-redis.call('HDEL', lock, 'tries', 'deaths', 'done')
+redis.call('HDEL', lock, 'tries', 'deaths', 'done', 'moved')
 if cleared_at <= #KEYS then redis.call('UNLINK', unpack(KEYS, cleared_at)) end
 redis.call('HSET', lock, 'checkpoint', checkpoint, 'entries', entries, 'reset', raise_epoch(lock, held[3]))
 if parents ~= '' then redis.call('HSET', lock, 'from', parents) end

@@ -8,4 +8,5 @@ local held = redis.call('HMGET', lock, 'owner', 'epoch', 'from')
 if held[1] ~= owner or held[2] ~= epoch then return {'FENCED'} end
 if held[3] and held[3] ~= parents then return {'CHANGED'} end
 redis.call('HDEL', lock, 'from')
+redis.call('HSET', lock, 'epoch', epoch)  -- a repeat writes for WAIT, as in append.lua
 return {'OK'}

@@ -8,7 +8,7 @@
 --
 -- KEYS  events (stream)  counts (hash)  groups (hash)
 -- ARGV  map: the one that follows, such as '8+12'
--- reply [OK, last id before the seal, names of the groups that are listed] | [BADTYPE, key]
+-- reply [OK, last id before the seal, names of the groups that are listed, the server's ms] | [BADTYPE, key]
 local last, added, _, _, _, is_sealed = stream_position(events)
 local known = redis.call('HGET', counts, 'sealed')
 if is_sealed and known then
@@ -22,4 +22,4 @@ else
   redis.call('HSET', counts, 'sealed', last .. ' ' .. map)
   redis.call('XSETID', events, TOP, 'ENTRIESADDED', text(added))
 end
-return {'OK', last, redis.call('HKEYS', groups)}
+return {'OK', last, redis.call('HKEYS', groups), server_ms()}

@@ -121,7 +121,13 @@ class Mode(ABC):
             if tick is not None:
                 self.state.keep(tick.changes)
                 state = {**tick.fields, **self.state.seal()}
-                work = Work(sends=tick.sends, timer=tick.timer, before=tick.before, state=state)
+                work = Work(
+                    sends=tick.sends,
+                    timer=tick.timer,
+                    before=tick.before,
+                    knows_end=tick.knows_end,
+                    state=state,
+                )
                 await self.commits.submit(work)
 
     @staticmethod

@@ -1,0 +1,22 @@
+-- Copies values of the partitions that came before into one that follows: of a table, or of the keyed state. Those
+-- change no more. Only the owner at its epoch can copy, and only while the lock says what it has waited for: once the
+-- partition is open, a copy that comes late would undo what was committed since. A call may be repeated.
+--
+-- KEYS  lock (hash)  values (hash)  index...: of when values expire (zset), for a table
+-- ARGV  owner  epoch  parents: numbers of those partitions, as the lock had them
+--       pairs...: keys and values as they are stored
+-- reply [OK] | [FENCED] | [CHANGED] | [BADTYPE, key]
+local index = KEYS[3]
+if index and not is_a(index, 'zset') then return {'BADTYPE', index} end
+local held = redis.call('HMGET', lock, 'owner', 'epoch', 'from')
+if held[1] ~= owner or held[2] ~= epoch then return {'FENCED'} end
+if held[3] ~= parents then return {'CHANGED'} end
+local CHUNK = 4000  -- unpack() fails at 8,000 values
+for from = pairs_at, #ARGV, CHUNK do
+  redis.call('HSET', values, unpack(ARGV, from, math.min(from + CHUNK - 1, #ARGV)))
+end
+for i = pairs_at, index and #ARGV or 0, 2 do
+  local expiry = string.match(ARGV[i + 1], '^(%d+) ')
+  if expiry then redis.call('ZADD', index, expiry, ARGV[i]) end
+end
+return {'OK'}
