@@ -111,6 +111,13 @@ class PartitionView:
     """The last planned time (ms) of each timer that is done."""
     waits_for: tuple[int, ...] = ()
     """The partitions that the group has to be done with before it handles this one, since the stream grew."""
+    is_next: bool = False
+    """Whether it waits for those alone, and they go on."""
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it runs and something holds it up; ``reason`` says what."""
+        return self.state == "running" and bool(self.reason) and not self.is_next
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ def _waiting(
     if not left or view.state != "running" or view.partition in left:
         return view  # While a reset moves its checkpoint, its owner says so.
     still = [f"; {p} is {all_views[p].state}" for p in left if all_views[p].state not in GOING]
-    return replace(view, reason=f"waits for {', '.join(map(str, left))}{''.join(still)}")
+    return replace(view, reason=f"waits for {', '.join(map(str, left))}{''.join(still)}", is_next=not still)
 
 
 def _state(

@@ -96,12 +96,14 @@ async def test_a_snapshot_shows_the_partitions_that_the_group_works_on(group: Gr
         ("", ()),
         ("waits for 0; 0 is halted", (0,)),
     ]
+    assert view.partitions[2].is_held_up
     await done(1)
     view = await look()
     assert [each.partition for each in view.partitions] == [0, 1, 2, 3, 4]
     assert (view.done, view.committed, view.dead) == ((), 1, 1)
     await locks.mark_many(group.backend, GROUP, [replace(halted, state="running", reason="")])
-    assert (await look()).partitions[2].reason == "waits for 0"
+    view = await look()
+    assert view.partitions[2].reason == "waits for 0" and not view.partitions[2].is_held_up
     await done(0)
     view = await look()
     assert ([each.partition for each in view.partitions], view.partitions[0].reason) == ([2, 3, 4], "")

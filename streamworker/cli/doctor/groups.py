@@ -283,7 +283,7 @@ def _troubles(name: str, snapshot: GroupSnapshot) -> Iterator[Check]:
             "What heals goes on by itself; `streamworker retry` tries now (docs: errors).",
         )
     told = ("halted", "retrying", "unowned", "unknown")
-    slow = [view for view in snapshot.partitions if view.reason and view.state not in told]
+    slow = [v for v in snapshot.partitions if v.reason and v.state not in told and not v.is_next]
     if slow:
         yield warn(
             name,

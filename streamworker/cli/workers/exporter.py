@@ -57,7 +57,7 @@ METRICS = {
     "streamworker_partition_deaths": "Workers that died in a row while they handled the partition's next "
     "record.",
     "streamworker_partition_held_up": "1 if the partition runs and something holds it up, such as a full "
-    "acked log; `status` says what.",
+    "acked log, or a partition before it that stands still; `status` says what.",
     "streamworker_partition_unowned": "1 while no worker owns the partition, also until the next one has "
     "acquired it.",
     "streamworker_partition_paused": "1 if an operator has paused the partition.",
@@ -134,7 +134,7 @@ def samples_of(snapshot: GroupSnapshot) -> Iterator[Sample]:
         yield "streamworker_partition_halted", one, int(view.state == "halted")
         yield "streamworker_partition_retrying", one, int(view.state == "retrying")
         yield "streamworker_partition_deaths", one, view.deaths
-        yield "streamworker_partition_held_up", one, int(bool(view.reason) and view.state == "running")
+        yield "streamworker_partition_held_up", one, int(view.is_held_up)
         yield "streamworker_partition_unowned", one, int(view.state in ("unowned", "acquiring"))
         yield "streamworker_partition_paused", one, int(view.pause is not None)
     for view in snapshot.done:
