@@ -84,6 +84,7 @@ MEANINGS = {
     "fetch_failed": "A read of entries failed; it is tried again.",
     "fetch_refused": "Redis refused a read; the worker looks which partition is the cause, and reads the others.",
     "flush_failed": "Sending failed by a bug in streamworker: please report it.",
+    "forward_sealed": "What waits for a partition that takes no more cannot be moved yet; the line says why.",
     "forward_unanswered": "A stream does not take the messages of an outbox; they are sent again, and arrive once.",
     "forwarded_records_lost": "Redis lost records that had been forwarded to another stream.",
     "finish_failed": "Redis did not note that the group is done with old partitions; it is tried again.",
@@ -113,6 +114,8 @@ MEANINGS = {
     "outbox_diverged": "A target has records that the outbox does not know; a person must decide: `streamworker "
     "doctor`.",
     "outbox_full": "A commit waits for streams that do not take what the processor sends.",
+    "messages_moved": "What waited in an outbox for old partitions of a stream that has grown goes to its new ones.",
+    "messages_not_moved": "What waits for old partitions of a stream that has grown was not moved; it is tried again.",
     "outbox_not_trimmed": "Forwarded messages were not deleted from the outbox; it is tried again.",
     "outbox_unreadable": "The outbox of a partition could not be read; it is tried again.",
     "partition_fenced": "A commit was refused, since another worker owns the partition.",
@@ -142,6 +145,7 @@ MEANINGS = {
     "risk_not_taken_back": "A timer or a resource has ended, and Redis did not take its name back. If this worker "
     "dies, that counts as a death in it.",
     "rollback_unknown": "Locks cannot be read, so nobody knows whether commits were lost; it is tried again.",
+    "rows_not_routed": "Rows for a stream that has grown have no key that can be read; they go to one of its new partitions.",
     "rows_refused": "A row cannot be stored; its records are handled again.",
     "runner_cancelled": "A function or middleware has left something that cancelled a partition between "
     "two calls; it starts anew from its last commit, or halts.",

@@ -9,8 +9,8 @@ import logging
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
@@ -25,7 +25,7 @@ from streamworker.core.pauses import Pauses
 from streamworker.core.protocols.membership import events as calls
 from streamworker.core.protocols.registry import PROTOCOLS, Coordinator
 from streamworker.core.transcript import is_news, step_in_words
-from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendError, BackendRefused, BackendUnavailable, InternalError
 from streamworker.log import get_logger
 from streamworker.redisio.group.control import post
@@ -67,6 +67,8 @@ class Group:
     rng: random.Random
     resources: Resources
     observer: Observer | None = None
+    streams: Mapping[str, StreamSpec] = field(default_factory=dict)
+    """All of the app, by name."""
 
     def __post_init__(self) -> None:
         stream = self.spec.stream
@@ -90,6 +92,7 @@ class Group:
             log=self._log,
             resources=self.resources,
             observer=self.observer,
+            streams=self.streams,
         )
         self.drained = self._finished = False
         """``drained``: whether the worker has drained and left the group."""

@@ -5,7 +5,7 @@ The group says which partition starts, drains and is cancelled. This reports as 
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from streamworker.core.data.entries import EntryId
 from streamworker.core.events import Event, MarkLock, RunnerFenced, RunnerHalted, RunnerStopped, StartRunner
 from streamworker.core.pauses import Pauses
 from streamworker.core.words import ranges
-from streamworker.declaring.specs import ProcessorSpec
+from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.ackedlog import log_schema
@@ -27,7 +27,8 @@ from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
 from streamworker.runtime.forward.forwarder import Forwarder
-from streamworker.runtime.forward.routing import OutboxWriter, Routes
+from streamworker.runtime.forward.moving import OwnedOutbox
+from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.polling import fetcher_for
@@ -86,6 +87,8 @@ class Partitions:
     """Runs a coroutine function with arguments in a task that ends with the group."""
     log: BoundLogger
     resources: Resources
+    streams: Mapping[str, StreamSpec]
+    """All of the app, by name."""
     observer: Observer | None = None
 
     def __post_init__(self) -> None:
@@ -304,15 +307,14 @@ class Partitions:
 
     async def _opened_outbox(
         self, effect: StartRunner, log: BoundLogger, stack: AsyncExitStack
-    ) -> OutboxWriter:
+    ) -> OwnedOutbox:
         """Begin to forward what an earlier owner has left, and return where this owner's messages go."""
-        partition, settings = effect.partition, self.settings
-        held_up = partial(self._hinder, "outbox", partition)
-        opened = partial(self._forwarder.open, self.keys.outbox(partition), held_up)
+        held_up = partial(self._hinder, "outbox", effect.partition)
+        opened = partial(self._forwarder.open, self.keys.outbox(effect.partition), held_up)
         source, heads = await self._patiently(effect, log, "outbox_unreadable", opened)
         stack.callback(source.close)
-        routes = Routes(self.spec.into, settings.entry_bytes_max)
-        return OutboxWriter(routes, source, heads, turn=partition, limit=settings.outbox_messages_max)
+        its = Routes(self.spec.into, self.settings.entry_bytes_max, self.streams), source, heads, effect
+        return OwnedOutbox(*its, self.backend, self.keys, self.settings, self.rng, log, self._count_lost)
 
     async def _patiently(
         self, effect: StartRunner, log: BoundLogger, trouble: str, call: Callable[[], Awaitable[T]]

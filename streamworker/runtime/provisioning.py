@@ -14,7 +14,7 @@ from streamworker.redisio.data import maps, retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.group import following
-from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by, never_grown
+from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
 
 
@@ -75,7 +75,7 @@ async def provision(backend: Backend, spec: ProcessorSpec, log: BoundLogger, *, 
             mine[declaration("table", table.name, stream.name)] = table.schema().serialize().to_pybytes()
         await streams.store_fields(backend, declared_by(stream.app), mine)
     for target in spec.targets:
-        never_grown(await _declare(backend, StreamKeys(target.app, target.name), target))
+        _become(target, await _declare(backend, StreamKeys(target.app, target.name), target))
     await provision_retention(backend, stream, spec.name, spec.options.retention_of_log, log, again)
     if spec.forward or spec.uses_columns:
         # The first array makes pyarrow look for pandas, which blocks for 0.3 s. Do this now, and not

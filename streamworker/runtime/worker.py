@@ -174,10 +174,12 @@ class Worker:
                 return True
             keeper, listener = Keeper(settings, name), Listener(backend, rng)
             watchdog = Watchdog(settings, name)
+            streams = {each.name: each.spec for each in self._app.registry.streams.values()}
             for spec in self._specs:
                 core = self._core(spec, rng)
                 observer = self._app.observer
-                group = Group(self.name, spec, core, backend, keeper, settings, rng, resources, observer)
+                its = self.name, spec, core, backend, keeper, settings, rng, resources, observer
+                group = Group(*its, streams)
                 await listener.add(group.keys, group.control_received)
                 self._groups.append(group)
                 watchdog.watch(group.keys, group.partitions.runners)

@@ -71,8 +71,6 @@ async def _grow(backend: Backend, stream: Stream[Any], count: int, dry_run: bool
     began_s = anyio.current_time()
     groups = await groups_of(backend, keys, maps.now)
     wait_ms = ROUND_TRIPS * 1000 * (anyio.current_time() - began_s)
-    if not (await growth.read_maps(backend, keys)).is_changing:
-        await _refuse_unready(backend, stream, maps.now)
     old, new = maps.now.active, maps.next.active
     say(
         f"{stream.name}: {maps.now} → {maps.next}. {counted(len(old), 'partition')} of today "
@@ -217,30 +215,6 @@ def _price(then: GroupSnapshot, now: GroupSnapshot, seconds: float) -> tuple[str
         return now.processor, left, "its workers commit nothing now"
     each_s = furthest.lag * seconds * len(now.partitions) / done
     return now.processor, left, f"about {duration(round(each_s * 1000))}"
-
-
-# -- what cannot grow yet ----------------------------------------------------------------------
-
-
-async def _refuse_unready(backend: Backend, stream: Stream[Any], placement: Placement) -> None:
-    """Refuse a stream with something that this release cannot take along."""
-    app, keys = stream.app, StreamKeys(stream.app.name, stream.name)
-    assert isinstance(app, App)
-    why: set[str] = set()
-    for spec in app.registry.processors.values():
-        if spec.stream.name == stream.name:
-            continue
-        if stream.name in {target.name for target in spec.targets}:
-            why.add(f"{spec.name} sends into it")
-    taken = all_answered(await backend.pipeline([("HGETALL", keys.taken(p)) for p in placement.active]))
-    # A stream that is adopted has its mark there, too, and can grow.
-    if any(not name.startswith(b"source ") for marks in taken for name in marks[::2]):
-        why.add("another stream's processor sends into it")
-    if why:
-        raise StreamworkerError(
-            f"Stream {stream.name!r} cannot grow with this release: {'; '.join(sorted(why))}.",
-            remedy="Nothing was changed. Move to a new stream (docs: recipes/more-partitions).",
-        )
 
 
 # -- what there is -----------------------------------------------------------------------------

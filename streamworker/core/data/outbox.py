@@ -152,6 +152,47 @@ def standing_of(
     return (Standing.TARGET_WENT_BACK if went_back else Standing.DIVERGED), taken
 
 
+class Remainder(NamedTuple):
+    """What a source has left for a target that takes no more."""
+
+    why: Standing
+    taken: int
+    """How many of its messages the target has."""
+    lost: tuple[tuple[OutboxPosition, OutboxPosition], ...]
+    """From where and up to where the target has lost what it had confirmed, and the source has dropped."""
+
+
+def left_of(stands: OutboxPosition, messages: Sequence[Message], head: OutboxPosition) -> Remainder:
+    """Compare where a target stands that takes no more with all that its source has sent it.
+
+    Nobody sends it another message, which would show that it lacks what it had confirmed.
+
+    >>> a, b, c = OutboxPosition(1, "aa"), OutboxPosition(2, "bb"), OutboxPosition(3, "cc")
+    >>> last = Message(8, Target("priced", 5), b, c, b"")
+    >>> left_of(b, [last], c).lost, left_of(a, [last], c).lost == ((a, b),)
+    ((), True)
+    >>> left_of(a, [], c).lost == ((a, c),)
+    True
+    >>> left_of(c, [], c).lost, left_of(c, [], a).why
+    ((), <Standing.DIVERGED: 'the source went back'>)
+    """
+    if messages:
+        why, taken = standing_of(stands, messages, head)
+    else:
+        is_known = stands == head or stands.records < head.records
+        why, taken = Standing.GOES_ON if is_known else Standing.DIVERGED, 0
+    if why is Standing.DIVERGED:
+        return Remainder(why, taken, ())
+    lost, at = [], stands
+    for message in messages[taken:]:
+        if message.since != at:
+            lost.append((at, message.since))
+        at = message.through
+    if at.records < head.records:
+        lost.append((at, head))
+    return Remainder(why, taken, tuple(lost))
+
+
 class OutboxQueue:
     """The messages of one outbox for one target partition, in order, and what is done with them next.
 

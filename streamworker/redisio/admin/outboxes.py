@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from streamworker.core.data.outbox import START, OutboxPosition, Standing, Target, standing_of
-from streamworker.redisio.data.outbox import read_chains, read_heads, read_stands
+from streamworker.core.data.outbox import START, OutboxPosition, Standing, Target, left_of
+from streamworker.redisio.data.outbox import read_chains, read_ends, read_heads
 from streamworker.redisio.data.streams import set_field
 from streamworker.redisio.keys import GroupKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
@@ -43,11 +43,15 @@ async def _find_diverged(backend: Backend, keys: GroupKeys, partitions: int) -> 
     for partition, heads in enumerate(await read_heads(backend, outboxes)):
         its = outboxes[partition]
         chains = await read_chains(backend, its) if heads.last else {}
-        for to, chain in chains.items():
-            stands = await read_stands(backend, keys.app, its.source, to)
-            why, taken = standing_of(stands, chain, heads.positions.get(to, START))
-            if why is Standing.DIVERGED:
-                found.append(Diverged(partition, to, stands, chain[taken].since))
+        # The source compares a partition that takes no more although nothing waits for it (`left_of`).
+        targets = chains.keys() | heads.positions.keys()
+        ends = await read_ends(backend, keys.app, its.source, sorted(targets)) if targets else {}
+        for to, (is_sealed, stands) in ends.items():
+            chain, head = chains.get(to, []), heads.positions.get(to, START)
+            left = left_of(heads.moved.get(to, stands), chain, head)
+            if left.why is Standing.DIVERGED and (chain or is_sealed):
+                since = chain[left.taken].since if chain else head
+                found.append(Diverged(partition, to, stands, since))
     return found
 
 

@@ -15,7 +15,7 @@ the source's records are among them, so that target waits for a person.
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -55,6 +55,14 @@ SETTLE_MS = 500
 rest."""
 DELETE_EVERY_MS = 20
 CONNECTIONS = 2
+
+
+def diverged(to: Target, stands: OutboxPosition, since: OutboxPosition) -> str:
+    """Say why a target waits for a person."""
+    return (
+        f"{to.in_words} has records that this partition has lost: it stands at {stands}, and "
+        f"this partition goes on from {since}; see `streamworker doctor`"
+    )
 
 
 class _Queue(OutboxQueue):
@@ -101,6 +109,10 @@ class Source:
         self.written_to = self.queues
         """The queues when the last messages were made for a commit."""
         self.emptied = Signal()
+        self.sealed: Callable[[Target, Callable[[], bool]], Awaitable[tuple[str, int]]] | None = None
+        """Moves what waits for a partition that takes no more, if it is wanted; returns what that waits for,
+        and for how long."""
+        self._held = ""
         self.spans: dict[int, Span] = {}
         """Spans of messages by their numbers, for traces; each ends when its target has the message."""
 
@@ -126,7 +138,7 @@ class Source:
         """Forget all, and read what is in the outbox: it may hold what was deleted, and lack what was not."""
         reason, self.queues, self.read_up_to = self.reason, {}, 0
         if reason and not self.closed:
-            self.on_trouble("")
+            self.on_trouble(self._held)
         self._forwarder.read(self)
 
     @property
@@ -142,7 +154,14 @@ class Source:
     @property
     def reason(self) -> str:
         """What holds it up; empty if nothing does."""
-        return next((queue.reason for queue in self.queues.values() if queue.reason), "")
+        return self._held or next((queue.reason for queue in self.queues.values() if queue.reason), "")
+
+    def hold(self, reason: str) -> None:
+        """Show what holds up its commits; an empty reason shows that they go on."""
+        if self._held != reason:
+            self._held = reason
+            if not self.closed:
+                self.on_trouble(self.reason)
 
     async def settle(self) -> None:
         """Wait a moment until all is forwarded, unless something holds it up."""
@@ -253,8 +272,9 @@ class Forwarder:
 
     async def _round(self, address: str) -> None:
         try:
-            while work := self._gather(address):
-                await self._forward(work)
+            # Without tasks it ends, and this round is cancelled in a moment.
+            while (tasks := self._tasks) is not None and (work := self._gather(address)):
+                await self._forward(work, tasks)
         finally:
             self._rounds.discard(address)
 
@@ -271,8 +291,7 @@ class Forwarder:
                 work.append((queue, its))
         return work
 
-    async def _forward(self, work: list[tuple[_Queue, list[Message]]]) -> None:
-        assert self._tasks is not None
+    async def _forward(self, work: list[tuple[_Queue, list[Message]]], tasks: anyio.abc.TaskGroup) -> None:
         messages = [(queue.source.keys.source, message) for queue, its in work for message in its]
         try:
             replies = await outbox.forward_many(self._server, self.app, messages, self._durability)
@@ -290,7 +309,7 @@ class Forwarder:
                 queue.held_up("")
                 self._go_on(queue)
             else:
-                self._tasks.start_soon(self._again, queue, stopped)
+                tasks.start_soon(self._again, queue, stopped)
 
     def _go_on(self, queue: _Queue) -> None:
         queue.is_busy = False
@@ -307,6 +326,8 @@ class Forwarder:
         try:
             if reply.code is AppendCode.OTHER:
                 pause_ms = await self._compare(queue, reply)
+            elif reply.code is AppendCode.SEALED:
+                pause_ms = max(pause_ms, await self._sealed(queue, pause_ms))
             elif reply.code is not AppendCode.FULL:
                 self._unanswered(queue, reply.error)
             elif pause_ms >= SHOWN_PAUSE_MS:
@@ -318,6 +339,18 @@ class Forwarder:
             self._unanswered(queue, error)
         await anyio.sleep(pause_ms / 1000)
         self._go_on(queue)
+
+    async def _sealed(self, queue: _Queue, pause_ms: int) -> int:
+        """Let what waits for a partition that takes no more move; return how long the queue rests."""
+        if queue.source.sealed is None:
+            return pause_ms  # The outbox was opened just now.
+        reason, rest_ms = await queue.source.sealed(queue.to, lambda: not queue.is_over)
+        if reason and pause_ms >= SHOWN_PAUSE_MS:
+            if queue.reason != reason:
+                source = queue.source.keys.source
+                self._log.warning("forward_sealed", source=source, to=str(queue.to), reason=reason)
+            queue.held_up(reason)
+        return rest_ms
 
     def _unanswered(self, queue: _Queue, error: BackendError | None) -> None:
         """Tell why a target does not take what it is sent, once for each reason."""
@@ -336,6 +369,8 @@ class Forwarder:
         log = self._log.bind(source=source.keys.source, to=str(queue.to), stands=str(stands))
         # Also what was committed since: another worker may own the outbox by now.
         (heads,) = await outbox.read_heads(self._server, [source.keys])
+        if queue.to in heads.moved:  # Some of what it lacks was moved, and that is no loss.
+            return await self._sealed(queue, SHOWN_PAUSE_MS)
         chain = (await outbox.read_chains(self._server, source.keys, queue.to)).get(queue.to, [])
         taken, why = queue.compared(stands, chain, heads.positions.get(queue.to), through)
         self._took(queue, taken)
@@ -344,10 +379,7 @@ class Forwarder:
             return 0  # If it has moved since it answered, it may have taken what is deleted by now.
         since = queue.messages[0].since
         if why is Standing.DIVERGED:
-            reason = (
-                f"{queue.to.in_words} has records that this partition has lost: it stands at {stands}, and "
-                f"this partition goes on from {since}; see `streamworker doctor`"
-            )
+            reason = diverged(queue.to, stands, since)
             if queue.reason != reason:  # It may have been held up by something else before.
                 tell_lost(log, "outbox_diverged", self.count_lost, 0, since=str(since))
             queue.held_up(reason)

@@ -7,7 +7,9 @@ then turns the routed rows of one partition into the messages that its next comm
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import islice, repeat
+from types import MappingProxyType
 from typing import Any
 
 from streamworker.context import Sending
@@ -22,6 +24,7 @@ from streamworker.redisio.data.outbox import Heads, OutboxWrite, pack_records
 from streamworker.redisio.data.streams import records_args
 from streamworker.redisio.wire.link import Argument
 from streamworker.runtime.forward.forwarder import Source
+from streamworker.runtime.send.growth import StoredKeys
 from streamworker.runtime.send.lane import APPEND_ENTRIES_MAX, Encoded, bytes_of
 from streamworker.runtime.send.producer import HEADERS_MAX, header_fields
 from streamworker.runtime.send.refusals import too_large
@@ -41,14 +44,17 @@ Headers = Mapping[bytes, bytes] | None
 class Routes:
     """The ways from the rows of one processor to other streams."""
 
-    def __init__(self, into: Targets, row_bytes_max: int) -> None:
+    def __init__(
+        self, into: Targets, row_bytes_max: int, streams: Mapping[str, StreamSpec] = MappingProxyType({})
+    ) -> None:
         self.into = into
         self._row_bytes_max = row_bytes_max
-        self._known: dict[str, _Route] = {}
+        self._streams = streams
+        self._known: dict[str, Route] = {}
 
     def also(self, into: Targets) -> "Routes":
         """Return the ways from rows that go into other streams, in the same outbox."""
-        other = Routes(into, self._row_bytes_max)
+        other = Routes(into, self._row_bytes_max, self._streams)
         other._known = self._known
         return other
 
@@ -82,30 +88,38 @@ class Routes:
             self.route(sending.stream).add(found, [sending.record], [joined(own, sending.carried)], own)
         return found
 
-    def route(self, spec: StreamSpec) -> "_Route":
+    def route(self, spec: StreamSpec) -> "Route":
         """Return the way to a stream."""
         if (known := self._known.get(spec.name)) is None:
-            known = self._known[spec.name] = _Route(spec, self._row_bytes_max)
+            known = self._known[spec.name] = Route(spec, self._row_bytes_max)
         return known
 
-    def named(self, stream: str) -> "_Route":
+    def named(self, stream: str) -> "Route":
         """Return the way to a stream that rows went to before."""
         return self._known[stream]
 
+    def find(self, stream: str) -> "Route | None":
+        """Return the way to a stream that rows of an earlier worker went to; None if no such is declared."""
+        spec = self._streams.get(stream)
+        return self.route(spec) if spec is not None else self._known.get(stream)
 
-class _Route:
+
+class Route:
+    """The way to one stream."""
+
     def __init__(self, spec: StreamSpec, row_bytes_max: int) -> None:
         self.spec = spec
         self._row_bytes_max = row_bytes_max
         record, codec, validate = spec.record, spec.codec, spec.validate
         self._encode = None if codec == "arrow" else record.encoder(codec, validate=validate)
         self._encode_list = None if codec == "arrow" else make_list_encoder(record, codec, validate=validate)
-        self._packing = spec.packing
+        self.packing = spec.packing
         self._packer: Any = None
 
     def add(
         self, to: Routed, rows: Sequence[Any], headers: Sequence[Headers] = (), own: Headers = None
     ) -> None:
+        """Encode rows, and add them to those that go to the same partitions."""
         entries = self._entries(rows, headers, own)
         name = self.spec.name
         for partition, entry in zip(self._partitions(rows), entries, strict=True):
@@ -141,18 +155,62 @@ class _Route:
         if (known := self.spec.placement.partitions_of_texts(keys)) is not None:
             return known
         raw = map(canonical_key, keys)  # It says which key is wrong, if one is.
-        return [IN_TURN if key is None else self.spec.placement.partition_of(key) for key in raw]
+        return list(map(self._partition, raw))
 
     def args(self, entries: Sequence[Any]) -> list[Argument]:
         """Return what the target's script appends for entries of one partition."""
         if self._encode is not None:
-            return records_args(entries, self._packing)
+            return records_args(entries, self.packing)
         from streamworker.redisio.data.columns import Packer  # pyarrow takes long to import
 
         if self._packer is None:
             self._packer = Packer(self.spec.record.arrow_schema())
-        fields: Encoded = (self._packer.fields(self.spec.record.to_arrow(entries), "lz4"), None)
-        return records_args([fields], "arrow")
+        packed: list[Encoded] = [each for each in entries if type(each) is tuple]
+        if rows := [each for each in entries if type(each) is not tuple]:
+            packed.append((self._packer.fields(self.spec.record.to_arrow(rows), "lz4"), None))
+        return records_args(packed, "arrow")
+
+    # -- when the stream has grown ---------------------------------------------------------------
+
+    def anew(self, old: int, entries: Sequence[Any]) -> tuple[Routed, int]:
+        """Return entries that were routed to a partition which takes no more by where they go now.
+
+        The second value is how many records have no key that can be read. No consumer can read them either,
+        and they go to the first partition that follows.
+        """
+        placement = self.spec.placement
+        found: Routed = {}
+        unread = 0
+        for entry in entries:
+            try:
+                shares = self._shares(entry)
+            except Exception:  # noqa: BLE001 - whatever a user's key function or codec raises
+                shares = {next(p for p in placement.active if old in placement.ancestors_of(p)): [entry]}
+                unread += 1
+            for partition, its in shares.items():
+                found.setdefault((self.spec.name, partition), []).extend(its)
+        return found, unread
+
+    @cached_property
+    def _keys(self) -> StoredKeys:
+        return StoredKeys(self.spec)
+
+    def _shares(self, entry: Any) -> dict[int, list[Any]]:
+        if self._encode is not None:
+            return {self._partition(self._keys.of(entry)): [entry]}
+        if type(entry) is not tuple:  # A row that is not encoded yet.
+            return {self._partition(canonical_key(self.spec.key(entry))): [entry]}
+        from streamworker.redisio.data.columns import Packer, unpacked
+
+        batch = unpacked(entry[0])
+        record, by = self.spec.record, dict[int, list[int]]()
+        for index, row in enumerate(record.from_arrow(record.fit_arrow(batch, extra="drop"))):
+            by.setdefault(self._partition(canonical_key(self.spec.key(row))), []).append(index)
+        packer = Packer(batch.schema)
+        return {partition: [(packer.fields(batch.take(its), "lz4"), None)] for partition, its in by.items()}
+
+    def _partition(self, key: bytes | None) -> int:
+        return IN_TURN if key is None else self.spec.placement.partition_of(key)
 
 
 def joined(own: Headers, carried: Headers) -> Headers:
@@ -172,24 +230,34 @@ class OutboxWriter:
         self._limit = limit
         self._turn = turn
         """Where rows without a key begin: each source begins elsewhere."""
-        self._last = heads.last
-        self._number = EntryId.parse(heads.last).ms if heads.last else 0
-        self._positions = dict(heads.positions)
         self._sent: Counter[str] = Counter()
         for target, position in heads.positions.items():
             self._sent[target.stream] += position.records
+        self.go_on(heads)
+
+    def go_on(self, heads: Heads) -> None:
+        """Number what comes after what is in the outbox."""
+        self.last = heads.last
+        """Id of the last message."""
+        self._number = EntryId.parse(heads.last).ms if heads.last else 0
+        self.positions = dict(heads.positions)
+        """How far the history of each target has come."""
 
     def write(self, routed: Routed) -> OutboxWrite:
         """Number and pack rows for the next commit, which must follow the one before."""
-        after = self._last
+        after, messages = self.last, self.messages(routed)
+        self.source.written_to = self.source.queues
+        return OutboxWrite(after, messages, self._limit)
+
+    def messages(self, routed: Routed) -> list[Message]:
+        """Return the next messages, with some rows."""
         messages: list[Message] = []
         for (stream, partition), entries in routed.items():
             for to, its in self._dealt(stream, partition, entries):
                 messages += self._messages(to, its)
         if messages:
-            self._last = str(messages[-1].id)
-        self.source.written_to = self.source.queues
-        return OutboxWrite(after, messages, self._limit)
+            self.last = str(messages[-1].id)
+        return messages
 
     def _dealt(
         self, stream: str, partition: int, entries: list[Any]
@@ -208,14 +276,14 @@ class OutboxWriter:
     def _messages(self, to: Target, entries: Sequence[Any]) -> Iterator[Message]:
         route = self.routes.named(to.stream)
         most = min(APPEND_ENTRIES_MAX, route.spec.records_max)
-        # A row of a stream of columns is encoded in its message.
-        sizes = [0] * len(entries) if route.spec.codec == "arrow" else list(map(_size_of, entries))
+        sizes = list(map(_size_of_rows if route.spec.codec == "arrow" else _size_of, entries))
         for chunk in _chunks(entries, sizes, most):
-            since = self._positions.get(to, START)
-            data = pack_records(route.spec.records_max, route.args(chunk))
-            through = since.after(len(chunk), data)
+            since = self.positions.get(to, START)
+            args = route.args(chunk)
+            data = pack_records(route.spec.records_max, args)
+            through = since.after(int(args[0]), data)
             self._number += 1
-            self._positions[to] = through
+            self.positions[to] = through
             yield Message(self._number, to, since, through, data)
 
 
@@ -234,3 +302,8 @@ def _size_of(entry: Encoded) -> int:
     payload, headers = (entry, None) if isinstance(entry, bytes) else entry
     size = len(payload) if isinstance(payload, bytes) else bytes_of(payload)
     return size + (bytes_of(headers) if headers else 0)
+
+
+def _size_of_rows(entry: Any) -> int:
+    # Rows are encoded in their message; an entry that is encoded has one by itself.
+    return MESSAGE_BYTES_MAX if type(entry) is tuple else 0

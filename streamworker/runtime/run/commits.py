@@ -24,7 +24,8 @@ from streamworker.records.rows import first_id, records_in
 from streamworker.redisio.data.ackedlog import AckedBatch, encode_batch
 from streamworker.redisio.data.commit import WRITTEN, CommitCode, CommitReply, CommitRequest, DeadEntry
 from streamworker.runtime.clock import monotonic_s
-from streamworker.runtime.forward.routing import OutboxWriter, Routed
+from streamworker.runtime.forward.moving import OwnedOutbox
+from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
@@ -110,7 +111,7 @@ class Commits:
     log: BoundLogger
     state: PartitionState
     """Is told of each confirmed commit."""
-    outbox: OutboxWriter | None = None
+    outbox: OwnedOutbox | None = None
     """Where messages for other streams go, if the function can send any."""
     observer: Observer | None = None
     spans: "PartitionSpans | None" = None
@@ -156,6 +157,8 @@ class Commits:
             else:
                 batch = await anyio.to_thread.run_sync(encode_batch, rows, work.first)
         await self.flush()
+        if work.sends and self.outbox:
+            await self.outbox.ready(work.sends)
         entries = work.entries
         last = work.last if entries else self._previous
         request = CommitRequest(
@@ -189,7 +192,8 @@ class Commits:
         if self.observer is not None:
             self._began_s = monotonic_s()
         answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)
-        self._ticket = self.committer.hand_in(request, answered, held_up)
+        renew = partial(self._renew, request, work) if request.outbox is not None else None
+        self._ticket = self.committer.hand_in(request, answered, held_up, renew)
         if self.buffer.waiting:
             for _ in range(HANDOVER_YIELDS):
                 await asyncio.sleep(0)
@@ -219,7 +223,7 @@ class Commits:
         if request.outbox is not None and self.outbox is not None:
             if self.spans is not None and self._span is not None:
                 self.outbox.source.spans |= self.spans.forwards(self._span, request.outbox.messages)
-            self.outbox.source.committed(request.outbox)
+            self.outbox.committed(request.outbox)
         self._end_span()
         count, size = len(work.entries), work.size
         self.buffer.release(count, size)
@@ -241,8 +245,16 @@ class Commits:
             self._span.end()
             self._span = None
 
+    async def _renew(self, request: CommitRequest, work: Work) -> None:
+        """Let a commit that was not done follow what has been moved in its outbox meanwhile."""
+        if request.outbox is not None and self.outbox is not None:
+            await self.outbox.ready(work.sends)
+            request.outbox = self.outbox.again(request.outbox, work.sends)
+
     def _held_up(self, request: CommitRequest, reply: CommitReply) -> None:
         """Show why a commit will be sent again; the committer logs those that have no answer."""
+        if reply.code is not CommitCode.UNKNOWN and self.outbox is not None:
+            self.outbox.release()
         reason, event = str(reply.error), "commit_held_up"
         if reply.code is CommitCode.UNKNOWN:
             reason = f"commit not confirmed, trying again: {reason}"

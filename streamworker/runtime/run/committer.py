@@ -18,7 +18,7 @@ import itertools
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import anyio
@@ -62,6 +62,8 @@ class Ticket:
     request: CommitRequest
     on_reply: Callable[[CommitReply], None]
     on_trouble: Callable[[CommitReply], None]
+    renew: Callable[[], Awaitable[None]] | None = None
+    """Called before a commit is sent again of which no try was done; it may change the request."""
     withdrawn: bool = False
     """Set by the partition when it ends. The commit may already be in flight, so its outcome is unknown."""
     tries: int = 0
@@ -114,6 +116,7 @@ class Committer:
         request: CommitRequest,
         on_reply: Callable[[CommitReply], None],
         on_trouble: Callable[[CommitReply], None],
+        renew: Callable[[], Awaitable[None]] | None = None,
     ) -> Ticket:
         """Queue a commit; the committer retries it until it is done or cannot be done any more.
 
@@ -124,8 +127,9 @@ class Committer:
 
         ``on_trouble`` is called with each reply after which the commit will be sent again: ``UNKNOWN`` if
         Redis gave no answer, refused, or did not confirm that the commit is durable, or one of ``HELD_UP``.
+        After one of these ``renew`` may change the request.
         """
-        ticket = Ticket(request, on_reply, on_trouble)
+        ticket = Ticket(request, on_reply, on_trouble, renew)
         self._queue(ticket)
         return ticket
 
@@ -263,6 +267,8 @@ class Committer:
             ticket.tries = 0  # Redis has answered that no try was done.
         ticket.on_trouble(reply)
         await anyio.sleep(pause_ms / 1000)
+        if not ticket.tries and ticket.renew is not None:
+            await ticket.renew()
         self._queue(ticket)
 
     async def _look(self, ticket: Ticket, fenced: CommitReply) -> None:

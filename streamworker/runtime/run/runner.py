@@ -28,7 +28,8 @@ from streamworker.declaring.specs import FunctionMode, ProcessorSpec
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.data.state import TIMERS
 from streamworker.runtime.clock import monotonic_ms, monotonic_s
-from streamworker.runtime.forward.routing import OutboxWriter, Routes
+from streamworker.runtime.forward.moving import OwnedOutbox
+from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
 from streamworker.runtime.read.buffer import PartitionBuffer
 from streamworker.runtime.run.activity import Activity
@@ -200,7 +201,7 @@ def build_runner(
     log: BoundLogger,
     cache: TableCache,
     ends_ms: Callable[[], int | None] = lambda: None,
-    outbox: OutboxWriter | None = None,
+    outbox: OwnedOutbox | None = None,
     observer: Observer | None = None,
     names_layers: bool = False,
 ) -> PartitionRunner:

@@ -49,6 +49,25 @@ async def follow_map(backend: Backend, spec: StreamSpec) -> None:
         spec.placement.become(*counts)
 
 
+class StoredKeys:
+    """Reads the keys of records that are encoded."""
+
+    def __init__(self, spec: StreamSpec) -> None:
+        self._spec = spec
+
+    @cached_property
+    def _decode(self) -> Callable[[Mapping[bytes, bytes]], Any]:
+        if self._spec.codec == "arrow":
+            raise ValueError("an entry of columns is not taken apart")
+        return self._spec.record.decoder(self._spec.codec)
+
+    def of(self, entry: Encoded) -> bytes | None:
+        """Return a record's key, None for no key; raise whatever a user's key function or codec raises."""
+        payload = entry[0] if isinstance(entry, tuple) else entry
+        fields = {b"v": payload} if isinstance(payload, bytes) else payload
+        return canonical_key(self._spec.key(self._decode(fields)))
+
+
 class StreamGrowth:
     """What one producer does when its stream grows."""
 
@@ -62,7 +81,7 @@ class StreamGrowth:
     ) -> None:
         self._backend, self._spec, self._lanes, self._lane_of = backend, spec, lanes, lane_of
         self._rng = rng
-        self._deal = RoundRobin(rng.randrange(1 << 30))
+        self._deal, self._keys = RoundRobin(rng.randrange(1 << 30)), StoredKeys(spec)
         self.is_looking = False
 
     def holds(self, lane: Lane) -> bool:
@@ -139,16 +158,6 @@ class StreamGrowth:
             return ()
         return shared(parts, by)
 
-    @cached_property
-    def _decode(self) -> Callable[[Mapping[bytes, bytes]], Any]:
-        if self._spec.codec == "arrow":
-            raise ValueError("an entry of columns is not taken apart")
-        return self._spec.record.decoder(self._spec.codec)
-
     def _partition_of(self, entry: Encoded) -> int:
-        payload = entry[0] if isinstance(entry, tuple) else entry
-        key = canonical_key(
-            self._spec.key(self._decode({b"v": payload} if isinstance(payload, bytes) else payload))
-        )
-        placement = self._spec.placement
+        key, placement = self._keys.of(entry), self._spec.placement
         return self._deal.next(placement.active) if key is None else placement.partition_of(key)
