@@ -1,6 +1,7 @@
 """`reset` of a stream that has grown: all generations go back together, and each key stays in order."""
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import pairwise
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from anyio import to_thread
 
@@ -20,6 +22,7 @@ from streamworker.redisio import scripts
 from streamworker.redisio.data.maps import follow_maps
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
+from streamworker.runtime.run import generations
 from streamworker.testing import local_worker
 from tests.cli.conftest import Invoke, rewrite, work_off
 from tests.contract.support import Raw
@@ -62,20 +65,22 @@ def raw(redis_url: str) -> Iterator[Raw]:
         yield raw
 
 
-@pytest.fixture
-def grown(streamworker: Invoke, shop: Path, redis_url: str) -> list[tuple[str, int]]:
-    """A stream of two partitions that has grown by three, of which all is handled; what was handled."""
-    rewrite(shop, SHOP)
+def made(streamworker: Invoke, shop: Path, redis_url: str, source: str = SHOP) -> list[tuple[str, int]]:
+    """Let a stream of two partitions grow by three, and handle all of it; return what was handled."""
+    rewrite(shop, source)
     send(streamworker, 1)
     send(streamworker, 2)
     work_off(redis_url)
     streamworker.does("partitions", "shop:orders", "3", "--yes")
     send(streamworker, 3)
     work_off(redis_url)
-    handled: list[tuple[str, int]] = (
-        resolve_app("shop:app").registry.processors["price"].function.__globals__["handled"]
-    )
+    handled: list[tuple[str, int]] = sys.modules["shop"].handled
     return handled
+
+
+@pytest.fixture
+def grown(streamworker: Invoke, shop: Path, redis_url: str) -> list[tuple[str, int]]:
+    return made(streamworker, shop, redis_url)
 
 
 def in_order(handled: list[tuple[str, int]]) -> bool:
@@ -225,13 +230,50 @@ def test_a_worker_that_waits_goes_on_when_the_reset_is_run_again(
     assert grown and in_order(grown)
 
 
-def test_state_and_tables_that_have_moved_on_keep_old_partitions_where_they_are(
-    grown: list[tuple[str, int]], streamworker: Invoke, raw: Raw
+COUNTING = SHOP.replace("import App", "import App, Context").replace(
+    """
+@app.processor(orders)
+async def price(order: Order) -> None:
+""",
+    """
+totals = app.table("totals", int)
+
+
+@app.processor(orders, tables=[totals])
+async def price(order: Order, ctx: Context) -> None:
+    totals.set(order.customer, (await totals.get(order.customer) or 0) + 1)
+    ctx.state[order.customer] = ctx.state.get(order.customer, 0) + 1
+    ctx.state["sum"] = ctx.state.get("sum", 0) + 1
+""",
+)
+
+
+def test_tables_and_state_count_from_nothing_where_they_have_moved_on(
+    streamworker: Invoke, shop: Path, raw: Raw, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What runs again would replace them."""
-    raw.hset(PRICE.state(3), "c1", "{}")
+    """What an old partition had is in those that follow, so all of them are cleared, or none goes back."""
+    monkeypatch.setattr(generations, "LOOK_S", 0.1)  # It removes what has moved at its second look.
+    handled = made(streamworker, shop, redis_url, COUNTING)
+
+    async def until_moved() -> None:
+        async with local_worker(resolve_app("shop:app"), url=redis_url):
+            moved = lambda: all(raw.hexists(PRICE.lock(p), "moved") for p in (0, 1))  # noqa: E731
+            await wait_for_async(moved, "the old partitions have nothing any more")
+
+    anyio.run(until_moved)
     refused = streamworker("reset", "shop:price", "--to", "earliest", "--yes")
     assert refused.exit_code == ExitCode.FAILED
-    assert "Partition 3 has state" in refused.stderr and "Nothing was changed." in refused.stderr
-    assert standing(raw)[b"done"] == [0, 1]
-    streamworker.does("reset", "shop:price", "--to", "earliest", "--partition", "3", "--yes")
+    assert "What totals, ctx.state held for partitions that go back is in those that foll" in refused.stderr
+    assert standing(raw) == {b"from": [], b"done": [0, 1]}
+    alone = streamworker.does("reset", "shop:price", "--to", "earliest", "--partition", "3", "--dry-run")
+    assert "The state holds what was counted since, and is not undone." in alone
+    told = streamworker.does("reset", "shop:price", "--to", "earliest", "--clear-tables", "--yes")
+    assert "Empties totals, ctx.state in 5 partitions." in told
+    handled.clear()
+    work_off(redis_url)
+    assert len(handled) == 27 and in_order(handled)
+    state = [pair for p in MAP.active for pair in raw.hgetall(PRICE.state(p)).items() if pair[0][:1] != b"\0"]
+    counts = [(name, msgspec.msgpack.decode(value)) for name, value in state]  # type: ignore[arg-type]
+    assert sorted(n for name, n in counts if name != b"sum") == [3] * 9
+    assert sum(n for name, n in counts if name == b"sum") == 27
+    assert streamworker.does("table", "get", "shop:totals", "c4").strip() == "3"

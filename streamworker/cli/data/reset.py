@@ -21,7 +21,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.errors import CoordinationError, StreamworkerError
 from streamworker.importing import resolve_processor
 from streamworker.redisio.data import retention
-from streamworker.redisio.data.state import TIMERS, read_state
+from streamworker.redisio.data.state import TIMERS, clear_state, read_state
 from streamworker.redisio.data.streams import entries_up_to, set_field
 from streamworker.redisio.group.control import post
 from streamworker.redisio.group.following import read_maps
@@ -96,7 +96,12 @@ def reset(
     partition: Partitions = None,
     dry_run: Annotated[bool, option("--dry-run", "Say what would move, and move nothing.")] = False,
     clear_tables: Annotated[
-        bool, option("--clear-tables", "Empty the processor's tables in these partitions.")
+        bool,
+        option(
+            "--clear-tables",
+            "Empty the processor's tables in these partitions; also ctx.state, if what follows them begins "
+            "anew.",
+        ),
     ] = False,
     yes: Yes = False,
 ) -> None:
@@ -153,7 +158,8 @@ async def _reset(
     await _refuse_if_gone(backend, spec, await _plan(backend, spec, wanted, target))
     is_run = not dry_run and await _refuse_if_run(backend, app, spec, wanted)
     plan = await _plan(backend, spec, wanted, target)  # What the last worker has committed counts.
-    moves = [move for move in plan if move.change or move.waits_for or (clear_tables and spec.tables)]
+    clears = clear_tables and (spec.tables or any(move.waits_for for move in plan))
+    moves = [move for move in plan if move.change or move.waits_for or clears]
     if not moves:
         give_up("Nothing would run again and nothing would be skipped. Nothing was changed.")
     await _refuse_apart(backend, spec, moves, wanted, clear_tables)
@@ -180,6 +186,9 @@ async def _reset(
     with halves_told(lambda: " ".join(_told("Moved", moved))):
         try:
             for move in _in_order(moves):
+                if again and clear_tables and len(moved) == len(again):
+                    for each in moves:  # Nobody opens what follows, and the others are done or stand still.
+                        await clear_state(backend, keys, each.partition)
                 owner = "" if is_run else move.owner
                 await _move(backend, keys, move, owner, tables if clear_tables else (), durability)
                 moved.append(move)
@@ -212,8 +221,9 @@ async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear
     """Return what a move back does not undo, and what happens to the tables."""
     back = [move.partition for move in moves if move.change < 0]
     tables, told = ", ".join(table.name for table in spec.tables), []
-    if tables and clear_tables:
-        told.append(f"Empties {tables} in {counted(len(moves), 'partition')}.")
+    begins_anew = any(move.waits_for for move in moves)
+    if clear_tables and (emptied := [*filter(None, [tables]), *(["ctx.state"] if begins_anew else [])]):
+        told.append(f"Empties {', '.join(emptied)} in {counted(len(moves), 'partition')}.")
     if not back:
         return told
     if tables and not clear_tables:
@@ -222,8 +232,7 @@ async def _stays(backend: Backend, spec: ProcessorSpec, moves: list[Move], clear
             f"{tables} {hold} what was counted since and is not undone: add --clear-tables to begin from "
             "empty tables, or count twice."
         )
-    stored = [await read_state(backend, group_keys(spec), p) for p in back]
-    if any(not name.startswith(TIMERS) for state in stored for name in state):
+    if not begins_anew and await _has_state(backend, spec, back):
         told.append("The state holds what was counted since, and is not undone.")
     if spec.forward:
         told.append(
@@ -244,20 +253,21 @@ async def _refuse_apart(
             f"Partitions {ranges(apart)} follow {ranges(back)}: what they have handled came later.",
             remedy="Name them with --partition, too, or leave it out. Nothing was changed.",
         )
-    tables = ", ".join(table.name for table in spec.tables)
-    if follow and tables and (not clear_tables or len(wanted) < placement.total):
+    kept = [table.name for table in spec.tables]
+    if follow and await _has_state(backend, spec, placement.all):
+        kept.append("ctx.state")
+    if kept and follow and not (clear_tables and len(wanted) == placement.total):
         raise StreamworkerError(
-            f"What {tables} held for partitions that go back is in those that follow.",
-            remedy="Add --clear-tables, without --partition: then all of them count from nothing. "
-            "Nothing was changed.",
+            f"What {', '.join(kept)} held for partitions that go back is in those that follow.",
+            remedy="Add --clear-tables, without --partition: then all of them count from nothing, also in "
+            "ctx.state. Nothing was changed.",
         )
-    for p in placement.all if follow else ():
-        if any(not name.startswith(TIMERS) for name in await read_state(backend, group_keys(spec), p)):
-            raise StreamworkerError(
-                f"Partition {p} has state, and what state held for partitions that go back is in others now.",
-                remedy="Go back no further than to when the stream grew, or let a processor of another name "
-                "begin at start='earliest'. Nothing was changed.",
-            )
+
+
+async def _has_state(backend: Backend, spec: ProcessorSpec, partitions: Iterable[int]) -> bool:
+    """Whether functions keep something in the state of some partitions; what timers keep does not count."""
+    stored = [await read_state(backend, group_keys(spec), p) for p in partitions]
+    return any(not name.startswith(TIMERS) for state in stored for name in state)
 
 
 async def _refuse_if_gone(backend: Backend, spec: ProcessorSpec, moves: list[Move]) -> None:
@@ -329,11 +339,11 @@ async def _plan(
         follows = not back.isdisjoint(placement.ancestors_of(partition))
         if follows and entries > sent - held:  # Its server has another clock.
             after, entries = ZERO, sent - held
-        was_cut_off = partition in lock.waits_for
-        waits_for = placement.parents_of(partition) if follows or was_cut_off else ()
+        parents = {p for p in placement.parents_of(partition) if p in back} | {*lock.waits_for} - {partition}
+        waits_for = tuple(sorted(parents)) if follows or partition in lock.waits_for else ()
         its = (lock.checkpoint, after, lock.entries, entries, lock.owner, oldest, sent > held)
         moves.append(move := Move(partition, *its, waits_for))
-        back |= {partition} if move.change < 0 else set()
+        back |= {partition} if move.change < 0 or follows else set()
     return moves
 
 

@@ -74,8 +74,15 @@ async def read_state(backend: Backend, keys: GroupKeys, partition: int) -> dict[
     return found
 
 
+async def clear_state(backend: Backend, keys: GroupKeys, partition: int) -> None:
+    """Remove a partition's state, but what belongs to timers. The call may be repeated."""
+    async for page in scan_hash(backend, keys.state(partition)):
+        if fields := [field for field in page if not field.startswith(TIMERS.encode())]:
+            await backend.execute("HDEL", keys.state(partition), *fields)
+
+
 async def scan_hash(backend: Backend, key: str) -> AsyncIterator[Mapping[bytes, bytes]]:
-    """Iterate over a hash that does not change meanwhile, in slices that do not block the server."""
+    """Iterate over a hash to which nothing is added meanwhile, in slices that do not block the server."""
     cursor = b"0"
     while True:
         cursor, flat = await backend.execute("HSCAN", key, cursor, "COUNT", SCAN_COUNT)
