@@ -1,8 +1,8 @@
 """The demo: a year of flights goes through a changing group of workers into Spark's tables.
 
 It starts a server, Spark and, one after another, three workers, each as a process. While it sends
-flights, it kills one worker with SIGKILL and stops one with SIGTERM. Then it compares Spark's tables with
-the data set. Every process that it starts ends with it.
+flights, it kills one worker with SIGKILL and stops one with SIGTERM; the stream may also grow meanwhile. Then
+it compares Spark's tables with the data set. Every process that it starts ends with it.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.snapshot import GroupSnapshot, Rebalance
 from streamworker.dev.children import Child
 from streamworker.dev.cluster import EmbeddedCluster
@@ -59,7 +60,8 @@ class Act:
     """The share of all flights that must be sent before it."""
     worker: str
     cause: str
-    """That of the rebalance that follows: ``join`` (a start), ``death`` (SIGKILL) or ``leave`` (SIGTERM)."""
+    """That of the rebalance that follows: ``join`` (a start), ``death`` (SIGKILL) or ``leave`` (SIGTERM); or
+    ``partitions`` (the stream grows)."""
     mark: str
     """Its character in the picture."""
     text: str
@@ -73,6 +75,9 @@ SCRIPT = (
     Act(0.75, "w1", "leave", "-", "stopped with SIGTERM"),
 )
 """In the end ``w3`` owns all partitions: some come from a dead worker, others from one that left."""
+GROWS_TO = 16
+GROWTH = Act(0.36, "flights", "partitions", "*", f"grows to {GROWS_TO} partitions")
+"""Shortly before a worker is killed, which may have old partitions and new ones that wait for them."""
 
 
 def run_demo(
@@ -83,13 +88,15 @@ def run_demo(
     send_s: float = SEND_S,
     cluster: bool = False,
     web: bool = False,
+    grow: bool = False,
 ) -> int:
     """Run the demo; takes about 40 seconds on two cores.
 
     With ``json_output`` one JSON object with the figures goes to stdout at the end, and all other output to
     stderr. ``keep`` leaves server, workers and Spark running after the checks, until Ctrl-C. ``directory``
     takes tables and logs; by default it is temporary, and removed after a success. ``flights`` sent in
-    ``send_s`` seconds make a shorter run. ``web`` serves the web view beside it.
+    ``send_s`` seconds make a shorter run. ``web`` serves the web view beside it. With ``grow`` the stream
+    gets more partitions meanwhile.
 
     The code is 0 if the tables are exactly right and every rebalance happened, 1 if not, and 130 if Ctrl-C
     interrupted the demo. A ConfigurationError says that this machine lacks the server or the data set.
@@ -100,7 +107,7 @@ def run_demo(
     code = 1
     try:
         with EmbeddedCluster() if cluster else EmbeddedServer() as server:
-            demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s, web=web)
+            demo = _Demo(server, reporter, where, keep=keep, limit=flights, send_s=send_s, web=web, grow=grow)
             try:
                 code = 0 if asyncio.run(demo.run()) else 1
             finally:
@@ -132,6 +139,7 @@ class _Demo:
     limit: int | None
     send_s: float
     web: bool
+    grow: bool
     app: Any = field(init=False)
     backend: Backend = field(init=False)
     timeline: Timeline = field(init=False)
@@ -164,7 +172,7 @@ class _Demo:
         # With the environment of the children, so that it uses the same server.
         os.environ.update(self._environ)
         self.app = importlib.import_module(APP).app
-        async with self.app, Backend.open(self.server.url, name="demo") as self.backend:
+        async with self.app, Backend.open(self.server.url, name="watch") as self.backend:
             rebalances = await self._flow(flights)
         # Without ``keep`` Spark is stopped first, so that the tables are read after its last batch.
         stopped_well = self.keep or await asyncio.to_thread(self._stop_spark)
@@ -175,6 +183,7 @@ class _Demo:
             delays=read_table(self.where / "delays"),
             rebalances=rebalances,
             after_ms=self._after_ms(rebalances),
+            placement=self._placement,
             seconds=self._now_s(),
         )
         self.reporter.verdict(verdict, self.timeline)
@@ -188,14 +197,14 @@ class _Demo:
         """Send all flights while workers start and end; return when Spark has written all rows."""
         total = flights.num_rows
         await self._spark_runs()
-        self.timeline = Timeline(partitions=self.app.registry.streams["flights"].spec.placement.total)
+        self.timeline = Timeline(partitions=self._placement.total)
         self.reporter.begin(total)
         begun = time.monotonic()
         sending = asyncio.create_task(self._send(flights))
         watching = (self._watch_group(begun), self._watch_table(self.where / "every_leg"))
         self.tasks = [sending, *map(asyncio.create_task, watching)]
         try:
-            for act in SCRIPT:
+            for act in sorted([*SCRIPT, *([GROWTH] if self.grow else [])], key=lambda act: act.after):
                 at = act.after * total
                 await self._until(f"{at:,.0f} flights were sent", partial(self._has_sent, at))
                 self.timeline.mark(round(1000 * (time.monotonic() - begun)), act.mark, act.text)
@@ -233,6 +242,9 @@ class _Demo:
             self._start(act.worker, "run", f"{APP}:app", "--name", act.worker)
             return
         self.gone.add(act.worker)
+        if act.cause == "partitions":
+            self._start(act.worker, "partitions", f"{APP}:{act.worker}", str(GROWS_TO), "--yes")
+            return
         if act.cause == "death":
             self.children[act.worker].kill()
         else:
@@ -312,6 +324,11 @@ class _Demo:
         return self.sent >= count
 
     def _settled(self, act: Act) -> bool:
+        if act.cause == "partitions":
+            command = self.children[act.worker]
+            if command.exit_code:
+                raise _GaveUp(f"The stream did not grow:\n{command.log_tail()}")
+            return command.exit_code == 0
         return self.snapshot is not None and any(
             one.cause == act.cause and one.member == act.worker and one.ms is not None
             for one in self.snapshot.rebalances
@@ -374,6 +391,12 @@ class _Demo:
             await asyncio.Event().wait()
 
     # -- small things --------------------------------------------------------------------------
+
+    @property
+    def _placement(self) -> Placement:
+        """The partitions that the stream has in the end."""
+        declared = self.app.registry.streams["flights"].spec.declared_partitions
+        return Placement(declared, *([GROWS_TO] if self.grow else []))
 
     def _now_s(self) -> float:
         return time.monotonic() - self.started_s

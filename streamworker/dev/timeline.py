@@ -1,7 +1,8 @@
 """A picture of the partitions' owners over time, from samples. Pure.
 
 Each row is a partition, and each column a time span. A cell is the last character of the name of the
-worker that held the lock for most of the span (``w2`` is ``2``); ``.`` means that no worker held it.
+worker that held the lock for most of the span (``w2`` is ``2``); ``.`` means that no worker held it, and a
+blank that the stream did not have it yet, or that the group was done with it.
 """
 
 import string
@@ -15,7 +16,7 @@ from rich.text import Text
 from streamworker.core.snapshot import GroupSnapshot
 
 STYLES = ("cyan", "magenta", "yellow", "green", "blue", "red")
-NOBODY = "."
+NOBODY, ABSENT = ".", " "
 
 
 @dataclass(slots=True)
@@ -34,9 +35,10 @@ class Timeline:
     def sample(self, at_ms: int, snapshot: GroupSnapshot) -> None:
         """Record the owners of the partitions, ``at_ms`` after the start of the picture."""
         names = {member.id: member.name for member in snapshot.members}
-        cells = [NOBODY] * self.partitions
+        cells = [ABSENT] * self.partitions
         for view in snapshot.partitions:
             if view.owner is None:
+                cells[view.partition] = NOBODY
                 continue
             # A removed member still holds its locks until other members acquire them.
             name = names.get(view.owner) or self._known.get(view.owner, view.owner)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.snapshot import Rebalance
 from streamworker.dev.flights import DELAY_COLUMNS, KEY, expected_delays
 
@@ -30,8 +31,8 @@ class Verdict:
     duplicates: int
     """Rows of a flight after its first."""
     out_of_order: int
-    """Rows that follow a later flight of the same aircraft in their partition, and rows of an aircraft
-    outside its first partition."""
+    """Rows that follow a later flight of the same aircraft, and rows of an aircraft outside of its first
+    partition and of those that follow that when the stream grows."""
     aggregate_equal: bool
     rebalances: tuple[Rebalance, ...]
     after_ms: Mapping[int, int]
@@ -78,6 +79,7 @@ def judge(
     delays: pa.Table,
     rebalances: Sequence[Rebalance],
     after_ms: Mapping[int, int],
+    placement: Placement,
     seconds: float,
 ) -> Verdict:
     """Compare Spark's tables, ``legs`` and ``delays``, with the data set in the order of sending.
@@ -95,7 +97,7 @@ def judge(
         spark_rows=legs.num_rows,
         lost=flights.num_rows - found,
         duplicates=doubled,
-        out_of_order=_out_of_order(matched),
+        out_of_order=_out_of_order(matched, placement),
         aggregate_equal=_same_rows(delays, expected_delays(flights)),
         rebalances=tuple(rebalances),
         after_ms=after_ms,
@@ -132,7 +134,8 @@ def _same_values(mine: pa.ChunkedArray, theirs: pa.ChunkedArray) -> pa.ChunkedAr
     return pc.or_(both_null, pc.fill_null(pc.equal(mine, theirs), fill_value=False))
 
 
-def _out_of_order(matched: pa.Table) -> int:
+def _out_of_order(matched: pa.Table, placement: Placement) -> int:
+    # A later generation of partitions has higher numbers.
     ordered = matched.sort_by([("partition", "ascending"), ("position", "ascending")])
     latest: dict[str, tuple[int, int]] = {}
     wrong = 0
@@ -141,7 +144,9 @@ def _out_of_order(matched: pa.Table) -> int:
         if tailnum is None:
             continue
         before = latest.get(tailnum)
-        if before is not None and (before[0] != partition or before[1] > rank):
+        if before is not None and (
+            before[0] not in {partition, *placement.ancestors_of(partition)} or before[1] > rank
+        ):
             wrong += 1
         else:
             latest[tailnum] = (partition, rank)

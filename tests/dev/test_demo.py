@@ -23,10 +23,10 @@ FLIGHTS = 40_000
 
 
 def start_demo(
-    directory: Path, *, send_s: float, errors: Path, cluster: bool = False
+    directory: Path, *, send_s: float, errors: Path, cluster: bool = False, grow: bool = False
 ) -> "subprocess.Popen[str]":
     """Start a demo of the first flights of the year."""
-    size = f"flights={FLIGHTS}, send_s={send_s}, cluster={cluster}"
+    size = f"flights={FLIGHTS}, send_s={send_s}, cluster={cluster}, grow={grow}"
     arguments = f"json_output=True, directory={str(directory)!r}, {size}"
     source = f"import sys; from streamworker.dev.demo import run_demo; sys.exit(run_demo({arguments}))"
     with errors.open("w") as log:
@@ -35,11 +35,18 @@ def start_demo(
 
 @pytest.mark.alone("its verdict has times in it")
 @pytest.mark.parametrize(
-    "cluster", [pytest.param(False, id="server"), pytest.param(True, id="cluster", marks=pytest.mark.soak)]
+    ("cluster", "grow"),
+    [
+        pytest.param(False, False, id="server"),
+        pytest.param(False, True, id="grown"),
+        pytest.param(True, True, id="cluster", marks=pytest.mark.soak),
+    ],
 )
-def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path: Path, cluster: bool) -> None:
+def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(
+    tmp_path: Path, cluster: bool, grow: bool
+) -> None:
     """Three joins, one SIGKILL, one SIGTERM; the tables are exactly right and the exit code says so."""
-    demo = start_demo(tmp_path / "demo", send_s=12, errors=tmp_path / "errors", cluster=cluster)
+    demo = start_demo(tmp_path / "demo", send_s=12, errors=tmp_path / "errors", cluster=cluster, grow=grow)
     printed, _ = demo.communicate(timeout=280)
 
     assert demo.returncode == 0, (tmp_path / "errors").read_text()
@@ -54,6 +61,7 @@ def test_every_flight_becomes_one_row_while_workers_join_die_and_leave(tmp_path:
     }
     assert found["aggregate_equal"] is True
     assert (causes.count("join"), causes.count("death"), causes.count("leave")) == (3, 1, 1)
+    assert ("partitions" in causes) == grow
     assert all(one["ms"] is not None for one in found["rebalances"])
 
 

@@ -39,6 +39,16 @@ def test_each_row_shows_who_held_the_partition() -> None:
     assert lines[2] == "   1 " + "." * 10 + "2" * 10
 
 
+def test_a_stream_that_grows_has_other_rows_from_then_on() -> None:
+    """Those that it had are empty when the group is done with them."""
+    timeline = Timeline(partitions=2)
+    for at_ms in range(0, 2_001, 50):
+        now = snapshot({"a.1": "w1"}, ["a.1", "a.1"])
+        timeline.sample(at_ms, replace(now, partitions=now.partitions[at_ms >= 1_000 :][:1]))
+
+    assert drawn(timeline)[1:3] == ["   0 " + "1" * 10 + " " * 10, "   1 " + " " * 10 + "1" * 10]
+
+
 def test_a_dead_member_is_still_known_by_its_name() -> None:
     """It is no member any more, but its lock is not taken over yet."""
     timeline = Timeline(partitions=1)

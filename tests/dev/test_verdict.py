@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
+from streamworker.core.data.placement import Placement
 from streamworker.core.snapshot import Rebalance
 from streamworker.dev.flights import expected_delays
 from streamworker.dev.verdict import Verdict, judge
@@ -39,6 +40,8 @@ def legs(flights: pa.Table) -> pa.Table:
     return table.sort_by([("distance", "ascending"), ("dest", "descending")])
 
 
+MAP = Placement(3, 6)
+
 Change = Callable[[pa.Table, pa.Table], pa.Table]
 """From the data set and the table of legs to another table of legs."""
 
@@ -57,6 +60,7 @@ def judged(flights: pa.Table, legs: pa.Table, delays: pa.Table | None = None) ->
         delays=expected_delays(flights) if delays is None else delays,
         rebalances=REBALANCES,
         after_ms={3: 2_300},
+        placement=MAP,
         seconds=1.0,
     )
 
@@ -123,6 +127,17 @@ def moved(flights: pa.Table, legs: pa.Table) -> pa.Table:
     return changed(legs, "partition", row, legs["partition"].to_pylist()[row] + 1)
 
 
+def grown(after: int) -> Change:
+    """Put the last leg of an aircraft into a partition that follows its own, or one so far after that."""
+
+    def change(flights: pa.Table, legs: pa.Table) -> pa.Table:
+        row = row_of(legs, busiest(flights), -1)
+        partition = (legs["partition"].to_pylist()[row] + after) % 3
+        return changed(legs, "partition", row, MAP.children_of(partition)[1])
+
+    return change
+
+
 def spread(_: pa.Table, legs: pa.Table) -> pa.Table:
     """Spread flights without an aircraft over all partitions: they have no order."""
     known = zip(legs["tailnum"].to_pylist(), legs["partition"].to_pylist(), strict=True)
@@ -144,6 +159,8 @@ def spread(_: pa.Table, legs: pa.Table) -> pa.Table:
         pytest.param(with_value("tailnum", None), {"lost": 1}, id="an aircraft is missing"),
         pytest.param(swapped, {"out_of_order": 1}, id="legs changed places"),
         pytest.param(moved, {"out_of_order": 1}, id="an aircraft in two partitions"),
+        pytest.param(grown(0), {}, id="an aircraft goes on where the stream has grown"),
+        pytest.param(grown(1), {"out_of_order": 1}, id="an aircraft goes on where another should"),
         pytest.param(spread, {}, id="flights without an aircraft anywhere"),
     ],
 )

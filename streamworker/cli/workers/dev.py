@@ -188,6 +188,7 @@ def demo(
         bool, option("--cluster", "Use a Redis Cluster of three primaries with a replica each.")
     ] = False,
     web: Annotated[bool, option("--web", "Serve the web view as well, and print its address.")] = False,
+    grow: Annotated[bool, option("--grow", "Give the stream more partitions while flights flow.")] = False,
 ) -> None:
     """Run the whole system on real data, and check it.
 
@@ -199,7 +200,8 @@ def demo(
     Examples:
       streamworker demo
       streamworker demo --cluster
+      streamworker demo --grow
     """
     from streamworker.dev.demo import run_demo
 
-    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster, web=web))
+    raise typer.Exit(run_demo(json_output=json, keep=keep, cluster=cluster, web=web, grow=grow))
