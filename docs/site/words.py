@@ -37,7 +37,6 @@ WORDS = {
     "recipes/http-calls.md": "async http httpx aiohttp rate limit throttle api",
     "recipes/join.md": "join merge union two streams enrich",
     "recipes/late-data.md": "window tumbling event time watermark",
-    "recipes/more-partitions.md": "repartition resize backfill rename scale",
     "recipes/noisy-tenant.md": "priority fairness multi tenant rate limit quota",
     "recipes/request-and-reply.md": "request reply rpc response result backend await a result",
     "recipes/session-timeout.md": "session timeout inactivity idle window reminder",

@@ -18,6 +18,7 @@ from streamworker.declaring.specs import ProcessorSpec, TimerSpec
 from streamworker.errors import BackendError, StreamworkerError
 from streamworker.importing import resolve_app, resolve_timer
 from streamworker.redisio.data.state import Calls, ask_for_calls, calls_asked_for, read_calls
+from streamworker.redisio.group.following import unfinished
 from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.group.risks import forget_deaths, read_deaths
@@ -78,7 +79,8 @@ def run_now(
 
 
 async def _run_now(backend: Backend, group: ProcessorSpec, timer: TimerSpec, wait_s: float) -> None:
-    keys, partitions = group_keys(group), group.stream.placement.all
+    keys = group_keys(group)
+    partitions = sorted(await unfinished(backend, keys, group.stream.placement.all))
     at_ms = await backend.time_ms()
     await forget_deaths(backend, keys, f"timer {timer.name}")
     if not group.stream.has_records:  # There is no processor to retry.
@@ -153,7 +155,7 @@ async def _row(
     with_calls: bool,
     zone: tzinfo | None,
 ) -> dict[str, Any]:
-    partitions = spec.stream.placement.all
+    partitions = sorted(await unfinished(backend, group_keys(spec), spec.stream.placement.all))
     calls = await read_calls(backend, group_keys(spec), partitions, timer.name) if with_calls else []
     schedule, newest = timer.schedule, max(calls, key=lambda call: call.began, default=None)
     row = {

@@ -27,6 +27,7 @@ from streamworker.declaring.specs import ProcessorSpec
 from streamworker.declaring.timers import Timer
 from streamworker.errors import BackendUnavailable, ConfigurationError, ProcessingError
 from streamworker.redisio.data.state import ask_for_calls, calls_asked_for
+from streamworker.redisio.group.following import unfinished
 from streamworker.redisio.group.requests import make_request
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.snapshot import take_snapshot
@@ -278,7 +279,7 @@ class LocalWorker(Stored):
             )
         [group] = found
         keys = GroupKeys(group.stream.app, group.stream.name, group.name)
-        partitions = group.stream.placement.all
+        partitions = sorted(await unfinished(self._backend, keys, group.stream.placement.all))
         at_ms = await self._backend.time_ms() if at is None else time_ms(at, "at")
         await ask_for_calls(self._backend, keys, partitions, timer.name, at_ms)
         await make_request(self._backend, keys, partitions, "retry", who=self.name, why=f"run {timer.name}")

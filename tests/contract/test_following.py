@@ -5,11 +5,13 @@ import pytest
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
+from streamworker.redisio.admin import inheriting
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
 from streamworker.redisio.group import following
 from streamworker.redisio.scripts import SEAL
 from streamworker.redisio.wire.durability import MEMORY, Durability, NotDurable
+from streamworker.redisio.wire.info import pairs_of
 from tests.contract.support import GROUP, Group, Raw, request
 
 pytestmark = pytest.mark.anyio
@@ -92,3 +94,42 @@ async def test_nothing_is_committed_before_a_partition_is_open(group: Group) -> 
         assert await following.open_partition(group.backend, GROUP, start, MEMORY) is opens
     assert (await group.commit(request(lock, entries, partition=3))).code is CommitCode.OK
     assert (await group.own(partition=3)).waits_for == ()
+
+
+async def test_only_the_owner_that_has_waited_copies_and_only_until_it_is_open(group: Group) -> None:
+    """A copy that comes late would undo what was committed since."""
+    await streams.register(group.backend, GROUP, GROWN, "earliest")
+    old, (values, index) = GROUP.table(0, "totals"), GROUP.tables(3, ["totals"])
+    stored = {b"customer-%d" % n: b"%d v" % n if n % 2 else b" v" for n in range(300)}
+    keys = {key: value for key, value in stored.items() if GROWN.path_of(key)[0] == 0}
+    mine = {key: value for key, value in keys.items() if GROWN.partition_of(key) == 3}
+    await group.backend.execute("HSET", old, *(part for pair in keys.items() for part in pair))
+    lock = await group.own(partition=3)
+
+    async def takes_over(owner: str = "w1", waited: tuple[int, ...] = (0, 1), more: int = 0) -> bool:
+        known = Acquired(lock.epoch + more, lock.checkpoint, 0, 0, "log", waits_for=waited)
+        start = StartRunner(3, owner, known)
+        return await inheriting.take_over(group.backend, GROUP, GROWN, start, {"totals": 0}, lambda _: True)
+
+    assert not await takes_over(owner="w2")
+    assert not await takes_over(more=1)
+    assert not await takes_over(waited=(0,))
+    assert await group.backend.execute("EXISTS", values) == 0
+    for _ in range(2):
+        assert await takes_over()
+        assert pairs_of(await group.backend.execute("HGETALL", values)) == mine
+        assert await group.backend.execute("ZCARD", index) == sum(value != b" v" for value in mine.values())
+    await following.open_partition(group.backend, GROUP, StartRunner(3, "w1", lock), MEMORY)
+    await group.backend.execute("DEL", values)
+    assert not await takes_over()
+    assert await group.backend.execute("EXISTS", values) == 0
+
+
+async def test_a_partition_that_waits_itself_is_not_done(group: Group) -> None:
+    """It has not taken over yet what those that follow it would copy."""
+    await streams.register(group.backend, GROUP, GROWN, "earliest")
+    await group.backend.run_many(SEAL, [SEAL.at(GROUP, 3, map="2+3+5")])
+    lock = await group.own(partition=3)
+    assert not await finish(group, lock, partition=3)
+    await following.open_partition(group.backend, GROUP, StartRunner(3, "w1", lock), MEMORY)
+    assert await finish(group, lock, partition=3)

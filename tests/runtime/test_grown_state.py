@@ -3,9 +3,11 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -14,8 +16,12 @@ import pytest
 
 from streamworker import App, Context, Stream, Table
 from streamworker.core.data.placement import Placement
-from streamworker.redisio.admin import growth
-from streamworker.redisio.data.state import TIMERS, read_state
+from streamworker.core.events import StartRunner
+from streamworker.errors import BackendUnavailable
+from streamworker.redisio.admin import growth, inheriting
+from streamworker.redisio.data.state import TIMERS, read_state, scan_hash
+from streamworker.redisio.group import following
+from streamworker.redisio.group.locks import LockView, read_locks
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
@@ -26,6 +32,8 @@ from tests.helpers import wait_for_async
 
 pytestmark = pytest.mark.anyio
 
+NAME = ContextVar[str]("NAME")
+"""The worker in whose task this is."""
 KEYS = GroupKeys("shop", "orders", "count")
 NAMES = [f"customer-{n}" for n in range(60)]
 
@@ -40,6 +48,7 @@ class Shop:
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.scopes: dict[str, anyio.CancelScope] = {}
         self.sent = Counter[str]()
         self.wrong: list[Any] = []
         self.rng = random.Random(3)
@@ -80,6 +89,17 @@ class Shop:
             for worker in running:
                 worker.stop()
 
+    async def run(self, name: str) -> None:
+        """Run a worker that :meth:`kill` can end without a word."""
+        NAME.set(name)
+        self.scopes[name] = anyio.CancelScope()
+        with self.scopes[name]:
+            await Worker(self.app()[0], name=name).run()
+
+    async def kill(self) -> None:
+        self.scopes[NAME.get()].cancel()
+        await anyio.sleep_forever()
+
     async def send(self, count: int) -> None:
         app, orders, _, _ = self.app()
         async with app:
@@ -109,6 +129,44 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generations, "LOOK_S", 0.5)
 
 
+async def all_counted(backend: Backend, shop: Shop, *counts: int) -> None:
+    """Wait until all is counted, by the sums that belong to no key, and check the tables from outside."""
+    active = Placement(*counts).active
+
+    async def is_counted() -> bool:
+        return bool(sum(its.get("sum", 0) for its in await states(backend, active)) == shop.sent.total())
+
+    await wait_for_async(is_counted, "all is counted")
+    await check_tables(shop)
+    assert not shop.wrong
+    for its in await states(backend, active):
+        its.pop("sum", None)
+        for name, mine in its.items():
+            assert mine["n"] == shop.sent[name]
+            assert all(after - before == 100 for before, after in pairwise(mine["at"])), name
+
+
+async def check_tables(shop: Shop) -> None:
+    """Check what an application reads that knows the first map."""
+    app, _, totals, parity = shop.app()
+    async with app:
+        assert await totals.get_many(NAMES[:30]) == {name: shop.sent[name] for name in NAMES[:30]}
+        assert {key: value async for key, value in totals.scan()} == shop.sent
+        assert await totals.count() == len(shop.sent)
+        assert sum([value async for _, value in parity.scan()]) == shop.sent.total()
+
+
+async def removed(backend: Backend, *counts: int) -> None:
+    """Wait until the old partitions have no tables and no state."""
+    tables = ["totals", "parity"]
+    old = [key for p in range(Placement(*counts).base) for key in (KEYS.state(p), *KEYS.tables(p, tables))]
+
+    async def are_gone() -> bool:
+        return not any(all_answered(await backend.pipeline([("EXISTS", key) for key in old])))
+
+    await wait_for_async(are_gone, "what has moved is removed")
+
+
 async def test_each_key_goes_on_with_its_table_its_state_and_its_timer(redis_url: str) -> None:
     shop = Shop(redis_url)
     async with Backend.open(redis_url, name="tool") as backend, shop.workers("w1", "w2"):
@@ -117,35 +175,102 @@ async def test_each_key_goes_on_with_its_table_its_state_and_its_timer(redis_url
             await asyncio.sleep(0.3)
             if count:
                 await grow(backend, count)
-        last = Placement(2, 3, 5)
+        await all_counted(backend, shop, 2, 3, 5)
+        await removed(backend, 2, 3, 5)
+        await check_tables(shop)
 
-        async def all_counted() -> bool:
-            found = await states(backend, last.active)
-            return bool(sum(its.get("sum", 0) for its in found) == shop.sent.total())
 
-        await wait_for_async(all_counted, "all is counted")
-        app, _, totals, parity = shop.app()
-        async with app:
+async def test_a_table_is_read_where_it_is_while_its_stream_grows(redis_url: str) -> None:
+    """Also by an application that has read the first map, before, while and after the values move."""
+    shop = Shop(redis_url)
+    app, _, totals, _ = shop.app()
+    async with Backend.open(redis_url, name="tool") as backend, app:
+
+        async def check() -> None:
+            await check_tables(shop)
             assert await totals.get_many(NAMES) == shop.sent
-            assert {key: value async for key, value in totals.scan()} == shop.sent
-            assert await totals.count() == len(shop.sent)
-            assert sum([value async for _, value in parity.scan()]) == shop.sent.total()
 
-        async def is_removed() -> bool:
-            keys = [
-                key
-                for p in range(last.base)
-                for key in (KEYS.state(p), *KEYS.tables(p, ["totals", "parity"]))
-            ]
-            return not any(all_answered(await backend.pipeline([("EXISTS", key) for key in keys])))
+        async with shop.workers("w1"):
+            await shop.send(600)
+            await all_counted(backend, shop, 2)
+        await check()
+        await grow(backend, 3)
+        await check()
+        # One of the three is open, and the others are not.
+        async with shop.workers("w1"):
+            await removed(backend, 2, 3)
+        await check()
+        await grow(backend, 5)
+        await check()
+        assert {key: value async for key, value in totals.scan(partition=0)} == {
+            name: n for name, n in shop.sent.items() if Placement(2).partition_of(name.encode()) == 0
+        }
 
-        await wait_for_async(is_removed, "the old partitions have no copies")
+
+@pytest.mark.full("takes four seconds a step")
+@pytest.mark.parametrize(
+    "step", ["before it copies", "while it copies", "before it opens", "after it has opened"]
+)
+async def test_a_worker_that_is_killed_while_it_copies_leaves_that_to_others(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    shop, killed = Shop(redis_url), list[int]()
+    take_over, opens, scan = inheriting.take_over, following.open_partition, scan_hash
+
+    async def at(where: str, partition: int) -> None:
+        if where == step and not killed:
+            killed.append(partition)
+            await shop.kill()
+
+    async def taking(*args: Any) -> bool:
+        await at("before it copies", args[3].partition)
+        return await take_over(*args)
+
+    async def opening(backend: Backend, keys: GroupKeys, start: StartRunner, wait: Any) -> bool:
+        await at("before it opens", start.partition)
+        is_open = await opens(backend, keys, start, wait)
+        await at("after it has opened", start.partition)
+        return is_open
+
+    async def scanning(backend: Backend, key: str) -> AsyncIterator[Mapping[bytes, bytes]]:
+        async for page in scan(backend, key):
+            yield page
+            if key.endswith(":table:parity"):
+                await at("while it copies", 0)
+
+    monkeypatch.setattr(inheriting, "take_over", taking)
+    monkeypatch.setattr("streamworker.redisio.admin.inheriting.scan_hash", scanning)
+    monkeypatch.setattr(following, "open_partition", opening)
+    async with Backend.open(redis_url, name="tool") as backend, anyio.create_task_group() as tasks:
+        for name in ("w1", "w2"):
+            tasks.start_soon(shop.run, name)
+        await shop.send(600)
+        await grow(backend, 3)
+        await shop.send(600)
+        await all_counted(backend, shop, 2, 3)
+        assert killed
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_copy_that_a_failure_has_lost_is_missed_by_name(redis_url: str) -> None:
+    """What it was made from is gone, so the partition stays closed, and a read says so, too."""
+    shop = Shop(redis_url)
+    async with Backend.open(redis_url, name="tool") as backend:
+        async with shop.workers("w1"):
+            await shop.send(300)
+            await grow(backend, 3)
+            await all_counted(backend, shop, 2, 3)
+            await removed(backend, 2, 3)
+        await backend.execute("HSET", KEYS.lock(2), "from", "0")
+        await backend.execute("DEL", KEYS.table(2, "totals"))
+        async with shop.workers("w1"):
+
+            async def is_told() -> bool:
+                lock = (await read_locks(backend, KEYS, [2]))[2]
+                return isinstance(lock, LockView) and "a failure has lost its tables" in lock.reason
+
+            await wait_for_async(is_told, "it says what is lost")
+        app, _, totals, _ = shop.app()
         async with app:
-            assert await totals.get_many(NAMES) == shop.sent
-            assert {key: value async for key, value in totals.scan()} == shop.sent
-        assert not shop.wrong
-        for its in await states(backend, last.active):
-            its.pop("sum", None)
-            for name, mine in its.items():
-                assert mine["n"] == shop.sent[name]
-                assert mine["at"] == [*range(mine["at"][0], mine["at"][-1] + 1, 100)], name
+            with pytest.raises(BackendUnavailable, match="a failure has lost values that have moved"):
+                await totals.get_many(NAMES)

@@ -17,10 +17,14 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from streamworker import App
+from streamworker.core.data.placement import Placement
 from streamworker.declaring.table import Table
 from streamworker.dev.cluster import EmbeddedCluster
 from streamworker.errors import BackendUnavailable, ConfigurationError, DecodeError, RecordError
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.admin import growth
+from streamworker.redisio.keys import GroupKeys
+from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY
 from streamworker.spark.source import statetables
 from streamworker.spark.source.declared import find_columns
 from streamworker.spark.source.options import parse_options
@@ -31,7 +35,7 @@ from tests.raw import opened
 from tests.spark.conftest import Connect
 from tests.spark.reading import read
 
-KEYS = StreamKeys("shop", "orders")
+KEYS = GroupKeys("shop", "orders", "sum_up")
 PARTITIONS = 4
 PAGE_ROWS = 1_000
 NOON = dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)
@@ -353,3 +357,31 @@ def test_a_part_of_a_key_of_another_type_than_its_name_says_is_read_as_text(defa
     own = StructType().add("placed_at", "date").add("value", "integer").add("more", "string")
     (row,) = read({"app": "shop", "table": "totals"}, own).to_pylist()
     assert row == {"placed_at": NOON.date(), "value": 1, "more": None}
+
+
+def test_a_table_is_read_where_it_is_while_its_stream_grows(default: str) -> None:
+    """Before a new partition is open, when it is, and when the old ones have nothing any more."""
+    app, _ = app_with(default)
+    worked(app, default, *(Order(f"customer-{n}", n) for n in range(50)))
+
+    async def grow() -> None:
+        async with Backend.open(default, name="tool") as backend:
+            await growth.prepare(backend, KEYS, PARTITIONS + 2, MEMORY)
+            await growth.go_on(backend, KEYS, MEMORY, "test")
+
+    def keys() -> list[tuple[str, int]]:
+        found = rows_of(stream="orders", includeMetadata="true")
+        return sorted((row["customer"], row["_partition"]) for row in found)
+
+    before, placement = keys(), Placement(PARTITIONS, PARTITIONS + 2)
+    after = [(name, placement.partition_of(name.encode())) for name, _ in before]
+    anyio.run(grow)
+    assert keys() == after
+    worked(app_with(default)[0], default, Order("customer-0", 0))
+    assert keys() == after
+    with opened(default) as raw:
+        for p in placement.active:
+            raw.hset(KEYS.lock(p), "from", "0")
+        raw.hset(KEYS.lock(0), "moved", "1")
+    with pytest.raises(BackendUnavailable, match="have moved while they were read"):
+        keys()
