@@ -185,31 +185,6 @@ async def test_tenants_pass_one_that_sends_too_much(
     assert [job.number for job in bulk] == sorted(job.number for job in bulk)
 
 
-@pytest.mark.full("workers hand 8 partitions over and take 32")
-async def test_a_stream_gets_more_partitions_and_each_order_is_handled_once_in_order(
-    saved: Callable[[str], Any],
-) -> None:
-    """What the old worker has priced is not priced again; senders of both versions run for a while."""
-    old, new = saved("shop"), saved("shop_after")
-    orders = [(f"customer-{n % 40}", n) for n in range(400)]
-    with MemoryServer() as server:
-        async with local_worker(old.app, url=server.url) as first:
-            await old.orders.send_many(old.Order(*each) for each in orders[:100])
-            await first.until_drained()
-            async with local_worker(new.app, url=server.url) as second:
-                await old.orders.send_many(old.Order(*each) for each in orders[100:200])
-                first.stop()
-                await new.old_orders.send_many(new.Order(*each) for each in orders[200:300])
-                await second.until_drained()
-                await new.orders.send_many(new.Order(*each) for each in orders[300:])
-                await second.until_drained()
-                priced = await first.rows("price") + await second.rows("price_32")
-    assert len(priced) == 400
-    for customer in {customer for customer, _ in orders}:
-        numbers = [row["number"] for row in priced if row["customer"] == customer]
-        assert numbers == [number for each, number in orders if each == customer]
-
-
 async def test_two_halves_of_an_order_are_joined_once_whichever_comes_first(
     saved: Callable[[str], Any],
 ) -> None:

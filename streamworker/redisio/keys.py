@@ -72,17 +72,6 @@ def number(value: bytes | str | None) -> int:
     return whole(value or b"") or 0
 
 
-def never_grown(counts: tuple[int, ...]) -> int:
-    """Return the number of partitions of a stream; raise ConfigurationError if it has grown."""
-    if len(counts) == 1:
-        return counts[0]
-    raise ConfigurationError(
-        f"A stream has grown to {'+'.join(map(str, counts))} partitions, and this release can do this only "
-        "with a stream that never grew.",
-        remedy="Take a new stream (docs: recipes/more-partitions).",
-    )
-
-
 def map_in(value: bytes) -> tuple[int, ...]:
     """Return how many partitions each generation of a stream has, as its key stores them.
 
