@@ -5,7 +5,7 @@
 -- after it.
 --
 -- In a partition that takes nothing more, a timer has its last planned times, and those that follow have the
--- others. So the owner must know by then which time parts them.
+-- others. The time that parts them is not before the seal; for later calls the owner must know it.
 --
 -- KEYS  lock (hash)  state (hash)  messages (stream)  heads (hash)  counts (hash)
 --       tables...: for each table its values (hash) and its expiry index (zset)
@@ -40,7 +40,8 @@ end
 if held[3] ~= checkpoint or done ~= before or is_tick_lost(state, last_timer, ticked) then
   return reply('GAP')
 end
-if knows_end == '' and redis.call('HEXISTS', counts, 'sealed') == 1 then return reply('GAP') end
+local sealed_at = knows_end == '' and redis.call('HGET', counts, 'sealed_at')
+if sealed_at and tonumber(string.match(after, '^%d+')) > tonumber(sealed_at) then return reply('GAP') end
 local code = sends_at <= sends_end and outbox_refuses(messages, heads, outbox_last, outbox_limit)
 if code then return reply(code) end
 

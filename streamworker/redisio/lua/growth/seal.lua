@@ -1,7 +1,8 @@
 -- uses: groups
 -- Seals a partition: it takes nothing any more, from nobody. Its last id becomes the highest one there is, so that
 -- Redis itself refuses each XADD, also those of programs that know nothing of seals. A note says which id was the
--- last, and which map of the stream's partitions follows, so that a map that a failover lost is known.
+-- last, and which map of the stream's partitions follows, so that a map that a failover lost is known. Another says
+-- when that was: timers ran here until then.
 --
 -- A call that is repeated writes the note again, since WAIT covers the writes of its own connection only. Where
 -- the key was deleted and made anew by another program, the partition is sealed at its present end.
@@ -19,7 +20,7 @@ else
     redis.call('XADD', events, '0-1', 'v', '')
     redis.call('XTRIM', events, 'MAXLEN', '0')
   end
-  redis.call('HSET', counts, 'sealed', last .. ' ' .. map)
+  redis.call('HSET', counts, 'sealed', last .. ' ' .. map, 'sealed_at', text(server_ms()))
   redis.call('XSETID', events, TOP, 'ENTRIESADDED', text(added))
 end
 return {'OK', last, redis.call('HKEYS', groups), server_ms()}
