@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import msgspec.msgpack
 import pytest
 
 from streamworker import App
@@ -27,6 +28,7 @@ from tests.stage.server import Server
 ROOT = Path(__file__).parent.parent.parent
 KEYS = [GroupKeys("shop", "orders", name) for name in ("price", "audit")]
 PATH = "tests.chaos.grown_app:"
+TABLE = {"app": "shop", "stream": "orders", "table": "counts"}
 CUSTOMERS, WORKERS = 300, 4
 
 
@@ -110,7 +112,10 @@ def grown_server(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serv
 def test_each_record_is_handled_once_and_in_order_while_a_stream_grows_three_times(
     crew: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
-    """In both groups, in 8, 12, 25 and 64 partitions, all of which are open in the end."""
+    """In both groups, in 8, 12, 25 and 64 partitions, all of which are open in the end.
+
+    One of them counts each customer in a table and in its state, and all orders in a field of the state.
+    """
     rng = random.Random(protocol)
     with grown_server(tmp_path, monkeypatch) as server:
         environ = {"GROWN_URL": server.url, "GROWN_BY": protocol, "STREAMWORKER_REDIS_URL": server.url}
@@ -139,6 +144,10 @@ def test_each_record_is_handled_once_and_in_order_while_a_stream_grows_three_tim
         for keys in KEYS:
             found = numbers_by_customer(keys.group)
             assert found == {customer: list(range(1, n + 1)) for customer, n in sent.items()}
+        assert {row["customer"]: row["value"] for row in read(TABLE).to_pylist()} == sent
+        with server.client() as client:
+            sums = [client.hget(KEYS[1].state(p), "sum") for p in range(8 + 12 + 25, 8 + 12 + 25 + 64)]
+        assert sum(msgspec.msgpack.decode(found) for found in sums if found) == sent.total()
 
 
 def map_of(server: Server) -> str:
