@@ -1,11 +1,21 @@
 """A stream grows on a Cluster, where each partition and its locks may be on another node."""
 
+import asyncio
+from collections.abc import Callable
+
 import pytest
 
+from streamworker.core.data.placement import Placement
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import MEMORY
+from tests.runtime.growing import KEYS, STEPS, Menders, go_to
 from tests.runtime.test_grown_groups import Shop, all_committed, grow, settled
+from tests.stage.cluster import Cluster, Node
 
 pytestmark = [pytest.mark.anyio, pytest.mark.full("workers on a Cluster")]
+
+Moves = Callable[[Cluster, dict[str, Node]], None]
+"""Lets the slots of some keys go to other nodes."""
 
 
 async def test_groups_go_on_in_order_while_their_stream_grows(redis_url: str) -> None:
@@ -16,6 +26,41 @@ async def test_groups_go_on_in_order_while_their_stream_grows(redis_url: str) ->
             for count in (3, 5):
                 await grow(backend, count)
                 await shop.sends(300)
+        await shop.all_handled()
+        await settled(backend, 2, 3, 5)
+        await all_committed(backend, shop, 2, 3, 5)
+
+
+def by_keys(nodes: Cluster, targets: dict[str, Node]) -> None:
+    """Key by key: clients are led to another node for those that are not there any more, or not yet."""
+    sources = {key: nodes.begin_move(key, target) for key, target in targets.items()}
+    for key, target in targets.items():
+        nodes.finish_move(key, sources[key], target, pause_s=0.02)
+
+
+def whole(nodes: Cluster, targets: dict[str, Node]) -> None:
+    for key, target in targets.items():
+        nodes.move_slot_whole(key, target)
+
+
+@pytest.mark.parametrize("move", [by_keys, whole])
+async def test_slots_move_at_each_step_of_a_growth(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch, move: Moves
+) -> None:
+    """Those of an old partition, of a new one and of the stream's hash, while producers send."""
+    Menders(monkeypatch).may = False
+    shop = Shop(nodes.url)
+    async with Backend.open(nodes.url, name="tool") as backend, shop.workers("w1", "w2"):
+        async with shop.sending(pause_s=0.05):
+            for before, after in ((Placement(2), Placement(2, 3)), (Placement(2, 3), Placement(2, 3, 5))):
+                moved = (KEYS.events(before.base), KEYS.events(after.base), KEYS.meta)
+                await shop.sends(50)
+                for step in STEPS:
+                    targets = {key: nodes.another_primary(nodes.primary_of(key)) for key in moved}
+                    moving = asyncio.create_task(asyncio.to_thread(move, nodes, targets))
+                    await go_to(step, backend, after.live, MEMORY)
+                    await moving
+            await shop.sends(50)
         await shop.all_handled()
         await settled(backend, 2, 3, 5)
         await all_committed(backend, shop, 2, 3, 5)

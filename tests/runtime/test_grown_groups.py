@@ -116,14 +116,14 @@ class Shop:
         await orders.send_many(records)
 
     @contextlib.asynccontextmanager
-    async def sending(self) -> AsyncIterator[None]:
-        """Send meanwhile."""
+    async def sending(self, pause_s: float = 0.01) -> AsyncIterator[None]:
+        """Send meanwhile, fifty records and then a pause."""
         app, orders = self.app()
 
         async def run() -> None:
             while not self.ends:
                 await self._send(orders, 50)
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(pause_s)
 
         async with app, anyio.create_task_group() as tasks:
             tasks.start_soon(run)
