@@ -343,6 +343,10 @@ class Draws:
             "pairs": pairs,
         }
 
+    def growth__remove(self) -> dict[str, Any]:
+        epoch = self.lock().get("epoch", "")
+        return {"epoch": "7" if self.rarely() else epoch, "tables": self.keys.tables(0, [TABLE])}
+
     def data__open_outbox(self) -> dict[str, Any]:
         return {}
 

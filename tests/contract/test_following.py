@@ -2,13 +2,14 @@
 
 import pytest
 
+from streamworker.core.data.entries import ZERO
 from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
 from streamworker.core.ownership.locks import Acquired
 from streamworker.redisio.admin import inheriting
 from streamworker.redisio.data import streams
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.group import following
+from streamworker.redisio.group import following, locks
 from streamworker.redisio.scripts import SEAL
 from streamworker.redisio.wire.durability import MEMORY, Durability, NotDurable
 from streamworker.redisio.wire.info import pairs_of
@@ -79,6 +80,29 @@ async def test_only_the_owner_says_that_the_group_is_done(group: Group) -> None:
     assert not await finish(group, lock)
     assert not await finish(group, new, owner="w1")
     assert await finish(group, new, owner="w2")
+
+
+async def test_what_has_moved_is_removed_unless_a_reset_has_come_since(group: Group, raw: Raw) -> None:
+    """A worker that slept between its look and that would take what the group has counted anew."""
+    await group.register()
+    await seal(group, 0)
+    lock = await group.own()
+    assert await following.done_at(group.backend, GROUP, [0]) == {}
+    assert await finish(group, lock)
+    seen = await following.done_at(group.backend, GROUP, [0])
+    await group.release("w1", lock.epoch)
+    await locks.move_checkpoint(group.backend, GROUP, 0, ZERO, entries=0)
+    raw.hset(GROUP.table(0, "totals"), "ann", " 1")
+    assert await following.remove_moved(group.backend, GROUP, seen, ["totals"]) == set()
+    assert await finish(group, await group.own("w2"), owner="w2")
+    assert await following.remove_moved(group.backend, GROUP, seen, ["totals"]) == set()
+    assert raw.exists(GROUP.table(0, "totals")) and await following.moved(group.backend, GROUP, [0]) == set()
+    seen = await following.done_at(group.backend, GROUP, [0])
+    for _ in range(2):
+        assert await following.remove_moved(group.backend, GROUP, seen, ["totals"]) == {0}
+    assert not raw.exists(GROUP.table(0, "totals")) and await following.moved(group.backend, GROUP, [0]) == {
+        0
+    }
 
 
 async def test_nothing_is_committed_before_a_partition_is_open(group: Group) -> None:

@@ -15,7 +15,7 @@ from streamworker.core.data.placement import Placement
 from streamworker.core.events import StartRunner
 from streamworker.redisio.group.locks import answered, numbered, numbers
 from streamworker.redisio.keys import GroupKeys, map_in, number
-from streamworker.redisio.scripts import FINISH, OPEN, SET_FIELD, checked
+from streamworker.redisio.scripts import FINISH, OPEN, REMOVE, checked
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY, Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
@@ -111,21 +111,21 @@ async def not_open(backend: Backend, keys: GroupKeys, partitions: Collection[int
     return {p for p, (there, parents) in zip(partitions, replies, strict=True) if parents or not there}
 
 
+async def done_at(backend: Backend, keys: GroupKeys, partitions: Collection[int]) -> dict[int, bytes]:
+    """Return the epochs of those of some partitions with which the group is done."""
+    replies = all_answered(
+        await backend.pipeline([("HMGET", keys.lock(p), "done", "epoch") for p in partitions])
+    )
+    return {p: epoch for p, (done, epoch) in zip(partitions, replies, strict=True) if done and epoch}
+
+
 async def remove_moved(
-    backend: Backend,
-    keys: GroupKeys,
-    partitions: Collection[int],
-    tables: Collection[str],
-    durability: Durability,
-) -> None:
+    backend: Backend, keys: GroupKeys, epochs: Mapping[int, bytes], tables: Collection[str]
+) -> set[int]:
     """Remove tables and keyed state of old partitions; all that follow have their own. It may be repeated.
 
-    The note comes first: who looks for them later goes on to those that follow.
+    The result are those of which it is removed. The others have been reset since they had these epochs.
     """
-    calls = [SET_FIELD.call(hash=keys.lock(p), field="moved", seen="", value="1") for p in partitions]
-    for reply in await backend.run_many(SET_FIELD, calls, durability=durability):
-        if isinstance(reply, Undurable):
-            raise reply.error()
-        checked(reply)
-    names = [[keys.state(p), *keys.tables(p, tables)] for p in partitions]
-    all_answered(await backend.pipeline([("UNLINK", *its) for its in names]))
+    calls = [REMOVE.at(keys, p, epoch=e, tables=keys.tables(p, tables)) for p, e in epochs.items()]
+    replies = all_answered(await backend.run_many(REMOVE, calls))
+    return {p for p, reply in zip(epochs, replies, strict=True) if checked(reply)[0] == b"OK"}

@@ -75,9 +75,9 @@ class Generations:
         self._done: dict[int, int] = {}
         """The epochs at which this worker has noted that the group is done with a partition."""
         self._trims: dict[int, Trims] = {}
-        self._taken_over, self._moved = set[int](), set[int]()
-        """The old partitions of which all that follow were open at the last look, and those of them whose
-        tables and keyed state are removed."""
+        self._taken_over, self._moved = dict[int, bytes](), set[int]()
+        """The old partitions of which all that follow were open at the last look, with their epochs, and
+        those of them whose tables and keyed state are removed."""
         self._copies = anyio.Semaphore(TAKE_OVER_MAX)
         self.ends_ms: dict[int, int] = {}
         """By old partition up to when timers run there."""
@@ -157,14 +157,13 @@ class Generations:
         They have to be open at two looks in a row: a failover may lose what was written last.
         """
         before, children = self._taken_over, self._placement.children_of
-        old = set(range(self.first)) - self._moved
+        old = await following.done_at(self.backend, self.keys, set(range(self.first)) - self._moved)
         asked = {child for p in old for child in children(p)}
         waiting = await following.not_open(self.backend, self.keys, asked)
-        self._taken_over = {p for p in old if waiting.isdisjoint(children(p))}
-        if gone := self._taken_over & before:
-            tables, durability = [table.name for table in self.spec.tables], durability_of(self.settings)
-            await following.remove_moved(self.backend, self.keys, gone, tables, durability)
-            self._moved |= gone
+        self._taken_over = {p: epoch for p, epoch in old.items() if waiting.isdisjoint(children(p))}
+        if gone := {p: epoch for p, epoch in self._taken_over.items() if before.get(p) == epoch}:
+            tables = [table.name for table in self.spec.tables]
+            self._moved |= await following.remove_moved(self.backend, self.keys, gone, tables)
 
     async def finish(self) -> None:
         """Note until cancelled with which of this worker's old partitions the group is done."""

@@ -6,7 +6,7 @@
 -- ARGV  owner  epoch  parents: numbers of those partitions, as the lock had them
 --       pairs...: keys and values as they are stored
 -- reply [OK] | [FENCED] | [CHANGED] | [BADTYPE, key]
-local index = KEYS[3]
+local index = KEYS[index_at]
 if index and not is_a(index, 'zset') then return {'BADTYPE', index} end
 local held = redis.call('HMGET', lock, 'owner', 'epoch', 'from')
 if held[1] ~= owner or held[2] ~= epoch then return {'FENCED'} end
