@@ -347,6 +347,17 @@ class Draws:
         epoch = self.lock().get("epoch", "")
         return {"epoch": "7" if self.rarely() else epoch, "tables": self.keys.tables(0, [TABLE])}
 
+    def growth__move_messages(self) -> dict[str, Any]:
+        results = self.results()
+        return {
+            **self.holder(),
+            "after": results["outbox_last"],
+            "removed": [f"{n}-0" for n in range(self.number(0, 1, 3))],
+            "noted": ["moved:next/0", "1-a"] if self.dice.random() < 0.5 else [],
+            "gone": self.dice.sample(["next/0", "moved:next/0"], self.number(0, 1, 2)),
+            "sends": results["sends"],
+        }
+
     def data__open_outbox(self) -> dict[str, Any]:
         return {}
 

@@ -6,12 +6,14 @@ import pytest
 
 from streamworker.core.data.channel import AppendCode
 from streamworker.core.data.entries import ZERO
-from streamworker.core.data.outbox import START, Message, OutboxPosition
+from streamworker.core.data.outbox import START, Message, OutboxPosition, Target
+from streamworker.core.events import StartRunner
 from streamworker.errors import BackendRefused
 from streamworker.redisio.data import outbox, streams
 from streamworker.redisio.data.commit import CommitCode
-from streamworker.redisio.data.outbox import OutboxWrite
+from streamworker.redisio.data.outbox import OutboxWrite, Replaced
 from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.wire.durability import MEMORY
 from tests.contract.support import GROUP, TO, Group, Raw, chain, message, request
 
 pytestmark = pytest.mark.anyio
@@ -67,6 +69,26 @@ async def test_what_a_target_lost_is_kept_by_range(group: Group) -> None:
         await outbox.note_lost(group.backend, OUTBOX, TO, OutboxPosition(3, "aa"), OutboxPosition(7, "bb"))
     heads = await outbox.open_outbox(group.backend, OUTBOX)
     assert heads.lost == {(TO, 4): 7}
+
+
+async def test_messages_are_replaced_once_and_by_the_owner_behind_the_last_one_alone(group: Group) -> None:
+    """Whoever comes late, or again, changes nothing."""
+    entries, lock = await group.begun(1)
+    old, new = chain(2), Message(3, Target("priced", 9), START, OutboxPosition(2, "ab"), b"data")
+    await group.commit(replace(request(lock, entries), outbox=write(old)))
+    start = StartRunner(0, request(lock, entries).owner, lock)
+    its = Replaced(str(old[-1].id), [each.id for each in old], {"moved:x/1": "1-aa"}, [str(TO)], [new])
+
+    async def move(its: Replaced, start: StartRunner = start) -> str:
+        return await outbox.move_messages(group.backend, GROUP, start, its, MEMORY)
+
+    assert await move(its, replace(start, lock=replace(lock, epoch=lock.epoch - 1))) == "FENCED"
+    assert await move(replace(its, after="1-0")) == "GAP"
+    assert [await move(its), await move(its), await move(replace(its, messages=[]))] == ["OK", "OK", "GAP"]
+    heads = await outbox.open_outbox(group.backend, OUTBOX)
+    assert (heads.last, heads.positions) == (str(new.id), {new.to: new.through})
+    assert heads.moved == {Target("x", 1): OutboxPosition(1, "aa")}
+    assert await outbox.read_messages(group.backend, OUTBOX, 0, 10, 10) == [new]
 
 
 # -- at the target ---------------------------------------------------------------------------

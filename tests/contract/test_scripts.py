@@ -196,6 +196,16 @@ CALLS = {
             parents="0",
         ),
         in_partition(scripts.SEAL, map="8+12"),
+        in_partition(
+            scripts.MOVE_MESSAGES,
+            owner="w1",
+            epoch=5,
+            after="",
+            removed=["1-1"],
+            noted=["moved:priced/5", "1-aa"],
+            gone=["priced/4"],
+            sends=["2-0", "priced/5", "0-", "1-aa", "data"],
+        ),
         in_partition(scripts.LEAVE_LATER, most=10, ids=["id"], moved=["due", "w first 1 1,1,1,1\nabvx"]),
         in_partition(
             scripts.TAKE_LATER, id="id", at=1, known="w call 1 1,1,1,1\nabvx", read_ms=2_000_000_000_000
@@ -271,7 +281,8 @@ async def prepare(group: Group) -> None:
 
 NEEDS_ROOM = {
     *("data/append", "data/commit", "data/forward", "data/later_move", "data/later_put", "data/replay_dead"),
-    *("growth/fill", "growth/seal", "growth/take_later", "data/send_once", "data/set_field", "data/tick"),
+    *("growth/fill", "growth/move_messages", "growth/seal", "growth/take_later"),
+    *("data/send_once", "data/set_field", "data/tick"),
 }
 """What is refused when memory is full. The others move ownership, remove something, or let workers start."""
 
