@@ -379,3 +379,39 @@ async def test_each_form_of_a_message_is_taken_apart_by_key(redis_url: str, code
     for sku in {sku for _, sku, *_ in seen if sku}:
         its = [n for n, key, *_ in seen if key == sku and n < 1000]
         assert its == sorted(its)
+
+
+class Task(msgspec.Struct):
+    customer: str
+    n: int
+    hop: int = 0
+
+
+async def test_a_stream_that_feeds_itself_grows(redis_url: str) -> None:
+    """Old partitions send what they still have to the new ones, which wait for them."""
+    app = App("shop", redis_url=redis_url, heartbeat_interval_ms=200)
+    tasks = app.stream("tasks", Task, key="customer", partitions=2)
+    keys = StreamKeys("shop", "tasks")
+    seen: list[tuple[str, int, int]] = []
+
+    @app.processor(tasks, into=tasks, forward=False)
+    async def step(task: Task) -> Task | None:
+        await asyncio.sleep(0.001)
+        seen.append((task.customer, task.n, task.hop))
+        return Task(task.customer, task.n, task.hop + 1) if task.hop < 3 else None
+
+    async with Backend.open(redis_url, name="tool") as backend, anyio.create_task_group() as works:
+        worker = Worker(app, name="w1")
+        works.start_soon(worker.run)
+        async with app:
+            for batch, count in enumerate((3, 5, 0)):
+                await tasks.send_many([Task(f"c{n % 9}", batch * 100 + n) for n in range(100)])
+                if count:
+                    await grow(backend, keys, count)
+        await wait_for_async(lambda: len(seen) >= 1200, "all is handled")
+        worker.stop()
+    assert len(seen) == len(set(seen)) == 1200
+    for name in {name for name, *_ in seen}:
+        for hop in range(4):
+            its = [n for customer, n, at in seen if (customer, at) == (name, hop)]
+            assert its == sorted(its)
