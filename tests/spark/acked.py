@@ -63,7 +63,7 @@ class AckedLog:
         self._url = url
         self.app, self._stream, self._processor = app, stream, processor
         self.keys = GroupKeys(app, stream, processor)
-        self.partitions = partitions
+        self.placement = Placement(partitions)
         self.written: dict[int, list[dict[str, Any]]] = {p: [] for p in range(partitions)}
         self._runner = asyncio.Runner()
         self._backend = Backend.open(url, name="tests")
@@ -94,15 +94,27 @@ class AckedLog:
         self._runner.run(provision_schema(self._backend, self.keys, schema))
         self.redis.hset(declared_by(self.app), declaration("processor", self._processor, self._stream), "")
 
-    def register(self) -> None:
-        self._runner.run(register(self._backend, self.keys, Placement(self.partitions), "earliest"))
+    @property
+    def partitions(self) -> int:
+        """How many there are, of all generations."""
+        return self.placement.total
 
-    def register_at(self, partition: int) -> None:
-        """Register the group in a partition of a later generation, and open it."""
-        its = Placement(self.partitions, self.partitions + 1)
-        self._runner.run(register(self._backend, self.keys, its, "earliest", partitions=[partition]))
-        self.redis.hdel(self.keys.lock(partition), "from")
-        self.written[partition] = []
+    def register(self) -> None:
+        self._runner.run(register(self._backend, self.keys, self.placement, "earliest"))
+
+    def grow(self, count: int) -> None:
+        """Let the stream grow. New partitions are open, though the group is not done with the old ones."""
+        self.placement = Placement(*self.placement.counts, count)
+        self.redis.hset(self.keys.meta, "partitions", str(self.placement))
+        self.register()
+        for p in self.placement.active:
+            self.redis.hdel(self.keys.lock(p), "from")
+            self.written[p] = []
+
+    def finish(self) -> None:
+        """Note that the group is done with the old partitions."""
+        for p in range(self.placement.base):
+            self.redis.hset(self.keys.lock(p), "done", "1")
 
     def identity(self, partition: int) -> str:
         return str(self.redis.hget(self.keys.lock(partition), "log").decode())

@@ -110,8 +110,8 @@ def keep_busy(acked: AckedLog, folder: Path) -> None:
     rows, batches = int(ROWS_A_BATCH), 2 * BATCHES_A_LIFE
     done = max(numbered(folder, name, "commits") for name in PIPELINES) * rows
     if sum(map(len, acked.written.values())) - done < rows * batches:
-        for p in range(acked.partitions):
-            acked.fill(p, [rows // ENTRIES_A_BATCH] * ENTRIES_A_BATCH * (batches // acked.partitions))
+        for p in acked.placement.active:
+            acked.fill(p, [rows // ENTRIES_A_BATCH] * ENTRIES_A_BATCH * (batches // acked.placement.live))
 
 
 def survive(kills: int, acked: AckedLog, redis_url: str, folder: Path, spark: SparkSession) -> None:

@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from streamworker.core.data.entries import EntryId
-from streamworker.core.data.placement import Placement
 from streamworker.core.data.readers import read_position
 from streamworker.dev.server import EmbeddedServer
 from streamworker.errors import BackendUnavailable, DataLoss
@@ -363,21 +362,18 @@ def test_each_row_of_joined_entries_has_the_metadata_of_its_entry() -> None:
 
 def test_a_query_goes_on_from_its_checkpoint_when_its_stream_has_grown(acked: AckedLog) -> None:
     """The rows of a new partition come in a batch that begins after its parents' last ones."""
-    placement = Placement(acked.partitions, acked.partitions + 1)
     acked.fill(0, [3])
     query = Query(acked.options(reader="r"))
     assert len(query.batch()) == 3
-    acked.redis.hset(acked.keys.meta, "partitions", str(placement))
-    for p in placement.active:
-        acked.register_at(p)
+    acked.grow(3)
+    placement = acked.placement
     acked.fill(0, [5])
     children = [p for p in placement.active if placement.parents_of(p) == (0,)]
     for p in (children[0], placement.active[-1]):
         acked.fill(p, [2])
     assert len(query.batch()) == 5, "no parent is done"
     assert not query.batch()
-    for p in placement.generations[0]:
-        acked.redis.hset(acked.keys.lock(p), "done", "1")
+    acked.finish()
     assert len(query.batch()) == 4
     again = Query(acked.options(), query.position)
     assert not again.batch()
