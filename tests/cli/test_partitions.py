@@ -1,6 +1,8 @@
 """`partitions` shows the generations of a stream, and lets it grow."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -12,8 +14,9 @@ from streamworker.importing import resolve_app, resolve_stream
 from streamworker.redisio.admin import growth
 from streamworker.redisio.data import streams
 from streamworker.redisio.keys import GroupKeys, StreamKeys
+from streamworker.redisio.scripts import SEAL, Call, Script
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.durability import MEMORY
+from streamworker.redisio.wire.durability import MEMORY, Durability
 from tests.cli.conftest import Invoke, OpenTerminal
 from tests.helpers import wait_for
 from tests.raw import opened
@@ -180,6 +183,75 @@ def test_what_a_failover_lost_is_done_again(streamworker: Invoke, orders: str) -
         assert anyio.run(heals, 2) == "the map 4+6"
     assert "It is growing to 4+6" in streamworker("partitions", "shop:orders").output
     assert streamworker("partitions", "shop:orders", "6", "--yes").exit_code == ExitCode.OK
+
+
+def test_what_another_does_meanwhile_is_no_loss(orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks for losses may have read the map before."""
+
+    async def heals() -> str:
+        async with Backend.open(orders, name="t") as backend:
+            before = await growth.read_maps(backend, KEYS)
+            await growth.prepare(backend, KEYS, 6, MEMORY)
+            await backend.run_many(SEAL, [SEAL.at(KEYS, 0, map="4+6")])
+
+            async def read_before(*_: object) -> growth.Maps:
+                return before
+
+            monkeypatch.setattr(growth, "read_maps", read_before)
+            return await growth.heal(backend, KEYS, (0,), MEMORY)
+
+    assert anyio.run(heals) == ""
+
+
+def test_a_preparation_that_a_failover_has_lost_is_not_gone_on_with(
+    orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else another number could be prepared, and the two maps would not fit."""
+    read_maps, maps = growth.read_maps, list[growth.Maps]()
+
+    async def read_and_lose(backend: Backend, keys: StreamKeys) -> growth.Maps:
+        maps.append(await read_maps(backend, keys))
+        await backend.execute("HDEL", keys.meta, "growing")
+        return maps[-1]
+
+    async def goes_on() -> None:
+        async with Backend.open(orders, name="t") as backend:
+            await growth.prepare(backend, KEYS, 6, MEMORY)
+            monkeypatch.setattr(growth, "read_maps", read_and_lose)
+            await growth.go_on(backend, KEYS, MEMORY, "t")
+
+    anyio.run(goes_on)
+    assert [each.is_changing for each in maps] == [True, False]
+    with opened(orders) as raw:
+        assert raw.hget(KEYS.meta, "partitions") == b"4"
+        assert not any(raw.hexists(KEYS.counts(p), "sealed") for p in range(4))
+
+
+def test_each_step_of_a_growth_waits_until_it_is_durable(
+    orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failover must lose neither that a group is registered, nor when the partitions were opened."""
+    made = list[tuple[Script, Durability]]()
+
+    async def run_many(
+        self: Backend, script: Script, calls: Sequence[Call], *, durability: Durability = MEMORY
+    ) -> list[Any]:
+        made.append((script, durability))
+        return await true(self, script, calls)
+
+    async def grows() -> None:
+        async with Backend.open(orders, name="t") as backend:
+            await backend.execute("HSET", KEYS.meta, "opened:4", "7")
+            await growth.prepare(backend, KEYS, 6, MEMORY)
+            monkeypatch.setattr(Backend, "run_many", run_many)
+            await growth.go_on(backend, KEYS, wanted, "t")
+
+    true, wanted = Backend.run_many, Durability("replicas", 1, 10)
+    anyio.run(grows)
+    assert {script.name for script, _ in made} == {"data/set_field", "group/register", "growth/seal"}
+    assert {durability for _, durability in made} == {wanted}
+    with opened(orders) as raw:
+        assert raw.hget(KEYS.meta, "opened:4") == b"7"
 
 
 def test_a_stream_with_entries_of_an_earlier_one_is_refused(streamworker: Invoke, orders: str) -> None:

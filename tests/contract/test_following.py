@@ -130,15 +130,19 @@ async def test_only_the_owner_that_has_waited_copies_and_only_until_it_is_open(g
     await group.backend.execute("HSET", old, *(part for pair in keys.items() for part in pair))
     lock = await group.own(partition=3)
 
-    async def takes_over(owner: str = "w1", waited: tuple[int, ...] = (0, 1), more: int = 0) -> bool:
+    async def takes_over(
+        owner: str = "w1", waited: tuple[int, ...] = (0, 1), more: int = 0, durability: Durability = MEMORY
+    ) -> bool:
         known = Acquired(lock.epoch + more, lock.checkpoint, 0, 0, "log", waits_for=waited)
-        start = StartRunner(3, owner, known)
-        return await inheriting.take_over(group.backend, GROUP, GROWN, start, {"totals": 0}, lambda _: True)
+        how = GROWN, StartRunner(3, owner, known), {"totals": 0}, lambda _: True, durability
+        return await inheriting.take_over(group.backend, GROUP, *how)
 
     assert not await takes_over(owner="w2")
     assert not await takes_over(more=1)
     assert not await takes_over(waited=(0,))
     assert await group.backend.execute("EXISTS", values) == 0
+    with pytest.raises(NotDurable):  # A failover could lose the copy, and leave the lock.
+        await takes_over(durability=Durability("replicas", 3, 10))
     for _ in range(2):
         assert await takes_over()
         assert pairs_of(await group.backend.execute("HGETALL", values)) == mine
@@ -147,6 +151,16 @@ async def test_only_the_owner_that_has_waited_copies_and_only_until_it_is_open(g
     await group.backend.execute("DEL", values)
     assert not await takes_over()
     assert await group.backend.execute("EXISTS", values) == 0
+
+
+async def test_a_group_is_registered_durably_where_that_is_asked(group: Group) -> None:
+    """Also when it is there: the call before may not have been durable."""
+    for _ in range(2):
+        with pytest.raises(NotDurable):
+            await streams.register(
+                group.backend, GROUP, GROWN, "earliest", GROWN.active, Durability("replicas", 3, 10)
+            )
+    assert len(await streams.register(group.backend, GROUP, GROWN, "earliest")) == GROWN.total
 
 
 async def test_a_partition_that_waits_itself_is_not_done(group: Group) -> None:

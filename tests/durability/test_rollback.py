@@ -263,6 +263,25 @@ async def test_an_idle_worker_acquires_a_lock_anew_if_redis_has_lost_who_has_it(
     assert shop.seen == [1]
 
 
+async def test_an_idle_worker_acquires_a_partition_anew_if_redis_has_lost_that_it_is_open(
+    durable: Server,
+) -> None:
+    """Once it takes nothing more, the group would never be done with it."""
+    with structlog.testing.capture_logs() as log:
+        async with working(durable.url) as shop:
+            await shop.send(1)
+            await shop.until_committed(1)
+            with durable.client() as client:
+                client.hset(KEYS.lock(0), "from", "0")
+            durable.restart()
+            await wait_for_async(lambda: all_of(log, "partition_fenced"), "it gives the partition up")
+            with durable.client() as client:
+                client.hdel(KEYS.lock(0), "from")
+            await shop.send(2)
+            await shop.until_committed(2)
+    assert shop.seen == [1, 2]
+
+
 async def test_a_restart_without_loss_and_a_reset_are_no_rollback(durable: Server) -> None:
     with structlog.testing.capture_logs() as log:
         async with working(durable.url) as shop:

@@ -128,19 +128,25 @@ async def go_on(
     maps = await read_maps(backend, keys)
     if not maps.is_changing:
         return maps
-    # Whoever prepared it may not have waited until it was durable.
-    await _set(backend, keys, "growing", str(maps.next), str(maps.next), durability)
+    # Whoever prepared it may not have waited until it was durable, and a failover may have lost it since.
+    if not await _set(backend, keys, "growing", str(maps.next), str(maps.next), durability):
+        return await go_on(backend, keys, durability, who, told)
     old = maps.now.active
     listed = all_answered(await backend.pipeline([("HKEYS", keys.groups(p)) for p in old]))
-    known = await _register(backend, keys, maps.next, {name for names in listed for name in names}, set())
+    named = {name for names in listed for name in names}
+    known = await _register(backend, keys, maps.next, named, set(), durability)
     told("sealed", 0, len(old))
     calls = [SEAL.at(keys, p, map=str(maps.next)) for p in old]
     sealed = [checked(reply) for reply in await _durably(backend, SEAL, calls, durability)]
     told("sealed", len(sealed), len(old))
-    groups = await _register(backend, keys, maps.next, {n for _, _, names, _ in sealed for n in names}, known)
+    named = {name for _, _, names, _ in sealed for name in names}
+    groups = await _register(backend, keys, maps.next, named, known, durability)
     # Timers of an old partition ran until its seal, by the clock of its node.
     now_ms = max(await backend.time_ms(keys.meta), *(at_ms for _, _, _, at_ms in sealed))
-    await streams.store_fields(backend, keys.meta, {f"opened:{maps.next.base}": str(now_ms)}, again=False)
+    opened, noted = f"opened:{maps.next.base}", ""
+    while not await _set(backend, keys, opened, noted, noted or str(now_ms), durability):
+        (known_ms,) = await backend.execute("HMGET", keys.meta, opened)
+        noted = (known_ms or b"").decode()
     await _set(backend, keys, "partitions", str(maps.now), str(maps.next), durability)
     message = StreamGrown(str(maps.next), storable(who)).fields()
     for group in groups:
@@ -167,8 +173,8 @@ async def heal(backend: Backend, keys: StreamKeys, partitions: Sequence[int], du
         if partition >= maps.now.base and is_sealed and not maps.is_changing:
             (note,) = await backend.execute("HMGET", keys.counts(partition), "sealed")
             after = (note or b"").partition(b" ")[2].decode()
-            await _set(backend, keys, "growing", maps.noted, after, durability)
-            return f"the map {after}"
+            is_lost = await _set(backend, keys, "growing", maps.noted, after, durability)
+            return f"the map {after}" if is_lost else ""
     if open_again:
         calls = [SEAL.at(keys, p, map=_after(maps.now, p)) for p in open_again]
         for reply in await _durably(backend, SEAL, calls, durability):
@@ -184,9 +190,16 @@ def _after(placement: Placement, partition: int) -> str:
 
 
 async def _register(
-    backend: Backend, keys: StreamKeys, after: Placement, names: set[bytes], known: set[str]
+    backend: Backend,
+    keys: StreamKeys,
+    after: Placement,
+    names: set[bytes],
+    known: set[str],
+    durability: Durability,
 ) -> set[str]:
     """Register groups in the new partitions, besides those that are known; return all of them.
+
+    A failover must not lose that before a record comes: another group would let it be trimmed.
 
     A name that another program has listed has no lock anywhere, and is no group.
     """
@@ -195,7 +208,7 @@ async def _register(
     for group in sorted(groups):
         its = GroupKeys(keys.app, keys.stream, group)
         if any(all_answered(await backend.pipeline([("EXISTS", its.lock(p)) for p in old]))):
-            await streams.register(backend, its, after, "earliest", partitions=after.active)
+            await streams.register(backend, its, after, "earliest", after.active, durability)
             known.add(group)
     return known
 

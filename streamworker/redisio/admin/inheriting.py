@@ -16,6 +16,7 @@ from streamworker.redisio.group.locks import numbers
 from streamworker.redisio.keys import TICK, GroupKeys
 from streamworker.redisio.scripts import FILL, checked
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.durability import Durability, Undurable
 from streamworker.redisio.wire.failures import all_answered
 
 FILL_WORDS = 2_000
@@ -42,8 +43,12 @@ async def take_over(
     start: StartRunner,
     tables: Mapping[str, int],
     goes_on: Callable[[str], bool],
+    durability: Durability,
 ) -> bool:
     """Copy what a new partition takes over; return False if that is not all. It may be repeated.
+
+    Each call waits until it is durable: a failover could lose it, and leave the lock by which the partition
+    is opened.
 
     ``tables`` has by name how many parts of a table's key are the stream's key. ``goes_on`` gets what was
     copied in words, and says whether to copy more. If it does and the result is False, the partition must be
@@ -67,7 +72,10 @@ async def take_over(
                 parents=numbers(parents),
                 pairs=flat[at : at + FILL_WORDS],
             )
-            if checked(await backend.run(FILL, call))[0] != b"OK":
+            (reply,) = all_answered(await backend.run_many(FILL, [call], durability=durability))
+            if isinstance(reply, Undurable):
+                raise reply.error()
+            if checked(reply)[0] != b"OK":
                 return False
         return True
 

@@ -158,7 +158,12 @@ _STARTS = {"earliest": "0-0", "latest": "$"}
 
 
 async def register(
-    backend: Backend, keys: GroupKeys, placement: Placement, start: str, partitions: Collection[int] = ()
+    backend: Backend,
+    keys: GroupKeys,
+    placement: Placement,
+    start: str,
+    partitions: Collection[int] = (),
+    durability: Durability = MEMORY,
 ) -> dict[int, EntryId]:
     """Register a group in some partitions of a stream, or in all if none are named; existing locks stay.
 
@@ -184,8 +189,10 @@ async def register(
             parents = numbers(placement.parents_of(p))
             named = {"group": keys.group, "start": begins, "nonce": new_nonce()}
             calls.append(REGISTER.at(keys, p, **named, parents=parents))
-        replies = all_answered(await backend.run_many(REGISTER, calls))
-        for partition, reply in zip(its, replies, strict=True):
+        replies = await backend.run_many(REGISTER, calls, durability=durability)
+        for partition, reply in zip(its, all_answered(replies), strict=True):
+            if isinstance(reply, Undurable):
+                raise reply.error()
             try:
                 checkpoints[partition] = EntryId.parse(checked(reply)[1])
             except ConfigurationError as error:

@@ -139,7 +139,9 @@ class Generations:
         The worker with the first partition that takes records does that; more than one may.
         """
         changing, self._changing = self._changing, after if after != now else ()
-        durability, looked = durability_of(self.settings), range(self._placement.base + 1)
+        # A failover may have left one seal of many. One more partition at each look finds it.
+        looked = sorted({*range(self._placement.base + 1), self.rng.choice(self._placement.active)})
+        durability = durability_of(self.settings)
         if lost := await growth.heal(self.backend, self.keys, looked, durability):
             self.log.error("growth_lost", lost=lost)
         if changing and changing == self._changing:
@@ -240,8 +242,10 @@ class Generations:
 
     async def _take_over(self, start: StartRunner, goes_on: Callable[[str], bool]) -> bool:
         tables = {table.name: table.leading for table in self.spec.tables}
-        has_all = await inheriting.take_over(self.backend, self.keys, self._placement, start, tables, goes_on)
         durability = durability_of(self.settings)
+        has_all = await inheriting.take_over(
+            self.backend, self.keys, self._placement, start, tables, goes_on, durability
+        )
         return has_all and await following.open_partition(self.backend, self.keys, start, durability)
 
     def unowned(self) -> Mapping[int, Trims]:

@@ -158,10 +158,12 @@ class Witness:
             runners[partition].ending.abandon("Redis has gone back behind what was committed")
         for partition in found.keys() - gone.keys() - unanswered.keys():
             lock, start = found[partition], runners[partition].commits.start
-            holder = (lock.owner, lock.epoch) if isinstance(lock, LockView) else None
-            if holder != (start.owner, start.lock.epoch):
+            holder = (lock.owner, lock.epoch, lock.waits_for) if isinstance(lock, LockView) else None
+            if holder != (start.owner, start.lock.epoch, ()):
                 # One that has nothing left to commit would not be told by its next commit.
-                runners[partition].ending.abandon("Redis has lost that this worker holds the lock")
+                runners[partition].ending.abandon(
+                    "Redis has lost that this worker holds it, or has opened it"
+                )
         for partition, rollback in gone.items():
             await self._report(partition, known[partition], rollback)
 

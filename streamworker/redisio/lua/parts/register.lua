@@ -15,7 +15,7 @@ local function register(lock, events, acked, group_name, start, nonce, parents)
   local checkpoint = redis.call('HGET', lock, 'checkpoint')
   local is_listed = redis.call('HEXISTS', groups_key(events), group_name) == 1
   if checkpoint then
-    if not is_listed then redis.call('HSET', groups_key(events), group_name, '') end
+    redis.call('HSET', groups_key(events), group_name, '')  -- a repeat writes for WAIT, as in append.lua
     show_group(events, group_name, group, checkpoint)
     return true, checkpoint
   end
