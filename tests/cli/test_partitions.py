@@ -262,3 +262,11 @@ def test_a_stream_with_entries_of_an_earlier_one_is_refused(streamworker: Invoke
         assert refused.exit_code != ExitCode.OK
         assert "Partitions 7 of stream 'orders' hold entries" in refused.output
         assert not raw.hexists(KEYS.meta, "growing")
+
+
+def test_new_partitions_keep_what_retention_keeps_from_the_start(streamworker: Invoke, orders: str) -> None:
+    """No sender trims them, also before a worker sees them."""
+    with opened(orders) as raw:
+        raw.hset(KEYS.meta, "retention", "1 day")
+        assert streamworker("partitions", "shop:orders", "6", "--yes").exit_code == ExitCode.OK
+        assert {raw.hget(KEYS.counts(p), "retained") for p in range(4, 10)} == {b"0"}

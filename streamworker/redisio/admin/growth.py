@@ -22,7 +22,8 @@ from streamworker.core.data.placement import Placement
 from streamworker.core.text import storable
 from streamworker.core.words import counted, ranges
 from streamworker.errors import BackendUnavailable, ConfigurationError, StreamworkerError
-from streamworker.redisio.data import streams
+from streamworker.redisio.data import retention, streams
+from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.group.control import post
 from streamworker.redisio.keys import PARTITIONS_MAX, GroupKeys, StreamKeys, is_name, map_in, number
 from streamworker.redisio.scripts import SEAL, SET_FIELD, Call, Script, checked
@@ -131,6 +132,9 @@ async def go_on(
     # Whoever prepared it may not have waited until it was durable, and a failover may have lost it since.
     if not await _set(backend, keys, "growing", str(maps.next), str(maps.next), durability):
         return await go_on(backend, keys, durability, who, told)
+    # Else a sender might trim there what retention keeps.
+    whole = GroupKeys(keys.app, keys.stream, keys.stream)
+    await retention.provision(backend, whole, maps.next.total, Retentions(None, None), again=True)
     old = maps.now.active
     listed = all_answered(await backend.pipeline([("HKEYS", keys.groups(p)) for p in old]))
     named = {name for names in listed for name in names}
