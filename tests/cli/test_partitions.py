@@ -236,7 +236,7 @@ def test_each_step_of_a_growth_waits_until_it_is_durable(
     async def run_many(
         self: Backend, script: Script, calls: Sequence[Call], *, durability: Durability = MEMORY
     ) -> list[Any]:
-        made.append((script, durability))
+        made.extend([(script, durability)] if calls else [])
         return await true(self, script, calls)
 
     async def grows() -> None:
