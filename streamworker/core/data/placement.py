@@ -61,7 +61,7 @@ SLOTS_MIN = 65_536
 WIDTH_MIN = 16
 
 
-_COMPUTED = ("_active_of", "_parents", "_children")
+_COMPUTED = ("_active_of", "_parents", "_children", "_ancestors")
 
 
 class Placement:
@@ -75,6 +75,7 @@ class Placement:
     _active_of: list[int]
     _parents: list[tuple[int, ...]]
     _children: list[list[int]]
+    _ancestors: list[frozenset[int]]
 
     def __init__(self, *counts: int) -> None:
         self.become(*counts)
@@ -175,8 +176,13 @@ class Placement:
 
     def ancestors_of(self, partition: int) -> frozenset[int]:
         """Return the parents of a partition, their parents, and so on."""
-        parents = self.parents_of(partition)
-        return frozenset(parents).union(*map(self.ancestors_of, parents))
+        return self._ancestors[partition]
+
+    def _computed_ancestors(self) -> list[frozenset[int]]:
+        found: list[frozenset[int]] = []
+        for parents in self._parents:
+            found.append(frozenset(parents).union(*(found[parent] for parent in parents)))
+        return found
 
     def _computed_parents(self) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = [()] * self.counts[0]
