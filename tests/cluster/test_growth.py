@@ -8,6 +8,8 @@ import pytest
 from streamworker.core.data.placement import Placement
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
+from tests.chains import test_growth as chains
+from tests.runtime import test_grown_state
 from tests.runtime.growing import KEYS, STEPS, Menders, go_to
 from tests.runtime.test_grown_groups import Shop, all_committed, grow, settled
 from tests.stage.cluster import Cluster, Node
@@ -64,3 +66,19 @@ async def test_slots_move_at_each_step_of_a_growth(
         await shop.all_handled()
         await settled(backend, 2, 3, 5)
         await all_committed(backend, shop, 2, 3, 5)
+
+
+async def test_tables_state_and_timers_go_along_to_other_nodes(redis_url: str) -> None:
+    shop = test_grown_state.Shop(redis_url)
+    async with Backend.open(redis_url, name="tool") as backend, shop.workers("w1", "w2"):
+        for count in (3, 5, None):
+            await shop.send(300)
+            if count:
+                await grow(backend, count)
+        await test_grown_state.all_counted(backend, shop, 2, 3, 5)
+        await test_grown_state.removed(backend, 2, 3, 5)
+        await test_grown_state.check_tables(shop)
+
+
+async def test_a_chain_goes_on_when_its_source_and_its_target_grow_at_once(redis_url: str) -> None:
+    await chains.test_source_and_target_grow_at_once(redis_url)
