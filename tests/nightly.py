@@ -72,7 +72,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     ),
     "security": ("tests/security/",),
     "simulation": ("tests/simulation/",),
-    "chains": ("tests/chains/",),
+    "chains": ("tests/chains/", "tests/model/"),
     "machine": (
         *("tests/benchmarks/", "tests/deploy/", "tests/dev/", "tests/rebalance/", "tests/runtime/"),
     ),
