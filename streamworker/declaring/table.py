@@ -149,6 +149,7 @@ class Table(Generic[K, V]):
         ConfigurationError, BackendError
             As :meth:`scan`.
         """
+        self._partitions(partition)  # It is refused before Redis is asked.
         reads = self._reads(self.app.backend())
         await reads.follow()
         return await reads.count(self._partitions(partition))

@@ -47,6 +47,8 @@ class Chain(Shop):
         super().__init__(url, **settings)
         self.priced: dict[str, Any] = {"partitions": 3}
         self.handled = {"report": []}
+        self.reads = True
+        """Whether an app has the processor ``report``."""
         self.waits: Callable[[str], bool] = lambda _: False
         """Whether a processor handles nothing now."""
 
@@ -65,7 +67,8 @@ class Chain(Shop):
             self.handled["report"].append((row.customer, row.n))
 
         app.processor(orders, into=priced, errors=Halt(), forward=False)(price)
-        app.processor(priced, errors=Halt(), forward=False)(report)
+        if self.reads:
+            app.processor(priced, errors=Halt(), forward=False)(report)
         return app, orders
 
     async def _stay(self, name: str) -> None:
@@ -231,6 +234,44 @@ async def test_an_owner_that_is_killed_while_it_moves_messages_leaves_the_rest_t
         heads = [await open_outbox(backend, PRICE.outbox(p)) for p in (0, 1)]
         assert not any(its.lost for its in heads)
         assert "forwarded_records_lost" not in {log["event"] for log in logs}
+
+
+async def test_an_owner_that_has_not_seen_that_the_target_has_grown_reads_its_map_first(
+    redis_url: str,
+) -> None:
+    """What it would send to a sealed partition would follow nothing that this partition knows."""
+    chain = Chain(redis_url, dead_after_ms=600)
+    async with Backend.open(redis_url, name="tool") as backend, chain.workers("w1"):
+        await chain.send(100)
+        await chain.arrives_once(3)
+        chain.reads = False  # So the other one does not follow the map of what it sends into.
+        async with chain.workers("w2"):
+
+            async def owner_of(partition: int) -> str:
+                return str((await backend.execute("HGET", PRICE.lock(partition), "owner")).decode())[:2]
+
+            async def shared() -> bool:
+                return {await owner_of(0), await owner_of(1)} == {"w1", "w2"}
+
+            await wait_for_async(shared, "both have a partition")
+            [mine] = [p for p in (0, 1) if await owner_of(p) == "w1"]
+            await grow(backend, PRICED, 4)
+            app, orders = chain.app()
+            names = [name for name in chain.sent if Placement(2).partition_of(name.encode()) == mine]
+
+            async def send() -> None:
+                for name in names:
+                    chain.sent[name] += 1
+                    await orders.send(Order(name, chain.sent[name]))
+
+            async with app:
+                await send()
+                await chain.arrives_once(3, 4)
+                chain.scopes["w1"].cancel()
+                chain.may_repeat, chain.reads = True, True
+                async with chain.workers("w3"):
+                    await send()
+                    await chain.arrives_once(3, 4)
 
 
 async def test_a_sealed_target_is_waited_for_until_the_map_says_what_follows(redis_url: str) -> None:
