@@ -22,16 +22,14 @@ from streamworker.declaring.specs import ProcessorSpec, StreamSpec
 from streamworker.errors import BackendError, ProcessingError, StreamworkerError
 from streamworker.redisio.data import schemas, state
 from streamworker.redisio.data.ackedlog import log_schema
-from streamworker.redisio.data.outbox import Heads
 from streamworker.redisio.group.risks import count_left
 from streamworker.redisio.keys import GroupKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
-from streamworker.runtime.forward.forwarder import Forwarder, Source
+from streamworker.runtime.forward.forwarder import Forwarder
 from streamworker.runtime.forward.moving import OwnedOutbox
 from streamworker.runtime.forward.routing import Routes
 from streamworker.runtime.observing import Observer
-from streamworker.runtime.provisioning import follow_targets
 from streamworker.runtime.read.buffer import ByteBudget
 from streamworker.runtime.read.polling import fetcher_for
 from streamworker.runtime.resources import ResourceEnded, Resources
@@ -311,14 +309,8 @@ class Partitions:
         self, effect: StartRunner, log: BoundLogger, stack: AsyncExitStack
     ) -> OwnedOutbox:
         """Begin to forward what an earlier owner has left, and return where this owner's messages go."""
-        held_up = partial(self._hinder, "outbox", effect.partition)
-        targets = list({spec.name: spec for spec in (*self.streams.values(), *self.spec.targets)}.values())
-
-        async def opened() -> tuple[Source, Heads]:
-            # An owner before may have moved what waited for partitions that this worker takes for active.
-            await follow_targets(self.backend, targets)
-            return await self._forwarder.open(self.keys.outbox(effect.partition), held_up)
-
+        keys, held_up = self.keys.outbox(effect.partition), partial(self._hinder, "outbox", effect.partition)
+        opened = partial(self._forwarder.open, keys, held_up, [*self.streams.values(), *self.spec.targets])
         source, heads = await self._patiently(effect, log, "outbox_unreadable", opened)
         stack.callback(source.close)
         its = Routes(self.spec.into, self.settings.entry_bytes_max, self.streams), source, heads, effect

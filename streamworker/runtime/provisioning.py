@@ -1,6 +1,6 @@
 """Creates what a processor needs in Redis before its group can work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -14,9 +14,8 @@ from streamworker.redisio.data import maps, retention, schemas, streams
 from streamworker.redisio.data.ackedlog import log_schema
 from streamworker.redisio.data.retention import Retentions
 from streamworker.redisio.group import following
-from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by, map_in
+from streamworker.redisio.keys import GroupKeys, StreamKeys, declaration, declared_by
 from streamworker.redisio.wire.client import Backend
-from streamworker.redisio.wire.failures import all_answered
 
 
 async def provision_retention(
@@ -43,13 +42,6 @@ def _become(stream: StreamSpec, counts: tuple[int, ...]) -> bool:
     if has_grown := len(counts) > len(stream.placement.counts):
         stream.placement.become(*counts)
     return has_grown
-
-
-async def follow_targets(backend: Backend, streams: Sequence[StreamSpec]) -> None:
-    """Read the maps of some streams; raise BackendError if one cannot be read."""
-    asked = [("HGET", StreamKeys(stream.app, stream.name).meta, "partitions") for stream in streams]
-    for stream, counts in zip(streams, all_answered(await backend.pipeline(asked)), strict=True):
-        _become(stream, map_in(counts) if counts else ())
 
 
 async def _declare(

@@ -27,6 +27,7 @@ from streamworker.core.data.channel import AppendCode, AppendReply
 from streamworker.core.data.entries import EntryId
 from streamworker.core.data.outbox import Message, OutboxPosition, OutboxQueue, Standing, Target
 from streamworker.core.pauses import Pauses
+from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendError
 from streamworker.log import get_logger
 from streamworker.redisio.data import outbox
@@ -35,6 +36,7 @@ from streamworker.redisio.data.streams import slowest_group
 from streamworker.redisio.keys import OutboxKeys, StreamKeys
 from streamworker.redisio.wire.client import Backend
 from streamworker.runtime.durability import durability_of
+from streamworker.runtime.send.growth import follow_targets
 from streamworker.runtime.send.lanes import full_pauses
 from streamworker.runtime.signals import Signal
 from streamworker.runtime.telling import CountLost, tell_lost, warn
@@ -198,8 +200,12 @@ class Forwarder:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._to_delete = Signal()
 
-    async def open(self, keys: OutboxKeys, on_trouble: Callable[[str], None]) -> tuple[Source, outbox.Heads]:
+    async def open(
+        self, keys: OutboxKeys, on_trouble: Callable[[str], None], targets: Sequence[StreamSpec] = ()
+    ) -> tuple[Source, outbox.Heads]:
         """Begin with an outbox that this worker owns now; raise BackendError if it cannot be read."""
+        # An owner before may have moved what waited for partitions that this worker takes for active.
+        await follow_targets(self._server, targets)
         heads = await outbox.open_outbox(self._server, keys, self._durability)
         through = EntryId.parse(heads.last).ms if heads.last else 0
         source = Source(keys, self, through, on_trouble)

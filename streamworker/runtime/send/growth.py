@@ -26,8 +26,9 @@ from streamworker.declaring.specs import StreamSpec
 from streamworker.errors import BackendUnavailable, StreamworkerError
 from streamworker.log import get_logger
 from streamworker.redisio.data import maps
-from streamworker.redisio.keys import StreamKeys
+from streamworker.redisio.keys import StreamKeys, map_in
 from streamworker.redisio.wire.client import Backend
+from streamworker.redisio.wire.failures import all_answered
 from streamworker.runtime.send.lane import Batch, Encoded, Lane, Part, shared
 from streamworker.runtime.send.refusals import unreadable
 from streamworker.runtime.telling import warn
@@ -47,6 +48,14 @@ async def follow_map(backend: Backend, spec: StreamSpec) -> None:
         return
     if len(counts) > len(spec.placement.counts):
         spec.placement.become(*counts)
+
+
+async def follow_targets(backend: Backend, streams: Sequence[StreamSpec]) -> None:
+    """Take in the maps of some streams that have grown; raise BackendError if one cannot be read."""
+    asked = [("HGET", StreamKeys(stream.app, stream.name).meta, "partitions") for stream in streams]
+    for stream, counts in zip(streams, all_answered(await backend.pipeline(asked)), strict=True):
+        if counts and len(found := map_in(counts)) > len(stream.placement.counts):
+            stream.placement.become(*found)
 
 
 class StoredKeys:
