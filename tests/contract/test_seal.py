@@ -22,7 +22,7 @@ TOP = "18446744073709551615-18446744073709551615"
 async def seal(group: Group, map: str = "8+12") -> tuple[EntryId, list[bytes]]:
     """Seal the partition; return its last id before that, and the groups that are listed."""
     (reply,) = await group.backend.run_many(SEAL, [SEAL.at(GROUP, 0, map=map)])
-    code, last, names = reply
+    code, last, names, _ = reply
     assert code == b"OK"
     return EntryId.parse(last), names
 

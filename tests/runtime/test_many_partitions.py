@@ -52,6 +52,11 @@ async def test_a_worker_with_many_partitions_opens_few_connections_and_logs_its_
             with redis.Redis.from_url(redis_url) as client:
                 # Those that are not needed now stay open for a while.
                 names = [each["name"] for each in client.client_list()]
+
+            def has_told() -> bool:
+                return any(log["event"] == "partitions_started" for log in logs)
+
+            await wait_for_async(has_told, "the line comes a moment later")
     ours = [name for name in names if name.startswith("guest.")]
     assert any(":heartbeat:" in name for name in ours)
     assert 4 <= len(ours) <= 8, names
