@@ -72,7 +72,8 @@ class SimRunner:
             return
         if self.outgoing is not None and not self.outgoing.is_open:
             return
-        if world.has_timers:
+        # Later planned times are those of the partitions that follow; here no call would count.
+        if world.has_timers and self.partition >= world.server.placement.base:
             now_ms = world.server.partitions_ms
             found = due(TIMER, "all", self.tick, now_ms) if self.tick else Due(TIMER.upto(now_ms), False)
             if found is not None:
@@ -156,12 +157,13 @@ class SimRunner:
             self.worker.soon(self.begin)
 
     def witness(self) -> None:
-        """End if Redis has gone back behind what was committed, as the runtime's witness tells it.
+        """End if Redis has gone back behind what was committed or opened, as the runtime's witness tells it.
 
         A runner that has more to commit hears of it by its next commit.
         """
-        stands = self.worker.world.server.partitions[self.partition].checkpoint
-        if not (self.ended or self.busy) and self.checkpoint > stands:
+        its = self.worker.world.server.partitions[self.partition]
+        is_closed = its.waits and not self.must_open
+        if not (self.ended or self.busy) and (is_closed or self.checkpoint > its.checkpoint):
             self._end(ev.RunnerFenced(self.partition, self.epoch))
 
     def drain(self) -> None:

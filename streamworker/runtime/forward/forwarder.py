@@ -205,7 +205,7 @@ class Forwarder:
     ) -> tuple[Source, outbox.Heads]:
         """Begin with an outbox that this worker owns now; raise BackendError if it cannot be read."""
         # An owner before may have moved what waited for partitions that this worker takes for active.
-        await follow_targets(self._server, targets)
+        await follow_targets(self.backend, targets)
         heads = await outbox.open_outbox(self._server, keys, self._durability)
         through = EntryId.parse(heads.last).ms if heads.last else 0
         source = Source(keys, self, through, on_trouble)

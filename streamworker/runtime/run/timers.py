@@ -23,6 +23,8 @@ from streamworker.errors import BackendError
 from streamworker.redisio.data.state import RAN, RUN, Ran
 from streamworker.redisio.group.control import newest_id
 from streamworker.redisio.keys import TICK
+from streamworker.redisio.wire.failures import all_answered
+from streamworker.redisio.wire.info import ms_of
 from streamworker.runtime.clock import monotonic_ms
 from streamworker.runtime.forward.routing import Routed
 from streamworker.runtime.risks import HeldBack, Risks
@@ -176,9 +178,9 @@ class Timers:
     async def _look(self) -> bool:
         """Read the server's time, and return whether the partition takes nothing more."""
         committer, partition = self.commits.committer, self.commits.start.partition
-        counts, backend = committer.keys.counts(partition), committer.backend
-        self._ahead_ms = await backend.time_ms(counts) - monotonic_ms()
-        (sealed,) = await backend.execute("HMGET", counts, "sealed")
+        asked = [("HMGET", committer.keys.counts(partition), "sealed"), ("TIME",)]
+        (sealed,), time = all_answered(await committer.backend.pipeline(asked))
+        self._ahead_ms = ms_of(time) - monotonic_ms()
         return sealed is not None
 
     @property

@@ -98,6 +98,11 @@ class Partition:
         return [record for pair in self._stream(self.events_key).entries for record in records(pair)]
 
     @property
+    def waits(self) -> bool:
+        """Whether the group must be done with others before it handles anything here."""
+        return self._server.store.field(self.lock_key, b"from") is not None
+
+    @property
     def has_all_committed(self) -> bool:
         """Whether no record follows the checkpoint."""
         ids = self._stream(self.events_key).ids
