@@ -1,11 +1,13 @@
 """A stream grows on a Cluster, where each partition and its locks may be on another node."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import pytest
 
 from streamworker.core.data.placement import Placement
+from streamworker.errors import BackendUnavailable
 from streamworker.redisio.wire.client import Backend
 from streamworker.redisio.wire.durability import MEMORY
 from tests.chains import test_growth as chains
@@ -60,7 +62,11 @@ async def test_slots_move_at_each_step_of_a_growth(
                 for step in STEPS:
                     targets = {key: nodes.another_primary(nodes.primary_of(key)) for key in moved}
                     moving = asyncio.create_task(asyncio.to_thread(move, nodes, targets))
-                    await go_to(step, backend, after.live, MEMORY)
+                    while True:  # A slot that moves may refuse, and each step may be repeated.
+                        with contextlib.suppress(BackendUnavailable):
+                            await go_to(step, backend, after.live, MEMORY)
+                            break
+                        await asyncio.sleep(0.01)
                     await moving
             await shop.sends(50)
         await shop.all_handled()
