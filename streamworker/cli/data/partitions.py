@@ -28,7 +28,7 @@ from streamworker.tui.figures import duration, local_time
 
 COPIED_PER_S = 20_000
 """Keys of tables and state that a group copies in a second at least: 21,000 to 25,000 were measured of one
-process on a busy machine, and 160,000 of two workers."""
+process on a busy machine, and 121,000 of two workers."""
 ROUND_TRIPS, WAIT_MIN_MS = 4, 100
 """How often a growth asks all old partitions or the map between its first seal and the new map. Senders look
 at that from 20 ms on, and at least every 500 ms."""
