@@ -124,6 +124,8 @@ class Commits:
         """Records committed by this runner."""
         self.is_committing = False
         """Whether a commit is in flight."""
+        self.is_submitting = False
+        """Whether one waits to be in flight."""
         self.store_tries = partial(self.committer.store_tries, self.start)
         self.trims = Trims(self.settings.trim_interval_ms, self.settings.acked_entries_max)
         self.is_full = False
@@ -150,6 +152,7 @@ class Commits:
 
     async def submit(self, work: Work) -> None:
         """Start a commit after the previous one is done; without entries it is that of a timer."""
+        self.is_submitting = True
         batch, rows = work.packed, work.rows
         if batch is None and rows is not None:
             if rows.nbytes < ENCODE_IN_THREAD_BYTES:
@@ -188,7 +191,7 @@ class Commits:
             self._ticked = work.timer, work.state[work.timer] or b""
         if self.spans is not None:
             self._span = self.spans.commit(last, request.entries)
-        self.is_committing = True
+        self.is_committing, self.is_submitting = True, False
         if self.observer is not None:
             self._began_s = monotonic_s()
         answered, held_up = partial(self._answered, request, work), partial(self._held_up, request)

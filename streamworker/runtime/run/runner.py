@@ -153,7 +153,8 @@ class PartitionRunner:
     @property
     def is_at_end(self) -> bool:
         """Whether nothing is left to do here, as far as known, in a partition that takes nothing more."""
-        if self.commits.is_committing or self.intake.buffer.waiting:
+        # The call of a timer is done before its commit is, and nothing else shows that one is left.
+        if self.commits.is_submitting or self.commits.is_committing or self.intake.buffer.waiting:
             return False
         return self.intake.timers.are_through
 
