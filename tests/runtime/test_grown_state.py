@@ -196,7 +196,6 @@ async def test_a_table_is_read_where_it_is_while_its_stream_grows(redis_url: str
         await check()
         await grow(backend, 3)
         await check()
-        # One of the three is open, and the others are not.
         async with shop.workers("w1"):
             await removed(backend, 2, 3)
         await check()
