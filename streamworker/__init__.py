@@ -8,6 +8,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from streamworker.errors import (
+    ArchiveConflict,
+    ArchiveError,
+    ArchiveUnavailable,
     AuthenticationFailed,
     BackendError,
     BackendRefused,
@@ -24,6 +27,7 @@ from streamworker.errors import (
 if TYPE_CHECKING:
     from streamworker.app import App
     from streamworker.context import Context
+    from streamworker.core.data.archives import Archive
     from streamworker.core.data.entries import EntryId
     from streamworker.core.policies import DeadLetter, Halt, Policy, Retry, Skip
     from streamworker.core.protocols.claim.settings import Claim
@@ -42,6 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "App",
+    "Archive",
+    "ArchiveConflict",
+    "ArchiveError",
+    "ArchiveUnavailable",
     "AuthenticationFailed",
     "BackendError",
     "BackendRefused",
@@ -83,6 +91,7 @@ __version__: str
 _HOMES = {
     "app": ("App",),
     "context": ("Context",),
+    "core.data.archives": ("Archive",),
     "core.data.entries": ("EntryId",),
     "core.policies": ("DeadLetter", "Halt", "Policy", "Retry", "Skip"),
     "core.protocols.claim.settings": ("Claim",),

@@ -12,6 +12,9 @@
     │   ├── BackendUnavailable    Redis did not answer: the outcome of the call is unknown
     │   ├── BackendRefused        Redis refused the call
     │   └── AuthenticationFailed  Redis did not accept the user or password
+    ├── ArchiveError              an archive cannot be read or written as it is declared
+    │   ├── ArchiveUnavailable    its store did not answer or refused; the call may be repeated
+    │   └── ArchiveConflict       it holds other records than the stream, or lacks some: a person decides
     ├── DataLoss                  a reader of the acked log found rows missing or changed
     ├── SchemaChanged             a running query lacks a column that newer rows have
     ├── ProcessingError           a result or a table's value does not fit, or a policy gave up
@@ -94,6 +97,18 @@ class BackendRefused(BackendError):
 
 class AuthenticationFailed(BackendError):
     """Redis did not accept the user or password."""
+
+
+class ArchiveError(StreamworkerError):
+    """An archive cannot be read or written as it is declared."""
+
+
+class ArchiveUnavailable(ArchiveError):
+    """The store of an archive did not answer, or refused a call, which may be repeated."""
+
+
+class ArchiveConflict(ArchiveError):
+    """An archive holds other records than its stream, lacks some, or is another stream's."""
 
 
 class DataLoss(StreamworkerError):

@@ -49,10 +49,14 @@ MAY_IMPORT = {
     "context": {"core", "records"},
     "feed": {"core"},
     "declared": {"context", "core", "records"},
+    "archive": {"core", "records", "redisio", "declared"},
     "runtime": {
-        "core", "redisio", "records", "declared", "context", "feed", "settings", "log", "handlers", "release",
+        "archive", "core", "redisio", "records", "declared", "context", "feed", "settings", "log", "handlers",
+        "release",
     },
-    "spark": {"core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers"},
+    "spark": {
+        "archive", "core", "redisio", "records", "declared", "settings", "urls", "variables", "handlers",
+    },
     "declaring": {
         "context", "core", "declared", "feed", "records", "redisio", "runtime", "settings", "spark",
     },

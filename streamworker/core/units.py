@@ -2,7 +2,7 @@
 
 A duration is a number of seconds, a ``timedelta``, or text such as ``"10 seconds"``. A size is a number of
 bytes, or text such as ``"10 GB"``. ``"10 m"`` and ``"1 month"`` are refused: the first may be a minute or a
-month, and the second has no fixed length.
+month, and the second has no fixed length. A year has 365 days.
 """
 
 import math
@@ -33,6 +33,7 @@ _MS = {
         (3_600_000, "h hour hours"),
         (86_400_000, "d day days"),
         (604_800_000, "w week weeks"),
+        (31_536_000_000, "year years"),
     )
     for name in names.split()
 }
@@ -133,7 +134,14 @@ def duration_text(ms: int) -> str:
     >>> duration_text(604_800_000), duration_text(90_000), duration_text(86_400_000)
     ('7 days', '90 seconds', '1 day')
     """
-    units = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"), (1, "ms"))
+    units = (
+        (31_536_000_000, "year"),
+        (86_400_000, "day"),
+        (3_600_000, "hour"),
+        (60_000, "minute"),
+        (1_000, "second"),
+        (1, "ms"),
+    )
     each, name = next((unit for unit in units if ms and ms % unit[0] == 0), (1_000, "second"))
     return f"{ms // each} {name}{'' if name == 'ms' or ms == each else 's'}"
 

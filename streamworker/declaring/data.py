@@ -4,11 +4,13 @@ from collections.abc import Callable
 from types import UnionType
 from typing import Any, TypeVar, overload
 
+from streamworker.core.data.archives import COLUMNS, GROUP, Archive, ArchiveLike
 from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.rules import checked
 from streamworker.core.units import Duration, duration_ms
+from streamworker.declaring.options import ProcessorOptions
 from streamworker.declaring.registry import DeclaringApp
-from streamworker.declaring.specs import Codec, StreamSpec
+from streamworker.declaring.specs import Codec, FunctionMode, ProcessorSpec, StreamSpec
 from streamworker.declaring.stream import Stream
 from streamworker.declaring.table import Table
 from streamworker.errors import ConfigurationError
@@ -35,6 +37,7 @@ def stream(
     codec: Codec = "json",
     max_records: int | None = None,
     retention: RetentionLike | None = None,
+    archive: ArchiveLike | None = None,
     single_entries: bool = False,
     id_window: Duration = "24 hours",
     source: str | None = None,
@@ -65,6 +68,10 @@ def stream(
     retention
         How long entries stay after all groups have read them: ``"7 days"``, ``"10 GB"``, ``"1_000_000
         records"``, or a list of these, of which the first that is reached counts. None: no longer.
+    archive
+        Where all records go besides, for ever: a URL such as ``s3://lake/orders``, or an ``Archive``. Redis
+        keeps then what is not archived yet and what retention says; a group that lags behind that reads
+        the archive (docs: archive). It needs the extra ``archive``.
     validate
         Whether ``send`` checks that a record's fields have the declared types, which Python does not. A
         wrong one is a RecordError then, instead of an entry that its consumers cannot decode.
@@ -114,10 +121,13 @@ def stream(
         retention=None if retention is None else Retention.of(retention, "retention"),
         single_entries=single_entries,
         id_window_ms=duration_ms(id_window, "id_window", least_ms=1_000),
+        archive=None if archive is None else _archive(name, kind, Archive.of(archive)),
         source=_source(name, source, codec),
         validate=validate,
     )
     app.registry.streams[name] = made = Stream[T](app, spec)
+    if spec.archive is not None:
+        app.registry.archivers[name] = _archiver_of(spec)
     return made
 
 
@@ -171,6 +181,35 @@ def table(
     ttl_ms = 0 if ttl is None else duration_ms(ttl, "ttl", least_ms=1)
     app.registry.tables[name] = made = Table[Any, Any](app, name, TableForm(name, key, value), ttl_ms)
     return made
+
+
+def _archive(name: str, kind: RecordType, archive: Archive) -> Archive:
+    taken = [field.wire_name for field in kind.declared if field.wire_name in COLUMNS]
+    if archive.columns and taken:
+        raise ConfigurationError(
+            f"Stream {name!r} cannot be archived in columns: its record has a field {taken[0]!r}.",
+            remedy="Rename the field, or write archive=Archive(url, columns=False).",
+        )
+    return archive
+
+
+def _archiver_of(stream: StreamSpec) -> ProcessorSpec:
+    """Return the group that archives a stream: workers join it as any other, and it calls no function."""
+
+    async def nothing() -> None: ...
+
+    return ProcessorSpec(
+        name=GROUP,
+        stream=stream,
+        function=nothing,
+        options=ProcessorOptions(name=GROUP, forward=False),
+        mode=FunctionMode.ARCHIVE,
+        is_async=True,
+        takes_context=False,
+        batch=1,
+        forward=False,
+        output=None,
+    )
 
 
 def _source(name: str, source: object, codec: object) -> str:

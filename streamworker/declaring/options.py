@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypedDict
 
+from streamworker.core.data.archives import Archive, ArchiveLike
 from streamworker.core.data.retention import Retention, RetentionLike
 from streamworker.core.policies import Errors, Policies
 from streamworker.core.rules import keep_kinds
@@ -29,6 +30,7 @@ class ProcessorOptions:
     forward: bool | None = None
     output: type | None = None
     log_retention: RetentionLike | None = None
+    log_archive: ArchiveLike | None = None
     log_metadata: bool = False
     concurrency: int = 1
     ordered_by: OrderedBy = "key"
@@ -54,6 +56,11 @@ class ProcessorOptions:
         """How long rows of the acked log stay after all readers have read them."""
         return None if self.log_retention is None else Retention.of(self.log_retention, "log_retention")
 
+    @cached_property
+    def archive_of_log(self) -> Archive | None:
+        """Where the acked log is archived."""
+        return None if self.log_archive is None else Archive.of(self.log_archive)
+
 
 keep_kinds("Processor", ProcessorOptions.__annotations__, concurrency=(1, CONCURRENCY_MAX))
 
@@ -70,6 +77,7 @@ class Options(TypedDict, total=False):
     forward: bool | None
     output: type | None
     log_retention: RetentionLike | None
+    log_archive: ArchiveLike | None
     log_metadata: bool
     concurrency: int
     ordered_by: OrderedBy

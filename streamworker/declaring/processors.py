@@ -215,6 +215,8 @@ def processor(
     log_retention
         How long rows of the acked log stay after all readers have read them; see ``retention`` of a stream.
         A log without any reader keeps a day if None.
+    log_archive
+        Where rows of the acked log go besides, for ever: a URL, or an ``Archive`` (docs: archive).
     log_metadata
         Whether the acked log keeps, beside each row, the key, the time and the headers of the record that it
         was made of, which Spark shows as ``_key``, ``_sent_at`` and ``_headers``. For a function that takes
@@ -284,6 +286,7 @@ def processor(
 
     def bind(function: Callable[P, R]) -> Processor[P, R]:
         declared = app.registry
+        _ = told.archive_of_log
         spec = describe(function, stream.spec, told, into=specs_of(into), resources=declared.resources)
         declared.check_new(
             "processors", spec.name, "Give one of them another name: @app.processor(..., name=...)."

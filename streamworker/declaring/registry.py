@@ -4,6 +4,7 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from streamworker.core.data.archives import GROUP
 from streamworker.declaring.middleware import Layer
 from streamworker.declaring.parameters import Resource
 from streamworker.declaring.specs import TIMERS_STREAM, PipelineSpec, ProcessorSpec
@@ -23,6 +24,8 @@ class Registry:
         self.streams: dict[str, Stream[Any]] = {}
         self.tables: dict[str, Table[Any, Any]] = {}
         self.processors: dict[str, ProcessorSpec] = {}
+        self.archivers: dict[str, ProcessorSpec] = {}
+        """The groups that archive streams, by the stream."""
         self.timers: ProcessorSpec | None = None
         """The group whose owner of the one partition runs the app's timers; the specification of a processor
         has its own."""
@@ -33,8 +36,8 @@ class Registry:
 
     @property
     def groups(self) -> list[ProcessorSpec]:
-        """What workers run: the processors, and the group of the app's timers if there are any."""
-        return [*self.processors.values(), *filter(None, (self.timers,))]
+        """What workers run: processors, archivers, and the group of the app's timers if there are any."""
+        return [*self.processors.values(), *self.archivers.values(), *filter(None, (self.timers,))]
 
     def keep(self, spec: ProcessorSpec) -> None:
         """Keep a group, or what has become of it."""
@@ -55,6 +58,11 @@ class Registry:
 
     def check_new(self, kind: Kind, name: str, remedy: str = "Give one of them another name.") -> None:
         """Raise ConfigurationError if the app has declared one of this name before."""
+        if (kind, name) == ("processors", GROUP):
+            raise ConfigurationError(
+                f"No processor may be named {GROUP!r}: it is the name of the group that archives a stream.",
+                remedy="Give it another name: @app.processor(..., name=...).",
+            )
         if name in getattr(self, kind) or (kind, name) == ("streams", TIMERS_STREAM):
             raise ConfigurationError(f"App {self.app!r} has two {kind} named {name!r}.", remedy=remedy)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
+from streamworker.core.data.archives import Archive
 from streamworker.core.data.placement import Placement, canonical_key
 from streamworker.core.data.retention import Retention
 from streamworker.core.data.schedules import Missed, PlannedTimes, When
@@ -38,6 +39,8 @@ class FunctionMode(Enum):
     """One call for each list of records, or for their columns."""
     STREAM = "stream"
     """One call for each partition; the function iterates over the records itself."""
+    ARCHIVE = "archive"
+    """No call: the records go to the stream's archive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,7 @@ class StreamSpec:
     codec: Codec
     records_max: int
     retention: Retention | None = None
+    archive: Archive | None = None
     has_records: bool = True
     """Whether it can hold any; the stream of an app's timers cannot."""
     validate: bool = True

@@ -153,6 +153,19 @@ class Entries(Sequence[Entry]):
             return self
         return self[position.seq - self.id_at(0).seq + 1 :]
 
+    def runs(self) -> Iterator[tuple[int, int, Any]]:
+        """Yield the records of each entry: index of the first, their number, and the entry.
+
+        The entry is its names and values, or the ``Pack`` or ``NumberedRows`` that it is read as. Of a pack
+        the records may be a part.
+        """
+        index, count = 0, len(self._ids)
+        while index < count:
+            flat, place = self._flats[index], self._ids[index]
+            n = min(flat.count - place, count - index) if isinstance(place, int) else 1
+            yield index, n, flat
+            index += n
+
     def each_headers(self) -> Iterator[Mapping[bytes, bytes]]:
         """Yield the headers of each record, and create no :class:`Entry` for it."""
         for place, flat in zip(self._ids, self._flats, strict=True):

@@ -71,6 +71,7 @@ class RegistryView(Protocol):
 
     streams: dict[str, Any]
     processors: dict[str, ProcessorSpec]
+    archivers: dict[str, ProcessorSpec]
     middleware: list[Layer]
 
     @property
@@ -140,7 +141,7 @@ class Worker:
             )
         app.load()
         self._specs = _chosen(app, processors)
-        read = {spec.stream.name for spec in app.registry.processors.values()}
+        read = {spec.stream.name for spec in app.registry.groups}
         streams = [stream.spec for name, stream in app.registry.streams.items() if name not in read]
         self._unread: list[StreamSpec] = [spec for spec in streams if spec.retention]
         self._resources = Resources(
@@ -371,8 +372,12 @@ def _chosen(app: Application, names: Sequence[str] | None) -> list[ProcessorSpec
             f"App {app.name!r} has no processors and no timers.",
             remedy="Declare one with @app.processor(stream).",
         )
+    chosen = app.registry.chosen(names)
+    read = {spec.stream.name for spec in chosen}
+    # With chosen processors also those archivers whose streams they read.
+    archivers = [its for its in app.registry.archivers.values() if not names or its.stream.name in read]
     timers = [spec for spec in app.registry.groups if not spec.stream.has_records]
-    return [*app.registry.chosen(names), *timers]
+    return [*chosen, *archivers, *timers]
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,0 +1,362 @@
+"""A segment: the records of one partition between two ids, as one Parquet object.
+
+    ============  ============================  =========================================================
+    ``_time``     timestamp in ms, UTC          the milliseconds of the record's id
+    ``_seq``      int64                         the sequence number of its id
+    ``_headers``  map of texts to bytes         null without headers
+    ``_payload``  bytes                         the record as it is encoded; null where ``_entry`` is set,
+                                                and with ``codec="arrow"``
+    ``_entry``    list of names and values      an entry that is no plain record, as Redis had it; an empty
+                                                list is one of its records but the last
+    ...           as the record's type          its fields; null if the record cannot be read
+    ============  ============================  =========================================================
+
+So DuckDB, Polars, pandas and Spark read a directory as it is, and a worker reads again what Redis held: the
+same ids, headers and payloads in the same order. What cannot be decoded is archived as it is, and fails again
+then. Only the packing of records into entries may differ. Each segment is one row group: several take a third
+more bytes and a third more time to read (measured).
+"""
+
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from streamworker.core.data.archives import COLUMNS, Footer
+from streamworker.core.data.entries import Entry, EntryId
+from streamworker.errors import ArchiveConflict, ConfigurationError, DecodeError
+from streamworker.records.entries import Entries
+from streamworker.records.packs import _BINARY, FIRST, HEADER_PREFIX, Pack, msgpack_array
+from streamworker.records.rows import NumberedRows
+
+Packing = Literal["", "json", "msgpack", "arrow", "binary"]
+
+META = pa.schema(
+    [
+        pa.field("_time", pa.timestamp("ms", "UTC"), nullable=False),
+        pa.field("_seq", pa.int64(), nullable=False),
+        pa.field("_headers", pa.map_(pa.string(), pa.binary())),
+        pa.field("_payload", pa.binary()),
+        pa.field("_entry", pa.list_(pa.struct([("name", pa.binary()), ("value", pa.binary())]))),
+    ]
+)
+PREFIX = "sw."
+"""Of the keys of the footer's metadata."""
+LEVEL = 3
+"""Of zstd."""
+RUN_RECORDS = 500
+"""How many records a replayed entry holds at most."""
+RUN_ROWS = 8_000
+"""How many rows a replayed entry of columns holds at most."""
+_PART: list[Any] = []
+"""``_entry`` of a record that belongs to an entry which stands at a later record."""
+
+Columns = Callable[[Entries], "pa.RecordBatch | None"]
+"""Makes the columns of some records, with null where one cannot be read; None for no columns."""
+
+
+def table_of(
+    entries: Entries,
+    packing: Packing,
+    columns: Columns | None,
+    batch_of: Callable[[Entry], pa.RecordBatch] | None = None,
+) -> pa.Table:
+    """Return the rows of a segment for some records.
+
+    ``columns`` makes the columns of records that are no rows already; ``batch_of`` reads an entry of rows.
+    """
+    is_valid = _checks.get(packing)
+    ids = _Ids()
+    headers: list[Any] = []
+    payloads: list[bytes | None] = []
+    raw: list[Any] = []
+    made: list[pa.RecordBatch] = []
+    plain = 0
+    """How many records before this one have no columns yet."""
+
+    def columns_up_to(index: int) -> None:
+        nonlocal plain
+        if columns is not None and plain < index:
+            found = columns(entries[plain:index])
+            if found is not None:
+                made.append(found)
+        plain = index
+
+    for index, n, origin in entries.runs():
+        if isinstance(origin, NumberedRows):
+            entry = entries[index]
+            n = origin.last.seq - origin.first.seq + 1 - origin.start
+            ids.add(origin.first.ms, origin.first.seq + origin.start, n)
+            rows = _rows_in(entry, batch_of)
+            columns_up_to(index)
+            plain = index + 1
+            headers += [None] * n
+            payloads += [None] * n
+            raw += [None] * n if rows is not None else [*[_PART] * (n - 1), _as_it_is(origin)]
+            made.append(_nulls(n) if rows is None else rows)
+            continue
+        first = entries.id_at(index)
+        ids.add(first.ms, first.seq, n)
+        if isinstance(origin, Pack):
+            start = first.seq - origin.first.seq
+            found = _payloads_in(origin, start, start + n, packing)
+            if found is None:
+                payloads += [None] * n
+                headers += [None] * n
+                is_last = start + n == origin.count
+                raw += [*[_PART] * (n - is_last), *[_as_it_is(origin.flat)] * is_last]
+                continue
+            payloads += found
+            raw += [None] * n
+            its = origin.headers[start : start + n] if origin.has_headers else [None] * n
+            headers += [list(each.items()) if each else None for each in its]
+        elif (alone := _plain(origin)) is not None and (is_valid is None or is_valid(alone[0])):
+            payloads.append(alone[0])
+            headers.append(alone[1])
+            raw.append(None)
+        else:
+            payloads.append(None)
+            headers.append(None)
+            raw.append(_as_it_is(origin))
+    columns_up_to(len(entries))
+    times, seqs = ids.arrays()
+    its_arrays = [
+        times,
+        seqs,
+        _array(headers, META.field("_headers").type),
+        pa.array(payloads, pa.binary()),
+        _array(raw, META.field("_entry").type),
+    ]
+    table = pa.Table.from_arrays(its_arrays, schema=META)
+    if not made:
+        return table
+    more = pa.concat_tables([pa.Table.from_batches([each]) for each in made], promote_options="default")
+    for name in more.schema.names:
+        field = more.schema.field(name)
+        table = table.append_column(pa.field(name, field.type, nullable=True), more[name])
+    return table
+
+
+class _Ids:
+    """The ids of runs of records, without an object for each record."""
+
+    def __init__(self) -> None:
+        self._runs: list[tuple[int, int, int]] = []
+
+    def add(self, ms: int, seq: int, n: int) -> None:
+        if ms >= 2**63 or seq + n >= 2**63:
+            raise ArchiveConflict(
+                f"Record {ms}-{seq} has an id above 2**63, which no segment can hold.",
+                remedy="Another program chose the id. Delete the entry, or end the archive of the stream.",
+            )
+        self._runs.append((ms, seq, n))
+
+    def arrays(self) -> tuple[pa.Array, pa.Array]:
+        ms: list[int] = []
+        seqs: list[int] = []
+        for its_ms, seq, n in self._runs:
+            ms += [its_ms] * n
+            seqs += range(seq, seq + n)
+        return pa.array(ms, pa.int64()).cast(META.field("_time").type), pa.array(seqs, pa.int64())
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    return pa.array(values, kind) if any(each is not None for each in values) else pa.nulls(len(values), kind)
+
+
+def _nulls(n: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_struct_array(pa.nulls(n, pa.struct([])))
+
+
+def _as_it_is(flat: Sequence[bytes]) -> list[dict[str, bytes]]:
+    return [{"name": name, "value": value} for name, value in zip(flat[::2], flat[1::2], strict=True)]
+
+
+def _payloads_in(pack: Pack, start: int, end: int, packing: Packing) -> Sequence[bytes] | None:
+    try:
+        raws = pack.raws[start:end]
+        _ = pack.headers if pack.has_headers else ()
+    except DecodeError:
+        return None
+    if (packing == "json") != (raws[0][0] < 0x80):  # A record in msgpack is no text.
+        return None
+    if raws[0][:1] in _BINARY:
+        return [pack.fields_of(index)[b"v"] for index in range(start, end)]
+    return raws
+
+
+def _check_of(decoder: Any) -> Callable[[bytes], bool]:
+    """Return what tells whether a payload may stand in an array with others."""
+
+    def is_valid(payload: bytes) -> bool:
+        try:
+            decoder.decode(payload)
+        except ValueError:
+            return False
+        return True
+
+    return is_valid
+
+
+_checks = {
+    "json": _check_of(msgspec.json.Decoder(msgspec.Raw)),
+    "msgpack": _check_of(msgspec.msgpack.Decoder(msgspec.Raw)),
+}
+
+
+def _plain(flat: Sequence[bytes]) -> tuple[bytes, Any] | None:
+    """Return payload and headers of an entry that is a plain record; None of another."""
+    if not flat or flat[0] != b"v":
+        return None
+    if len(flat) == 2:
+        return flat[1], None
+    names = flat[2::2]
+    if not all(name.startswith(HEADER_PREFIX) for name in names) or len(set(names)) < len(names):
+        return None
+    try:
+        its = [name[len(HEADER_PREFIX) :].decode() for name in names]
+    except UnicodeDecodeError:
+        return None
+    return flat[1], list(zip(its, flat[3::2], strict=True))
+
+
+def _rows_in(entry: Entry, batch_of: Callable[[Entry], pa.RecordBatch] | None) -> pa.RecordBatch | None:
+    try:
+        return None if batch_of is None else batch_of(entry)
+    except Exception:  # noqa: BLE001 - whatever cannot be read is archived as it is
+        return None
+
+
+# -- as Parquet ------------------------------------------------------------------------------
+
+
+def encoded(table: pa.Table, footer: Footer) -> bytes:
+    """Return a segment as bytes."""
+    sink = io.BytesIO()
+    own = [name for name in table.schema.names if name not in COLUMNS]
+    encodings = dict.fromkeys(("_time", "_seq", "_offset"), "DELTA_BINARY_PACKED")
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        compression_level=LEVEL,
+        use_dictionary=[name for name in own if name not in encodings],
+        column_encoding={name: how for name, how in encodings.items() if name in table.schema.names},
+        write_page_index=True,
+    ) as writer:
+        writer.write_table(table, row_group_size=max(1, table.num_rows))
+        writer.add_key_value_metadata({PREFIX + name: value for name, value in footer.fields().items()})
+    return sink.getvalue()
+
+
+def footer_in(tail: bytes, name: str) -> Footer:
+    """Return the footer of a segment from its end; raise ArchiveConflict if it has none."""
+    try:
+        found = pq.read_metadata(io.BytesIO(tail)).metadata or {}
+        fields = {key.decode(): value.decode() for key, value in found.items()}
+        return Footer.of({k.removeprefix(PREFIX): v for k, v in fields.items() if k.startswith(PREFIX)})
+    except (pa.ArrowException, OSError, KeyError, ValueError, ConfigurationError) as error:
+        raise ArchiveConflict(
+            f"{name} is no segment: {' '.join(str(error).split())[:200]}",
+            remedy="Restore it from the store's versions, or remove it if another program put it there.",
+        ) from None
+
+
+def opened(body: bytes, name: str) -> tuple[pq.ParquetFile, Footer]:
+    """Return a segment to read, and its footer; raise ArchiveConflict if it is none."""
+    footer = footer_in(body, name)
+    return pq.ParquetFile(pa.BufferReader(body)), footer
+
+
+def ids_above(table: pa.Table, position: EntryId) -> pa.ChunkedArray:
+    """Return for each row of a table whether its id is above a position."""
+    ms = table["_time"].cast(pa.int64())
+    return pc.or_(
+        pc.greater(ms, position.ms),
+        pc.and_(pc.equal(ms, position.ms), pc.greater(table["_seq"], position.seq)),
+    )
+
+
+# -- as entries ------------------------------------------------------------------------------
+
+
+def entries_in(
+    table: pa.Table, packing: Packing, fields_of: Callable[[pa.RecordBatch], dict[bytes, bytes]] | None = None
+) -> Entries:
+    """Return records of a segment as Redis would return them; ``fields_of`` makes an entry of rows."""
+    return Entries.of([*_reply(table, packing, fields_of)])
+
+
+def _reply(
+    table: pa.Table, packing: Packing, fields_of: Callable[[pa.RecordBatch], dict[bytes, bytes]] | None
+) -> Iterator[list[Any]]:
+    count = table.num_rows
+    ms = table["_time"].combine_chunks().cast(pa.int64()).to_numpy()
+    seqs = table["_seq"].combine_chunks().to_numpy()
+    raw = table["_entry"]
+    raws = None if raw.null_count == count else raw.to_pylist()
+    heads = table["_headers"]
+    headers = None if heads.null_count == count else heads.to_pylist()
+    payloads = table["_payload"].combine_chunks()
+    own = table.select([name for name in table.schema.names if name not in COLUMNS])
+    breaks = ((ms[1:] != ms[:-1]) | (seqs[1:] != seqs[:-1] + 1)).nonzero()[0] + 1
+    edges = [0, *breaks.tolist(), count] if count else []
+    most = RUN_ROWS if packing == "arrow" else RUN_RECORDS
+    for start, end in pairwise(edges):
+        at = start
+        while at < end:
+            if raws is not None and raws[at] is not None:
+                if raws[at]:
+                    flat = [part for each in raws[at] for part in (each["name"], each["value"])]
+                    yield [b"%d-%d" % (ms[at], seqs[at]), flat]
+                at += 1
+                continue
+            stop = min(at + most, end)
+            if raws is not None:
+                stop = next((i for i in range(at, stop) if raws[i] is not None), stop)
+            if headers is not None and packing != "arrow":
+                stop = at + 1
+            first, n = (int(ms[at]), int(seqs[at])), stop - at
+            if packing == "arrow":
+                if fields_of is None:
+                    raise DecodeError("Rows of an archive are read without their type.")
+                batch = own.slice(at, n).combine_chunks().to_batches()[0]
+                yield _rows_entry(first, n, fields_of(batch))
+            elif n == 1 or not packing:
+                for index in range(at, stop):
+                    flat = [b"v", payloads[index].as_py()]
+                    for name, value in (headers[index] or ()) if headers is not None else ():
+                        flat += (HEADER_PREFIX + name.encode(), value)
+                    yield [b"%d-%d" % (ms[index], seqs[index]), flat]
+            else:
+                yield _pack_entry(first, n, payloads.slice(at, n), packing)
+            at = stop
+
+
+def _pack_entry(first: tuple[int, int], n: int, payloads: pa.Array, packing: Packing) -> list[Any]:
+    if packing == "json":
+        joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, n], pa.int32()), payloads), b",")
+        value = b"[%b]" % joined[0].as_py()
+    elif packing == "binary":
+        from streamworker.records.packs import as_binary
+
+        value = msgpack_array(n) + b"".join(as_binary(payloads.to_pylist()))
+    else:
+        value = msgpack_array(n) + b"".join(payloads.to_pylist())
+    ms, seq = first
+    flat = [FIRST, b"%d-%d" % (ms, seq), b"extra", b"0", b"n", b"%d" % n, b"codec", b"none"]
+    flat += [b"size", b"%d" % len(value), b"crc", b"%d" % zlib.crc32(value), b"v", value]
+    return [b"%d-%d" % (ms, seq + n - 1), flat]
+
+
+def _rows_entry(first: tuple[int, int], n: int, fields: dict[bytes, bytes]) -> list[Any]:
+    ms, seq = first
+    flat = [FIRST, b"%d-%d" % (ms, seq), b"extra", b"0"]
+    flat += [part for pair in fields.items() for part in pair]
+    return [b"%d-%d" % (ms, seq + n - 1), flat]

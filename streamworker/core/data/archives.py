@@ -1,0 +1,194 @@
+"""An archive: what a user declares of it, how its segments are named, and what their chain says.
+
+A segment holds the records of one partition between two ids. Its name is the id after which it begins, so the
+name of the next one follows from the chain alone, and the store takes a name once. So each link is made once,
+whoever tries, and there is neither a manifest nor a lock. Of an acked log, whose ids count rows, the id is
+``rows-0``.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, Self
+
+from streamworker.core.data.entries import EntryId
+from streamworker.core.units import Duration, Size, duration_ms, duration_text, size_bytes, size_text
+from streamworker.errors import ConfigurationError
+
+GROUP = "archive"
+"""The name of the group, and of the reader of acked logs, that archives; no processor may have it."""
+IDENTITY = "_stream.json"
+"""The object that says whose archive it is."""
+COLUMNS = ("_time", "_seq", "_headers", "_payload", "_entry")
+"""The columns of a segment beside those of the record."""
+
+_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file", "memory")
+_NAME = re.compile(r"partition=(\d{1,9})/(\d{20})-(\d{20})\.parquet")
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where a stream or an acked log is archived, and how.
+
+    Parameters
+    ----------
+    url
+        ``s3://bucket/path``, ``gs://``, ``az://``, or a folder. Credentials come from the environment
+        (``AWS_*``, ``GOOGLE_*``, ``AZURE_*``), never from the URL.
+    every
+        How old the oldest record of a partition gets before a segment is written.
+    size
+        How much of a partition waits at most before a segment is written, in bytes of the records.
+    after
+        Nothing younger is archived: what a failover loses in that time is lost in both.
+    columns
+        Whether a segment has the record's fields as columns beside its payload.
+    keep
+        How long segments stay; None for ever. See ``streamworker archive expire``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the URL has no scheme that is known, or a duration or size is none.
+
+    Examples
+    --------
+    >>> str(Archive("s3://lake/orders", keep="2 years"))
+    's3://lake/orders every 10 minutes or 64 MB, after 1 minute, kept 2 years'
+    """
+
+    url: str
+    every: Duration = "10 minutes"
+    size: Size = "64 MB"
+    after: Duration = "1 minute"
+    columns: bool = True
+    keep: Duration | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.every_ms, self.size_bytes, self.after_ms, self.keep_ms
+        if not self.url:
+            raise ConfigurationError(f"archive={self.url!r} is no URL.", remedy=_URLS)
+        scheme, has_scheme, rest = self.url.partition("://")
+        if has_scheme and (scheme not in _SCHEMES or not rest):
+            raise ConfigurationError(f"archive={self.url!r} is of no store that is known.", remedy=_URLS)
+        if has_scheme and "@" in rest.partition("/")[0]:
+            raise ConfigurationError(
+                "archive= has credentials in its URL.", remedy="Put them into the environment: AWS_*."
+            )
+
+    @classmethod
+    def of(cls, value: "Archive | str") -> "Archive":
+        """Return an archive from what a user wrote: an archive, or its URL."""
+        return value if isinstance(value, Archive) else cls(value)
+
+    @property
+    def every_ms(self) -> int:
+        """``every`` in ms."""
+        return duration_ms(self.every, "every", least_ms=100)
+
+    @property
+    def size_bytes(self) -> int:
+        """``size`` in bytes."""
+        return size_bytes(self.size, "size")
+
+    @property
+    def after_ms(self) -> int:
+        """``after`` in ms."""
+        return duration_ms(self.after, "after")
+
+    @property
+    def keep_ms(self) -> int | None:
+        """``keep`` in ms; None for ever."""
+        return None if self.keep is None else duration_ms(self.keep, "keep", least_ms=1_000)
+
+    def __str__(self) -> str:
+        kept = "" if self.keep_ms is None else f", kept {duration_text(self.keep_ms)}"
+        often = f"every {duration_text(self.every_ms)} or {size_text(self.size_bytes)}"
+        return f"{self.url} {often}, after {duration_text(self.after_ms)}{kept}"
+
+
+_URLS = "Write s3://bucket/path, gs://bucket/path, az://container/path, or a folder."
+
+ArchiveLike = Archive | str
+"""An ``Archive``, or its URL."""
+
+
+def name_of(partition: int, after: EntryId) -> str:
+    """Return the name of the segment of a partition that begins after an id.
+
+    >>> name_of(3, EntryId(1795876651099, 17))
+    'partition=3/00000001795876651099-00000000000000000017.parquet'
+    """
+    return f"partition={partition}/{after.ms:020d}-{after.seq:020d}.parquet"
+
+
+def after_of(name: str) -> EntryId | None:
+    """Return the id after which a segment begins, by its name; None for an object of somebody else."""
+    found = _NAME.fullmatch(name)
+    return EntryId(int(found[2]), int(found[3])) if found else None
+
+
+class Footer(NamedTuple):
+    """What a segment says of itself."""
+
+    after: EntryId
+    """The last record before the segment, which its name says, too."""
+    first: EntryId
+    last: EntryId
+    """Its first and its last record; also after records were erased."""
+    records: int
+    """Records in it."""
+    total: int
+    """Records that the stream ever had up to ``last``."""
+    owner: str
+    epoch: int
+    """Who wrote it."""
+    log: str = ""
+    """Of an acked log its identity; an archive of another one is no part of it."""
+    erased: int = 0
+    """Records that were erased from it."""
+
+    def fields(self) -> dict[str, str]:
+        """Return it as texts."""
+        return {name: str(value) for name, value in self._asdict().items()}
+
+    @classmethod
+    def of(cls, fields: Mapping[str, str]) -> Self:
+        """Return it from its texts; raises ConfigurationError, KeyError or ValueError for others."""
+        after, first, last = (EntryId.parse(fields[name]) for name in ("after", "first", "last"))
+        records, total = int(fields["records"]), int(fields["total"])
+        its = fields["owner"], int(fields["epoch"]), fields.get("log", ""), int(fields.get("erased", "0"))
+        return cls(after, first, last, records, total, *its)
+
+
+class Broken(NamedTuple):
+    """Where a chain has no next link."""
+
+    end: EntryId
+    """The last record before the gap."""
+    begins: EntryId
+    """The id after which the next segment begins."""
+
+
+def gap_in(links: Sequence[Footer]) -> Broken | None:
+    """Return the first place where segments, in order, do not follow each other; None if all do.
+
+    >>> two = Footer(EntryId(0, 0), EntryId(1, 0), EntryId(5, 0), 2, 2, "", 0)
+    >>> gap_in([two, Footer(EntryId(7, 0), EntryId(8, 0), EntryId(9, 0), 1, 3, "", 0)])
+    Broken(end=EntryId(ms=5, seq=0), begins=EntryId(ms=7, seq=0))
+    """
+    for before, link in pairwise(links):
+        if before.last != link.after:
+            return Broken(before.last, link.after)
+    return None
+
+
+def start_in(afters: Sequence[EntryId], position: EntryId) -> int | None:
+    """Return which of some segments, in order, has the record after a position; None if none can have it.
+
+    >>> start_in([EntryId(5, 0), EntryId(9, 0)], EntryId(7, 3)), start_in([EntryId(5, 0)], EntryId(4, 0))
+    (0, None)
+    """
+    at = [index for index, after in enumerate(afters) if after <= position]
+    return at[-1] if at else None
