@@ -70,8 +70,8 @@ INSIDE = {
     "redisio": ("keys", "scripts", "wire", "group", "data", "admin", "snapshot"),
     "runtime": (
         "clock", "telling", "signals", "meters", "observing", "connecting", "durability", "provisioning",
-        "risks", "read", "send", "tracing", "forward", "run", "resources", "watch", "listener", "partitions",
-        "group", "worker",
+        "archive", "risks", "read", "send", "tracing", "forward", "run", "resources", "watch", "listener",
+        "partitions", "group", "worker",
     ),
     "spark": ("source", "pyspark_streamworker", "driver"),
     "declaring": (
